@@ -101,6 +101,8 @@ def add_options(parser: argparse.ArgumentParser, config_type: type, only: Collec
         common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
         if field.default is False:
             common["action"] = "store_true"
+        elif spec.yes_or_no:
+            common["action"] = argparse.BooleanOptionalAction
         else:
             common |= {"type": _parse_with(spec), "metavar": spec.metavar or field.name.upper()}
             if spec.choices is not None:
@@ -162,6 +164,8 @@ def words_of(values: Any, config_type: type) -> list[str]:
         value, flag = getattr(values, field.name), spellings(field.name, spec)[0][0]
         if field.default is False:
             words += [flag] if value else []
+        elif spec.yes_or_no:
+            words += [] if value is None else [flag if value else f"--no-{flag[2:]}"]
         elif spec.many:
             words += [flag, *value] if value else []
         elif value is not None:

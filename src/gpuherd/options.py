@@ -27,6 +27,7 @@ class Option:
         metavar: the word for the value in ``--help``.
         many: takes one word or more (``--gpu-list 0 1 2``), giving a tuple.
         alone: the word that is meant where the flag stands without one (``--lora``, ``--lora 8``).
+        yes_or_no: True by ``--name``, False by ``--no-name``, and the default where neither is given.
         group: the heading under which ``--help`` lists it.
     """
 
@@ -38,6 +39,7 @@ class Option:
     metavar: str | None = None
     many: bool = False
     alone: str | None = None
+    yes_or_no: bool = False
     group: str = "options"
 
 
@@ -52,6 +54,7 @@ def option(
     metavar: str | None = None,
     many: bool = False,
     alone: str | None = None,
+    yes_or_no: bool = False,
     group: str = "options",
 ) -> Any:
     """A dataclass field with its command-line spelling. Boolean fields with default False become plain flags."""
@@ -64,6 +67,7 @@ def option(
         metavar=metavar,
         many=many,
         alone=alone,
+        yes_or_no=yes_or_no,
         group=group,
     )
     if default is MISSING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
 import sys
 import termios
 import threading
@@ -165,3 +166,39 @@ def test_what_has_not_begun_in_time_is_taken_back(cluster: Cluster) -> None:
     handles = cluster.orders.handles()
     # It was told so before we left, and does it in a moment.
     wait_until(lambda: {cluster.orders.state.parcel(each).get("end") for each in handles} <= {"cancelled"})
+
+
+_STUCK = """
+import time
+from gpuherd.batch.elsewhere import follow
+from gpuherd.batch.foreground import RunOptions
+from gpuherd.jobs.handover import opening
+
+class Stuck:
+    name, look_s, chains, remembers_s = "ray", 1.0, False, 60.0
+    def check(self, wanted):
+        print("asked", flush=True)
+        time.sleep(1000)
+    def close(self):
+        time.sleep(1000)
+
+opening.make = lambda options: Stuck()
+follow(RunOptions(engine="ray"), ["true"], lambda text: print(text, flush=True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED)]
+)
+def test_a_second_ctrl_c_leaves_at_once_where_the_cluster_does_not_answer(
+    state: Path, number: signal.Signals, code: ExitCode
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", _STUCK], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asked\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == "ending it\n"
+        process.send_signal(number)
+        assert process.stdout.readline().startswith("leaving at once; if ray does not answer, the job may still run")
+        assert process.wait() == code
+    assert list(state.iterdir()) == []

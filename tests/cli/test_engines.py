@@ -295,6 +295,26 @@ def test_so_does_one_on_this_machine(model: Path, tmp_path: Path, capsys: pytest
     assert told["never"] and told["engine"] == "local" and told["gpus"] == []
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["esd", "--single-model=m"],
+        ["generate", "--model=m", "--dataset=trivia_qa"],
+        ["judge", "run", "m"],
+        ["score", "run"],
+        ["posttrain"],
+        ["train", "--config=config.yaml"],
+    ],
+)
+def test_processes_that_srun_starts_are_refused_where_a_job_starts_its_own(
+    words: list[str], training: Path, cluster: Cluster
+) -> None:
+    for option in ("--ntasks-per-node=2", "--mpi=pmix"):
+        with pytest.raises(UsageError, match=rf"{option[:5]}.* is for programs whose processes srun starts"):
+            run([*words, "--engine=slurm", option])
+    assert cluster.engines == []
+
+
 @pytest.mark.parametrize("words", [["batch", "commands.txt", "--dry-run"], ["run", "--dry-run", "--", "true"], ["up"]])
 def test_gpus_of_a_node_that_make_no_sense_are_refused_also_where_no_model_is_planned(
     words: list[str], commands: Path, cluster: Cluster
@@ -331,14 +351,88 @@ def test_inside_an_allocation_jobs_run_in_it_where_that_is_wanted(
     """A job of its own could wait there for ever: all that it asks for may be in this allocation's hands."""
     commands.write_text("#gpuherd gpus=0\ntrue\n")
     words = ["batch", str(commands), "--engine=slurm", "--json"]
-    asks = ["--partition=gpu", "--account=lab", "--time-limit=1h"]
+    asks = ["--partition=gpu", "--account=lab", "--time-limit=1h", "--cpus-per-job=2", "--host-mem=2GB"]
     assert run([*words, *asks, "--in-allocation", "--output-dir=here"]) == ExitCode.OK
     assert "gpuherd: the jobs run in SLURM job 105, on n1\n" in capsys.readouterr().err
     assert cluster.engines == []
-    assert run([*words, "--output-dir=there"]) == ExitCode.OK
+    with pytest.raises(UsageError, match=r"--in-allocation: too few of its nodes .* 4 CPUs and 8000 MB; leave"):
+        run([*words, "--cpus-per-job=5", "--in-allocation", "--output-dir=there"])
+
+
+@pytest.mark.usefixtures("in_job")
+def test_inside_an_allocation_jobs_run_in_it_by_themselves_where_all_fit(
+    commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands.write_text("#gpuherd gpus=0 cpus=2\ntrue\n#gpuherd gpus=0 name=second\ntrue\n")
+    words = ["batch", str(commands), "--engine=slurm", "--json"]
+
+    def told(*more: str) -> tuple[str, str]:
+        assert run([*words, *more]) == ExitCode.OK
+        shown = capsys.readouterr()
+        lines = [line for line in shown.err.splitlines() if line.startswith("gpuherd: ") and "SLURM job" in line]
+        return shown.out, "\n".join(lines)
+
+    inside = "gpuherd: the jobs run in SLURM job 105, on n1 (--no-in-allocation submits them)"
+    submitted = "gpuherd: inside of SLURM job 105: new jobs are submitted, and wait in SLURM's queue: "
+    assert json.loads(told("--dry-run", "--output-dir=here")[0])["engine"] == "local"
+    assert told("--output-dir=here", "--time-limit=20m", "--cpus-per-job=4", "--host-mem=8000MB")[1] == inside
+    assert cluster.engines == []
+    for more, reason in (
+        (["--cpus-per-job=5"], "too few of its nodes have all that is asked for; n1 gives it 0 GPUs, 4 CPUs and "),
+        (["--gpus-per-job=1", "--partition=other"], "--partition other is not the job's"),
+        (["--time-limit=51m"], "51 minutes are asked for, and 50 are left"),
+        (["--time-limit=30m", "--cpus-per-job=4"], None),
+        (["--time-limit=40m", "--host-mem=8000MB"], "all jobs together ask for 80 minutes of all that it has, and 50"),
+        (["--setup", "true"], "--setup is for SLURM jobs of their own"),
+    ):
+        line = told(*more, f"--output-dir=there-{len(more)}-{reason is None}", "--dry-run")[1]
+        assert line == inside if reason is None else line.startswith(submitted + reason), line
+    assert told("--no-in-allocation", "--output-dir=there")[1] == ""
+    assert len(cluster.orders.batches()) == 2
+    # What was begun with jobs of their own goes on so.
+    commands.write_text("#gpuherd gpus=0\nexit 0\n")
+    assert "there were submitted before (--in-allocation " in told("--output-dir=there", "--shell")[1]
+    assert len(cluster.orders.batches()) == 3
+
+
+@pytest.mark.usefixtures("in_job")
+def test_so_do_those_of_the_other_commands(
+    tmp_path: Path, model: Path, training: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    questions = tmp_path / "sums.jsonl"
+    questions.write_text('{"question": "1+1=", "answers": ["2"]}\n')
+    capitals_run(tmp_path / "runs" / "capitals")
+    on_the_cpu = ["--device-map=cpu", "--engine=slurm"]
+    for words in (
+        ["esd", "--single-model", str(model), f"--output-dir={tmp_path / 'esd'}", "--gpus-per-job=0", on_the_cpu[1]],
+        ["generate", f"--model={model}", f"--dataset={questions}", *on_the_cpu],
+        ["judge", "capitals", str(model), *on_the_cpu],
+        ["train", f"--config={training}", "--device=cpu"],
+    ):
+        assert run([*words, "--dry-run", "--json"]) == ExitCode.OK, words
+        shown = capsys.readouterr()
+        told = json.loads(shown.out)
+        assert (told["plan"] if words[0] == "train" else told)["engine"] == "local", words
+        assert shown.err.count("the jobs run in SLURM job 105, on n1 (--no-in-allocation submits them)") == 1
+        assert run([*words, "--dry-run", "--json", "--no-in-allocation"]) == ExitCode.OK, words
+        shown = capsys.readouterr()
+        told = json.loads(shown.out)
+        assert (told["plan"] if words[0] == "train" else told)["engine"] == "slurm", words
+        assert "SLURM job 105" not in shown.err
+
+
+@pytest.mark.usefixtures("in_job")
+def test_the_own_queue_says_why_its_jobs_are_submitted(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuherd.batch.background.up", lambda *_: 17)
+    assert run(["up", "--engine=slurm"]) == ExitCode.OK
     told = capsys.readouterr().err
-    assert told.count("inside of SLURM job 105: new jobs are submitted") == 1 and "--in-allocation" in told
-    assert len(cluster.orders.batches()) == 1
+    assert told.startswith("gpuherd: inside of SLURM job 105: jobs are submitted") and "up --engine local" in told
+    assert run(["up", "--engine=slurm", "--no-in-allocation"]) == ExitCode.OK
+    assert capsys.readouterr().err == ""
+    with pytest.raises(UsageError, match=r"--in-allocation: what will be added .*: gpuherd up --engine local"):
+        run(["up", "--engine=slurm", "--in-allocation"])
 
 
 @pytest.mark.usefixtures("in_job")
@@ -351,7 +445,7 @@ def test_what_would_not_be_followed_inside_an_allocation_is_refused(command: str
         "score": ["run"],
     }
     words = [command, *named.get(command, []), "--in-allocation"]
-    with pytest.raises(UsageError, match="--setup: with --in-allocation jobs run on this node as it is; leave it out"):
+    with pytest.raises(UsageError, match="--in-allocation: --setup is for SLURM jobs of their own; leave"):
         run([*words, "--engine=slurm", "--setup", "module load cuda"])
     with pytest.raises(UsageError, match="--in-allocation is for --engine slurm, and this is local"):
         run([*words, "--engine=local"])
@@ -363,13 +457,8 @@ def test_where_no_job_can_run_in_an_allocation_it_says_what_to_do(
     commands: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["batch", str(commands), "--engine=slurm", "--in-allocation"]
-    monkeypatch.setenv("SLURMD_NODENAME", "login")
-    with pytest.raises(UsageError, match=r"does not run on n1, the node of SLURM job 105; .*srun --jobid=105 --pty"):
-        run(words)
     monkeypatch.setattr(Programs, "job", lambda *_: IN_JOB.replace("Nodes=n1", "Nodes=n[1-2]"))
-    with pytest.raises(
-        UsageError, match=r"has 2 nodes, .*leave --in-allocation out to submit .*--engine local on each"
-    ):
+    with pytest.raises(UsageError, match=r"has 2 nodes, .*--engine local on each .*; leave --in-allocation out to sub"):
         run(words)
     monkeypatch.setattr(Programs, "job", lambda *_: IN_JOB.replace("RUNNING", "COMPLETED"))
     with pytest.raises(UsageError, match=r"SLURM job 105, .*does not run any more; leave --in-allocation out"):

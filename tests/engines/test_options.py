@@ -31,6 +31,7 @@ SAID: dict[str, Any] = {
     "array_limit": 16,
     "ntasks_per_node": 4,
     "mpi": "pmix",
+    "in_allocation": True,
     "slurm_args": ("--exclude=n3",),
     "setup": ("module load cuda",),
     "ray_address": "10.0.0.1:6379",

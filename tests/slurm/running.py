@@ -54,6 +54,14 @@ def attempts(out: Path) -> list[tuple[str, AttemptState]]:
         return [(each.job, each.state) for each in queue.attempts()]
 
 
+def labels(out: Path) -> tuple[str, ...]:
+    """What the queue calls the GPUs of the only attempt; () before there is one."""
+    if not (out / "queue.sqlite").exists():
+        return ()
+    with closing(Queue(out / "queue.sqlite", check=False)) as queue:
+        return next((each.labels for each in queue.attempts()), ())
+
+
 def handle_of(out: Path, job: str) -> str:
     with closing(Queue(out / "queue.sqlite", check=False)) as queue:
         (found,) = [each.handed for each in queue.running() if each.queued.job.name == job]

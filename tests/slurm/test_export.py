@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 from tests.batch.export.jobs import HOSTILE, job, telling
 from tests.patience import wait_until
 from tests.slurm.cluster import Cluster
+from tests.slurm.configuration import Plan
 
 from gpuherd.batch.export import slurm as export
 from gpuherd.batch.export.plan import groups_of
@@ -91,6 +92,16 @@ def test_a_job_is_told_before_its_time_is_up(slurm: Cluster, shared: Path) -> No
     slurm.command("scancel", "--batch", "--signal=TERM", *numbers.values())
     until_gone(slurm, numbers)
     assert (shared / "saved").read_text() == "saved\n"
+
+
+def test_processes_of_a_job_are_started_by_srun(own_cluster: Callable[[Plan], Cluster], shared: Path) -> None:
+    slurm = own_cluster(Plan(nodes=2, gpus=2, cpus=8, apart=True, accounting=False))
+    script = "echo $RANK/$WORLD_SIZE $LOCAL_RANK $NODE_RANK/$NNODES $SLURM_CPUS_PER_TASK $MASTER_ADDR >told.$RANK"
+    options = EngineOptions(engine="slurm", cpus_per_job=4, host_mem=100, ntasks_per_node=2, mpi="pmi2")
+    until_gone(slurm, submit(slurm, shared / "x", [job("a", argv=("sh", "-c", script), nodes=2, gpus=2)], options))
+    told = [(shared / f"told.{rank}").read_text() for rank in range(4)]
+    assert told == [f"{rank}/4 {rank % 2} {rank // 2}/2 2 n1\n" for rank in range(4)]
+    assert len(list(shared.glob("told.*"))) == 4
 
 
 def test_what_sbatch_understands_of_odd_options(slurm: Cluster, shared: Path) -> None:

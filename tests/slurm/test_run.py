@@ -51,6 +51,30 @@ def test_what_can_not_be_is_told_before_anything_waits(slurm: Cluster) -> None:
     assert dry.stdout.startswith("would ask slurm for 2 GPUs, 60 min, as srun ") and "'a b.py'" in dry.stdout
 
 
+def test_an_mpi_type_that_srun_does_not_know_is_told_before_anything_is_submitted(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    jobs = tmp_path / "jobs.txt"
+    jobs.write_text("true\n")
+    asks = ["--ntasks-per-node=2", "--account=lab"]
+    commands = {
+        "run": ["run", "--engine=slurm", "--name=odd-mpi", *asks, "--", "true"],
+        "batch": ["batch", str(jobs), "--engine=slurm", *asks, f"--output-dir={tmp_path}/out"],
+        "dry run": ["batch", str(jobs), "--engine=slurm", *asks, f"--output-dir={tmp_path}/out", "--dry-run"],
+        "export": ["export", str(jobs), "--to=slurm", *asks, f"--output={tmp_path}/scripts"],
+    }
+    for name, words in commands.items():
+        command = [sys.executable, "-m", "gpuherd", words[0], "--mpi=pmx", *words[1:]]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert shown.returncode == ExitCode.USAGE, (name, shown)
+        assert "--mpi pmx: there is no MPI type pmx in SLURM; did you mean pmix?" in shown.stderr, (name, shown)
+        assert "none, pmi2, pmix" in shown.stderr
+    assert not (tmp_path / "scripts").exists()
+    assert slurm.command("squeue", "-h", "--states=all", "--name=odd-mpi").strip() == ""
+    shown = gpuherd(*asks, "--mpi=pmi2", "--", "sh", "-c", "echo $PMI_RANK/$PMI_SIZE")
+    assert sorted(shown.stdout.split()) == ["0/2", "1/2"], shown
+
+
 def test_it_gives_up_when_the_gpus_are_not_there(slurm: Cluster, tmp_path: Path) -> None:
     holder = subprocess.Popen(["srun", "--gres=gpu:8", "-Alab", "sh", "-c", f"touch {tmp_path}/up; sleep 200"])
     try:
@@ -132,17 +156,32 @@ srun --gres=gpu:2 {ours} --num-gpus=2 -- {tells}
     assert outside.returncode == ExitCode.USAGE and "salloc starts one" in outside.stderr
 
 
-def test_a_batch_runs_inside_of_an_allocation(slurm: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["srun", "srun --in-allocation", "salloc --in-allocation"])
+def test_a_batch_runs_inside_of_an_allocation(slurm: Cluster, tmp_path: Path, how: str) -> None:
     jobs = tmp_path / "jobs.txt"
     jobs.write_text("#gpuherd gpus=0\nsh -c 'echo in $SLURM_JOB_ID on $SLURMD_NODENAME'\n")
-    batch = f"{sys.executable} -m gpuherd batch {jobs} --engine=slurm --account=lab --in-allocation"
+    batch = f"{sys.executable} -m gpuherd batch {jobs} --engine=slurm --account=lab"
+    starter, *insists = how.split()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        # Of all GPUs that there are: jobs of its own would wait for ever.
-        words = ["srun", "--account=lab", "--gres=gpu:8", "sh", "-c", f"{batch} --output-dir={folder}/out"]
+        # Of all GPUs that there are: jobs of its own would wait for ever. The shell of salloc runs on no node.
+        line = f"echo $SLURM_JOB_ID; {batch} --output-dir={folder}/out {' '.join(insists)}"
+        words = [starter, "--account=lab", "--gres=gpu:8", "sh", "-c", line]
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done
         log = next(Path(folder, "out", "logs").glob("*.1.log")).read_text()
-    assert "gpuherd: the jobs run in SLURM job" in done.stderr and log.split()[2:] == ["on", "n1"], (done, log)
-    words = ["salloc", "--account=lab", "--gres=gpu:1", "sh", "-c", batch]
-    refused = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    assert refused.returncode == ExitCode.USAGE and "srun --jobid=" in refused.stderr, refused
+    assert "gpuherd: the jobs run in SLURM job" in done.stderr, done
+    assert log.split() == ["in", done.stdout.split()[0], "on", "n1"], (done, log)
+
+
+def test_what_does_not_fit_into_an_allocation_is_submitted(slurm: Cluster, tmp_path: Path) -> None:
+    jobs = tmp_path / "jobs.txt"
+    jobs.write_text("#gpuherd gpus=1\nsh -c 'echo in $SLURM_JOB_ID'\n")
+    batch = f"{sys.executable} -m gpuherd batch {jobs} --engine=slurm --account=lab"
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        for starter in ("srun", "salloc"):
+            words = [starter, "--account=lab", "--ntasks=1", "sh", "-c", f"{batch} --output-dir={folder}/{starter}"]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+            assert done.returncode == 0, done
+            assert "new jobs are submitted, and wait in SLURM's queue: " in done.stderr, done
+            reason = "n1 gives it 0 GPUs" if starter == "srun" else "this does not run on n1"
+            assert reason in done.stderr, done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from tests.conftest import MakeModel
 from tests.patience import Gate, wait_until
 from tests.slurm.cluster import Cluster
 from tests.slurm.configuration import Plan
-from tests.slurm.running import attempts, handle_of, has_handle, run, runs, sh, start, states, write_jobs
+from tests.slurm.running import attempts, handle_of, has_handle, labels, run, runs, sh, start, states, write_jobs
 
 from gpuherd.jobs.records import AttemptState
 
@@ -177,6 +178,25 @@ def test_torchrun_over_two_nodes_that_share_no_network_address(own_cluster: OwnC
     run("batch", write_jobs(shared, [job]), "--output-dir", str(shared / "out"), "--engine", "slurm")
     # The gradient is the mean over four ranks of 2 * (rank + 1).
     assert (shared / "told").read_text() == "4 ['n1', 'n2'] [5.0, 5.0, 5.0, 5.0]\n"
+
+
+def test_gpus_of_a_further_node_are_told_by_their_own_numbers(own_cluster: OwnCluster, shared: Path) -> None:
+    own_cluster(Plan(nodes=2, apart=True, gpus=2, accounting=False))
+    holder = subprocess.Popen(["srun", "--nodelist=n2", "--gres=gpu:1", "sh", "-c", f"touch {shared}/held; sleep 200"])
+    try:
+        wait_until((shared / "held").exists)
+        script = f'echo "$(hostname):$CUDA_VISIBLE_DEVICES" > {shared}/on.$NODE_RANK'
+        gate = Gate(shared / "gate")
+        words = ["--output-dir", str(shared / "out"), "--engine", "slurm"]
+        with start("batch", write_jobs(shared, [sh("wide", f"{script}; {gate.wait}", nodes=2)]), *words) as process:
+            wait_until(lambda: labels(shared / "out") == ("n1:0", "n2:1"), every_s=0.2)
+            gate.open()
+            printed, _ = process.communicate(timeout=300)
+    finally:
+        holder.terminate()
+        holder.wait()
+    assert process.returncode == 0 and "started on GPU n1:0, n2\n" in printed, printed
+    assert [(shared / f"on.{rank}").read_text() for rank in range(2)] == ["n1:0\n", "n2:1\n"]
 
 
 def test_a_node_is_killed_with_its_jobs_and_every_job_ends_once(own_cluster: OwnCluster, shared: Path) -> None:

@@ -23,7 +23,7 @@ from typing import NoReturn
 from gpuherd.batch.foreground import NoGpuFree, RunOptions, replace_process
 from gpuherd.batch.own_queue import folder, open_folder
 from gpuherd.engines.cluster import EngineMissing, Placement
-from gpuherd.engines.options import ClusterOptions
+from gpuherd.engines.options import ClusterOptions, EngineOptions
 from gpuherd.engines.slurm.site import Allocation
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
@@ -81,6 +81,8 @@ def allocation(options: RunOptions, tell: Callable[[str], None]) -> Allocation |
     """
     from gpuherd.engines.slurm.foreground import allocated
 
+    if options.in_allocation is False:
+        return None
     found = allocated(os.environ, asked(options), options.engine_options())
     if isinstance(found, str):
         if options.in_allocation:
@@ -96,8 +98,11 @@ def allocation(options: RunOptions, tell: Callable[[str], None]) -> Allocation |
 
 def srun_words(options: RunOptions, argv: Sequence[str], within: Allocation | None) -> list[str]:
     """The srun that runs the command. Raises UsageError."""
+    from gpuherd.engines.slurm.commands import Programs
+    from gpuherd.engines.slurm.engine import refuse_unknown_mpi
     from gpuherd.engines.slurm.foreground import in_step, srun
 
+    refuse_unknown_mpi(options.engine_options(), Programs())
     return srun(
         argv,
         asked(options),
@@ -121,13 +126,31 @@ def become_srun(
 
     within = allocation(options, tell)
     words = srun_words(options, argv, within)
-    program = shutil.which("srun")
-    if program is None:
-        raise EngineMissing("srun is not here; it comes with SLURM's own programs, as sbatch does")
+    program = _srun()
     if within is None:
         refuse_if_never(options)
     replace_process(program, words, environment(os.environ, asked(options)), inherited)
     raise AssertionError("unreachable")
+
+
+def become_step(within: Allocation, argv: Sequence[str]) -> NoReturn:
+    """Replaces this process by srun with the command, on all that the SLURM job's only node gives it. Raises
+    EngineMissing, CannotBecome."""
+    from gpuherd.engines.slurm.foreground import environment, srun
+
+    (node,) = within.nodes
+    all_of_it = Placement(gpus=node.count(None), cpus=node.cpus, memory_mb=node.memory_mb)
+    options, terminal = EngineOptions(engine="slurm"), os.isatty(0) and os.isatty(1)
+    words = srun(argv, all_of_it, options, name="gpuherd", terminal=terminal, within=within, in_step=True)
+    replace_process(_srun(), words, environment(os.environ, all_of_it), inherited=(0, 1, 2))
+    raise AssertionError("unreachable")
+
+
+def _srun() -> str:
+    program = shutil.which("srun")
+    if program is None:
+        raise EngineMissing("srun is not here; it comes with SLURM's own programs, as sbatch does")
+    return program
 
 
 # --- one job that is followed -----------------------------------------------------------------------------------------
@@ -166,14 +189,14 @@ def follow(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]
     """Runs the command as a job of the cluster, writes to standard output what it writes, and returns its exit code.
 
     Ctrl-C and SIGTERM end the job; the exit code is then 130 or 143. So does a reader of its output that has gone
-    (``… | head``); the exit code is then 141, as of a command here.
-    The job's files are gone afterwards.
+    (``… | head``); the exit code is then 141, as of a command here. A second signal ends this process at once, whether
+    the engine answers or not. The job's files are gone afterwards.
 
     Raises NoGpuFree when it has not begun in the time that was given, and what ``run_jobs`` raises.
     """
     if options.no_wait:
         raise UsageError(f"--no-wait: {options.engine} does not tell what is free at once; say --wait TIME")
-    with _place(options) as run, _stopping() as heard, _own_words():
+    with _place(options) as run, _stopping(lambda number: _leave(run, options, number, tell)) as heard, _own_words():
         state = _Followed()
 
         def hear(event: Event) -> None:
@@ -333,13 +356,24 @@ def _own_words() -> Iterator[None]:
         logger.disabled = before
 
 
+def _leave(run: RunDirectory, options: RunOptions, number: signal.Signals, tell: Callable[[str], None]) -> NoReturn:
+    """Ends this process whatever its threads wait for. Without its folder the job never begins, if it has not yet."""
+    with suppress(Exception):
+        tell(f"leaving at once; if {options.engine} does not answer, the job may still run there")
+    shutil.rmtree(run.root, ignore_errors=True)
+    os._exit(_ENDS[number])
+
+
 @contextmanager
-def _stopping() -> Iterator[Sequence[signal.Signals]]:
-    """Listens to Ctrl-C and SIGTERM; all that came, in order. One that is ignored stays so."""
+def _stopping(leave: Callable[[signal.Signals], NoReturn]) -> Iterator[Sequence[signal.Signals]]:
+    """Listens to Ctrl-C and SIGTERM; the one that came. With the next one ``leave`` is called, in the signal's handler:
+    the main thread may be waiting for an answer. One that is ignored stays so."""
     heard: list[signal.Signals] = []
 
     def hear(number: int, _frame: FrameType | None) -> None:
         heard.append(signal.Signals(number))
+        if len(heard) > 1:
+            leave(heard[-1])
 
     before = {number: signal.getsignal(number) for number in _ENDS}
     for number, handler in before.items():

@@ -89,11 +89,6 @@ class CommandOptions:
         parse=duration_s,
         metavar="TIME",
     )
-    in_allocation: bool = option(
-        False,
-        help="with --engine slurm: run as a step of the job that this is typed in, as by salloc, and nowhere else "
-        "(default: there when all that is asked for fits, else as a job of its own)",
-    )
     no_wait: bool = option(
         False,
         help="give up at once when too few GPUs can be free; the free test itself takes time (SLURM: when it can't "
@@ -118,8 +113,6 @@ class RunOptions(ClusterOptions, CommandOptions):
     def __post_init__(self) -> None:
         CommandOptions.__post_init__(self)
         ClusterOptions.__post_init__(self)
-        if self.in_allocation and self.engine != "slurm":
-            raise UsageError(f"--in-allocation is for --engine slurm, and this is {self.engine}")
         if self.engine == LOCAL:
             return
         if self.gpu_list:

@@ -88,12 +88,15 @@ def plan(path: str | os.PathLike[str], options: BatchOptions, planner: Planner |
 
     Raises NoJobFile, BadJobFile, NoSuchGpu, and QueueUnreadable.
     """
+    from gpuherd.jobs.handover.opening import settled
     from gpuherd.jobs.outlook import never
 
     run = run_folder(path, options)
     states, known = _queued(run)
     unfit: dict[str, str] = {}
     jobs = _jobs(path, options, known, planner, unfit)
+    left = [job for job in jobs if job.name not in unfit and not _stays_done(job, states, known)]
+    options = settled(left, options, run) if left else options
     told = (unfit.get(job.name, reason) for job, reason in zip(jobs, never(jobs, options), strict=True))
     reasons = _with_dependents(jobs, list(told))
     return tuple(

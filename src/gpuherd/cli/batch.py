@@ -12,7 +12,7 @@ from gpuherd.batch.draft import BadJobFile
 from gpuherd.batch.job_batch import BatchOptions, PlannedJob
 from gpuherd.batch.job_file import read_engine
 from gpuherd.cli.engine_key import fill_from_block
-from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode
 from gpuherd.flags import Parser, add_options, build
@@ -32,6 +32,7 @@ examples:
   gpuherd batch jobs.yaml --output-dir sweep --order longest --timeout 2h
   generate-commands | gpuherd batch - --shell
   gpuherd batch commands.txt --engine slurm --partition gpu --time-limit 4h --array-limit 16
+  salloc --gres=gpu:4, and in it: gpuherd batch commands.txt --engine slurm --in-allocation     on the GPUs of that job
   gpuherd --simulate 4x40GB batch commands.txt            try it without GPUs
 
 In commands.txt a line above a command says what it needs:
@@ -52,7 +53,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = add_command(subparsers, "batch", DESCRIPTION)
     parser.add_argument("file", metavar="FILE", help="commands.txt, jobs.yaml, or - for commands on standard input")
     add_options(parser, BatchOptions)
-    add_in_allocation(parser)
     parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
     parser.set_defaults(run=run)
 
@@ -80,14 +80,16 @@ def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
     from gpuherd.batch.job_batch import plan
 
     planned = plan(args.file, options, _planner(options))
+    # Inside of a SLURM job they may run on this machine.
+    engine = LOCAL if planned and planned[0].asks is None else options.engine
     if args.json:
-        _print_json({"engine": options.engine, "jobs": [_planned_entry(each) for each in planned]})
+        _print_json({"engine": engine, "jobs": [_planned_entry(each) for each in planned]})
     else:
         from rich.console import Console
 
         from gpuherd.batch.tables import print_plan
 
-        print_plan(Console(highlight=False), planned, None if options.engine == LOCAL else options.engine)
+        print_plan(Console(highlight=False), planned, None if engine == LOCAL else engine)
     return ExitCode.FAILED if any(each.never is not None for each in planned) else ExitCode.OK
 
 

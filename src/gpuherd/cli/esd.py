@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import UsageError
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.flags import Parser, add_options, build
@@ -38,7 +38,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "esd", DESCRIPTION)
     add_options(parser, ExperimentConfig)
-    add_in_allocation(parser)
     parser.add_argument(
         "--resume",
         nargs="?",

@@ -50,6 +50,8 @@ _SLURM = (
     "time_limit",
     "notice",
     "array_limit",
+    "ntasks_per_node",
+    "mpi",
     "slurm_args",
     "setup",
 )
@@ -116,7 +118,12 @@ def _engine(args: argparse.Namespace) -> EngineOptions:
     fill_from_block(args, read_engine(args.path))
     load().fill(args, EngineOptions)
     named = {name: getattr(args, name) for name in _SLURM if hasattr(args, name)}
-    return build(EngineOptions, argparse.Namespace(engine="slurm", **named))
+    options = build(EngineOptions, argparse.Namespace(engine="slurm", **named))
+    from gpuherd.engines.slurm.commands import Programs
+    from gpuherd.engines.slurm.engine import refuse_unknown_mpi
+
+    refuse_unknown_mpi(options, Programs())
+    return options
 
 
 def _planner(options: EngineOptions) -> Planner:

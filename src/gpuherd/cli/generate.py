@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import UsageError
 from gpuherd.flags import Parser, add_options, build, option_fields
 from gpuherd.qa.generation.config import GenerateConfig
@@ -34,7 +34,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "generate", DESCRIPTION)
     add_options(parser, GenerateConfig)
-    add_in_allocation(parser)
     parser.add_argument(
         "--resume",
         metavar="RUN_ID",

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.columns import window
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.flags import Parser, add_options, build, option_fields
@@ -54,7 +54,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--run", dest="run_id", metavar="RUN_ID", help="the run: its name in --runs-dir, or its folder")
     add_options(parser, RunsOptions)
     add_options(parser, JudgeConfig)
-    add_in_allocation(parser)
     parser.add_argument(
         "--audit",
         nargs="*",

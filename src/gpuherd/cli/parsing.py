@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.commands import SUMMARIES
 from gpuherd.errors import UsageError
 from gpuherd.flags import Parser
 
-# What says how jobs wait in SLURM's queue and how long they may run: it is settled for jobs inside an allocation.
+# What says how jobs wait in SLURM's queue and how long they may run: SLURM has settled it for its job that we are in.
 _OF_THE_QUEUE = frozenset({"partition", "account", "qos", "array_limit", "at_most", "time_limit", "notice"})
 
 if TYPE_CHECKING:
@@ -48,58 +47,55 @@ def keep_simulation_here(args: argparse.Namespace) -> None:
     args.engine = "local"
 
 
-def add_in_allocation(parser: argparse.ArgumentParser) -> None:
-    """``--in-allocation`` of a command that starts many jobs."""
-    # run has another option of this name, which can also be a step on several nodes.
-    parser.add_argument(
-        "--in-allocation",
-        dest="jobs_in_allocation",
-        action="store_true",
-        help="with --engine slurm, inside of a SLURM job of one node: run the jobs there, on the GPUs of that job, "
-        "instead of submitting jobs of their own",
-    )
-
-
 def stay_in_allocation(args: argparse.Namespace, settings: Settings) -> None:
-    """With ``--in-allocation`` the jobs run on this node. Without it a line tells that new ones will be submitted.
+    """With ``--in-allocation`` the engine is this machine's, and what says how jobs wait in SLURM's queue is left out.
+    On another machine than the SLURM job's node this process becomes a step of that job with the same command.
 
     Raises UsageError where that can't be, or an option is given that nothing would follow here, and what asking SLURM
     raises.
     """
-    from gpuherd.engines.options import LOCAL, EngineOptions, foreign
+    from gpuherd.engines.options import LOCAL, EngineOptions, foreign, said_in
 
-    engine, inside = getattr(args, "engine", settings.engine), os.environ.get("SLURM_JOB_ID")
-    if not args.jobs_in_allocation:
-        if engine == "slurm" and inside is not None and args.simulate is None:
-            sys.stderr.write(
-                f"gpuherd: inside of SLURM job {inside}: new jobs are submitted, and wait in SLURM's queue; "
-                "with --in-allocation they run in this one\n"
-            )
+    engine = getattr(args, "engine", settings.engine)
+    if not getattr(args, "in_allocation", settings.defaults.get("in_allocation")) or engine != "slurm":
         return
-    if engine != "slurm":
-        raise UsageError(f"--in-allocation is for --engine slurm, and this is {engine}")
-    from gpuherd.engines.slurm.foreground import only_node
+    if hasattr(args, "node_gpus"):
+        raise UsageError("--node-gpus: with --in-allocation models are planned for the GPUs of this node; leave it out")
+    from gpuherd.engines.cluster import Placement
+    from gpuherd.engines.slurm.foreground import is_on, only_node, place_for
 
-    try:
-        found = only_node(os.environ)
-    except UsageError as problem:
-        raise UsageError(f"--in-allocation: {problem}") from None
-    for each in fields(EngineOptions):
-        if each.name not in foreign(LOCAL) or not hasattr(args, each.name):
-            continue
-        if each.name not in _OF_THE_QUEUE and getattr(args, each.name) != each.default:
-            flag = each.name.replace("_", "-")
-            raise UsageError(f"--{flag}: with --in-allocation jobs run on this node as it is; leave it out")
-        delattr(args, each.name)
+    there = only_node(os.environ)
+    if not isinstance(there, str) and not is_on(there.nodes[0], os.environ):
+        from gpuherd.batch.elsewhere import become_step
+
+        become_step(there, [sys.executable, "-m", "gpuherd", *sys.argv[1:]])
+    said = {name: value for name, value in said_in(args).items() if name not in _OF_THE_QUEUE}
+    asked = EngineOptions(**said | {"engine": engine})
+    least = Placement(gpus=1 if asked.gpu_type else 0, cpus=asked.cpus_per_job, memory_mb=asked.host_mem)
+    found = place_for([least], asked, os.environ)
+    if isinstance(found, str):
+        raise UsageError(f"--in-allocation: {found}; leave --in-allocation out to submit jobs of their own")
+    most = [
+        getattr(args, "array_limit", None),
+        getattr(args, "max_concurrent", settings.defaults.get("max_concurrent")),
+    ]
+    at_once = [each for each in (*most, found.at_once([least])) if each is not None]
+    if at_once:
+        args.max_concurrent = min(at_once)
+    for name in foreign(LOCAL) & vars(args).keys():
+        delattr(args, name)
     args.engine = LOCAL
     # Where SLURM has given this shell no GPU, those that the machine has are others'.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     sys.stderr.write(f"gpuherd: the jobs run in SLURM job {found.job}, on {found.nodes[0].name}\n")
 
 
-def load_for(args: argparse.Namespace, config_type: type) -> Settings:
+def load_for(args: argparse.Namespace, config_type: type, *, stays: bool = True) -> Settings:
     """The user's and the machine's settings; what they say of this dataclass's options goes into ``args`` where the
     command line has said nothing.
+
+    Args:
+        stays: with ``--in-allocation`` the command starts jobs on this machine (``stay_in_allocation``).
 
     Raises UsageError for a file that is wrong, and for a --node-gpus that makes no sense; and as
     ``stay_in_allocation``.
@@ -107,9 +103,9 @@ def load_for(args: argparse.Namespace, config_type: type) -> Settings:
     from gpuherd.jobs.settings import load
 
     settings = load()
-    if hasattr(args, "jobs_in_allocation"):
-        stay_in_allocation(args, settings)
     keep_simulation_here(args)
+    if stays:
+        stay_in_allocation(args, settings)
     settings.fill(args, config_type)
     check_node_gpus(getattr(args, "node_gpus", None))
     return settings

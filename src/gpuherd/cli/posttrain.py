@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.engine_key import about_engines, fill_from_yaml, key_of
-from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.posttrain.rounds.options import RoundsOptions
@@ -43,7 +43,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.intermixed = True
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to set in the configuration")
     add_options(parser, RoundsOptions)
-    add_in_allocation(parser)
     parser.add_argument(
         "--test-setup",
         action="store_true",

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Becomes the command. Returns only when that can't be, or with ``--dry-run``."""
     inherited = open_descriptors()
     argv = command_words(args)
-    settings = load_for(args, RunOptions)
+    settings = load_for(args, RunOptions, stays=False)
     options = build(RunOptions, args)
     if args.json and not options.dry_run:
         raise UsageError("--json goes with --dry-run: without it the output is the command's own")

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.cli.run_folder import add_run
 from gpuherd.errors import CannotWrite, UsageError, printable
 from gpuherd.flags import Parser, add_options, build
@@ -41,7 +41,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser = add_command(subparsers, "score", DESCRIPTION)
     add_run(parser, "run_id", metavar="RUN_ID", help_text="the run: its name in --runs-dir, or its path")
     add_options(parser, ScoreOptions)
-    add_in_allocation(parser)
     parser.add_argument("--list", action="store_true", help="list all measures and do nothing else")
     parser.add_argument("--csv", metavar="FILE", help="write the table into this file too")
     parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")

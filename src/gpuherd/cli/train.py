@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuherd.cli.engine_key import about_engines, fill_from_yaml, key_of
-from gpuherd.cli.parsing import add_command, add_in_allocation, load_for
+from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.flags import Parser, add_options, build
 from gpuherd.posttrain.learning.options import TrainOptions
 
@@ -40,7 +40,6 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.intermixed = True
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings over the configuration's")
     add_options(parser, TrainOptions)
-    add_in_allocation(parser)
     parser.add_argument("--json", action="store_true", help="print the plan or the summary as JSON on standard output")
     parser.set_defaults(run=run)
 

@@ -58,6 +58,10 @@ def _value(spec: Option, value: Any, where: str) -> Any:
 
 
 def _one(spec: Option, value: Any, where: str) -> Any:
+    if spec.yes_or_no:
+        if not isinstance(value, bool):
+            raise UsageError(f"{where}: {value!r} should be true or false")
+        return value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise UsageError(f"{where}: {value!r} should be a text or a number")
     word = str(value)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal, get_args
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.options import option
 from gpuherd.quantities import duration_s, size_mb
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+OptionsT = TypeVar("OptionsT", bound="DataclassInstance")
 EngineName = Literal["local", "slurm", "ray"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 LOCAL: EngineName = "local"
 _SLURM_ONLY = (
     *("partition", "account", "qos", "constraint", "gpu_type", "array_limit", "slurm_args", "setup"),
-    *("ntasks_per_node", "mpi"),
+    *("ntasks_per_node", "mpi", "in_allocation"),
 )
 _RAY_ONLY = ("ray_address", "ray_resources")
 
@@ -108,6 +112,13 @@ class EngineOptions:
         metavar="TYPE",
         group="engine",
     )
+    in_allocation: bool | None = option(
+        None,
+        help="inside a SLURM job: run in that job and nowhere else; --no-in-allocation: submit (default: in that job "
+        "where all that is asked for fits, else submit)",
+        yes_or_no=True,
+        group="engine",
+    )
     slurm_args: tuple[str, ...] = option(
         (), help="further words for SLURM, like --slurm-args=--exclude=n3", many=True, metavar="WORD", group="engine"
     )
@@ -147,6 +158,28 @@ def foreign(engine: str) -> frozenset[str]:
     return of_others.get(engine, frozenset())
 
 
+def for_this_machine(options: OptionsT) -> OptionsT:
+    """The same for the engine of this machine, without what is said of a cluster."""
+    strange = {each.name: each.default for each in fields(options) if each.name in _CLUSTER}
+    return replace(options, engine=LOCAL, **strange)
+
+
+def refuse_ranks(options: EngineOptions | ClusterOptions) -> None:
+    """For commands whose jobs are programs of ours: raises UsageError where SLURM is to start several processes of a
+    job, of which each would do all of its work."""
+    for flag, said in (("ntasks-per-node", options.ntasks_per_node), ("mpi", options.mpi)):
+        if said is not None:
+            raise UsageError(
+                f"--{flag} is for programs whose processes srun starts (gpuherd run, batch and up); the jobs of this "
+                "command start their own: leave it out"
+            )
+
+
+def said_in(values: object) -> dict[str, Any]:
+    """What an object with some of these options as attributes says of them, by name."""
+    return {name: getattr(values, name) for name in _DECLARED if hasattr(values, name)}
+
+
 def as_for_jobs(name: str) -> Any:
     """An option of ``EngineOptions`` as a field of another dataclass: the same spelling, default and help."""
     known = _DECLARED[name]
@@ -170,6 +203,7 @@ class ClusterOptions:
     gpu_type: str | None = as_for_jobs("gpu_type")
     ntasks_per_node: int | None = as_for_jobs("ntasks_per_node")
     mpi: str | None = as_for_jobs("mpi")
+    in_allocation: bool | None = as_for_jobs("in_allocation")
     slurm_args: tuple[str, ...] = as_for_jobs("slurm_args")
     setup: tuple[str, ...] = as_for_jobs("setup")
     ray_address: str | None = as_for_jobs("ray_address")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
+from gpuherd.engines.options import refuse_ranks
 from gpuherd.errors import UsageError
 from gpuherd.esd.settings import FitSettings, of_one_type
 from gpuherd.jobs.options import ORDERS, DispatchOptions, Order, count, positive_int
@@ -162,6 +163,7 @@ class ExperimentConfig(DispatchOptions, AnalysisOptions, RunOptions):
     def __post_init__(self) -> None:
         AnalysisOptions.__post_init__(self)
         DispatchOptions.__post_init__(self)
+        refuse_ranks(self)
         for name in ("model_list", "single_model", "base_model", "output_dir", "log_dir"):
             value = getattr(self, name)
             if value is not None:

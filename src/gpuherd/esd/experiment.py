@@ -120,7 +120,7 @@ class ESDExperiment:
             self.plan = self._make_plan()
             jobs = [self._job(planned) for planned in self.plan.models]
             done = self._done_before(jobs)
-            self._outlook = outlook.of_jobs([job for job in jobs if job.name not in done], self.config)
+            self._outlook = outlook.of_jobs([job for job in jobs if job.name not in done], self.config, self.directory)
             self.outcome = ExperimentOutcome(None, self.plan.refused, never=self._outlook.never)
             self._print_plan()
             return self.outcome

@@ -15,6 +15,7 @@ from gpuherd.errors import ExitCode
 from gpuherd.jobs.handover.decision import placement_of
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.supervisor import GRACE_S
 from gpuherd.jobs.timelimits import Limits as TimeLimits
 
@@ -94,13 +95,17 @@ class Outlook:
         return {"engine": self.engine, "never": list(self.never)}
 
 
-def of_like(gpus: Sequence[int], options: DispatchOptions) -> Outlook:
-    """The outlook of jobs that get so many GPUs each, and ask for what the options say. Raises as ``never``."""
-    return of_jobs([Job(name=f"on {number} GPUs", argv=("job",), gpus=number) for number in gpus], options)
+def of_like(gpus: Sequence[int], options: DispatchOptions, run: RunDirectory | None = None) -> Outlook:
+    """The outlook of jobs that get so many GPUs each, and ask for what the options say. As ``of_jobs``."""
+    return of_jobs([Job(name=f"on {number} GPUs", argv=("job",), gpus=number) for number in gpus], options, run)
 
 
-def of_jobs(jobs: Sequence[Job], options: DispatchOptions) -> Outlook:
-    """The outlook of jobs of which those with as many GPUs ask a cluster for the same. Raises as ``never``."""
+def of_jobs(jobs: Sequence[Job], options: DispatchOptions, run: RunDirectory | None = None) -> Outlook:
+    """The outlook of jobs of which those with as many GPUs ask a cluster for the same. Raises as ``never``, and as
+    ``opening.settled``, which decides where they would run; ``run``: their folder, if it can be there."""
+    from gpuherd.jobs.handover.opening import settled
+
+    options = settled(jobs, options, run) if jobs else options
     counts = Counter(job.gpus for job in jobs)
     like = {job.gpus: job for job in jobs}
     asks = {} if options.engine == LOCAL else {gpus: in_words(would_ask(job, options)) for gpus, job in like.items()}

@@ -16,7 +16,7 @@ from gpuherd.jobs.events import Event
 from gpuherd.jobs.failures import FailureClass
 from gpuherd.jobs.fulldisk import raising_cannot_write
 from gpuherd.jobs.givingup import give_up
-from gpuherd.jobs.handover.opening import opened, refuse_other_hands, remember
+from gpuherd.jobs.handover.opening import opened, refuse_other_hands, remember, settled
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.loop import Loop, Terms
@@ -157,6 +157,10 @@ def _run(
         raising_cannot_write(run.queue, "start the same command again to go on"),
     ):
         reporter = Reporter(queue, run, display, outward.and_to(on_event))
+        if not serve:
+            states = queue.states()
+            left = [job for job in jobs if job.name not in refused and states.get(job.name) is not JobState.DONE]
+            chosen = settled(left, chosen, run)
         refuse_other_hands(queue, run, chosen)
         with outward, opened(chosen) as engine:
             settings = load()

@@ -266,7 +266,7 @@ def _defaults(table: _Table) -> dict[str, Any]:
 
 def _default(table: _Table, key: str, spec: Option, default: Any) -> Any:
     value = table.values[key]
-    if default is False:
+    if default is False or spec.yes_or_no:
         if not isinstance(value, bool):
             raise table.wrong(key, f"= {value!r} should be true or false")
         return value

@@ -6,11 +6,14 @@ import json
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.engines.ray.network import ThreeHosts, possible
 from tests.patience import wait_until
+
+from gpuherd.jobs.queue import Queue
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,3 +91,35 @@ def test_torchrun_over_two_hosts_and_a_host_that_dies_with_its_jobs(tmp_path: Pa
         assert sorted(finished) == [str(n) for n in range(8)]
         began = [path.name.partition(".")[0] for path in marks.glob("*.began.*")]
         assert sorted(began) == sorted([*map(str, range(8)), *(path.name.partition(".")[0] for path in there)])
+
+
+def test_gpus_of_further_hosts_are_told_by_their_hosts_names_and_numbers(tmp_path: Path) -> None:
+    """A job over all hosts while another has a GPU of one of them: there its GPU has another number."""
+    marks, gate = tmp_path / "marks", tmp_path / "gate"
+    marks.mkdir()
+    tells = f'echo "$(uname -n):$CUDA_VISIBLE_DEVICES" >"{marks}/$1.${{NODE_RANK-}}.$$"'
+    script = f'{tells}; until [ -e "{gate}" ]; do sleep 0.1; done'
+
+    def job(name: str, nodes: int) -> dict[str, object]:
+        return {"name": name, "argv": ["sh", "-c", script, "job", name], "gpus": 1, "nodes": nodes}
+
+    def written(name: str) -> list[str]:
+        return [path.read_text().strip() for path in sorted(marks.glob(f"{name}.*")) if path.read_text()]
+
+    with ThreeHosts(gpus=2) as hosts, follow(hosts, tmp_path / "held", [job("held", 1)]) as holding:
+        wait_until(lambda: len(written("held")) == 1, 120)
+        with follow(hosts, tmp_path / "wide", [job("wide", 3)]) as following:
+            wait_until(lambda: len(written("wide")) == 3, 120)
+            queue = tmp_path / "wide" / "queue.sqlite"
+
+            def labels() -> tuple[str, ...]:
+                with closing(Queue(queue, check=False)) as open_queue:
+                    (attempt,) = open_queue.attempts()
+                return attempt.labels
+
+            wait_until(lambda: labels() == tuple(written("wide")), 60)
+            assert not any(label in written("held") for label in labels())
+            assert len({label.partition(":")[2] for label in labels()}) == 2
+            gate.touch()
+            assert following.wait() == 0
+        assert holding.wait() == 0

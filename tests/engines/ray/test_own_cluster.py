@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from tests.patience import wait_until
 from gpuherd.engines.cluster import End, EngineMissing, Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.ray import RayEngine
-from gpuherd.errors import UsageError
+from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.handover.node import join, lead
 from gpuherd.standin.machine import Machine
 
@@ -47,6 +49,29 @@ def test_it_is_started_where_there_is_none_and_ray_is_left_as_it_was_found(
     assert os.environ == environment
     assert not (tmp_path / "home").exists() and not (tmp_path / "ray").exists()
     assert "ray" not in sys.modules or sys.modules["ray"].is_initialized() is False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_second_ctrl_c_leaves_a_ray_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process beside Ray stands still; when it goes on it ends the job."""
+    monkeypatch.setenv("GPUHERD_QUEUE", str(tmp_path / "queue"))
+    words = [sys.executable, "-m", "gpuherd", "run", "--engine=ray", "--num-gpus=0", "--"]
+    script = f"echo $$ >{tmp_path}/job; sleep 1000"
+    with subprocess.Popen([*words, "sh", "-c", script], stderr=subprocess.PIPE, text=True) as process:
+        wait_until(lambda: (tmp_path / "job").exists() and (tmp_path / "job").read_text() != "", 120)
+        (beside,) = (
+            each for each in psutil.Process(process.pid).children() if "gpuherd.engines.ray.driver" in each.cmdline()
+        )
+        beside.suspend()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        assert any("ending it" in line for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == ExitCode.INTERRUPTED
+    beside.resume()
+    job = int((tmp_path / "job").read_text())
+    wait_until(lambda: not psutil.pid_exists(job) and not is_there(beside), 120)
 
 
 def test_without_ray_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

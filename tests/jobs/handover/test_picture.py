@@ -10,7 +10,7 @@ from tests.jobs.attempts import attempt_of
 from gpuherd.engines.cluster import Phase, Sighting
 from gpuherd.jobs import live
 from gpuherd.jobs.events import RunningLine, RunSnapshot
-from gpuherd.jobs.handover.collecting import begun, gpu_labels
+from gpuherd.jobs.handover.collecting import begun, gpu_labels, with_begun
 from gpuherd.jobs.handover.followed import Followed
 from gpuherd.jobs.handover.picture import in_line_sentence
 from gpuherd.jobs.handover.reports import Claim
@@ -55,10 +55,32 @@ def test_gpu_time_counts_on_all_nodes() -> None:
     """As many labels as GPUs, each its own; also where the engine does not say which they are."""
     assert len(set(gpu_labels(Claim(at=0.0, node="n1", gpus=("0", "1")), 2, 3))) == 6
     two = Claim(at=0.0, node="n1", gpus=("0", "1"), others=("n2",))
-    assert gpu_labels(two, 2, 2) == ("n1:0", "n1:1", "n2:0", "n2:1")
+    assert gpu_labels(two, 2, 2) == ("n1:0", "n1:1", "n2:?1", "n2:?2")
     assert gpu_labels(two, 2, 1) == ("n1:0", "n1:1")
     assert gpu_labels(Claim(at=0.0, node="n1"), 2, 1) == ("n1:0", "n1:1")
     assert gpu_labels(Claim(at=0.0, node="n1", gpus=("0",)), 0, 1) == ()
+
+
+def test_gpus_of_further_nodes_have_their_own_numbers_once_these_are_told() -> None:
+    each = followed(1, None, gpus=2, nodes=2)
+    each.claim = Claim(at=120.0, node="n1", gpus=("4", "5"), others=("n2",))
+    first = begun(each, at=130.0, mono=30.0)
+    assert first is not None and first.labels == ("n1:4", "n1:5", "n2:?1", "n2:?2")
+    with_begun(each, first)
+    assert begun(each, at=140.0, mono=40.0) is None
+    each.further = {1: Claim(at=150.0, node="n2", gpus=("0", "3"))}
+    second = begun(each, at=160.0, mono=60.0)
+    assert second is not None and second.labels == ("n1:4", "n1:5", "n2:0", "n2:3") == second.gpus
+    # Nothing else of it changes, and it is told once.
+    assert (second.at, second.mono, second.node) == (first.at, first.mono, first.node)
+    with_begun(each, second)
+    assert begun(each, at=170.0, mono=70.0) is None
+
+
+def test_nodes_that_share_a_host_are_told_apart() -> None:
+    """As those of Ray may; then the host's name alone would make two GPUs one."""
+    claim, further = Claim(at=0.0, node="h", gpus=("1",)), {1: Claim(at=0.0, node="h", gpus=("1",))}
+    assert gpu_labels(claim, 1, 2, further) == ("h:1", "h+1:1")
 
 
 def test_a_nodes_clock_is_believed_as_far_as_it_can_be_right() -> None:

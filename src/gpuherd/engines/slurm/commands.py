@@ -115,6 +115,10 @@ class Programs:
         """One job, with what it has on each node."""
         return _answer(["scontrol", "show", "job", "--details", number])
 
+    def mpi_types(self) -> str:
+        """How srun can bring processes together."""
+        return _answer(["srun", "--mpi=list"])
+
     def partitions(self) -> str:
         """All partitions."""
         return _answer(["sinfo", "--noheader", "--all", f"--format={PARTITIONS_FORMAT}"])

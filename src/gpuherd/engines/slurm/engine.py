@@ -23,6 +23,17 @@ _WAIT_FOR_A_NAME_S = 10.0
 _RECORDED_AT_ONCE = 5000
 
 
+def refuse_unknown_mpi(options: EngineOptions, programs: Programs) -> None:
+    """Raises UsageError for an ``--mpi`` that srun doesn't know; where srun can't be asked, nodes may still know it."""
+    if options.mpi is None:
+        return
+    try:
+        told = programs.mpi_types()
+    except (EngineMissing, EngineAway):
+        return
+    site.refuse_unknown_mpi(options.mpi, told)
+
+
 class SlurmEngine:
     """See ``cluster.Engine``. Raises UsageError for ``--slurm-args`` that can't be."""
 
@@ -35,6 +46,7 @@ class SlurmEngine:
         self._options = options
         self._programs = Programs()
         self._accounting = True
+        self._mpi_is_known = options.mpi is None
         self._nameless_since: dict[str, float] = {}
 
     @cached_property
@@ -49,6 +61,9 @@ class SlurmEngine:
     def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
         """See ``cluster.Engine``; also raises UsageError for a partition that takes no jobs."""
         programs, settings = self._programs, self._settings
+        if not self._mpi_is_known:
+            refuse_unknown_mpi(self._options, programs)
+            self._mpi_is_known = True
         there = site.Site(
             partitions=site.partitions(programs.nodes(), programs.partitions()),
             accounts=self._listed(programs.accounts) if "associations" in settings.enforced else None,

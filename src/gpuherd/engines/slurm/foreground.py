@@ -11,12 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from gpuherd.engines import allotment
 from gpuherd.engines.cluster import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm import commands, translate
-from gpuherd.engines.slurm.site import Allocation, allocation
+from gpuherd.engines.slurm.site import Allocation, Node, allocation
 from gpuherd.engines.world import SHELL_MEETING, SHELL_PLACE
-from gpuherd.errors import ExitCode, UsageError
+from gpuherd.errors import ExitCode
 
 # By these srun is told what to end with. The command is not to find them: it may start an srun of its own.
 _EXIT_CODES = ("SLURM_EXIT_IMMEDIATE", "SLURM_EXIT_ERROR")
@@ -28,6 +29,8 @@ _LEADER = f"""\
 exec "$@\""""
 # Higher numbers are SLURM's own: the script of sbatch, the shell of salloc.
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
+# What only the script of a job of its own can follow.
+_OF_OWN_JOBS = ("setup", "slurm_args", "ntasks_per_node", "mpi")
 _ORDER, _VISIBLE = "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
 
 
@@ -102,27 +105,56 @@ def allocated(own: Mapping[str, str], asked: Placement, options: EngineOptions) 
     return found if reason is None else f"SLURM job {number}, in which this is typed, can't give it: {reason}"
 
 
-def only_node(own: Mapping[str, str]) -> Allocation:
-    """The SLURM job whose only node this is. Raises UsageError where we are in none, EngineMissing, EngineAway."""
+def only_node(own: Mapping[str, str]) -> Allocation | str:
+    """The SLURM job of one node that this is typed in; else why jobs of this machine's engine can't run in one. Raises
+    EngineMissing, EngineAway."""
     number = own.get("SLURM_JOB_ID")
     if number is None:
-        raise UsageError("this is not typed in a SLURM job (SLURM_JOB_ID is not set); salloc starts one")
+        return "this is not typed in a SLURM job (SLURM_JOB_ID is not set); salloc starts one"
     found = allocation(commands.Programs().job(number))
-    submit = "leave --in-allocation out to submit jobs of their own"
     if found is None:
-        raise UsageError(f"SLURM job {number}, in which this is typed, does not run any more; {submit}")
+        return f"SLURM job {number}, in which this is typed, does not run any more"
     if len(found.nodes) != 1:
-        raise UsageError(
+        return (
             f"SLURM job {number}, in which this is typed, has {len(found.nodes)} nodes, and jobs would run on one "
-            f"of them only; {submit}, or start this command with --engine local on each node (srun --nodes=1)"
-        )
-    (node,) = found.nodes
-    if own.get("SLURMD_NODENAME") != node.name:
-        raise UsageError(
-            f"this shell does not run on {node.name}, the node of SLURM job {number}; start the same command there: "
-            f"srun --jobid={number} --pty COMMAND, or {submit}"
+            "of them only; to use all, start this command with --engine local on each node (srun --nodes=1)"
         )
     return found
+
+
+def is_on(node: Node, own: Mapping[str, str]) -> bool:
+    """Whether this process runs on the node; the shell of salloc often runs on the login node."""
+    return own.get("SLURMD_NODENAME") == node.name
+
+
+def place_for(wanted: Sequence[Placement], options: EngineOptions, own: Mapping[str, str]) -> Allocation | str:
+    """The SLURM job in which jobs with these wishes can all run from here, on this node; else why they can't.
+
+    ``own``: this process's variables. Raises EngineMissing, EngineAway.
+    """
+    found = only_node(own)
+    if isinstance(found, str):
+        return found
+    (node,) = found.nodes
+    if not is_on(node, own):
+        return f"this does not run on {node.name}, the node of that job; --in-allocation runs it there"
+    for name in _OF_OWN_JOBS:
+        if getattr(options, name):
+            return f"--{name.replace('_', '-')} is for SLURM jobs of their own"
+    found = replace(found, nodes=(_part(node, own),))
+    return found.lacks_for_all(wanted, options) or found
+
+
+def _part(node: Node, own: Mapping[str, str]) -> Node:
+    """What of the job's node this process may use: a step can have less than its job."""
+    visible = len([word for word in own.get(_VISIBLE, "").split(",") if word])
+    cpus = own.get("SLURM_CPUS_ON_NODE", "")
+    return replace(
+        node,
+        gpus=node.gpus if visible >= node.count(None) else {next(iter(node.gpus)): visible},
+        cpus=min(node.cpus, int(cpus)) if cpus.isdigit() else node.cpus,
+        memory_mb=min(node.memory_mb, allotment.memory_mb() or node.memory_mb),
+    )
 
 
 def in_step(own: Mapping[str, str]) -> bool:

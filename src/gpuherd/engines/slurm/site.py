@@ -18,7 +18,8 @@ NODES_FORMAT = "%N|%R|%T|%c|%m|%G"
 # Partition (with a star behind the default one), its state, the longest time.
 PARTITIONS_FORMAT = "%P|%a|%l"
 
-_GPU = re.compile(r"gpu(?::([^:(),=]+))?:(\d{1,9})(?:\(.*?\))?")
+# A job's GPUs are counted in brackets while the controller doesn't know their numbers.
+_GPU = re.compile(r"gpu(?::([^:(),=]+))?(?:(?::(\d{1,9}))(?:\(.*?\))?|\(CNT:(\d{1,9})\))")
 _TIME = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
 _ON_NODES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES=(\S*)", re.MULTILINE)
@@ -26,6 +27,7 @@ _TAKES_NONE = frozenset({"drain", "inact"})
 _DEFAULT_ARRAY = 1001
 _DEFAULT_MEMORY_S = 300.0
 _MOST_NAMES = 12
+_TITLES = {"gpu-type": "GPU of the type", "mpi": "MPI type"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +84,46 @@ class Allocation:
         if wanted.time_s is not None and self.left_s is not None and wanted.time_s > self.left_s:
             return f"{wanted.time_s / 60:.0f} minutes are asked for, and {self.left_s / 60:.0f} are left"
         return None
+
+    def lacks_for_all(self, wanted: Sequence[Placement], options: EngineOptions) -> str | None:
+        """What of these wishes it can never give, one after the other or side by side; None where all have room before
+        its time is up."""
+        for each in dict.fromkeys(wanted):
+            reason = self.lacks(each, options)
+            if reason is not None:
+                return reason
+        if self.left_s is None:
+            return None
+        asked_s = sum((each.time_s or 0.0) * self._part(each, options.gpu_type) for each in wanted)
+        if asked_s > self.left_s:
+            return (
+                f"all jobs together ask for {asked_s / 60:.0f} minutes of all that it has, and {self.left_s / 60:.0f} "
+                "are left"
+            )
+        return None
+
+    def at_once(self, wanted: Sequence[Placement]) -> int | None:
+        """How many of them it can give side by side, whichever they are, by the CPUs and the memory that they name.
+
+        None where none names any. Each must fit alone.
+        """
+        rooms = [
+            has // asked
+            for node in self.nodes
+            for each in wanted
+            for asked, has in ((each.cpus, node.cpus), (each.memory_mb, node.memory_mb))
+            if asked
+        ]
+        return max(1, min(rooms)) if rooms else None
+
+    def _part(self, wanted: Placement, gpu_type: str | None) -> float:
+        """The part of all that it has which this takes while it runs."""
+        having = [
+            (wanted.gpus, sum(node.count(gpu_type) for node in self.nodes)),
+            (wanted.cpus or 0, sum(node.cpus for node in self.nodes)),
+            (wanted.memory_mb or 0, sum(node.memory_mb for node in self.nodes)),
+        ]
+        return max((asked * wanted.nodes / has for asked, has in having if has), default=0.0)
 
     def share(self, wanted: Placement, gpu_type: str | None) -> Placement:
         """The wish with the CPUs and the memory that go with its GPUs, where it names none; so that several steps find
@@ -199,11 +241,31 @@ def gpus_of(gres: str) -> dict[str, int]:
 
     >>> gpus_of("gpu:a100:4(S:0-1),shard:8,gpu:v100:2"), gpus_of("gpu:8"), gpus_of("(null)")
     ({'a100': 4, 'v100': 2}, {'': 8}, {})
+    >>> gpus_of("gpu:a100(CNT:2)"), gpus_of("gpu(CNT:2)"), gpus_of("gpu:a100:2(IDX:0-1)")
+    ({'a100': 2}, {'': 2}, {'a100': 2})
     """
     counts: dict[str, int] = {}
-    for kind, number in _GPU.findall(gres):
-        counts[kind] = counts.get(kind, 0) + int(number)
+    for kind, number, counted in _GPU.findall(gres):
+        counts[kind] = counts.get(kind, 0) + int(number or counted)
     return counts
+
+
+def mpi_types(text: str) -> frozenset[str]:
+    """What ``srun --mpi`` takes, out of ``srun --mpi=list``; nothing where the text has another form.
+
+    >>> sorted(mpi_types("MPI plugin types are...\\n\\tpmix\\nspecific pmix plugin versions available: pmix_v4\\n"))
+    ['pmix', 'pmix_v4']
+    """
+    names = re.findall(r"^[ \t]+(\w+)[ \t]*$", text, re.MULTILINE)
+    versions = re.findall(r"^specific \w+ plugin versions available: (.*)$", text, re.MULTILINE)
+    return frozenset([*names, *(word for line in versions for word in re.findall(r"\w+", line))])
+
+
+def refuse_unknown_mpi(wanted: str, text: str) -> None:
+    """Raises UsageError for a type that ``srun --mpi=list`` does not name; not where that names none."""
+    known = mpi_types(text)
+    if known:
+        _known("mpi", wanted, known)
 
 
 def seconds_of(text: str) -> float | None:
@@ -309,7 +371,7 @@ def _known(what: str, word: str, there: Iterable[str]) -> None:
     near = difflib.get_close_matches(word, every, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else "."
     listed = f" There are: {_some(every)}" if every else " There is none"
-    whose = "you have no account" if what == "account" else f"there is no {what.replace('gpu-type', 'GPU of the type')}"
+    whose = "you have no account" if what == "account" else f"there is no {_TITLES.get(what, what)}"
     raise UsageError(f"--{what} {word}: {whose} {word} in SLURM{hint}{listed}")
 
 

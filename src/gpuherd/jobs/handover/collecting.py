@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from gpuherd.engines.cluster import End
 from gpuherd.jobs import clock
@@ -128,18 +129,23 @@ class Collecting:
 
 
 def begun(followed: Followed, at: float, mono: float) -> Begun | None:
-    """The beginning of an attempt that its node has claimed, for the queue; None while it has not begun.
+    """The beginning of an attempt that its node has claimed, for the queue; None while it has not begun, and where the
+    queue has all that is known of it.
 
     ``at`` and ``mono`` are now. The node's clock is believed as far as it can be right.
     """
     claim, record = followed.claim, followed.record
-    if claim is None or claim.void or followed.handed.node is not None:
+    if claim is None or claim.void:
         return None
-    since = max(record.started_at, min(claim.at, at))
-    labels = gpu_labels(claim, record.queued.gpus, record.queued.job.nodes)
-    return Begun(
-        attempt=record.id, node=claim.node or "?", gpus=labels, labels=labels, at=since, mono=mono - (at - since)
-    )
+    labels = gpu_labels(claim, record.queued.gpus, record.queued.job.nodes, followed.further)
+    if followed.handed.node is None:
+        since = max(record.started_at, min(claim.at, at))
+        mono -= at - since
+    elif labels == record.labels or not followed.further:
+        return None
+    else:
+        since, mono = record.started_at, record.started_mono
+    return Begun(attempt=record.id, node=claim.node or "?", gpus=labels, labels=labels, at=since, mono=mono)
 
 
 def with_begun(followed: Followed, found: Begun) -> None:
@@ -155,18 +161,29 @@ def with_begun(followed: Followed, found: Begun) -> None:
     )
 
 
-def gpu_labels(claim: Claim, gpus: int, nodes: int) -> tuple[str, ...]:
-    """What people call the GPUs of an attempt: ``n1:0``; those of a further node that is not known by name ``n1+1:0``.
+def gpu_labels(
+    claim: Claim, gpus: int, nodes: int, further: Mapping[int, Claim] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """What people call the GPUs of an attempt: ``n1:0``. Of another node that is not known by name ``n1+1:0``, and of
+    one that has not told which it has ``n2:?1``, ``n2:?2``.
 
-    >>> gpu_labels(Claim(at=0.0, node="n1", gpus=("4", "5"), others=("n2",)), 2, 2)
-    ('n1:4', 'n1:5', 'n2:4', 'n2:5')
-    >>> gpu_labels(Claim(at=0.0, node="n1", gpus=("4",)), 1, 2)
-    ('n1:4', 'n1+1:4')
+    ``further``: what the other nodes have told, by rank.
+
+    >>> first = Claim(at=0.0, node="n1", gpus=("4", "5"), others=("n2",))
+    >>> gpu_labels(first, 2, 2, {1: Claim(at=0.0, node="n2", gpus=("0", "3"))})
+    ('n1:4', 'n1:5', 'n2:0', 'n2:3')
+    >>> gpu_labels(first, 2, 3)
+    ('n1:4', 'n1:5', 'n2:?1', 'n2:?2', 'n1+2:?1', 'n1+2:?2')
     """
     if gpus == 0:
         return ()
-    names = claim.gpus or tuple(str(number) for number in range(gpus))
     node = claim.node or "?"
-    where = [node, *claim.others[: nodes - 1]]
-    where += [f"{node}+{rank}" for rank in range(len(where), nodes)]
-    return tuple(f"{each}:{name}" for each in where for name in names)
+    found = [(node, claim.gpus or tuple(str(number) for number in range(gpus)))]
+    for rank in range(1, nodes):
+        told = further.get(rank)
+        name = claim.others[rank - 1] if rank <= len(claim.others) else told.node if told is not None else ""
+        unknown = tuple(f"?{number}" for number in range(1, gpus + 1))
+        # Several nodes of Ray may share a host.
+        known = name and name not in (each for each, _ in found)
+        found.append((name if known else f"{node}+{rank}", unknown if told is None else told.gpus or unknown))
+    return tuple(f"{name}:{number}" for name, numbers in found for number in numbers)

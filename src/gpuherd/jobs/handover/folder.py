@@ -20,6 +20,7 @@ from gpuherd.engines.processes import boot_id
 from gpuherd.jobs import clock
 from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.handover.followed import LOOKS, Followed, Gone
+from gpuherd.jobs.handover.manifest import claim_on_node
 from gpuherd.jobs.handover.reports import NOT_NOW, present, read_claim, read_ended
 from gpuherd.jobs.rundir import RunDirectory
 
@@ -83,16 +84,21 @@ class Folder:
     def read(self, followed: Followed, names: Collection[str] | None = None) -> bool:
         """Reads what is told of one attempt; whether there was something new. ``names``: what is there, where that is
         known: who asks for each of thousands of files over a network waits for each."""
-        number, before = followed.record.id, (followed.claim, followed.ended)
+        number, before = followed.record.id, (followed.claim, followed.further, followed.ended)
         claim, ended = self._run.attempt_claim(number), self._run.attempt_ended(number)
         try:
             if followed.claim is None and (names is None or claim.name in names):
                 followed.claim = read_claim(claim)
+            for rank in range(1, followed.record.queued.job.nodes if followed.has_begun else 1):
+                part = claim_on_node(claim, rank)
+                if rank not in followed.further and (names is None or part.name in names):
+                    told = read_claim(part)
+                    followed.further = followed.further if told is None else {**followed.further, rank: told}
             if followed.ended is None and (names is None or ended.name in names):
                 followed.ended = read_ended(ended)
         except OSError as problem:
             logger.warning("can't read what is told of attempt %d: %s", number, problem)
-        return (followed.claim, followed.ended) != before
+        return (followed.claim, followed.further, followed.ended) != before
 
     def recall_gone(self, followed: Mapping[int, Followed]) -> None:
         """Since when an earlier follower has missed these, so that its patience and ours are one."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuherd.engines.cluster import Phase, Sighting, Ticket
@@ -38,7 +38,7 @@ class Followed:
     Attributes:
         record: as it stands in the queue.
         handed: how it is found in the engine, with the handle as soon as that is known.
-        claim, ended, sighting: what was told of it.
+        claim, ended, sighting: what was told of it. ``further``: claims of its other nodes, by their rank.
         unknown: at the last look the engine did not know it.
         known_at: the latest moment (by ``clock.mono``) at which the engine surely had it and it had not ended there: it
             has taken it from us since, or shown it; None where this process has seen neither.
@@ -52,6 +52,7 @@ class Followed:
     handed: Handed
     progress_file: Path
     claim: Claim | None = None
+    further: Mapping[int, Claim] = field(default_factory=dict)
     ended: Ended | None = None
     sighting: Sighting | None = None
     unknown: bool = False

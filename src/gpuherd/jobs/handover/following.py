@@ -226,8 +226,13 @@ class Following:
         if found:
             self._queue.record_begun([start for _, start in found])
         for each, start in found:
+            known_before = each.handed.node is not None
             with_begun(each, start)
-            place = f"GPU {', '.join(start.labels)}" if start.labels else f"the CPU of {clean(start.node)}"
+            if known_before:
+                continue  # its other nodes have told which GPUs they have
+            # Of another node that has not told of its GPUs yet the name alone.
+            gpus = dict.fromkeys(label.partition(":?")[0] for label in start.labels)
+            place = f"GPU {', '.join(gpus)}" if gpus else f"the CPU of {clean(start.node)}"
             self._tell.about(EventKind.STARTED, each.record, f"started on {place}")
         ends = []
         until = clock.mono() + AT_A_TIME_S

@@ -100,6 +100,7 @@ class Order:
             tag=f"{self.tag}{there}",
             log=f"{self.log}{there}",
             progress=f"{self.progress}{there}",
+            claim=str(claim_on_node(self.first_failure, rank)),
             ended=str(Path(self.ended).with_suffix(f"{there}.ended")),
             result=None,
         )
@@ -113,6 +114,12 @@ class Manifest:
     engine: str
     environment: Mapping[str, str]
     orders: tuple[Order, ...]
+
+
+def claim_on_node(beside: Path, rank: int) -> Path:
+    """Where another node of an attempt, 1 or more, tells that it has begun its part. ``beside``: a file of the attempt,
+    whose name it has but for the suffix."""
+    return beside.with_suffix(f".node{rank}.claim")
 
 
 def portable(environment: Mapping[str, str]) -> dict[str, str]:

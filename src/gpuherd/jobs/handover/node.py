@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.handover.manifest import Manifest, Order, order_of
 from gpuherd.jobs.handover.part import Part
 from gpuherd.jobs.handover.rank import ask_steps, srun
-from gpuherd.jobs.handover.reports import NOT_NOW, Claim, Ended, present, read_claim, read_ended, take
+from gpuherd.jobs.handover.reports import NOT_NOW, Claim, Ended, present, read_claim, read_ended, take, visible_gpus
 from gpuherd.jobs.handover.telling import INTERRUPTED, exit_code, patiently, say
 
 # What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
@@ -116,7 +117,10 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
             return join(manifest, index, world, never)
     told, order = order_of(Path(manifest), index)
     inherited = environment(os.environ, told, order)
-    ended = Part(manifest, index, order.on_node(world.rank), inherited, world, patience_s=PATIENCE_S).run(stop)
+    here = order.on_node(world.rank)
+    with suppress(OSError):  # it tells people which GPUs it has, no more
+        take(Path(here.claim), _claim(inherited, None, here, None))
+    ended = Part(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
     if ended.well:
         return None
     node = os.uname().nodename
@@ -200,7 +204,6 @@ def _is_out(manifest: Path) -> bool:
 
 
 def _claim(inherited: Mapping[str, str], handle: str | None, order: Order, others: Others | None) -> Claim:
-    visible = inherited.get(_VISIBLE, "")
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     further: tuple[str, ...] = ()
     if order.nodes > 1:
@@ -210,7 +213,7 @@ def _claim(inherited: Mapping[str, str], handle: str | None, order: Order, other
         node=node,
         others=tuple(name for name in further if name != node),
         handle=handle or _slurm_handle(os.environ),
-        gpus=tuple(name for name in visible.split(",") if name),
+        gpus=visible_gpus(inherited),
         pid=os.getpid(),
     )
 

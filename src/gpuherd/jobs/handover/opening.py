@@ -5,18 +5,27 @@ while the other one has jobs of the folder. Nothing of SLURM or Ray is imported 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, fields
-from typing import Any
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuherd.engines.cluster import Engine
-from gpuherd.engines.options import LOCAL, EngineOptions
-from gpuherd.errors import CannotWrite, GpuherdError, UsageError
+from gpuherd.engines.cluster import Engine, Placement
+from gpuherd.engines.options import LOCAL, EngineOptions, for_this_machine
+from gpuherd.errors import CannotWrite, GpuherdError, JobCannotFit, UsageError, printable
 from gpuherd.jobs.durable import private_write
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queuefile import QueueFile
 from gpuherd.jobs.rundir import RunDirectory
 from gpuherd.jobs.whereabouts import engine_name
+
+if TYPE_CHECKING:
+    from gpuherd.engines.slurm.site import Allocation
+
+DispatchT = TypeVar("DispatchT", bound=DispatchOptions)
 
 
 def make(options: EngineOptions) -> Engine:
@@ -39,6 +48,55 @@ def opened(options: EngineOptions) -> Iterator[Engine | None]:
         return
     with closing(make(options)) as engine:
         yield engine
+
+
+def place_inside(wanted: Sequence[Placement], options: EngineOptions, run: RunDirectory | None) -> Allocation | None:
+    """The SLURM job, of which this process is a part, that is to run jobs with these wishes; None where they are to be
+    handed to the engine. Says which in one line on standard error, where both could be meant.
+
+    A run whose jobs were handed to SLURM before goes on so. ``run``: None where there is no folder yet.
+
+    Raises JobCannotFit where it can't be and ``in_allocation`` wants nothing else; EngineMissing, EngineAway.
+    """
+    number = os.environ.get("SLURM_JOB_ID")
+    if options.engine != "slurm" or options.in_allocation is False or (number is None and not options.in_allocation):
+        return None
+    from gpuherd.engines.slurm.foreground import place_for
+
+    found: Allocation | str
+    if not options.in_allocation and run is not None and recall(run) is not None:
+        found = f"jobs of {run.root} were submitted before (--in-allocation runs what is left in this one)"
+    else:
+        found = place_for(wanted, options, os.environ)
+    if not isinstance(found, str):
+        # Where SLURM has given this process no GPU, those that the machine has are others'.
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+        _tell(f"the jobs run in SLURM job {found.job}, on {found.nodes[0].name} (--no-in-allocation submits them)")
+        return found
+    if options.in_allocation:
+        raise JobCannotFit(f"--in-allocation: {found}; leave it out to submit jobs of their own")
+    _tell(f"inside of SLURM job {number}: new jobs are submitted, and wait in SLURM's queue: {found}")
+    return None
+
+
+def settled(jobs: Sequence[Job], options: DispatchT, run: RunDirectory | None) -> DispatchT:
+    """The options by which these jobs run: as they are, or those of this machine, where the jobs run inside of the
+    SLURM job that this process is a part of. Says so, and raises, as ``place_inside``."""
+    if options.engine != "slurm":
+        return options
+    from gpuherd.jobs.outlook import would_ask
+
+    wanted = [would_ask(job, options) for job in jobs]
+    found = place_inside(wanted, options, run)
+    if found is None:
+        return options
+    most = [each for each in (options.max_concurrent, options.array_limit, found.at_once(wanted)) if each is not None]
+    return replace(for_this_machine(options), max_concurrent=min(most, default=None))
+
+
+def _tell(sentence: str) -> None:
+    sys.stderr.write(f"gpuherd: {printable(sentence)}\n")
+    sys.stderr.flush()
 
 
 def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptions) -> None:

@@ -1,9 +1,9 @@
 """What srun starts on each node of an attempt that spans several:
 ``python -m gpuherd.jobs.handover.rank PORT FILE -- WORD...``
 
-It tells the job its place among the nodes (``world``), runs it, and ends as it ends. SLURM ends all when one has
-failed, and tells the highest of all exit codes: that of a signal then, by which it ended the others. The first that
-fails therefore leaves its own in ``FILE``, which can be made only once.
+It tells the job its place among the nodes (``world``), and the follower which GPUs the job has there, runs the job, and
+ends as it ends. SLURM ends all when one has failed, and tells the highest of all exit codes: that of a signal then, by
+which it ended the others. The first that fails therefore leaves its own in ``FILE``, which can be made only once.
 
 srun hands signals to the whole process group, in which the job is too; they do nothing to this process.
 """
@@ -23,8 +23,9 @@ from pathlib import Path
 from gpuherd.engines import progress
 from gpuherd.engines.world import Failure, World, of_slurm, ranks_of_slurm
 from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.jobs.handover.manifest import Order
-from gpuherd.jobs.handover.reports import once
+from gpuherd.jobs import clock
+from gpuherd.jobs.handover.manifest import Order, claim_on_node
+from gpuherd.jobs.handover.reports import Claim, once, take, visible_gpus
 from gpuherd.jobs.handover.telling import say
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
@@ -75,6 +76,10 @@ def main(words: Sequence[str]) -> int:
     for number in _SIGNALS:
         signal.signal(number, lambda *_: None)  # not ignored: the job would inherit that
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    if world.rank > 0 and os.environ.get("SLURM_LOCALID", "0") == "0":
+        claim = Claim(at=clock.wall(), node=node, gpus=visible_gpus(os.environ), pid=os.getpid())
+        with suppress(OSError):  # it tells people which GPUs it has, no more
+            take(claim_on_node(Path(words[1]), world.rank), claim)
     code = _run(words[3:], world)
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # an interpreter that ends takes handlers away, and one is still coming

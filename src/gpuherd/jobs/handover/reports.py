@@ -44,7 +44,7 @@ NOT_NOW = frozenset({errno.ENOENT, errno.ESTALE})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """Who has an attempt. ``at`` is the node's wall clock.
+    """Who has an attempt, or another node's part of one. ``at`` is the node's wall clock.
 
     Attributes:
         void: nobody runs it: its follower has made sure that it never begins, or its leader has, which was started
@@ -97,6 +97,11 @@ class Ended:
     def well(self) -> bool:
         """Whether the job has succeeded; also when it was told to end and had done its work."""
         return self.started and self.code == 0 and self.has_result
+
+
+def visible_gpus(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES holds, taken apart."""
+    return tuple(name for name in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
 
 
 def take(path: Path, claim: Claim) -> bool:

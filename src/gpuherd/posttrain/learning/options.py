@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 
 from gpuherd.batch.foreground import RunOptions
-from gpuherd.engines.options import LOCAL, ClusterOptions, as_for_jobs
+from gpuherd.engines.options import LOCAL, ClusterOptions, as_for_jobs, refuse_ranks
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions, count
 from gpuherd.options import option
@@ -88,6 +88,7 @@ class TrainOptions(ClusterOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_ranks(self)
         if self.config is None and not (self.resume and self.output is not None):
             raise UsageError("--config FILE is missing (to go on with a training: --resume --output DIR)")
 

@@ -22,7 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gpuherd.batch.foreground import Taken, Waiter
 from gpuherd.engines import progress
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.cluster import Placement
+from gpuherd.engines.options import LOCAL, for_this_machine
 from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, printable
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.rundir import RunDirectory
@@ -144,6 +145,8 @@ class TrainRun:
             return ExitCode.OK
         processes = processes_of(config)
         steps_of(config, processes.size)
+        if self._is_inside(processes, config, folder):
+            self.options = for_this_machine(self.options)
         if self.options.engine != LOCAL:
             return self._on_a_cluster(config, folder, processes)
         check_port(config)
@@ -205,6 +208,20 @@ class TrainRun:
         told = "cancelled" if outcome.cancelled else "stopped" if outcome.waiting else None
         self._tell(self._end(code, folder, told))
         return code
+
+    def _is_inside(self, processes: Processes, config: TrainConfig, folder: TrainDirectory) -> bool:
+        """Whether it runs in the SLURM job that this is typed in. Raises as ``place_inside``."""
+        from gpuherd.jobs.handover.opening import place_inside
+
+        options = self.options
+        wanted = Placement(
+            gpus=0 if processes.on_cpu else processes.here,
+            nodes=config.distributed.num_nodes,
+            cpus=options.cpus_per_job,
+            memory_mb=options.host_mem,
+            time_s=options.time_limit,
+        )
+        return place_inside([wanted], options.dispatch, RunDirectory(folder.root)) is not None
 
     def _refuse_other_hands(self, folder: TrainDirectory) -> None:
         """Raises UsageError where the training is in the hands of another engine than is asked for now."""

@@ -25,6 +25,7 @@ from gpuherd.gpus.nvml import machine
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock, outlook
 from gpuherd.jobs.durable import atomic_write, remove_strays
+from gpuherd.jobs.handover.opening import settled
 from gpuherd.jobs.live import display
 from gpuherd.jobs.outcome import Outcome
 from gpuherd.jobs.queue import Queue
@@ -233,6 +234,9 @@ class RoundsExperiment:
             share=self.options.share,
             simulate=self.simulate,
         )
+        if not self.options.enqueue_only:
+            done = self._done()
+            self.options = settled([job for job in jobs if job.name not in done], self.options, self.folder)
         phases = {each.step.name: each.step.phase.value for each in self.plan}
         with display(self.console) as shown:
             watcher = GpuWatcher(self.folder, phases, shown, self._gpus)
@@ -291,7 +295,7 @@ class RoundsExperiment:
         title = headline(self.settings, self.prepared, self.plan, done)
         print_tree(self.console, plan_tree(title, self.plan, done, self.prepared))
         self._outlook = outlook.of_like(
-            [each.asked.gpus for each in self.plan if each.step.name not in done], self.options
+            [each.asked.gpus for each in self.plan if each.step.name not in done], self.options, self.folder
         )
         for line in self._outlook.lines:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuherd.engines.options import refuse_ranks
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions, count
 from gpuherd.options import option
@@ -37,6 +38,7 @@ class RoundsOptions(DispatchOptions):
 
     def __post_init__(self) -> None:
         DispatchOptions.__post_init__(self)
+        refuse_ranks(self)
         object.__setattr__(self, "gpu_list", tuple(self.gpu_list))
         if self.gpus_per_job != 1:
             raise UsageError(

@@ -187,7 +187,7 @@ class GenerateExperiment:
         lines = summary.plan_lines(self.config, self.prepared, self.plan, len(shards), self._answered(shards))
         if self.config.dry_run:
             summary.print_refused(self.console, self.prepared.refused)
-            self._outlook = outlook.of_like([self.plan.asks.gpus] * len(shards), self.config)
+            self._outlook = outlook.of_like([self.plan.asks.gpus] * len(shards), self.config, self.folder)
             lines += self._outlook.lines
             lines.append("nothing was started")
         summary.print_lines(self.console, lines)

@@ -159,7 +159,8 @@ class Scoring:
     @cached_property
     def outlook(self) -> Outlook:
         """What becomes of the jobs that measure, with the engine that was named. Raises as its ``check``."""
-        return of_like([work.asks.gpus for work in self.missing for _ in work.shards], self.options)
+        run = self.missing[0].folder if self.missing else None
+        return of_like([work.asks.gpus for work in self.missing for _ in work.shards], self.options, run)
 
     def run(self) -> ScoreOutcome:
         """Measures what is missing, computes and writes. With ``dry_run`` it only decides.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from gpuherd.engines.options import refuse_ranks
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions, count, positive_int
 from gpuherd.models.load.options import ModelOptions
@@ -56,6 +57,7 @@ class WorkOptions(DispatchOptions, ModelOptions):
 
     def __post_init__(self) -> None:
         DispatchOptions.__post_init__(self)
+        refuse_ranks(self)
         ModelOptions.__post_init__(self)
         object.__setattr__(self, "gpu_list", tuple(self.gpu_list))
         if self.gpus_per_job < 1:
