@@ -312,7 +312,10 @@ def test_the_config_beside_the_weights(tiny: Callable[..., tuple[Any, Path]]) ->
 
 
 def test_a_huge_header_is_quick(tmp_path: Path) -> None:
-    """A model of a terabyte: 200 shards, 60,000 tensors; only headers are there to be read (the files are sparse)."""
+    """A model of a terabyte: 200 shards, 60,000 tensors; only headers are there to be read (the files are sparse).
+
+    It takes 1 to 2 s; a look at all tensors for each shard would take minutes.
+    """
     import os
     import time
 
@@ -329,7 +332,7 @@ def test_a_huge_header_is_quick(tmp_path: Path) -> None:
     started = time.process_time()
     checkpoint = open_checkpoint(tmp_path)
     assert sum(info.nbytes for info in checkpoint.tensors.values()) > 10**12
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 15
 
 
 # VmHWM is the peak of this program; ru_maxrss would have that of the process that started it.

@@ -94,6 +94,7 @@ def test_a_matrix_that_fits_exactly_or_where_nobody_knows_is_done() -> None:
 MEASURE = """
 import re, sys
 import numpy as np
+import scipy.linalg
 from gpuherd.esd.spectra.pooled import spectrum_of, memory_needed
 from gpuherd.models.matrices import WeightMatrix
 

@@ -268,13 +268,17 @@ class Step:
 
     def _copies_of_reference(self, job: TrainingJob) -> int:
         """Copies of the model's own parameters that its backward pass waits for, and those that a divided reference
-        gathers."""
+        gathers, or that autocast makes of one matrix of a float32 reference: counted by what they exceed the logits'
+        float32 copies, which are made when those of the head are gone."""
         if not job.keeps_reference:
             return self._alive_copies(job)
         if self.shards > 1:
             return self._alive_copies(job) + self.copies_around + self._gathered(2)
-        wide = casts(job) and job.reference_precision is Precision.FP32
-        return self._alive_copies(job) + (product_bytes(job) * self.largest_matrix if wide else 0)
+        if not casts(job) or job.reference_precision is not Precision.FP32:
+            return self._alive_copies(job)
+        scores = product_bytes(job) * self.task.architecture.vocab_size * job.scored_tokens
+        later = max(0, self._logits(job)[0] - scores)
+        return self._alive_copies(job) + max(0, product_bytes(job) * self.largest_matrix - later)
 
     def _kept_scores(self, job: TrainingJob) -> int:
         """Log-probabilities of every word, which the backward pass needs."""
