@@ -57,11 +57,11 @@ class Item:
     weight: float = 1.0
 
 
-def net(seed: int = 0, dropout: float = 0.0) -> Net:
+def net(seed: int = 0, dropout: float = 0.0, blocks: int = 3) -> Net:
     """A net of these random weights; the generator's state is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Net(dropout)
+        return Net(dropout, blocks)
 
 
 def items(count: int, seed: int = 0) -> list[Item]:

@@ -1,6 +1,7 @@
 """One of several processes that train the same net by every strategy: what test_processes starts by torchrun.
 
-``python -m torch.distributed.run --nproc-per-node=2 processes.py FOLDER``: the main process leaves ``told.json``.
+``python -m torch.distributed.run --nproc-per-node=2 processes.py FOLDER``: the main process leaves ``told.json``. With
+``resumed`` after the folder they only compare a training that went on with one that was never stopped.
 """
 
 from __future__ import annotations
@@ -68,6 +69,23 @@ def by(world: World, steps: StepOptions, folder: Path) -> dict[str, Any]:
     }
 
 
+def resumed(world: World, steps: StepOptions, folder: Path) -> list[str]:
+    """The weights in which a training that went on from its third step differs from one that was never stopped.
+
+    Of many layers and several passes a step: a sum of few numbers is the same in any order.
+    """
+    batch = 4 * world.size - 1
+    one = trainee(net(blocks=12), world=world, optimiser=ADAMW, steps=steps)
+    trained(one, range(3), batch)
+    Checkpoints(folder, world).save(3, one, {})
+    trained(one, range(3, 6), batch)
+    again = trainee(net(5, blocks=12), world=world, optimiser=ADAMW, steps=steps)
+    Checkpoints(folder, world).restore(again)
+    trained(again, range(3, 6), batch)
+    left = again.full_state()
+    return [name for name, weight in one.full_state().items() if name != "count" and not weight.equal(left[name])]
+
+
 def mixed(world: World, steps: StepOptions) -> list[float]:
     """Steps under autocast."""
     return trained(made(world, steps, amp_dtype="bfloat16"), range(6), BATCH)
@@ -111,6 +129,15 @@ def main(folder: Path) -> None:
             (folder / "told.json").write_text(json.dumps(told))
 
 
+def main_resumed(folder: Path) -> None:
+    """By each strategy, what differs."""
+    torch.set_num_threads(1)
+    with World.from_environment("cpu") as world:
+        differ = {name: resumed(world, steps, folder / name) for name, steps in STRATEGIES.items()}
+        if world.is_main:
+            (folder / "told.json").write_text(json.dumps(differ))
+
+
 def _refused(world: World, folder: Path) -> list[str]:
     """What each process says of a checkpoint that the last one can't load, and of a strategy that can't be."""
     found = []
@@ -127,5 +154,5 @@ def _refused(world: World, folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    (main_resumed if sys.argv[2:] == ["resumed"] else main)(Path(sys.argv[1]))
     leave(0)

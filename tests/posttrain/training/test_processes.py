@@ -34,11 +34,15 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 @pytest.fixture(scope="module")
 def told(single: tuple[Path, dict[str, Any]]) -> dict[str, Any]:
     """What two processes told, beside the single one's checkpoint."""
-    folder = single[0]
+    return _started(2, single[0])
+
+
+def _started(count: int, folder: Path, *words: str) -> dict[str, Any]:
+    """What so many processes told."""
     root = Path(__file__).parents[3]
-    words = [sys.executable, "-W", "error::FutureWarning", "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    torchrun = [sys.executable, "-W", "error::FutureWarning", "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [*words, "--standalone", str(root / "tests/posttrain/training/processes.py"), str(folder)],
+        [*torchrun, f"--nproc-per-node={count}", str(root / "tests/posttrain/training/processes.py"), folder, *words],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(root / "src")},
         capture_output=True,
         text=True,
@@ -63,6 +67,11 @@ def test_two_processes_are_as_one(single: tuple[Path, dict[str, Any]], told: dic
 @pytest.mark.parametrize("name", SHARING)
 def test_they_go_on_bit_for_bit(told: dict[str, Any], name: str) -> None:
     assert told[name]["resumed"] == told[name]["losses"][3:]
+
+
+def test_four_go_on_bit_for_bit(tmp_path: Path) -> None:
+    """The order of their sums, which two don't have, is that of an undisturbed training from the first step on."""
+    assert _started(4, tmp_path, "resumed") == {name: [] for name in SHARING}
 
 
 @pytest.mark.parametrize("name", SHARING)

@@ -43,13 +43,43 @@ def distributed(
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     apart: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
     devices = [int(world.device.partition(":")[2])] if world.device.startswith("cuda") else None
-    return DistributedDataParallel(
+    wrapped = DistributedDataParallel(
         module,
         device_ids=devices,
         find_unused_parameters=not all_used,
         gradient_as_bucket_view=True,
         **apart,
     )
+    if all_used:  # otherwise the first buckets stay
+        _settle_buckets(wrapped)
+    return wrapped
+
+
+def _settle_buckets(wrapped: Any) -> None:
+    """Gives DDP its final buckets before the first step, by a backward pass of zeros.
+
+    DDP sorts gradients into other buckets once a first backward pass has shown in which order they come. Where a
+    gradient lies in its bucket decides in which order three and more processes are summed: a resumed process, whose
+    first step is not the training's, would round otherwise. Here the weights get their gradients from the last to the
+    first, nearly as a real pass gives them, so that sums still run beside the backward pass.
+    """
+    import torch
+
+    class Zero(torch.nn.Module):
+        def forward(self, total: Any) -> Any:
+            for weight in weights:
+                total = total + weight.sum().to(total.dtype)
+            return total * 0
+
+    module = wrapped.module
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    wrapped.module = Zero()
+    try:
+        wrapped(torch.zeros((), device=weights[0].device)).backward()
+    finally:
+        wrapped.module = module
+        for weight in weights:
+            weight.grad = None
 
 
 def _sharded(module: Any, steps: StepOptions, world: World, amp_dtype: Any, layers: Sequence[Any]) -> Any:
