@@ -18,8 +18,8 @@ from typing import Any
 
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import Job, RunDirectory, run_jobs
-from gpuherd.jobs.events import Event, EventKind
 from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.records import Event, EventKind
 from gpuherd.standin.machine import Machine
 
 GPUS = 8

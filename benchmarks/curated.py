@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.dispatch import environment_of
-from gpuherd.engines.processes import tagged
+from gpuherd.engines.process_tree import tagged
 from gpuherd.esd import ESDExperiment, ExperimentConfig
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
@@ -35,8 +35,8 @@ from gpuherd.esd.model_list import ModelRow, read_model_list
 from gpuherd.esd.plan import result_file
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.tables.stats import FIT_OK, Origin, stats_rows, table_text
-from gpuherd.jobs.queue import Queue
-from gpuherd.standin.build import compiler
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.standin.driver import compiler
 from gpuherd.standin.machine import Machine
 
 LIST = Path(__file__).parents[2] / "shared/data/model-lists/curated-3164.csv"

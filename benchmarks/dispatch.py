@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._peers import PEERS, PLACES, Absent, Task
-from gpuherd.standin.build import compiler
+from gpuherd.standin.driver import compiler
 from gpuherd.standin.machine import Machine
 
 # Writes "S <ns> <GPUs>" at once and "E <ns> <GPUs>" after sleeping: argv is the file and the seconds.

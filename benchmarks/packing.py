@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.jobs import Job, RunDirectory, run_jobs
-from gpuherd.jobs.events import Event, EventKind
 from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.records import Event, EventKind
 from gpuherd.standin.machine import Machine
 
 GPU_MB = 80 * 1024

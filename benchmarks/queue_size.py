@@ -50,7 +50,7 @@ _DECIDE = """\
 import json, statistics, sys, time
 from gpuherd.gpus.choose import choose
 from gpuherd.jobs import Queue
-from gpuherd.jobs.policy import GpuView, Limits, WaitingJob, decide
+from gpuherd.jobs.scheduler.policy import GpuView, Limits, WaitingJob, decide
 from gpuherd.simulate import machine
 queue, times = Queue(sys.argv[1]), []
 (gpus,) = machine("8x80GB")

@@ -23,7 +23,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gpuherd.standin.build import compiler, library_folder
+from gpuherd.standin.driver import compiler, library_folder
 from gpuherd.standin.machine import Machine
 
 GPUS = 8

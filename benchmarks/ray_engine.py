@@ -26,13 +26,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpuherd.engines.cluster import Batch, End, Parcel, Phase, Placement, Ticket
+from gpuherd.engines.base import Batch, End, Parcel, Phase, Placement, Ticket
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.ray import RayEngine
 from gpuherd.jobs import Job, RunDirectory, run_jobs
-from gpuherd.jobs.handover.manifest import Manifest, Order, portable, to_json
-from gpuherd.jobs.handover.node import join, lead
 from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.remote.agent import join, lead
+from gpuherd.jobs.remote.protocol import Manifest, Order, portable, to_json
 
 PLACES = 8
 _CLUSTER = """

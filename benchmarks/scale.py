@@ -26,12 +26,23 @@ from gpuherd.engines.slurm import parse
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import Job, JobState, Queue, RunDirectory
-from gpuherd.jobs.handover.manifest import Manifest, Order, order_of, portable, to_json
-from gpuherd.jobs.handover.reports import Claim, Ended, present, read_ended, take, write_ended
-from gpuherd.jobs.policy import GpuView, Limits, Pool, WaitingJob, decide_with
+from gpuherd.jobs.monitor.job_status import Page
+from gpuherd.jobs.monitor.status import read_status
 from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, Begun, Handed, StartRecord
-from gpuherd.jobs.runstatus import Page
-from gpuherd.jobs.status import read_status
+from gpuherd.jobs.remote.protocol import (
+    Claim,
+    EndReport,
+    Manifest,
+    Order,
+    order_of,
+    portable,
+    present,
+    read_ended,
+    take,
+    to_json,
+    write_ended,
+)
+from gpuherd.jobs.scheduler.policy import GpuView, Limits, Pool, WaitingJob, decide_with
 from gpuherd.simulate import Mix, Recipe, Rules, Scenario, drawn, machines, simulate, spread, variants
 
 T = TypeVar("T")
@@ -286,7 +297,7 @@ def reports(size: int) -> dict[str, float]:
     clock = _Clock()
     with tempfile.TemporaryDirectory(prefix="gpuherd-scale-") as name:
         folder, numbers = Path(name), count()
-        ended = Ended(at=time.time(), ran_s=1.0, code=0)
+        ended = EndReport(at=time.time(), ran_s=1.0, code=0)
         for number in range(size):
             (folder / f"{number:08}.ended").write_bytes(b"{}")
         clock("look", lambda: present(folder), 5)
@@ -341,8 +352,8 @@ def _start(times: int) -> dict[str, float]:
     """Milliseconds of CPU that a process takes before it does anything: children's, from start to exit."""
     programs = {
         "python": "pass",
-        "leader_on_a_node": "import gpuherd.jobs.handover.node",
-        "gpuherd_status_imports": "import gpuherd.cli.status, gpuherd.jobs.status",
+        "leader_on_a_node": "import gpuherd.jobs.remote.agent",
+        "gpuherd_status_imports": "import gpuherd.cli.status, gpuherd.jobs.monitor.status",
     }
     return {name: round(median(_cpu_of_child(text) for _ in range(times)), 1) for name, text in programs.items()}
 

@@ -8,8 +8,8 @@ from random import Random
 from typing import Any
 
 from gpuherd.simulate import Recipe, Rules, Scenario, drawn, machine, machines, simulate, spread, variants
-from gpuherd.simulate.figures import Figures
-from gpuherd.simulate.strangers import background
+from gpuherd.simulate.external_users import background
+from gpuherd.simulate.results import Figures
 from gpuherd.simulate.workload import Mix
 
 # Name, GPUs that jobs ask for, strangers.

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuherd.jobs.durable import atomic_write
+from gpuherd.atomic import atomic_write
 from gpuherd.lm.guidance.form import Kind
 from gpuherd.posttrain.algorithm import Algorithm, Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.algos import cd, dpo, grpo, pita, ppo, qsharp, reinforce, sft

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from gpuherd.jobs.durable import atomic_write
+from gpuherd.atomic import atomic_write
 from gpuherd.qa.intervals import wilson
 from reproductions.comparison import GUIDED
 

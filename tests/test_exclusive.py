@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpuherd import exclusive
-from gpuherd.exclusive import NO_LINKS, put_first
+from gpuherd import atomic
+from gpuherd.atomic import NO_LINKS, put_first
 
 WAYS = ("link", "rename", "turn")
 
@@ -120,7 +120,7 @@ def test_one_that_was_killed_in_its_turn_does_not_hold_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take_away("turn", monkeypatch)
-    monkeypatch.setattr(exclusive, "_SILENT_S", 0.2)
+    monkeypatch.setattr(atomic, "_SILENT_S", 0.2)
     turn = tmp_path / ".file.turn"
     turn.touch()
     assert put_first(finished(tmp_path, "first"), tmp_path / "file")
@@ -134,7 +134,7 @@ def test_one_that_was_killed_in_its_turn_does_not_hold_the_name(
         turn.rename(tmp_path / "its turn is over")
 
     turn = turn.rename(tmp_path / ".other.turn")
-    monkeypatch.setattr(exclusive, "_SILENT_S", 60)
+    monkeypatch.setattr(atomic, "_SILENT_S", 60)
     thread = threading.Thread(target=at_work)
     thread.start()
     assert not put_first(finished(tmp_path, "second"), tmp_path / "other")

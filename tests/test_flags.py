@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import ExitCode
-from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.options import GpuOptions, count
-from gpuherd.options import option
+from gpuherd.options import Parser, add_options, build, option
 
 
 @dataclass(frozen=True, kw_only=True)

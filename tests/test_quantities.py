@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd import quantities
-from gpuherd.quantities import duration_s, gpu_range, size_mb, size_or_none_mb
+from gpuherd import units
+from gpuherd.units import duration_s, gpu_range, size_mb, size_or_none_mb
 
 
 def test_examples() -> None:
-    assert doctest.testmod(quantities).failed == 0
+    assert doctest.testmod(units).failed == 0
 
 
 @pytest.mark.parametrize("word", ["", "x", "-1GB", "0", "20 GBs", "1e9", "nan", "٣GB", "1.5.2GB", "GB", "0MB", "1GB2"])

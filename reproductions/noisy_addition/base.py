@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gpuherd.jobs.durable import atomic_write
+from gpuherd.atomic import atomic_write
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.tasks.arithmetic import Arithmetic, Settings, make_tokenizer
 from gpuherd.report.progress import track

@@ -14,16 +14,15 @@ from pathlib import Path
 import pytest
 from tests.patience import wait_until
 
-from gpuherd.batch.background import CannotStartUp, down, up
+from gpuherd.batch.daemon import CannotStartUp, down, up
 from gpuherd.batch.job_options import JobOptions
-from gpuherd.batch.own_queue import open_folder
-from gpuherd.batch.submitting import make_job, submit
+from gpuherd.batch.user_queue import make_job, open_folder, submit
 from gpuherd.errors import ExitCode, QueueBusy
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.standin.machine import Machine
 
 FAST = ("--max-checks", "1", "--check-interval", "0.02")
@@ -203,7 +202,7 @@ def test_in_the_foreground(own: RunDirectory, tmp_path: Path) -> None:
 
 def test_a_dispatcher_that_waits_for_days_carries_nothing_that_it_does_not_use() -> None:
     program = (
-        "import sys, gpuherd.batch.background, gpuherd.jobs.run, gpuherd.jobs.gpuwatch;"
+        "import sys, gpuherd.batch.daemon, gpuherd.jobs.run, gpuherd.jobs.gpu.watch;"
         "print(*sorted(name.split('.')[0] + ('.' + name.split('.')[1] if '.' in name else '') for name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -217,7 +216,7 @@ def test_a_dispatcher_that_waits_for_days_carries_nothing_that_it_does_not_use()
 def test_gpuherd_is_found_again_on_the_nodes_of_a_cluster(tmp_path: Path, engine: str, kept: str | None) -> None:
     """Where PYTHONPATH is how it was found here, as by a module of a cluster's."""
     script = (
-        "import os; from gpuherd.batch.background import forget_environment;"
+        "import os; from gpuherd.batch.daemon import forget_environment;"
         f" os.environ.update(PYTHONPATH='/lib::src', MINE='x'); forget_environment({engine!r});"
         " print(os.environ.get('PYTHONPATH'), os.environ.get('MINE'))"
     )

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.batch.assemble import Content, assemble
-from gpuherd.batch.commands import read_commands
-from gpuherd.batch.draft import BadJobFile
+from gpuherd.batch.commands_txt import read_commands
+from gpuherd.batch.job_options import BadJobFile
 from gpuherd.jobs.job import Job
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.batch.background import down
-from gpuherd.batch.commands import read_commands
-from gpuherd.batch.document import read_document
+from gpuherd.batch.commands_txt import read_commands
+from gpuherd.batch.daemon import down
 from gpuherd.batch.job_options import KEYS
+from gpuherd.batch.jobs_yaml import read_document
 from gpuherd.cli.main import build_parser
 
 PAGE = (Path(__file__).parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")

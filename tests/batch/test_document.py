@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.batch.assemble import assemble
-from gpuherd.batch.document import read_document, read_engine
-from gpuherd.batch.draft import BadJobFile
+from gpuherd.batch.job_options import BadJobFile
+from gpuherd.batch.jobs_yaml import read_document, read_engine
 from gpuherd.jobs.job import Job
 
 

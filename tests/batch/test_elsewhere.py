@@ -19,8 +19,8 @@ import pytest
 from tests.jobs.handover.conftest import Cluster, cluster
 from tests.patience import wait_until
 
-from gpuherd.batch.elsewhere import follow
-from gpuherd.batch.foreground import NoGpuFree, RunOptions
+from gpuherd.batch.run import NoGpuFree, RunOptions
+from gpuherd.batch.run_remote import follow
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 
 __all__ = ["cluster"]
@@ -170,9 +170,9 @@ def test_what_has_not_begun_in_time_is_taken_back(cluster: Cluster) -> None:
 
 _STUCK = """
 import time
-from gpuherd.batch.elsewhere import follow
-from gpuherd.batch.foreground import RunOptions
-from gpuherd.jobs.handover import opening
+from gpuherd.batch.run_remote import follow
+from gpuherd.batch.run import RunOptions
+from gpuherd.jobs.remote import dispatcher
 
 class Stuck:
     name, look_s, chains, remembers_s = "ray", 1.0, False, 60.0
@@ -182,7 +182,7 @@ class Stuck:
     def close(self):
         time.sleep(1000)
 
-opening.make = lambda options: Stuck()
+dispatcher.make = lambda options: Stuck()
 follow(RunOptions(engine="ray"), ["true"], lambda text: print(text, flush=True))
 """
 

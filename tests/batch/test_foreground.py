@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from tests.patience import wait_until
 
-from gpuherd.batch.foreground import NoGpuFree, RunOptions, Waiter
+from gpuherd.batch.run import NoGpuFree, RunOptions, Waiter
 from gpuherd.errors import ExitCode
-from gpuherd.gpus.lease import LeaseFolder
-from gpuherd.jobs.gpuwatch import watch_for_plan
+from gpuherd.gpus.leases import LeaseFolder
+from gpuherd.jobs.gpu.watch import watch_for_plan
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.standin.machine import Machine
 
@@ -266,7 +266,7 @@ def test_the_users_own_limit_holds_across_several(standin: Callable[..., Machine
 def test_a_driver_that_is_late_is_waited_for_and_not_passed_over(
     standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuherd.jobs.gpuwatch.DRIVER_PAUSE_S", 0.05)
+    monkeypatch.setattr("gpuherd.jobs.gpu.watch.DRIVER_PAUSE_S", 0.05)
     machine = standin("1x40GB")
     machine.fail(9)
     told: list[str] = []
@@ -287,7 +287,7 @@ def test_a_driver_that_is_late_is_waited_for_and_not_passed_over(
 def test_a_plan_that_depends_on_the_gpus_waits_for_a_late_driver(
     standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gpuherd.jobs.gpuwatch.DRIVER_PAUSE_S", 0.05)
+    monkeypatch.setattr("gpuherd.jobs.gpu.watch.DRIVER_PAUSE_S", 0.05)
     machine = standin("2x40GB")
     machine.fail(999)
     back = threading.Timer(1.0, machine.fail, [None])

@@ -15,12 +15,11 @@ import pytest
 from rich.console import Console
 from tests.patience import wait_until
 
-from gpuherd.batch.job_batch import PlannedJob
-from gpuherd.batch.tables import print_plan
+from gpuherd.batch.batch import PlannedJob, print_plan
 from gpuherd.errors import ExitCode
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 
 FAST = ("--check-interval", "0.02", "--max-checks", "1")
 

@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpuherd.batch.assemble import assemble
-from gpuherd.batch.commands import read_commands
-from gpuherd.batch.document import read_document
-from gpuherd.batch.draft import BadJobFile
-from gpuherd.batch.job_options import JobOptions
-from gpuherd.batch.model_use import ModelUse, Need
+from gpuherd.batch.commands_txt import read_commands
+from gpuherd.batch.job_options import BadJobFile, JobOptions, ModelUse, Need
+from gpuherd.batch.jobs_yaml import read_document
 from gpuherd.errors import JobCannotFit, UsageError
 
 

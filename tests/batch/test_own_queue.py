@@ -16,17 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.batch.background import down, up
-from gpuherd.batch.fitting import dispatchers_machine
+from gpuherd.batch.daemon import down, up
+from gpuherd.batch.feasibility import dispatchers_machine
 from gpuherd.batch.job_options import JobOptions
-from gpuherd.batch.own_queue import folder, in_use, open_folder
-from gpuherd.batch.submitting import make_job, submit
+from gpuherd.batch.user_queue import folder, in_use, make_job, open_folder, submit
 from gpuherd.errors import CannotWrite, ExitCode, UsageError
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.settings import user_file
 from gpuherd.standin.machine import Machine
 
 

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.batch.assemble import assemble
-from gpuherd.batch.distributions import BadParameter, described, one_of
-from gpuherd.batch.document import read_document
-from gpuherd.batch.draft import BadJobFile
-from gpuherd.batch.sweep import Sweep, random_bits
+from gpuherd.batch.job_options import BadJobFile
+from gpuherd.batch.jobs_yaml import read_document
+from gpuherd.batch.sweep import BadParameter, Sweep, described, one_of, random_bits
 from gpuherd.jobs.job import Job
 
 BITS = st.integers(0, 2**64 - 1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.batch.words import leading_variables, split_words
+from gpuherd.batch.commands_txt import leading_variables, split_words
 
 
 @given(

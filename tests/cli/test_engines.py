@@ -14,15 +14,15 @@ from tests.posttrain import tiny
 from tests.qa.conftest import made_once
 from tests.qa.judging.conftest import capitals_run
 
-from gpuherd.batch.elsewhere import refuse_if_never
-from gpuherd.batch.foreground import RunOptions
+from gpuherd.batch.run import RunOptions
+from gpuherd.batch.run_remote import refuse_if_never
 from gpuherd.cli.main import run
 from gpuherd.engines.slurm.commands import Programs
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
-from gpuherd.jobs.control import send
-from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.settings_place import user_file
-from gpuherd.jobs.wishes import Control, ControlKind
+from gpuherd.jobs.control.client import send
+from gpuherd.jobs.control.messages import Control, ControlKind
+from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.settings import user_file
 
 __all__ = ["cluster"]
 
@@ -425,7 +425,7 @@ def test_so_do_those_of_the_other_commands(
 def test_the_own_queue_says_why_its_jobs_are_submitted(
     cluster: Cluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuherd.batch.background.up", lambda *_: 17)
+    monkeypatch.setattr("gpuherd.batch.daemon.up", lambda *_: 17)
     assert run(["up", "--engine=slurm"]) == ExitCode.OK
     told = capsys.readouterr().err
     assert told.startswith("gpuherd: inside of SLURM job 105: jobs are submitted") and "up --engine local" in told

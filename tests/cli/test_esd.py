@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from gpuherd.errors import ExitCode
 from gpuherd.esd.tables.stats import read_table
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 
 MakeModel = Callable[..., Path]
 Row = tuple[str | Path, str, str]

@@ -16,7 +16,7 @@ from tests.qa.judging.judgings import some_judgments, some_meta
 
 from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, MissingExtra, UsageError
-from gpuherd.flags import option_fields, spellings
+from gpuherd.options import option_fields, spellings
 from gpuherd.qa.evaluation.config import EvaluateOptions
 from gpuherd.qa.evaluation.files import read_evaluation
 from gpuherd.qa.evaluation.result_json import BadEvaluation

@@ -22,9 +22,9 @@ from tests.qa.generation.conftest import begin_run
 
 from gpuherd.cli.main import run as in_process
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.processes import tagged
+from gpuherd.engines.process_tree import tagged
 from gpuherd.errors import ExitCode, MissingModel, UsageError
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 from gpuherd.models.plan.precision import Precision
 from gpuherd.qa.data.question_set import MissingQuestions
 from gpuherd.qa.generation.config import GenerateConfig

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import ExitCode
-from gpuherd.gpus.lease import LeaseFolder, LeaseNote
+from gpuherd.gpus.leases import LeaseFolder, LeaseNote
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.quarantine import Health, to_json
-from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.gpu.health import Health, to_json
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.standin.machine import Machine as Simulated
 
 Standin = Callable[..., Simulated]

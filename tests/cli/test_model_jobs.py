@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.batch.model_use import ModelUse
+from gpuherd.batch.job_options import ModelUse
 from gpuherd.cli.main import run
 from gpuherd.cli.planning import Having, planner
 from gpuherd.errors import BadModel, ExitCode, JobCannotFit, UsageError

@@ -19,7 +19,6 @@ import pytest
 from gpuherd.cli.checking import agrees, tell_check, worker_words
 from gpuherd.cli.main import build_parser, run
 from gpuherd.errors import BadModel, ExitCode, GpuherdError, UsageError
-from gpuherd.flags import Parser, add_options, build
 from gpuherd.models.load.worker import WorkerOptions
 from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.drawing import Window, plain
@@ -29,6 +28,7 @@ from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.result import MemoryPlan
+from gpuherd.options import Parser, add_options, build
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]

@@ -37,8 +37,8 @@ def test_the_guides_table_is_right() -> None:
 
 
 def test_the_options_are_all_there() -> None:
-    from gpuherd.flags import option_fields, spellings
     from gpuherd.models.plan.options import PlanOptions
+    from gpuherd.options import option_fields, spellings
 
     flags = {spellings(declared.name, spec)[0][0] for declared, spec in option_fields(PlanOptions)}
     assert not {flag for flag in flags if f"`{flag}" not in TEXT}

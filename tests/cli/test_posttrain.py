@@ -20,9 +20,9 @@ from tests.posttrain.rounds import small
 from tests.qa.conftest import made_once
 
 from gpuherd.cli.main import run
-from gpuherd.engines.processes import tagged
+from gpuherd.engines.process_tree import tagged
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.standin.machine import Machine
 

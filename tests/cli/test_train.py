@@ -19,9 +19,9 @@ from tests.qa.conftest import made_once
 from gpuherd.cli.main import run as in_process
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, Handed, QueuedJob, StartRecord
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.launching import Where, placed
 from gpuherd.posttrain.learning.preparing import prepare

@@ -16,8 +16,8 @@ from tests.patience import wait_until
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs import JobState, RunDirectory
-from gpuherd.jobs.runstatus import EVERYTHING, JobStatus, RunStatus
-from gpuherd.jobs.status import read_status
+from gpuherd.jobs.monitor.job_status import EVERYTHING, JobStatus, RunStatus
+from gpuherd.jobs.monitor.status import read_status
 
 _DISPATCHER = """
 import json, sys

@@ -13,12 +13,12 @@ import pytest
 
 from gpuherd.cli.main import build_parser
 from gpuherd.jobs import GpuOptions, Job, RunDirectory, run_jobs
-from gpuherd.jobs.figures import read_figures
-from gpuherd.jobs.prometheus import exposition
-from gpuherd.jobs.retuning import SETTABLE
-from gpuherd.jobs.runstatus import AttemptStatus, JobStatus
-from gpuherd.jobs.status import opened
-from gpuherd.top.dialogs import KEYS
+from gpuherd.jobs.monitor.job_status import AttemptStatus, JobStatus
+from gpuherd.jobs.monitor.metrics import read_figures
+from gpuherd.jobs.monitor.prometheus import exposition
+from gpuherd.jobs.monitor.status import opened
+from gpuherd.jobs.options import SETTABLE
+from gpuherd.top.app import KEYS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "control.md").read_text(encoding="utf-8")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpuherd.doctor import clusters
-from gpuherd.doctor.result import Status
+from gpuherd.doctor.checks import Status
 from gpuherd.engines.slurm import site
 from gpuherd.engines.slurm.commands import Programs
-from gpuherd.jobs import mounts
+from gpuherd.jobs import one_host
 
 CONFIG = "ClusterName             = lab\nSLURM_VERSION           = 22.05.8\nAccountingStorageType   = {}\n"
 
@@ -102,7 +102,7 @@ def test_the_folder(kind: str, status: Status) -> None:
 
 def test_the_folder_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table").write_text("1 0 0:5 / / rw - lustre mds:/x rw\n")
-    monkeypatch.setattr(mounts, "_TABLE", tmp_path / "table")
+    monkeypatch.setattr(one_host, "_TABLE", tmp_path / "table")
     assert "is on lustre" in clusters.find_folder(tmp_path, "ray").detail
 
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from gpuherd.doctor.hardware import driver, interconnect, usage, visibility
-from gpuherd.doctor.result import Status
+from gpuherd.doctor.checks import Status, driver, interconnect, usage, visibility
 from gpuherd.gpus.idle import IdleRule
-from gpuherd.gpus.lease import Holder
+from gpuherd.gpus.leases import Holder
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine, Peer, Proximity
 from gpuherd.gpus.visible import visible
 

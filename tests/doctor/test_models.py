@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from gpuherd.doctor.checks import Status
 from gpuherd.doctor.child import Answer, ask
 from gpuherd.doctor.models import judge_cpu, judge_gpu, judge_simulated, on_cpu, on_gpus
-from gpuherd.doctor.result import Status
-from gpuherd.gpus.lease import LeaseFolder
-from gpuherd.gpus.nvml import Nvml
+from gpuherd.gpus.driver import Nvml
+from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.gpus.state import Gpu
 from gpuherd.standin.machine import Machine
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
+from gpuherd.doctor.checks import CORE, ESD, CheckResult, Status, installed, libraries, torch_build
 from gpuherd.doctor.child import Answer
-from gpuherd.doctor.result import CheckResult, Status
-from gpuherd.doctor.software import CORE, ESD, installed, libraries, torch_build
 from gpuherd.gpus.state import Gpu, Machine
 
 ONE = Machine((Gpu(0, "GPU-0", "A100", total_mb=40_000, used_mb=0, free_mb=40_000),), "550.1", "12.4")

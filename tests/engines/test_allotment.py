@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.allotment import cores, free_memory, memory_mb
+from gpuherd.engines.host import cores, free_memory, memory_mb
 
 ALL = len(os.sched_getaffinity(0))
 GB = 1 << 30

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuherd.engines.block import read_block
-from gpuherd.engines.options import ClusterOptions
+from gpuherd.engines.options import ClusterOptions, read_block
 from gpuherd.errors import UsageError
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.engines.local import CannotStart, Exit, Launch, LocalProcess, adopt, job_environment, read_exit, start
-from gpuherd.engines.processes import ProcessId, identify, locks_held, tagged
+from gpuherd.engines.process_tree import ProcessId, identify, locks_held, tagged
 from gpuherd.gpus.state import Gpu
 
 

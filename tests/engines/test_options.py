@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.batch.foreground import RunOptions
+from gpuherd.batch.run import RunOptions
 from gpuherd.engines.options import ENGINES, ClusterOptions, EngineOptions, foreign
 from gpuherd.errors import UsageError
-from gpuherd.flags import Parser, add_options, build, words_of
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.options import foreign as foreign_to_jobs
+from gpuherd.options import Parser, add_options, build, words_of
 
 SAID: dict[str, Any] = {
     "cpus_per_job": 8,

@@ -17,8 +17,19 @@ import pytest
 from tests.patience import wait_until
 
 from gpuherd.engines.local import Launch, LocalProcess, start
-from gpuherd.engines.processes import Lock, ProcessId, Seen, any_held, everyone, identify, locks_held
-from gpuherd.engines.tree import Traces, Tree, kill, members
+from gpuherd.engines.process_tree import (
+    Lock,
+    ProcessId,
+    Seen,
+    Traces,
+    Tree,
+    any_held,
+    everyone,
+    identify,
+    kill,
+    locks_held,
+    members,
+)
 
 # Each writes its pid (and those of its children) into the folder "$1" and counts on for ever in a file of that name.
 _COUNT = """

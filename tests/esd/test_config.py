@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.esd.config import AnalysisOptions, ExperimentConfig
-from gpuherd.flags import Parser, add_options, build, words_of
+from gpuherd.options import Parser, add_options, build, words_of
 
 
 def test_the_guides_example_runs_as_written() -> None:

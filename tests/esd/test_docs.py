@@ -11,7 +11,7 @@ import pytest
 from gpuherd.cli.main import build_parser
 from gpuherd.engines.options import EngineOptions
 from gpuherd.esd.config import ExperimentConfig
-from gpuherd.flags import build, option_fields, spellings
+from gpuherd.options import build, option_fields, spellings
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gpuherd.engines.processes import tagged
+from gpuherd.engines.process_tree import tagged
 from gpuherd.errors import ExitCode, MissingModel, QueueBusy
 from gpuherd.esd import ESDExperiment, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
@@ -28,7 +28,7 @@ from gpuherd.esd.gathering import gather
 from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import make_job, worker_command
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptState
 
 MakeModel = Callable[..., Path]

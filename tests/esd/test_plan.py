@@ -203,7 +203,7 @@ def test_a_single_model_with_a_base(make_model: MakeModel, make_adapter: MakeMod
 
 def test_patterns_reach_the_worker_as_they_are(tmp_path: Path) -> None:
     from gpuherd.esd.worker import WorkerOptions
-    from gpuherd.flags import Parser, add_options, build
+    from gpuherd.options import Parser, add_options, build
 
     patterns = ("*.q_proj", "a b'c", "[!x]?")
     config = ExperimentConfig(single_model="org/a", layers=patterns, exclude=("*",), spectra_of="delta")

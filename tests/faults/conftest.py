@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.patience import wait_until
 
-from gpuherd.engines.processes import tagged
+from gpuherd.engines.process_tree import tagged
 from gpuherd.jobs import Queue
 from gpuherd.standin.machine import Machine
 
@@ -29,7 +29,7 @@ plan = json.loads(Path(sys.argv[1]).read_text())
 if plan["uid"] is not None:
     # All that is imported late must be in before: another user may not be let into our folder of Python.
     import difflib, encodings.ascii, getpass, hashlib, psutil, pwd, statistics, tempfile
-    import gpuherd.gpus.processes, gpuherd.jobs.gpuwatch
+    import gpuherd.gpus.state, gpuherd.jobs.gpu.watch
     from gpuherd.standin import driver
     driver.load()
     os.setgroups([]), os.setgid(plan["uid"]), os.setuid(plan["uid"])

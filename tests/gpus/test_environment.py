@@ -15,9 +15,9 @@ from tests.forking import Forking
 
 from gpuherd.errors import CudaAlreadyStarted, NoSuchGpu
 from gpuherd.gpus import get_available_gpus, get_optimal_device, select_gpus, set_visible_gpus, setup_gpu_environment
-from gpuherd.gpus.cuda import count_in_child, started
-from gpuherd.standin import build
-from gpuherd.standin.build import compiler
+from gpuherd.gpus.visible import count_in_child, started
+from gpuherd.standin import driver
+from gpuherd.standin.driver import compiler
 from gpuherd.standin.machine import Machine as Simulated
 
 Standin = Callable[..., Simulated]
@@ -141,7 +141,7 @@ import logging, os, sys
 import torch
 torch.version.cuda = "13.0"  # what a CUDA build of torch says of itself; nothing of ours is changed
 from gpuherd.gpus import get_optimal_device, set_visible_gpus, setup_gpu_environment
-from gpuherd.gpus.cuda import started
+from gpuherd.gpus.visible import started
 from gpuherd.errors import CudaAlreadyStarted
 """
 
@@ -166,7 +166,7 @@ def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def forking(cuda_library: Path) -> Iterator[Forking]:
     """A process that has imported torch, and finds this libcuda.so.1."""
-    with Forking("torch", LD_LIBRARY_PATH=f"{cuda_library}:{build.library_folder()}") as made:
+    with Forking("torch", LD_LIBRARY_PATH=f"{cuda_library}:{driver.library_folder()}") as made:
         yield made
 
 
@@ -232,7 +232,7 @@ def test_a_torch_for_a_newer_cuda_than_the_drivers_is_told(
 
 def test_simulated_gpus_never_give_a_cuda_device(standin: Standin, forking: Forking) -> None:
     code = "logging.basicConfig()\nprint(get_optimal_device())"
-    printed = in_new_process(code, standin("1x40GB"), forking, build.library_folder())
+    printed = in_new_process(code, standin("1x40GB"), forking, driver.library_folder())
     assert printed.startswith("cpu\n")
     assert "the CUDA driver finds no usable GPU" in printed
 

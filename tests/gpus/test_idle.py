@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gpus.machines import gpu, process, split
 
-from gpuherd.gpus import idle, nvml_read
+from gpuherd.gpus import idle, nvml
 from gpuherd.gpus.idle import Check, IdleRule, Streaks, check, clean_checks, forgotten, is_free, observe, released
 from gpuherd.gpus.state import GpuProcess
 
@@ -21,7 +21,7 @@ DRAINING = Check(False, "3000 MB used (threshold 500)")
 STRANGER = Check(False, "alice runs python (pid 4711, 900 MB)", stranger=True)
 
 
-@pytest.mark.parametrize("module", [idle, nvml_read])
+@pytest.mark.parametrize("module", [idle, nvml])
 def test_the_examples_in_the_docstrings_hold(module: object) -> None:
     ran = doctest.testmod(module)  # type: ignore[arg-type]
     assert ran.attempted > 0

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import CannotWrite
-from gpuherd.gpus.lease import LeaseFolder, LeaseNote
-from gpuherd.gpus.lease_place import make_folder
+from gpuherd.gpus.lease_files import make_folder
+from gpuherd.gpus.leases import LeaseFolder, LeaseNote
 
 UUID = "GPU-11112222-3333"
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to act as two users")
@@ -126,7 +126,7 @@ def test_the_holder_is_told_without_any_command_line(folder: LeaseFolder) -> Non
 
 def test_looking_never_makes_taking_fail(folder: LeaseFolder) -> None:
     code = f"""
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.gpus.leases import LeaseFolder
 folder = LeaseFolder.default()
 print(flush=True)
 while True:
@@ -154,7 +154,7 @@ def test_mig_uuids_of_the_old_form_and_hostile_names(folder: LeaseFolder) -> Non
 
 TAKER = f"""
 import subprocess, sys, time
-from gpuherd.gpus.lease import LeaseFolder, LeaseNote
+from gpuherd.gpus.leases import LeaseFolder, LeaseNote
 lease = LeaseFolder.default().acquire({UUID!r}, LeaseNote(job="nightly"))
 assert lease is not None
 job = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=sys.stdin, pass_fds=[lease.fd])
@@ -200,7 +200,7 @@ def killed_in_the_end(pid: int) -> Iterator[None]:
 
 RACER = f"""
 import os, sys, time
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.gpus.leases import LeaseFolder
 folder = LeaseFolder.default()
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
 won = 0
@@ -260,7 +260,7 @@ def test_a_lock_file_that_is_removed_under_us_never_gives_a_lease_on_a_file_nobo
 
 AT_THE_LOCK = f"""
 import fcntl, os, sys
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.gpus.leases import LeaseFolder
 folder = LeaseFolder.default()
 folder.acquire({UUID!r}).close()
 lock = folder.path / "{UUID}.lock"
@@ -370,7 +370,7 @@ def test_the_folder_is_made_open_for_all_whatever_the_umask(tmp_path: Path, monk
 
 def test_many_processes_make_the_folder_at_once_and_agree(tmp_path: Path) -> None:
     code = f"""
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.gpus.leases import LeaseFolder
 lease = LeaseFolder.default().acquire({UUID!r})
 print(lease is not None, flush=True)
 input()
@@ -582,7 +582,7 @@ def test_what_one_holds_oneself_is_counted(folder: LeaseFolder) -> None:
 
 COUNTER = """
 import os, sys
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.gpus.leases import LeaseFolder
 folder = LeaseFolder.default()
 taken = []
 for number in range(20):
@@ -645,7 +645,7 @@ def test_a_taker_that_is_killed_while_it_makes_the_lock_file_leaves_the_gpu_to_o
 def test_takers_that_are_killed_leave_no_growing_litter(folder: LeaseFolder) -> None:
     code = f"""
 import os, signal, sys
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.gpus.leases import LeaseFolder
 def die(event, _):
     if event == "os.rename":
         os.kill(os.getpid(), signal.SIGKILL)

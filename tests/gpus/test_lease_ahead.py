@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpuherd.gpus.lease import Lease, LeaseFolder
+from gpuherd.gpus.leases import Lease, LeaseFolder
 
 UUID = "GPU-11112222-3333"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpuherd.gpus import lease_files as files
-from gpuherd.gpus.lease import LeaseFolder
-from gpuherd.gpus.lease_vigil import Vigil
+from gpuherd.gpus.lease_breaker import Vigil
+from gpuherd.gpus.leases import LeaseFolder
 
 UUID = "GPU-11112222-3333"
 IDLE_S = 1000.0
@@ -190,8 +190,8 @@ def test_a_seat_that_is_removed_counts_no_more(folder: LeaseFolder, squatter: Sq
 _HONEST = f"""
 import os, sys, time
 from pathlib import Path
-from gpuherd.gpus.lease import LeaseFolder
-from gpuherd.gpus.lease_vigil import Vigil
+from gpuherd.gpus.leases import LeaseFolder
+from gpuherd.gpus.lease_breaker import Vigil
 log, used, jobs = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), Path(sys.argv[2]), int(sys.argv[3])
 folder = LeaseFolder.default()
 vigil = Vigil(folder, 1.0)
@@ -222,7 +222,7 @@ sys.exit(jobs)
 _HOSTILE = f"""
 import fcntl, os, random, sys, time
 from gpuherd.gpus import lease_files as files
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.gpus.leases import LeaseFolder
 folder = LeaseFolder.default()
 if os.geteuid() == 0:  # another user than the honest: by their files users are told apart
     os.setgroups([]), os.setgid(61_001), os.setuid(61_001)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.gpus.nvml import Nvml, machine
-from gpuherd.gpus.nvml_read import multiprocessors
+from gpuherd.gpus.driver import Nvml, machine
+from gpuherd.gpus.nvml import multiprocessors
 from gpuherd.gpus.state import GpuProcess, Proximity
-from gpuherd.standin import build
+from gpuherd.standin import driver as build
 from gpuherd.standin.machine import Machine as Simulated
 
 Standin = Callable[..., Simulated]
@@ -365,7 +365,7 @@ def test_threads_share_one_driver(standin: Standin) -> None:
 
 FORKS = """
 import os, signal, threading
-from gpuherd.gpus.nvml import Nvml
+from gpuherd.gpus.driver import Nvml
 driver = Nvml()
 threading.Thread(target=lambda: [driver.snapshot() for _ in iter(int, 1)], daemon=True).start()
 for _ in range(20):
@@ -526,7 +526,7 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
     """Four GPUs in NVLink pairs, the last split into two MIG instances; no pauses between tries."""
     simulated = Simulated.create(tmp_path_factory.mktemp("linked") / "machine", "4x40GB,nvlink=4,mig=gpu3:20GB+20GB")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpuherd.gpus.nvml.PAUSES_S", (0.0, 0.0, 0.0))
+        patch.setattr("gpuherd.gpus.driver.PAUSES_S", (0.0, 0.0, 0.0))
         yield simulated
 
 

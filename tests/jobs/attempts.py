@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpuherd.engines.processes import ProcessId
+from gpuherd.engines.process_tree import ProcessId
 from gpuherd.gpus.state import SIMULATED
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, QueuedJob
 
 SIMULATED_GPU = f"GPU-1f0a92c3-77aa-4b1c-9d2e-{SIMULATED}"

@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs import quiet_hours
-from gpuherd.jobs.allowance import Allowance, allowance, most_ever
-from gpuherd.jobs.quiet_hours import active, next_change, parse
-from gpuherd.jobs.settings import Hours, Policy, Settings
+from gpuherd.jobs import settings as quiet_hours
+from gpuherd.jobs.scheduler.limits import Allowance, allowance, most_ever
+from gpuherd.jobs.settings import Hours, Policy, Settings, active, next_change, parse_quiet_hours
 
 MONDAY = datetime(2026, 11, 16)
-WORK = parse("Mon-Fri 09:00-18:00")
-NIGHT = parse("Fri 22:00-06:00")
+WORK = parse_quiet_hours("Mon-Fri 09:00-18:00")
+NIGHT = parse_quiet_hours("Fri 22:00-06:00")
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
@@ -56,7 +55,7 @@ def test_a_night_belongs_to_the_day_on_which_it_begins(day: int, clock: str, qui
     ],
 )
 def test_days_as_people_write_them(text: str, days: set[int]) -> None:
-    assert parse(text).days == days
+    assert parse_quiet_hours(text).days == days
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_days_as_people_write_them(text: str, days: set[int]) -> None:
 )
 def test_what_is_no_quiet_hours_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write"):
-        parse(text)
+        parse_quiet_hours(text)
 
 
 @given(
@@ -72,7 +71,7 @@ def test_what_is_no_quiet_hours_is_refused(text: str) -> None:
     st.integers(0, 8 * 24 * 60),
 )
 def test_the_next_change_is_the_first_minute_at_which_anything_changes(texts: list[str], minute: int) -> None:
-    hours = [parse(text) for text in texts]
+    hours = [parse_quiet_hours(text) for text in texts]
     now = MONDAY + timedelta(minutes=minute)
     change = next_change(hours, now)
     state = [active([each], now) is not None for each in hours]
@@ -117,10 +116,10 @@ def test_quiet_hours_close_and_say_until_when() -> None:
 
 
 def test_windows_that_meet_are_one() -> None:
-    days = [parse("Fri 22:00-24:00"), parse("Sat-Sun"), parse("Mon 00:00-07:30")]
+    days = [parse_quiet_hours("Fri 22:00-24:00"), parse_quiet_hours("Sat-Sun"), parse_quiet_hours("Mon 00:00-07:30")]
     assert quiet_hours.over_at(days, at(4, "23:00")) == at(7, "07:30")
     assert quiet_hours.over_at(days, at(2, "12:00")) == at(2, "12:00")
-    always = Settings(hours=Hours((parse("Mon-Sun 00:00-24:00"),)))
+    always = Settings(hours=Hours((parse_quiet_hours("Mon-Sun 00:00-24:00"),)))
     assert allowance(always, "a", at(0, "10:00")).closed == "at most 0 GPUs in your quiet hours (Mon-Sun 00:00-24:00)"
 
 

@@ -10,7 +10,7 @@ from tests.jobs.attempts import attempt_of
 
 from gpuherd.engines.options import LOCAL
 from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.queue import ImpossibleTransition, Overtaken, Queue
+from gpuherd.jobs.queue.store import ImpossibleTransition, Overtaken, Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptState, Begun, Handed
 
 NOW = 1_000.0

@@ -18,9 +18,9 @@ from tests.patience import wait_until
 
 from gpuherd.errors import NoSuchGpu, UsageError
 from gpuherd.jobs import Dispatcher, DispatchOptions, Job, Queue, RunDirectory
-from gpuherd.jobs.control import poke
-from gpuherd.jobs.obeying import changed_defaults
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.control.client import poke
+from gpuherd.jobs.control.server import changed_defaults
+from gpuherd.jobs.settings import user_file
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]
@@ -255,7 +255,7 @@ import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 from rich.console import Console
 from gpuherd.jobs import DispatchOptions, Job, RunDirectory, run_jobs
-from gpuherd.jobs.live import display
+from gpuherd.jobs.monitor.display import display
 with display(Console(force_terminal=True)) as shown:
     jobs = [Job(name=f"j{i}", argv=("sleep", "0.5"), gpus=0) for i in range(4)]
     outcome = run_jobs(jobs, DispatchOptions(cpu_jobs=1), RunDirectory(sys.argv[1]), display=shown)
@@ -274,7 +274,7 @@ open(sys.argv[1] + ".done", "w").write(str(outcome.done))
 
 
 def test_a_batch_keeps_out_of_the_users_own_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuherd.batch.job_batch import BatchOptions, run_folder
+    from gpuherd.batch.batch import BatchOptions, run_folder
 
     monkeypatch.setenv("GPUHERD_QUEUE", str(tmp_path / "queue"))
     (tmp_path / "link").symlink_to(tmp_path / "queue")

@@ -17,10 +17,10 @@ from tests.patience import PATIENCE_S, Gate, wait_until
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs import Dispatcher, DispatchOptions, Job, Outcome, Queue, RunDirectory
-from gpuherd.jobs.control import poke, send
+from gpuherd.jobs.control.client import poke, send
+from gpuherd.jobs.control.messages import Answer, Control, ControlKind
 from gpuherd.jobs.lock import DispatcherLock, Role
-from gpuherd.jobs.mailbox import Letter
-from gpuherd.jobs.wishes import Answer, Control, ControlKind
+from gpuherd.jobs.queue.interventions import Letter
 
 
 def sh(name: str, script: str, **more: object) -> Job:

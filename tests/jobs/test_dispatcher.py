@@ -16,10 +16,10 @@ import pytest
 from tests.patience import wait_until
 
 from gpuherd.errors import ExitCode, JobCannotFit, NoSuchGpu, QueueBusy
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.jobs import Event, EventKind, FailureClass, GpuOptions, Job, Outcome, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.events import RunSnapshot
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.records import RunSnapshot
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]
@@ -320,7 +320,7 @@ def test_all_gpus_are_used_and_what_is_waited_for_is_told(run: Run, standin: Sta
 def test_jobs_on_gpus_wait_for_a_driver_that_is_late(
     run: Run, standin: Standin, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    monkeypatch.setattr("gpuherd.jobs.gpuwatch.DRIVER_PAUSE_S", 0.05)
+    monkeypatch.setattr("gpuherd.jobs.gpu.watch.DRIVER_PAUSE_S", 0.05)
     machine = standin("2x40GB")
     machine.fail(code)
     told = 'test -n "$CUDA_VISIBLE_DEVICES"'
@@ -360,7 +360,7 @@ def test_where_no_driver_is_installed_or_gpus_are_hidden_jobs_run_on_the_cpu(
 def test_a_gpu_on_which_jobs_crash_that_succeed_elsewhere_is_left_out_and_told_of(
     run: Run, standin: Standin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuherd.jobs.quarantine.FIRST_CRASH_S", 1.0)
+    monkeypatch.setattr("gpuherd.jobs.gpu.health.FIRST_CRASH_S", 1.0)
     standin("4x40GB")
     script = 'test "$CUDA_VISIBLE_DEVICES" != 2 && sleep 0.1'
     # One of them fails everywhere: that is no GPU's fault.

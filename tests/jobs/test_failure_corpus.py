@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.jobs.failures import Ending, FailureClass, classify
+from gpuherd.jobs.attempts.failures import Ending, FailureClass, classify
 
 LOGS = Path(__file__).parent / "failure_logs"
 CLASSES = {

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs.failures import Ending, FailureClass, back_off_s, classify, clean, is_out_of_memory, telling_line
+from gpuherd.jobs.attempts.failures import (
+    Ending,
+    FailureClass,
+    back_off_s,
+    classify,
+    clean,
+    is_out_of_memory,
+    telling_line,
+)
 
 CASES = [
     (Ending(code=65, log_tail="gpuherd: x.csv row 3: bad model"), FailureClass.BAD_INPUT, False, False),

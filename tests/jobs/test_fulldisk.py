@@ -9,11 +9,11 @@ import pytest
 
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.diskguard import DiskGuard
-from gpuherd.jobs.failures import Diagnosis, FailureClass
-from gpuherd.jobs.fulldisk import cannot_write, is_full
-from gpuherd.jobs.health import HealthBook
-from gpuherd.jobs.learning import FamilyMemory
+from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
+from gpuherd.jobs.attempts.preempt import DiskGuard
+from gpuherd.jobs.gpu.health import HealthBook
+from gpuherd.jobs.queue.errors import cannot_write, is_full
+from gpuherd.jobs.scheduler.memory import FamilyMemory
 
 
 def error(code: int) -> sqlite3.OperationalError:

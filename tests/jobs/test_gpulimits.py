@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import NoSuchGpu
-from gpuherd.gpus.lease import LeaseFolder, LeaseNote
-from gpuherd.jobs.gpuwatch import GpuWatch
+from gpuherd.gpus.leases import LeaseFolder, LeaseNote
+from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.settings import Policy, Settings
 from gpuherd.standin.machine import Machine

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from gpuherd.gpus import xid
-from gpuherd.jobs.gpuwatch import GpuWatch
+from gpuherd.gpus import nvml
+from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.standin.machine import Machine
 
@@ -166,7 +166,7 @@ def test_errors_since_our_job_took_the_gpu_are_told(machine: Machine) -> None:
 def test_an_error_that_a_program_makes_by_itself_says_nothing_of_the_gpu(watch: GpuWatch, machine: Machine) -> None:
     machine.xid(0, 31)
     assert watch.gpu_problem(machine.uuids) is None
-    assert xid.fault(31) is None
+    assert nvml.fault(31) is None
 
 
 def test_a_lost_gpu_is_told(watch: GpuWatch, machine: Machine) -> None:

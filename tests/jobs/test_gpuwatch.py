@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from gpuherd.gpus.lease import LeaseFolder
-from gpuherd.jobs.gpuwatch import GpuWatch
+from gpuherd.gpus.leases import LeaseFolder
+from gpuherd.jobs.dispatcher_state import GpuStanding, Standing
+from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import GpuOptions
-from gpuherd.jobs.standing import GpuStanding, Standing
 from gpuherd.standin.machine import Machine
 
 OPTIONS = GpuOptions(max_checks=3, check_interval=1.0)

@@ -17,22 +17,18 @@ from tests.jobs.attempts import attempt_of
 from gpuherd.errors import UsageError
 from gpuherd.gpus.state import Machine
 from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock
-from gpuherd.jobs.figures import read_figures
-from gpuherd.jobs.joblog import follow, read
+from gpuherd.jobs.dispatcher_state import InEngine, Standing, StandingFile
+from gpuherd.jobs.dispatcher_state import read as read_standing
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.metrics import metrics
-from gpuherd.jobs.prometheus import exposition
+from gpuherd.jobs.monitor.job_status import EVERYTHING, JobStatus, RunStatus
+from gpuherd.jobs.monitor.logs import follow, read
+from gpuherd.jobs.monitor.metrics import metrics, read_figures
+from gpuherd.jobs.monitor.prometheus import exposition
+from gpuherd.jobs.monitor.status import opened, read_status
+from gpuherd.jobs.monitor.tables import as_json, as_table, at_work, gpus, headline, state_word, what
 from gpuherd.jobs.records import AttemptEnd, AttemptState, Begun, Handed, StartRecord
-from gpuherd.jobs.runstatus import EVERYTHING, JobStatus, RunStatus
-from gpuherd.jobs.standing import Standing, StandingFile
-from gpuherd.jobs.standing import read as read_standing
-from gpuherd.jobs.status import opened, read_status
-from gpuherd.jobs.statusjson import as_json
-from gpuherd.jobs.statustext import as_table, at_work, gpus, headline, state_word, what
-from gpuherd.jobs.whereabouts import InEngine
 from gpuherd.top import picture
-from gpuherd.top.history import History
-from gpuherd.top.look import Look
+from gpuherd.top.look import History, Look
 
 
 class Cluster:

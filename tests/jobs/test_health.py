@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.jobs.failures import Diagnosis, FailureClass
-from gpuherd.jobs.health import HealthBook
+from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
+from gpuherd.jobs.gpu.health import HealthBook
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 
 FAULT = Diagnosis(FailureClass.GPU_FAULT, "Xid 79", retry=True, elsewhere=True)
 JOB = Job(name="j", argv=("true",))

@@ -7,8 +7,8 @@ import doctest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs import learning
-from gpuherd.jobs.learning import Ask, FamilyMemory, after_running_out, asks_for, learned
+from gpuherd.jobs.scheduler import memory
+from gpuherd.jobs.scheduler.memory import Ask, FamilyMemory, after_running_out, asks_for, learned
 
 MB = st.integers(1, 100_000)
 MAYBE = st.none() | MB
@@ -105,4 +105,4 @@ def test_what_was_learned_is_found_on_all_gpus_of_a_kind_though_one_has_a_little
 
 
 def test_documented_examples() -> None:
-    assert doctest.testmod(learning).failed == 0
+    assert doctest.testmod(memory).failed == 0

@@ -12,9 +12,8 @@ from tests.jobs.attempts import attempt_of
 
 from gpuherd.engines.progress import Progress
 from gpuherd.jobs import Job, Queue, RunDirectory, clock
-from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
-from gpuherd.jobs.live import PlainDisplay, cells, display, render, summary
-from gpuherd.jobs.records import Counts, PauseReason, QueuedJob
+from gpuherd.jobs.monitor.display import PlainDisplay, cells, display, render, summary
+from gpuherd.jobs.records import Counts, Event, EventKind, PauseReason, QueuedJob, RunningLine, RunSnapshot
 from gpuherd.jobs.reporter import Reporter
 
 HOSTILE = "org/[bold]m\x1b[2J\x1b]0;x\x07\nodel"

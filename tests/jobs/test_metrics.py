@@ -15,10 +15,10 @@ from tests.jobs.attempts import attempt_of
 
 from gpuherd.engines.local import Exit
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.ending import lost
-from gpuherd.jobs.metrics import metrics, percentile
+from gpuherd.jobs.attempts.complete import lost
+from gpuherd.jobs.attempts.supervise import LostAttempt
+from gpuherd.jobs.monitor.metrics import metrics, percentile
 from gpuherd.jobs.records import AttemptRow, AttemptState, Counts, QueuedJob
-from gpuherd.jobs.supervisor import LostAttempt
 from gpuherd.standin.machine import Machine
 
 

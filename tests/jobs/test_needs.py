@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs import needs
-from gpuherd.jobs.job import Job
-from gpuherd.jobs.needs import BadNeeds, Readiness, check_needs
+from gpuherd.jobs import job as needs
+from gpuherd.jobs.job import BadNeeds, Job, Readiness, check_needs
 
 
 def job(name: str, *needed: str, round_: int = 0) -> Job:

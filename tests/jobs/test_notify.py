@@ -27,12 +27,10 @@ from tests.patience import wait_until
 
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs import Job, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.control import poke
-from gpuherd.jobs.delivery import NotDelivered, Webhook, run_command
-from gpuherd.jobs.events import Event, EventKind
-from gpuherd.jobs.notify import BUNDLE_S, Bundle, Notice, Notifier, Ways
+from gpuherd.jobs.control.client import poke
+from gpuherd.jobs.monitor.notify import BUNDLE_S, Bundle, NotDelivered, Notice, Notifier, Ways, Webhook, run_command
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.records import Event, EventKind, Outcome
 
 NOTICE = Notice(kind="failed", text="gpuherd: 1 job of run has failed: x", run="run", host="here", at=0.0)
 DATA = NOTICE.to_json()

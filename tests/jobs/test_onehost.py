@@ -15,18 +15,20 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.processes import boot_id
+from gpuherd.engines.process_tree import boot_id
 from gpuherd.errors import CannotWrite, ExitCode
-from gpuherd.jobs import Job, Queue, RunDirectory, clock, mounts, onehost
-from gpuherd.jobs.control import send
-from gpuherd.jobs.joblog import follow
+from gpuherd.jobs import Job, Queue, RunDirectory, clock
+from gpuherd.jobs import one_host as mounts
+from gpuherd.jobs import one_host as onehost
+from gpuherd.jobs.control.client import send
+from gpuherd.jobs.control.messages import Control, ControlKind
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.onehost import Hold, Machine, QueueElsewhere, refuse_elsewhere
+from gpuherd.jobs.monitor.logs import follow
+from gpuherd.jobs.monitor.status import read_status
+from gpuherd.jobs.one_host import Hold, Machine, QueueElsewhere, refuse_elsewhere
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.reader import QueueReader
+from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.run import run_jobs
-from gpuherd.jobs.status import read_status
-from gpuherd.jobs.wishes import Control, ControlKind
 
 OTHER_BOOT = "00000000-0000-4000-8000-000000000000"
 

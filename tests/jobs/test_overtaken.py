@@ -10,7 +10,7 @@ import pytest
 from tests.jobs.attempts import attempt_of
 
 from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.queue import Overtaken, Queue
+from gpuherd.jobs.queue.store import Overtaken, Queue
 from gpuherd.jobs.records import QueuedJob
 
 OLD = Job(name="a", argv=("old",))

@@ -14,7 +14,7 @@ import pytest
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.policy import GpuView, Limits, Pool, WaitingJob, decide_with
+from gpuherd.jobs.scheduler.policy import GpuView, Limits, Pool, WaitingJob, decide_with
 
 GPUS, TOTAL_MB = 16, 80_000
 # As many jobs as the dispatcher looks at beyond those that have a place.

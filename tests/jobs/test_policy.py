@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs import eta as eta_module
-from gpuherd.jobs import order as order_module
-from gpuherd.jobs import pool as pool_module
-from gpuherd.jobs.order import DOUBLES_EVERY_S, rank
-from gpuherd.jobs.policy import Decision, GpuView, Limits, Pool, WaitingJob, decide, decide_with, why_never
+from gpuherd.jobs.monitor import format as eta_module
+from gpuherd.jobs.scheduler import ordering as order_module
+from gpuherd.jobs.scheduler import pool as pool_module
+from gpuherd.jobs.scheduler.ordering import DOUBLES_EVERY_S, rank
+from gpuherd.jobs.scheduler.policy import Decision, GpuView, Limits, Pool, WaitingJob, decide, decide_with, why_never
 
 LARGE = Limits(max_gpus=99, cpu_slots=99)
 

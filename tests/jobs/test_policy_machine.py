@@ -30,8 +30,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.policy import Decision, GpuView, Limits, Pool, Start, WaitingJob, decide, decide_with
-from gpuherd.jobs.reach import Reach
+from gpuherd.jobs.scheduler.ordering import Reach
+from gpuherd.jobs.scheduler.policy import Decision, GpuView, Limits, Pool, Start, WaitingJob, decide, decide_with
 
 SMALL_MB, LARGE_MB = 24_000, 80_000
 BASELINE_MB = 300

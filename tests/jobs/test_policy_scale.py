@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.policy import Decision, GpuView, Limits, Pool, WaitingJob, decide, decide_with
+from gpuherd.jobs.scheduler.policy import Decision, GpuView, Limits, Pool, WaitingJob, decide, decide_with
 
 MACHINES, EACH = 1250, 8
 LIMITS = Limits(max_gpus=1_000_000, cpu_slots=1)

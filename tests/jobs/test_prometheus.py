@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.processes import ProcessId, identify
+from gpuherd.engines.process_tree import ProcessId, identify
 from gpuherd.errors import UsageError
 from gpuherd.jobs import GpuOptions, Job, Queue, RunDirectory, clock, run_jobs
-from gpuherd.jobs.figures import Figures, GpuFigures, Spread, read_figures
-from gpuherd.jobs.prometheus import MetricsServer, exposition
+from gpuherd.jobs.monitor.metrics import Figures, GpuFigures, Spread, read_figures
+from gpuherd.jobs.monitor.prometheus import MetricsServer, exposition
+from gpuherd.jobs.monitor.status import opened
 from gpuherd.jobs.records import Counts
-from gpuherd.jobs.status import opened
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs import quarantine
-from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.quarantine import (
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.gpu import health as quarantine
+from gpuherd.jobs.gpu.health import (
     Health,
     JobEnding,
     after_failure,

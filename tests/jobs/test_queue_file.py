@@ -19,16 +19,16 @@ from tests.jobs.attempts import attempt_of
 
 from gpuherd.cli import main
 from gpuherd.errors import ExitCode, GpuherdError, QueueUnreadable, UsageError
-from gpuherd.jobs import schema
-from gpuherd.jobs.control import send
+from gpuherd.jobs.control.client import send
+from gpuherd.jobs.control.messages import Control, ControlKind
 from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.learning import FamilyMemory
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.monitor.status import attempts_of, opened
+from gpuherd.jobs.queue import schema
+from gpuherd.jobs.queue.schema import VERSION, connect, passing_through
+from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptEnd, AttemptState, Handed
-from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.schema import VERSION, connect, passing_through
-from gpuherd.jobs.status import attempts_of, opened
-from gpuherd.jobs.wishes import Control, ControlKind
+from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.scheduler.memory import FamilyMemory
 
 _INDEXES_OF_2 = """
 CREATE INDEX jobs_count ON jobs (submission, state);

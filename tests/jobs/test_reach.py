@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs.decision import Decision
-from gpuherd.jobs.reach import Reach
+from gpuherd.jobs.scheduler.ordering import Reach
+from gpuherd.jobs.scheduler.types import Decision
 
 # What a decision that starts nobody says: seconds for which kept GPUs can be lent, GPUs left, jobs unseen.
 _Said = tuple[bool, bool, bool]

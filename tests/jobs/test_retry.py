@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs.failures import Diagnosis, Ending, FailureClass, classify
+from gpuherd.jobs.attempts.failures import Diagnosis, Ending, FailureClass, classify
+from gpuherd.jobs.attempts.retry import RULES, NextTry, Seen, next_try
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.retry import RULES, NextTry, Seen, next_try
 
 OOM = classify(Ending(code=1, log_tail="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"))
 FAULT = classify(Ending(code=1, gpu_problem="Xid 79"))

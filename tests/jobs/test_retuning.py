@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.control import check
-from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.retuning import changes, retuned
-from gpuherd.jobs.wishes import Control, ControlKind
+from gpuherd.jobs.control.client import check
+from gpuherd.jobs.control.messages import Control, ControlKind
+from gpuherd.jobs.options import DispatchOptions, changes, retuned
 
 
 def test_what_may_be_changed_of_a_run_depends_on_its_engine() -> None:

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuherd.atomic import append_line, atomic_write
 from gpuherd.errors import CannotWrite
-from gpuherd.jobs.durable import append_line, atomic_write
-from gpuherd.jobs.rundir import RunDirectory, safe_name
+from gpuherd.jobs.run_dir import RunDirectory, safe_name
 
 
 @given(st.text(max_size=400))
@@ -79,7 +79,7 @@ def test_atomic_write_keeps_to_the_umask_and_leaves_nothing_beside(tmp_path: Pat
 def test_a_reader_never_sees_half_a_file_whenever_the_writer_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "f"
     code = (
-        "import sys; from pathlib import Path; from gpuherd.jobs.durable import atomic_write\n"
+        "import sys; from pathlib import Path; from gpuherd.atomic import atomic_write\n"
         "print('up', flush=True)\n"
         "while True:\n for c in b'ab': atomic_write(Path(sys.argv[1]), bytes([c]) * 200_000)"
     )
@@ -99,7 +99,7 @@ def test_a_reader_never_sees_half_a_file_whenever_the_writer_is_killed(tmp_path:
 def test_lines_of_two_writers_do_not_mix(tmp_path: Path) -> None:
     file = tmp_path / "f"
     code = (
-        "import sys; from pathlib import Path; from gpuherd.jobs.durable import append_line\n"
+        "import sys; from pathlib import Path; from gpuherd.atomic import append_line\n"
         "for _ in range(300): append_line(Path(sys.argv[1]), sys.argv[2] * 500)"
     )
     writers = [subprocess.Popen([sys.executable, "-c", code, str(file), c]) for c in "ab"]

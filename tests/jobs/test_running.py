@@ -17,9 +17,8 @@ from tests.patience import Gate, wait_until
 from tests.small_disk import fill, mounted
 
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.events import RunSnapshot
-from gpuherd.jobs.learning import FamilyMemory
-from gpuherd.jobs.records import QueuedJob, Request
+from gpuherd.jobs.records import QueuedJob, Request, RunSnapshot
+from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]

@@ -7,7 +7,7 @@ import io
 import re
 from pathlib import Path
 
-from gpuherd.jobs.failures import FailureClass
+from gpuherd.jobs.attempts.failures import FailureClass
 
 TEXT = (Path(__file__).parents[2] / "docs/scheduling.md").read_text(encoding="utf-8")
 

@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.batch import own_queue
+from gpuherd.batch import user_queue
 from gpuherd.cli import main
-from gpuherd.doctor.result import Status
-from gpuherd.doctor.storage import find_leases, find_settings
+from gpuherd.doctor.checks import Status, find_leases, find_settings
 from gpuherd.errors import UsageError
-from gpuherd.flags import add_options, build
 from gpuherd.gpus import policy_file
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions, GpuOptions
-from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.settings import NO_SETTINGS, load
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.settings import NO_SETTINGS, load, user_file
+from gpuherd.options import add_options, build
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of others")
 
@@ -213,7 +211,7 @@ def test_a_fifo_is_no_file_and_nobody_waits_for_one_who_writes_into_it(policy: P
 def test_a_slip_keeps_nobody_from_looking_at_their_queue_or_ending_it(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = own_queue.open_folder()
+    run = user_queue.open_folder()
     with Queue(run.queue) as queue:
         queue.add([Job(name="a", argv=("true",), gpus=0)])
     path = write("[defaults]\nmax_chekcs = 3")
@@ -329,7 +327,7 @@ def test_the_policy_of_the_machine_comes_before_the_users_choice(policy: Path) -
 def test_the_policy_can_name_the_folder_of_leases(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpuherd.gpus.lease import LeaseFolder
+    from gpuherd.gpus.leases import LeaseFolder
 
     policy.write_text(f"lease_dir = '{tmp_path / 'by-policy'}'\n")
     assert LeaseFolder.default().path == tmp_path / "leases"  # the environment names one: simulated GPUs, tests

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.engines.local import Exit
-from gpuherd.jobs.failures import FailureClass
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.attempts.retry import Blameless, Facts, Seen, settle
+from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.records import AttemptState, QueuedJob, Request
-from gpuherd.jobs.retry import Seen
-from gpuherd.jobs.settle import Blameless, Facts, settle
-from gpuherd.jobs.timelimits import LimitKind, Passed
 
 
 def queued(tries: int = 0, retries: int = 1, avoid: frozenset[str] = frozenset()) -> QueuedJob:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs import sharing
-from gpuherd.jobs.sharing import Tenant, baseline_mb, overuses, shareable_mb
+from gpuherd.jobs.scheduler import memory
+from gpuherd.jobs.scheduler.memory import Tenant, baseline_mb, overuses, shareable_mb
 
 
 def gpu(used_mb: int, total_mb: int = 40_000, problem: str | None = None) -> Gpu:
@@ -75,4 +75,4 @@ def test_who_uses_more_than_declared_is_told() -> None:
 
 
 def test_documented_examples() -> None:
-    assert doctest.testmod(sharing).failed == 0
+    assert doctest.testmod(memory).failed == 0

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from gpuherd.engines.processes import everyone
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.engines.process_tree import everyone
+from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.jobs import Control, ControlKind, DispatchOptions, Job, Queue, RunDirectory, run_jobs, send
 from gpuherd.standin.machine import Machine
 

@@ -24,17 +24,18 @@ from rich.console import Console
 
 from gpuherd.cli.main import run as run_command
 from gpuherd.cli.watching import print_tables
-from gpuherd.engines.processes import identify
+from gpuherd.engines.process_tree import identify
 from gpuherd.errors import QueueUnreadable, UsageError
-from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock, quarantine, standing
+from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock
+from gpuherd.jobs import dispatcher_state as standing
+from gpuherd.jobs.dispatcher_state import GpuStanding, Standing, StandingFile
+from gpuherd.jobs.gpu import health as quarantine
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.reader import QueueReader
+from gpuherd.jobs.monitor.job_status import EVERYTHING, Page, RunStatus
+from gpuherd.jobs.monitor.status import attempts_of, by_pages, job_names, opened, read_status, status_of
+from gpuherd.jobs.monitor.tables import as_json, as_table, as_tables, json_text, what
+from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, PauseReason
-from gpuherd.jobs.runstatus import EVERYTHING, Page, RunStatus
-from gpuherd.jobs.standing import GpuStanding, Standing, StandingFile
-from gpuherd.jobs.status import attempts_of, by_pages, job_names, opened, read_status, status_of
-from gpuherd.jobs.statusjson import as_json, json_text
-from gpuherd.jobs.statustext import as_table, as_tables, what
 from gpuherd.top.look import Looker
 
 

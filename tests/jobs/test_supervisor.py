@@ -12,8 +12,8 @@ import pytest
 from tests.patience import wait_until
 
 from gpuherd.jobs import DispatchOptions, Job, RunDirectory, clock
+from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.records import PauseReason, QueuedJob
-from gpuherd.jobs.supervisor import Attempt, Supervisor
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 _PROGRAM = """
 import fcntl, os, sys, termios, time
 from rich.console import Console
-from gpuherd.jobs.live import display
+from gpuherd.jobs.monitor.display import display
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 if "background" in sys.argv:
     if os.fork():
@@ -89,8 +89,8 @@ def test_a_reader_that_goes_away_does_not_end_the_run(force: bool) -> None:
     program = f"""
 import sys, time
 from rich.console import Console
-from gpuherd.jobs.events import Event, EventKind
-from gpuherd.jobs.live import display
+from gpuherd.jobs.records import Event, EventKind
+from gpuherd.jobs.monitor.display import display
 with display(Console(force_terminal={force})) as shown:
     for i in range(200):
         shown.event(Event(kind=EventKind.NOTICE, at=0.0, text=f"line {{i}} " + 1000 * "x"))
@@ -111,8 +111,8 @@ def test_a_terminal_that_is_closed_does_not_end_the_run() -> None:
     program = """
 import logging, signal, sys, time
 from rich.console import Console
-from gpuherd.jobs.events import RunSnapshot
-from gpuherd.jobs.live import display
+from gpuherd.jobs.records import RunSnapshot
+from gpuherd.jobs.monitor.display import display
 from gpuherd.jobs.records import Counts
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
 logging.basicConfig(level=logging.INFO, filename=sys.argv[1])

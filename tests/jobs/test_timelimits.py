@@ -5,18 +5,18 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuherd.jobs.attempts.time_limits import LimitKind, Passed, TimeLimits, Timer
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.timelimits import LimitKind, Limits, Passed, Timer
 
 
 def timer(**limits: float) -> Timer:
-    return Timer(100.0, Limits(**limits), seen_at=100.0)
+    return Timer(100.0, TimeLimits(**limits), seen_at=100.0)
 
 
 def test_what_the_job_says_goes_before_what_the_run_says() -> None:
     options = DispatchOptions(timeout=10, heartbeat=5)
-    assert Limits.of(Job(name="a", argv=("x",), timeout_s=3), options) == Limits(3, None, 5)
+    assert TimeLimits.of(Job(name="a", argv=("x",), timeout_s=3), options) == TimeLimits(3, None, 5)
 
 
 def test_the_whole_time() -> None:
@@ -51,10 +51,10 @@ def test_each_report_is_a_heartbeat_and_a_new_stage_begins_anew() -> None:
 
 
 def test_one_that_is_taken_over_is_followed_from_then_on() -> None:
-    one = Timer(100.0, Limits(whole_s=1000, heartbeat_s=10), seen_at=500.0, idle_s=50.0)
+    one = Timer(100.0, TimeLimits(whole_s=1000, heartbeat_s=10), seen_at=500.0, idle_s=50.0)
     assert one.passed(509) is None
     assert one.passed(510) == Passed(LimitKind.HEARTBEAT, 10)
-    assert Timer(100.0, Limits(whole_s=1000), seen_at=500.0, idle_s=50.0).next_at() == 1150
+    assert Timer(100.0, TimeLimits(whole_s=1000), seen_at=500.0, idle_s=50.0).next_at() == 1150
 
 
 @given(

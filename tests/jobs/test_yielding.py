@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuherd.jobs.gpu.usage import Action, ActionKind, OurAttempt, Sightings, Stranger, give_way
 from gpuherd.jobs.options import YieldTo
-from gpuherd.jobs.yielding import Action, ActionKind, OurAttempt, Sightings, Stranger, give_way
 
 ALICE = Stranger("GPU-a", "0", "4711", "alice runs python (pid 4711, 900 MB)", 4711, 900)
 BOB = Stranger("GPU-b", "1", "4712", "bob runs python (pid 4712)", 4712)

@@ -14,11 +14,10 @@ import pytest
 from gpuherd.jobs import GpuOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.simulate.cluster import machine
 from gpuherd.simulate.engine import Simulation
-from gpuherd.simulate.history import History
-from gpuherd.simulate.replay import read_queue, replayed
-from gpuherd.simulate.rules import Rules
-from gpuherd.simulate.strangers import Session
-from gpuherd.simulate.workload import Trial, Work
+from gpuherd.simulate.external_users import Session
+from gpuherd.simulate.options import Rules
+from gpuherd.simulate.results import History
+from gpuherd.simulate.workload import Trial, Work, read_queue, replayed
 from gpuherd.standin.machine import Machine
 
 

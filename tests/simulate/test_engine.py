@@ -11,21 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.jobs.failures import FailureClass
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.gpu.health import FIRST_FAULT_S
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.quarantine import FIRST_FAULT_S
-from gpuherd.simulate.begin import begin
-from gpuherd.simulate.cluster import Machine, machine, machines
-from gpuherd.simulate.ends import diagnosis
+from gpuherd.simulate.cluster import Machine, begin, machine, machines
 from gpuherd.simulate.engine import Simulation
-from gpuherd.simulate.figures import figures
-from gpuherd.simulate.guides import run_guides
-from gpuherd.simulate.history import Ending, History, Ran, busy_spans
-from gpuherd.simulate.lengths import spread
-from gpuherd.simulate.quiet import TURNAROUND_S
-from gpuherd.simulate.rules import Rules
-from gpuherd.simulate.strangers import Background
-from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn, failure_shares
+from gpuherd.simulate.external_users import Background
+from gpuherd.simulate.options import Rules
+from gpuherd.simulate.results import Ending, History, Ran, busy_spans, figures
+from gpuherd.simulate.scenario import run_guides
+from gpuherd.simulate.state import TURNAROUND_S
+from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, diagnosis, drawn, failure_shares, spread
 
 
 def work(name: str, *trials: Trial | float, arrives_s: float = 0.0, **more: object) -> Work:

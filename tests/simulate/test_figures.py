@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs.failures import FailureClass
+from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.job import Job
 from gpuherd.simulate.cluster import machine
 from gpuherd.simulate.engine import Simulation
-from gpuherd.simulate.figures import figures, least_possible_s
-from gpuherd.simulate.history import Ending, History, Ran, Visit
-from gpuherd.simulate.rules import Rules
+from gpuherd.simulate.options import Rules
+from gpuherd.simulate.results import Ending, History, Ran, Visit, figures, least_possible_s
 from gpuherd.simulate.workload import Trial, Work
 
 

@@ -11,18 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.failures import FailureClass
+from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.job import Job
 from gpuherd.simulate.cluster import Machine, machine, machines
-from gpuherd.simulate.figures import figures
-from gpuherd.simulate.handover import HandedOver
-from gpuherd.simulate.history import Ending, History, busy_spans
-from gpuherd.simulate.lengths import spread
-from gpuherd.simulate.nodes import Nodes
-from gpuherd.simulate.rules import Rules, variants
+from gpuherd.simulate.external_users import Background
+from gpuherd.simulate.options import Rules, variants
+from gpuherd.simulate.remote import HandedOver
+from gpuherd.simulate.results import Ending, History, busy_spans, figures
 from gpuherd.simulate.scenario import Scenario, simulate
-from gpuherd.simulate.strangers import Background
-from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn
+from gpuherd.simulate.scheduler import Nodes
+from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn, spread
 
 
 def work(name: str, seconds: float | Sequence[Trial], **more: object) -> Work:

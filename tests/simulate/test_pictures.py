@@ -9,15 +9,13 @@ from random import Random
 import pytest
 
 from gpuherd.jobs.job import Job
+from gpuherd.simulate.charts import WIDTH, Panel, gantt, rows, shares, timeline
 from gpuherd.simulate.cluster import machine, machines
 from gpuherd.simulate.engine import Simulation
-from gpuherd.simulate.gantt import WIDTH, Panel, gantt
-from gpuherd.simulate.history import Ending, History, Ran, Visit
-from gpuherd.simulate.lengths import spread
-from gpuherd.simulate.rules import Rules
-from gpuherd.simulate.strangers import Background
-from gpuherd.simulate.timeline import rows, shares, timeline
-from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn
+from gpuherd.simulate.external_users import Background
+from gpuherd.simulate.options import Rules
+from gpuherd.simulate.results import Ending, History, Ran, Visit
+from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn, spread
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.gpus.idle import Check, IdleRule, Streaks, is_free, observe, released
-from gpuherd.simulate.quiet import TURNAROUND_S, Quiet
+from gpuherd.simulate.state import TURNAROUND_S, Quiet
 
 CLEAN, USED = Check(True, ""), Check(False, "used", stranger=True)
 TEN_CHECKS = Quiet(IdleRule(max_checks=10, check_interval_s=1.0))

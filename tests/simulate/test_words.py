@@ -10,18 +10,16 @@ from statistics import mean, median
 import pytest
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.failures import FailureClass
-from gpuherd.simulate.begin import begin
-from gpuherd.simulate.cluster import machine, machines
-from gpuherd.simulate.lengths import spread
-from gpuherd.simulate.rules import Rules, variants
-from gpuherd.simulate.strangers import background
-from gpuherd.simulate.workload import failure_shares, mix
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.simulate.cluster import begin, machine, machines
+from gpuherd.simulate.external_users import background
+from gpuherd.simulate.options import Rules, variants
+from gpuherd.simulate.workload import failure_shares, mix, spread
 
 
 @pytest.mark.parametrize(
     "name",
-    ["agenda", "begin", "cluster", "figures", "lengths", "options", "rules", "strangers", "timeline", "workload"],
+    ["charts", "cluster", "external_users", "options", "results", "state", "workload"],
 )
 def test_examples_in_the_code_hold(name: str) -> None:
     result = doctest.testmod(import_module(f"gpuherd.simulate.{name}"))

@@ -13,7 +13,7 @@ from tests.patience import wait_until
 from tests.slurm.cluster import Cluster, Unavailable, cluster, why_not
 from tests.slurm.configuration import Plan
 
-from gpuherd.engines.cluster import Batch, EngineAway, Parcel, Phase, Placement, Sighting, Ticket
+from gpuherd.engines.base import Batch, EngineAway, Parcel, Phase, Placement, Sighting, Ticket
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm.engine import SlurmEngine
 

@@ -9,7 +9,7 @@ from tests.patience import Gate, wait_until
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import HandTo
 
-from gpuherd.engines.cluster import End, Phase, Placement, Refused, Ticket
+from gpuherd.engines.base import End, Phase, Placement, Refused, Ticket
 from gpuherd.errors import UsageError
 
 

@@ -16,9 +16,8 @@ from tests.patience import wait_until
 from tests.slurm.cluster import Cluster
 from tests.slurm.configuration import Plan
 
-from gpuherd.batch.export import slurm as export
-from gpuherd.batch.export.plan import groups_of
-from gpuherd.batch.export.writing import write
+from gpuherd.batch import export_slurm as export
+from gpuherd.batch.export import groups_of, write
 from gpuherd.engines.options import EngineOptions
 from gpuherd.jobs.job import Job
 

@@ -12,7 +12,7 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.configuration import Plan
 from tests.slurm.conftest import HandTo
 
-from gpuherd.engines.cluster import End, EngineAway, EngineMissing, Phase, Placement, Ticket
+from gpuherd.engines.base import End, EngineAway, EngineMissing, Phase, Placement, Ticket
 
 OwnCluster = Callable[[Plan], Cluster]
 slow = [pytest.mark.slow, pytest.mark.timeout(400)]

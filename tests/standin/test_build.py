@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import CannotWrite, GpuherdError
-from gpuherd.standin import build
-from gpuherd.standin.layout import LAYOUT_VERSION
+from gpuherd.standin import driver
+from gpuherd.standin.state import LAYOUT_VERSION
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def soname(library: Path) -> bool:
 
 
 def test_compiles_once(empty_cache: Path) -> None:
-    folder = build.library_folder()
+    folder = driver.library_folder()
     assert folder.parent == empty_cache
     assert sorted(path.name for path in folder.iterdir()) == [
         "libcuda.so",
@@ -35,29 +35,29 @@ def test_compiles_once(empty_cache: Path) -> None:
         "libnvidia-ml.so",
         "libnvidia-ml.so.1",
     ]
-    before = (folder / build.NVML).stat()
-    assert build.library_folder() == folder
-    assert (folder / build.NVML).stat() == before
+    before = (folder / driver.NVML).stat()
+    assert driver.library_folder() == folder
+    assert (folder / driver.NVML).stat() == before
     assert list(empty_cache.iterdir()) == [folder]
 
 
 def test_many_at_once_get_the_same_whole_folder(empty_cache: Path) -> None:
-    code = "from gpuherd.standin import build; print(build.library_folder())"
+    code = "from gpuherd.standin import driver; print(driver.library_folder())"
     processes = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)
         for _ in range(4)
     ]
     folders = {process.communicate()[0].strip() for process in processes}
     assert [process.returncode for process in processes] == [0] * 4
-    assert folders == {str(build.library_folder())}
+    assert folders == {str(driver.library_folder())}
     assert len(list(empty_cache.iterdir())) == 1
 
 
 def test_compiles_without_warnings(tmp_path: Path) -> None:
-    words = build.compiler()
+    words = driver.compiler()
     assert words is not None
     for source in ("nvml.c", "cuda.c"):
-        path = Path(build.__file__).with_name(source)
+        path = Path(driver.__file__).with_name(source)
         flags = ["-std=c99", "-D_GNU_SOURCE", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
         subprocess.run([*words, *flags, "-o", str(tmp_path / "out.so"), str(path)], check=True)
 
@@ -65,20 +65,20 @@ def test_compiles_without_warnings(tmp_path: Path) -> None:
 def test_the_ziglang_wheel_is_compiler_enough(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("HOME", str(empty_cache / "no-home"))
-    assert build.compiler() == [sys.executable, "-m", "ziglang", "cc"]
-    folder = build.library_folder()
-    assert soname(folder / build.NVML)
-    assert soname(folder / build.CUDA)
+    assert driver.compiler() == [sys.executable, "-m", "ziglang", "cc"]
+    folder = driver.library_folder()
+    assert soname(folder / driver.NVML)
+    assert soname(folder / driver.CUDA)
     told = (ctypes.c_uint32 * 8)()
-    ctypes.CDLL(str(folder / build.NVML), ctypes.RTLD_LOCAL).gpuherd_standin_layout(told)
+    ctypes.CDLL(str(folder / driver.NVML), ctypes.RTLD_LOCAL).gpuherd_standin_layout(told)
     assert told[0] == LAYOUT_VERSION
     assert list(empty_cache.iterdir()) == [folder]
 
 
 def test_no_compiler_at_all_names_the_remedy(empty_cache: Path, tmp_path: Path) -> None:
     """In a Python that has neither: -S hides the wheels, PATH the system's compilers."""
-    code = "from gpuherd.standin import build\nbuild.library_folder()"
-    source = Path(build.__file__).parents[2]
+    code = "from gpuherd.standin import driver\ndriver.library_folder()"
+    source = Path(driver.__file__).parents[2]
     environment = {"PATH": "", "PYTHONPATH": str(source), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     result = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env=environment)
     assert "GpuherdError: simulated GPUs need a C compiler" in result.stderr
@@ -92,7 +92,7 @@ def test_a_compiler_that_fails_is_quoted(empty_cache: Path, tmp_path: Path, monk
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", f"{broken.parent}:/bin")
     with pytest.raises(GpuherdError, match="no room on device"):
-        build.library_folder()
+        driver.library_folder()
     assert list(empty_cache.iterdir()) == []
 
 
@@ -100,20 +100,20 @@ def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: p
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(CannotWrite, match="XDG_CACHE_HOME"):
-        build.library_folder()
+        driver.library_folder()
 
 
 def test_a_user_without_a_home_is_told_what_to_set(tmp_path: Path) -> None:
-    code = "import os\nfrom gpuherd.standin import build\nos.setuid(54321)\nbuild.library_folder()"
+    code = "import os\nfrom gpuherd.standin import driver\nos.setuid(54321)\ndriver.library_folder()"
     if os.getuid() != 0:
         pytest.skip("only root can become a user without a home")
-    environment = {"PYTHONPATH": str(Path(build.__file__).parents[2])}
+    environment = {"PYTHONPATH": str(Path(driver.__file__).parents[2])}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert "CannotWrite: no home folder" in result.stderr
 
 
 def test_the_cuda_library_has_no_device() -> None:
-    library = ctypes.CDLL(str(build.library_folder() / build.CUDA), ctypes.RTLD_LOCAL)
+    library = ctypes.CDLL(str(driver.library_folder() / driver.CUDA), ctypes.RTLD_LOCAL)
     assert library.cuInit(0) == 100
     count = ctypes.c_int(-1)
     assert library.cuDeviceGetCount(ctypes.byref(count)) == 100
@@ -126,7 +126,7 @@ def test_the_cuda_library_has_no_device() -> None:
 
 def test_a_child_finds_both_libraries_by_name() -> None:
     code = "import ctypes; ctypes.CDLL('libnvidia-ml.so'); print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
-    environment = {"LD_LIBRARY_PATH": str(build.library_folder())}
+    environment = {"LD_LIBRARY_PATH": str(driver.library_folder())}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert result.stdout.strip() == "100"
 
@@ -134,11 +134,11 @@ def test_a_child_finds_both_libraries_by_name() -> None:
 def test_torch_stays_on_the_cpu() -> None:
     """True of any torch; with a CUDA build and a real GPU it shows that the stand-in hides them."""
     code = "import torch; print(torch.cuda.is_available())"
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(build.library_folder()), "CUDA_VISIBLE_DEVICES": "0"}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver.library_folder()), "CUDA_VISIBLE_DEVICES": "0"}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert result.stdout.strip() == "False"
 
 
 def test_the_sources_are_installed_with_the_package() -> None:
-    assert shutil.which("cc") or build.compiler()
-    assert {"nvml.c", "cuda.c", "state.h"} <= {path.name for path in Path(build.__file__).parent.iterdir()}
+    assert shutil.which("cc") or driver.compiler()
+    assert {"nvml.c", "cuda.c", "state.h"} <= {path.name for path in Path(driver.__file__).parent.iterdir()}

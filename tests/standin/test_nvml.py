@@ -18,7 +18,8 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.gpus.state import SIMULATED
-from gpuherd.standin import build, layout
+from gpuherd.standin import driver
+from gpuherd.standin import state as layout
 from gpuherd.standin.machine import Machine, OutOfMemory
 
 Standin = Callable[..., Machine]
@@ -51,7 +52,7 @@ def sleeper() -> subprocess.Popen[bytes]:
 
 
 def test_c_and_python_agree_on_the_layout() -> None:
-    library = ctypes.CDLL(str(build.library_folder() / build.NVML))
+    library = ctypes.CDLL(str(driver.library_folder() / driver.NVML))
     told = (ctypes.c_uint32 * 8)()
     library.gpuherd_standin_layout(told)
     assert list(told) == [
@@ -386,10 +387,10 @@ def test_memory_errors_that_could_not_be_corrected(standin: Standin) -> None:
     assert counts == [0, 3]
 
 
-@pytest.mark.parametrize("name", build.entry_points())
+@pytest.mark.parametrize("name", driver.entry_points())
 def test_every_call_can_be_made_to_fail_by_itself(standin: Standin, name: str) -> None:
     machine = standin("2x40GB")
-    library = ctypes.CDLL(str(build.library_folder() / build.NVML))
+    library = ctypes.CDLL(str(driver.library_folder() / driver.NVML))
     gpus = handles()
     machine.fail(77, function=name)
     if name != "nvmlInit_v2":

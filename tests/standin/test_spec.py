@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.standin.layout import MAX_GPUS
-from gpuherd.standin.spec import Busy, Spec, parse
+from gpuherd.standin.session import Busy, Spec, parse
+from gpuherd.standin.state import MAX_GPUS
 
 
 @pytest.mark.parametrize(

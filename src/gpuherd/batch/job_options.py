@@ -1,23 +1,124 @@
-"""What people can say of a job, once for all: ``#gpuherd`` lines, jobs.yaml, and the flags of ``gpuherd submit``.
-
-Knows names, spellings and values. Does not know files, commands or queues.
-"""
+"""What people can say of a job, in ``#gpuherd`` lines, jobs.yaml and flags of ``gpuherd submit``; jobs as drafts."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuherd.batch.model_use import ModelUse, Planner
-from gpuherd.errors import UsageError
-from gpuherd.flags import option_fields
+from gpuherd.errors import ExitCode, GpuherdError, UsageError, one_line, printable
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import count
-from gpuherd.options import Option, option
-from gpuherd.quantities import duration_s, gpu_range, size_mb
+from gpuherd.options import Option, option, option_fields
+from gpuherd.units import duration_s, gpu_range, size_mb
+
+# A command as a job file asks for it, before it is a job; and what can be wrong with such a file.
+#
+# Plain data. The readers (``commands``, ``document``) make drafts, ``assemble`` makes jobs of them.
+
+MOST_JOBS = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A command and what its file says of it.
+
+    Attributes:
+        line: where it stands in the file, counted from 1.
+        argv: the command as an argument list.
+        said: settings by field name of ``JobOptions``; what is not in it was not said.
+        proposed: a neutral name for it if it has none of its own; it never tells the command.
+        group: a name that stands for all jobs which the same entry of the file made; ``needs`` may use it.
+    """
+
+    line: int
+    argv: tuple[str, ...]
+    said: Mapping[str, Any] = field(default_factory=dict)
+    proposed: str
+    group: str | None = None
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Problem:
+    """Something wrong in a job file: the line (0 where no single line is at fault) and a sentence."""
+
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {one_line(self.text)}" if self.line else one_line(self.text)
+
+
+class BadJobFile(GpuherdError):
+    """A job file can't be used. ``problems`` are all that was found, in order; nothing has been started."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+    def __init__(self, problems: Sequence[Problem], source: str = ""):
+        self.problems = tuple(sorted(problems))
+        self.source = source
+        more = len(self.problems) - 1
+        where = f"{source}: " if source else ""
+        super().__init__(f"{where}{self.problems[0]}" + (f" (and {more} more)" if more else ""))
+
+    def lines(self) -> list[str]:
+        """Each problem as one printable line, with the file's name in front."""
+        where = f"{printable(self.source)}: " if self.source else ""
+        return [f"{where}{problem}" for problem in self.problems]
+
+    def of(self, source: str) -> BadJobFile:
+        """The same with the name of the file."""
+        return BadJobFile(self.problems, source)
+
+
+# A job that says which model it loads, in place of how many GPUs it needs: what it says, and what comes of it.
+#
+# Plain data. Who plans is no business of this room, which knows no models: it is given a ``Planner``.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelUse:
+    """What a job says of the model that it loads; None is what was not said. The words are the planner's to judge.
+
+    Attributes:
+        model: a known name, a Hugging Face id, a folder or a file.
+        dtype: how the weights lie in memory.
+        batch, prompt_tokens, new_tokens: sequences at once, and how long they are.
+        parallel: how it goes over several GPUs.
+        gpus: at least and at most so many GPUs.
+        memory_mb: what it asks to be free on each, whatever the plan needs.
+    """
+
+    model: str
+    dtype: str | None = None
+    batch: int | None = None
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+    parallel: str | None = None
+    gpus: tuple[int, int] | None = None
+    memory_mb: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What such a job asks for: GPUs, and MB free on each. ``family`` is one name for all jobs of which the same is
+    said; ``sentence`` tells people."""
+
+    gpus: int
+    memory_mb: int
+    family: str
+    sentence: str
+
+
+# Raises a GpuherdError for a model that is not to be had, or that fits nowhere.
+Planner = Callable[[ModelUse], Need]
+
+
+# What people can say of a job, once for all: ``#gpuherd`` lines, jobs.yaml, and the flags of ``gpuherd submit``.
+#
+# Knows names, spellings and values. Does not know files, commands or queues.
 
 LONGEST_NAME = 200
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)

@@ -1,19 +1,378 @@
-"""Settings of a sweep: every combination of its parameters' values, or so many that are drawn. Pure.
-
-Each draw has a key of its own: the seed, the parameter's name, and the number of the draw. So it depends on nothing
-else in the file. More samples go on where fewer ended, and a parameter that is added leaves what is drawn for the
-others.
-"""
+"""Settings of a sweep: a matrix of values, distributions of parameters, and how many of them are drawn. Pure."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import count, product
+from typing import Protocol
 
-from gpuherd.batch.distributions import Distribution
+from gpuherd.jobs.run_dir import safe_name
+
+# A matrix of values and the combinations that it stands for; placeholders like ``{lr}`` in words. Pure.
+#
+# A value goes into a word as it is, after the command was split into words: it is never split or read by a shell.
+
+Combination = Mapping[str, str]
+
+KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][A-Za-z0-9_]*)\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
+# What a shell reads as plain letters: a value of other signs in a line for a shell would be read as a part of it.
+_PLAIN = re.compile(r"[A-Za-z0-9._+=@:,/%-]*", re.ASCII)
+
+
+def size(axes: Mapping[str, Sequence[str]]) -> int:
+    """How many combinations there are, without making them."""
+    return math.prod(len(values) for values in axes.values())
+
+
+def combinations(
+    axes: Mapping[str, Sequence[str]], include: Sequence[Combination], exclude: Sequence[Combination]
+) -> Iterator[Combination]:
+    """Every combination, the last axis fastest, without those that an entry of ``exclude`` is a part of; then the
+    entries of ``include``, those that came already left out.
+
+    >>> [c["lr"] + c["seed"] for c in combinations({"lr": ["a", "b"], "seed": ["1", "2"]}, [], [{"seed": "2"}])]
+    ['a1', 'b1']
+    """
+    made = set()
+    for values in product(*axes.values()) if axes else ():
+        found = dict(zip(axes, values, strict=True))
+        if not any(part.items() <= found.items() for part in exclude):
+            made.add(frozenset(found.items()))
+            yield found
+    for extra in include:
+        if frozenset(extra.items()) not in made:
+            made.add(frozenset(extra.items()))
+            yield {key: extra[key] for key in axes} if axes else extra
+
+
+def filled(text: str, values: Combination, *, for_shell: bool = False) -> str:
+    """The text with each ``{key}`` replaced; ``{{key}}`` is ``{key}`` itself. All other braces are mere letters.
+
+    Raises ValueError for a key that is not there, with the nearest, and with ``for_shell`` for a value that a shell
+    would not take as one plain word.
+
+    >>> filled("--lr={lr} {{x}}", {"lr": "0.1"})
+    '--lr=0.1 {x}'
+    """
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] is not None:
+            return f"{{{found[1]}}}"
+        key = found[2]
+        if key not in values:
+            nearest = difflib.get_close_matches(key, values, n=1)
+            hint = f"did you mean {{{nearest[0]}}}?" if nearest else f"write {{{{{key}}}}} for the word itself"
+            raise ValueError(f"{{{key}}} is no key of the matrix; {hint}")
+        if for_shell and not _PLAIN.fullmatch(values[key]):
+            raise ValueError(
+                f"the value {values[key]!r} of {key} can't be put into a line for a shell; give command as a list"
+            )
+        return values[key]
+
+    return _PLACEHOLDER.sub(value, text)
+
+
+def has_placeholder(text: str) -> bool:
+    """Whether the text has a place to fill."""
+    return any(found[2] is not None for found in _PLACEHOLDER.finditer(text))
+
+
+def name_part(values: Combination) -> str:
+    """What tells the jobs of a matrix apart in their names.
+
+    >>> name_part({"lr": "0.1", "seed": "2"})
+    'lr0.1-seed2'
+    """
+    return "-".join(key + (safe_name(value) if value else "") for key, value in values.items())
+
+
+# What a parameter of a sweep may be: one of a list, a number between two others, in steps or not, or a normal one.
+#
+# Pure: a distribution turns 64 random bits into a value, and one that has finitely many values gives them in order.
+# Values are words, as a person would write them: a drawn real number has six digits that tell it from others of its
+# range, and the job gets that number, not a longer one.
+
+_BITS = 64
+_DIGITS = 6
+_MOST_DIGITS = 17  # a float has no more
+_WHOLE = re.compile(r"[+-]?\d{1,15}", re.ASCII)
+# Bounded before it becomes a number: 1e-999999999 as an exact fraction would fill the memory.
+_REAL = re.compile(r"[+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?", re.ASCII)
+_YES_NO = {"true": True, "yes": True, "false": False, "no": False}
+_BETWEEN = ("low", "high", "step", "log")
+_NORMAL = ("mean", "std")
+# What other tools call the same.
+_ELSEWHERE = {
+    "min": "low",
+    "max": "high",
+    "start": "low",
+    "stop": "high",
+    "q": "step",
+    "mu": "mean",
+    "loc": "mean",
+    "sigma": "std",
+    "stddev": "std",
+    "scale": "std",
+}
+_AS_A_LIST = ("values", "value", "choices", "choice")
+
+
+class BadParameter(ValueError):
+    """What is said of a parameter means nothing. ``key``: which of its keys is at fault, None for all together."""
+
+    def __init__(self, text: str, key: str | None = None):
+        super().__init__(text)
+        self.key = key
+
+
+class Distribution(Protocol):
+    """Where the values of a parameter come from."""
+
+    def size(self) -> int | None:
+        """How many values there are, None for more than could be counted off."""
+        ...
+
+    def values(self) -> Iterator[str]:
+        """All of them, in order; for those with a ``size``."""
+        ...
+
+    def draw(self, bits: int) -> str:
+        """The value that 64 random bits stand for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some words, each as likely as the others.
+
+    >>> Choice(("adam", "sgd")).draw(2**63)
+    'sgd'
+    """
+
+    words: tuple[str, ...]
+
+    def size(self) -> int | None:
+        return len(self.words)
+
+    def values(self) -> Iterator[str]:
+        return iter(self.words)
+
+    def draw(self, bits: int) -> str:
+        return self.words[bits * len(self.words) >> _BITS]
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """``low``, ``low + step`` and so on, ``count`` numbers, each as likely as the others. Exact: 0.1, 0.2, 0.3.
+
+    >>> list(Steps(Fraction("0.1"), Fraction("0.1"), 3, whole=False).values())
+    ['0.1', '0.2', '0.3']
+    """
+
+    low: Fraction
+    step: Fraction
+    count: int
+    whole: bool
+
+    def size(self) -> int | None:
+        return self.count
+
+    def values(self) -> Iterator[str]:
+        return (self._at(index) for index in range(self.count))
+
+    def draw(self, bits: int) -> str:
+        return self._at(bits * self.count >> _BITS)
+
+    def _at(self, index: int) -> str:
+        value = self.low + index * self.step
+        return str(int(value)) if self.whole else repr(float(value))
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A real number, evenly likely; with ``log`` its logarithm is.
+
+    >>> Between(1e-5, 1e-1, log=True).draw(2**63)
+    '0.001'
+    """
+
+    low: float
+    high: float
+    log: bool
+
+    def size(self) -> int | None:
+        return 1 if self.low == self.high else None
+
+    def values(self) -> Iterator[str]:
+        return iter([repr(self.low)])
+
+    def draw(self, bits: int) -> str:
+        part = _unit(bits)
+        if self.log:
+            value = math.exp((1 - part) * math.log(self.low) + part * math.log(self.high))
+        else:
+            value = (1 - part) * self.low + part * self.high
+        rounded = _rounded(value, self._digits())
+        # Rounding may step over a bound.
+        return rounded if self.low <= float(rounded) <= self.high else repr(min(max(value, self.low), self.high))
+
+    def _digits(self) -> int:
+        """As many as tell values of this range apart as well as six do those of a range from 0."""
+        largest, span = max(abs(self.low), abs(self.high)), self.high - self.low
+        if not 0 < span < largest:
+            return _DIGITS
+        return _DIGITS + math.floor(math.log10(largest) - math.log10(span))
+
+
+@dataclass(frozen=True, slots=True)
+class WholeLog:
+    """A whole number above 0 whose logarithm is evenly likely.
+
+    >>> [WholeLog(1, 1000).draw(bits) for bits in (0, 2**63, 2**64 - 1)]
+    ['1', '22', '1000']
+    """
+
+    low: int
+    high: int
+
+    def size(self) -> int | None:
+        return 1 if self.low == self.high else None
+
+    def values(self) -> Iterator[str]:
+        return iter([str(self.low)])
+
+    def draw(self, bits: int) -> str:
+        # From half a step below to half a step above, so that both ends are as likely as their neighbours.
+        part = _unit(bits)
+        value = math.exp((1 - part) * math.log(self.low - 0.5) + part * math.log(self.high + 0.5))
+        return str(min(max(round(value), self.low), self.high))
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """A normally distributed number.
+
+    >>> Normal(0.0, 1.0).draw(2**62)
+    '-0.67449'
+    """
+
+    mean: float
+    std: float
+
+    def size(self) -> int | None:
+        return None
+
+    def values(self) -> Iterator[str]:
+        return iter(())
+
+    def draw(self, bits: int) -> str:
+        from statistics import NormalDist  # slow to import, and seldom needed
+
+        return _rounded(NormalDist(self.mean, self.std).inv_cdf(_unit(bits)), _DIGITS)
+
+
+def one_of(words: Sequence[str]) -> Choice:
+    """One of a list. Raises BadParameter for an empty one and for a word that is in it twice."""
+    if not words:
+        raise BadParameter("has no values")
+    if len(set(words)) < len(words):
+        raise BadParameter("has a value twice")
+    return Choice(tuple(words))
+
+
+def check_keys(keys: Iterable[str]) -> None:
+    """Raises BadParameter for the first key that no distribution has, with the one that is meant."""
+    for key in keys:
+        if key in _AS_A_LIST:
+            raise BadParameter("write the values as a list: [a, b, c]", key)
+        if key not in (*_BETWEEN, *_NORMAL):
+            meant = _ELSEWHERE.get(key)
+            hint = f"did you mean {meant}?" if meant else "possible: low, high, step, log; mean, std; or a list"
+            raise BadParameter(f"unknown key {key!r}; {hint}", key)
+
+
+def described(said: Mapping[str, str]) -> Distribution:
+    """The distribution that keys like ``low`` and ``high`` describe. Raises BadParameter with a sentence.
+
+    >>> described({"low": "1", "high": "8"}).size(), described({"low": "0.0", "high": "1", "step": "0.5"}).size()
+    (8, 3)
+    """
+    check_keys(said)
+    if said.keys() & set(_NORMAL):
+        return _normal(said)
+    for key in ("low", "high"):
+        if key not in said:
+            raise BadParameter(f"says nothing of {key}; write {{low: 1, high: 8}}, or a list")
+    return _between(said)
+
+
+def _normal(said: Mapping[str, str]) -> Normal:
+    for key in said:
+        if key not in _NORMAL:
+            raise BadParameter(f"{key} doesn't go with mean and std", key)
+    for key in _NORMAL:
+        if key not in said:
+            raise BadParameter(f"says nothing of {key}; write {{mean: 0, std: 1}}")
+    mean, std = (float(_number(said, key)) for key in _NORMAL)
+    if std <= 0:
+        raise BadParameter(f"std={said['std']} is not above 0", "std")
+    return Normal(mean, std)
+
+
+def _between(said: Mapping[str, str]) -> Distribution:
+    low, high = _number(said, "low"), _number(said, "high")
+    if high < low:
+        raise BadParameter(f"high={said['high']} is below low={said['low']}", "high")
+    word = said.get("log", "false")
+    if word.lower() not in _YES_NO:
+        raise BadParameter(f"log={word!r}; write log: true or log: false", "log")
+    log = _YES_NO[word.lower()]
+    whole = all(_WHOLE.fullmatch(said[key]) for key in ("low", "high", "step") if key in said)
+    if log and "step" in said:
+        raise BadParameter("step doesn't go with log: true; leave one of them out, or write a list", "step")
+    if log and low <= 0:
+        raise BadParameter(f"low={said['low']} is not above 0, and has no logarithm", "low")
+    if "step" in said:
+        step = _number(said, "step")
+        if step <= 0:
+            raise BadParameter(f"step={said['step']} is not above 0", "step")
+        return Steps(low, step, int((high - low) // step) + 1, whole)
+    if whole:
+        return WholeLog(int(low), int(high)) if log else Steps(low, Fraction(1), int(high - low) + 1, whole)
+    return Between(float(low), float(high), log)
+
+
+def _number(said: Mapping[str, str], key: str) -> Fraction:
+    word = said[key]
+    if not _REAL.fullmatch(word):
+        raise BadParameter(f"{key}={word!r} is not a number", key)
+    exact = Fraction(word)
+    if not math.isfinite(float(word)) or (float(word) == 0) != (exact == 0):
+        raise BadParameter(f"{key}={word!r} is beyond what a program could hold", key)
+    return exact
+
+
+def _unit(bits: int) -> float:
+    """A number above 0 and below 1."""
+    return ((bits >> (_BITS - 52)) + 0.5) * 2.0**-52
+
+
+def _rounded(value: float, digits: int) -> str:
+    return f"{value:.{min(digits, _MOST_DIGITS)}g}"
+
+
+# Settings of a sweep: every combination of its parameters' values, or so many that are drawn. Pure.
+#
+# Each draw has a key of its own: the seed, the parameter's name, and the number of the draw. So it depends on nothing
+# else in the file. More samples go on where fewer ended, and a parameter that is added leaves what is drawn for the
+# others.
 
 # A setting that was drawn before is drawn anew; so many times as many draws are made before it is given up. Drawing
 # all of n settings takes about n * ln(n) draws, and there are never more than a million.

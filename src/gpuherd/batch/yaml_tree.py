@@ -1,17 +1,18 @@
-"""Reads YAML into a tree of plain nodes that know their lines. What a hostile document can't do here: run code (no
-tags), turn a name into a number (scalars stay as they are written), repeat a key unseen, or grow (an alias is the same
-node again, and depth is bounded, without recursion).
-
-Uses the event parser of PyYAML only. Knows nothing of what the document means.
-"""
+"""Reads YAML into a tree of plain nodes that know their lines; no document can run code or exhaust memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuherd.batch.draft import BadJobFile, Problem
+from gpuherd.batch.job_options import BadJobFile, Problem
+
+# Reads YAML into a tree of plain nodes that know their lines. What a hostile document can't do here: run code (no
+# tags), turn a name into a number (scalars stay as they are written), repeat a key unseen, or grow (an alias is the
+# same node again, and depth is bounded, without recursion).
+#
+# Uses the event parser of PyYAML only. Knows nothing of what the document means.
 
 _MOST_DEPTH = 20
 _NOTHING = frozenset({"", "~", "null", "Null", "NULL"})
@@ -172,3 +173,34 @@ def _refuse_tag(event: Any, line: int) -> None:
 
 def _wrong(line: int, text: str) -> BadJobFile:
     return BadJobFile([Problem(line, text)])
+
+
+# What every reader of a YAML tree asks of a node, and how it says that something is wrong with it.
+
+
+class Wrong(Exception):
+    """Something wrong with an entry; the other entries can still be read."""
+
+    def __init__(self, line: int, text: str, also: Iterable[Problem] = ()):
+        super().__init__(text)
+        self.problems = (Problem(line, text), *also)
+
+    @staticmethod
+    def all_of(problems: list[Problem]) -> Wrong:
+        """One for several problems, of which there is at least one."""
+        first, *others = problems
+        return Wrong(first.line, first.text, others)
+
+
+def mapping_of(node: Node, what: str) -> Mapping:
+    """The node as a mapping. Raises Wrong."""
+    if not isinstance(node, Mapping):
+        raise Wrong(node.line, f"{what} must be a mapping of keys to values")
+    return node
+
+
+def word_of(node: Node, what: str) -> str:
+    """The node as a word. Raises Wrong."""
+    if not isinstance(node, Scalar) or node.value is None:
+        raise Wrong(node.line, f"{what} must be a word")
+    return node.value

@@ -8,19 +8,19 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch.draft import BadJobFile
-from gpuherd.batch.job_batch import BatchOptions, PlannedJob
-from gpuherd.batch.job_file import read_engine
+from gpuherd.batch.assemble import read_engine
+from gpuherd.batch.batch import BatchOptions, PlannedJob
+from gpuherd.batch.job_options import BadJobFile
 from gpuherd.cli.engine_key import fill_from_block
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build
 
 if TYPE_CHECKING:
-    from gpuherd.batch.model_use import Planner
-    from gpuherd.jobs.outcome import Outcome
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.batch.job_options import Planner
+    from gpuherd.jobs.records import Outcome
+    from gpuherd.jobs.run_dir import RunDirectory
 
 DESCRIPTION = """\
 Runs the commands of a file on free GPUs, each as a job: commands.txt, a line a command, or jobs.yaml, with a matrix or
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
-    from gpuherd.batch.job_batch import plan
+    from gpuherd.batch.batch import plan
 
     planned = plan(args.file, options, _planner(options))
     # Inside of a SLURM job they may run on this machine.
@@ -87,7 +87,7 @@ def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
     else:
         from rich.console import Console
 
-        from gpuherd.batch.tables import print_plan
+        from gpuherd.batch.batch import print_plan
 
         print_plan(Console(highlight=False), planned, None if engine == LOCAL else engine)
     return ExitCode.FAILED if any(each.never is not None for each in planned) else ExitCode.OK
@@ -98,9 +98,8 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
 
     from rich.console import Console
 
-    from gpuherd.batch.job_batch import jobs_of, run_folder, run_record, with_sharing
-    from gpuherd.batch.tables import print_outcome
-    from gpuherd.jobs.live import display
+    from gpuherd.batch.batch import jobs_of, print_outcome, run_folder, run_record, with_sharing
+    from gpuherd.jobs.monitor.display import display
     from gpuherd.jobs.run import run_jobs
     from gpuherd.report.log import run_log
 

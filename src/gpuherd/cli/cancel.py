@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpuherd.cli.steering import add_steering_command, ask, jobs_meant
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 DESCRIPTION = """\
 Ends jobs for good: waiting ones never start, running ones get SIGTERM and, 10 seconds later, SIGKILL. Jobs that need

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 DESCRIPTION = """\
 Prints a completion script: for commands, flags and their values, names of jobs, and files.
@@ -101,9 +101,9 @@ def _set_completions(parser: argparse.ArgumentParser) -> None:
 def _names(beginning: str, words: Sequence[str]) -> list[str]:
     """Names of jobs that begin so, of the run that the words of the line name, else of the user's own queue."""
     from gpuherd.cli.run_folder import meant
-    from gpuherd.jobs.reader import is_there
-    from gpuherd.jobs.rundir import RunDirectory
-    from gpuherd.jobs.status import opened
+    from gpuherd.jobs.monitor.status import opened
+    from gpuherd.jobs.queue.reader import is_there
+    from gpuherd.jobs.run_dir import RunDirectory
 
     named = _after("--run", words) or next((word for word in words[2:] if is_there(RunDirectory(word).queue)), None)
     with opened(meant(argparse.Namespace(folder=named, engine=_after("--engine", words)))) as reader:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuherd.doctor.result import CheckResult
+    from gpuherd.doctor.checks import CheckResult
 
 DESCRIPTION = """\
 Checks driver, CUDA, torch, each visible GPU (a small model is loaded and run on it), interconnect, disk and versions.
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from gpuherd.doctor import checkup
-    from gpuherd.doctor.result import all_well
-    from gpuherd.standin import build
+    from gpuherd.doctor.checks import all_well
+    from gpuherd.standin import driver
     from gpuherd.standin.driver import STATE_VARIABLE
 
     simulated = STATE_VARIABLE in os.environ
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ray_address is not None and args.engine != "ray":
         raise UsageError("--ray-address is for --engine ray")
     asked = {"engine": args.engine, "ray_address": args.ray_address}
-    for step in checkup.steps(simulated=simulated, compiler=build.compiler(), **asked):
+    for step in checkup.steps(simulated=simulated, compiler=driver.compiler(), **asked):
         with _progress(waiting, step.title):
             found = step.run()
         results += found

@@ -9,7 +9,7 @@ from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_own_queue, usual_engine
 from gpuherd.engines.options import ENGINES, EngineName
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 DESCRIPTION = """\
 Ends what gpuherd up has begun. Jobs that run go on to their end; with --now they are stopped and put back into the
@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Asks the dispatcher to end. Returns 0 also when there is none."""
-    from gpuherd.batch.background import down
+    from gpuherd.batch.daemon import down
 
     answer = down(now=args.now, engine=_engine_at_work(args))
     ok, text = (True, "nothing works your queue off") if answer is None else (answer.ok, answer.text)
@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _engine_at_work(args: argparse.Namespace) -> EngineName:
     """The engine of the queue that is meant: the one that somebody works off, where none is named."""
-    from gpuherd.batch.own_queue import folder
+    from gpuherd.batch.user_queue import folder
     from gpuherd.jobs.lock import DispatcherLock
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.run_dir import RunDirectory
 
     if args.engine is not None:
         named: EngineName = args.engine

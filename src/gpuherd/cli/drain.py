@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpuherd.cli.steering import add_steering_command, ask
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 DESCRIPTION = """\
 Lets the gpuherd that works on a run start nothing new and end when its running jobs have ended, as Ctrl-C would. What

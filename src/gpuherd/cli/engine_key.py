@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuherd.flags import option_fields
+from gpuherd.options import option_fields
 
 
 def fill_from_yaml(args: argparse.Namespace, config_type: type, told: Any) -> None:
@@ -14,7 +14,7 @@ def fill_from_yaml(args: argparse.Namespace, config_type: type, told: Any) -> No
 
     Raises UsageError, with the key, for what it can't say.
     """
-    from gpuherd.engines.block import read_block
+    from gpuherd.engines.options import read_block
 
     fill_from_block(args, read_block(told, {field.name for field, _ in option_fields(config_type)}))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import UsageError
 from gpuherd.esd.config import ExperimentConfig
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build
 
 if TYPE_CHECKING:
     from gpuherd.esd import ESDExperiment
@@ -64,7 +64,7 @@ def _take_over(args: argparse.Namespace) -> None:
     the paths in its list are relative."""
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.resuming import earlier_run, resumed
-    from gpuherd.flags import option_fields
+    from gpuherd.options import option_fields
 
     names = [field.name for field, _ in option_fields(ExperimentConfig)]
     given = {name: getattr(args, name) for name in names if name in args}

@@ -10,7 +10,7 @@ from gpuherd.cli.parsing import add_command
 from gpuherd.cli.tables import print_table
 from gpuherd.columns import Column
 from gpuherd.errors import ExitCode, UsageError, printable
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 if TYPE_CHECKING:
     from gpuherd.esd.tables.comparison import Comparison, Match

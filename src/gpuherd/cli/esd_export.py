@@ -13,7 +13,7 @@ from gpuherd.cli.run_folder import add_run
 from gpuherd.cli.tables import print_table
 from gpuherd.columns import Column
 from gpuherd.errors import ExitCode, UsageError, printable
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 if TYPE_CHECKING:
     from gpuherd.esd.tables.alphapruning import By

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.errors import BadModel, ExitCode, printable
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 if TYPE_CHECKING:
     from gpuherd.esd.tables.importing import Imported

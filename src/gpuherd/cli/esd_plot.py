@@ -11,7 +11,7 @@ from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_run
 from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras
 from gpuherd.esd.look.plot import KINDS
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
         data = picture_bytes(figure, check_format(args.output.name))
     path = args.output.absolute()
-    from gpuherd.jobs.durable import atomic_write
+    from gpuherd.atomic import atomic_write
 
     try:
         atomic_write(path, data)

@@ -12,7 +12,7 @@ from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_run
 from gpuherd.cli.tables import print_table
 from gpuherd.errors import CannotWrite, ExitCode, MissingExtra, naming_extras
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.evaluation.config import EvaluateOptions
 from gpuherd.report.pictures import check_format, picture_bytes
 
@@ -95,7 +95,7 @@ def _plot(evaluation: Evaluated, options: EvaluateOptions) -> Path | None:
     """Draws the picture that was asked for. Raises MissingExtra, CannotWrite, and UsageError for nothing to draw."""
     if options.plot is None:
         return None
-    from gpuherd.jobs.durable import atomic_write
+    from gpuherd.atomic import atomic_write
     from gpuherd.qa.look.plot import evaluation_figure
 
     data = picture_bytes(evaluation_figure(evaluation.result), check_format(options.plot.name))

@@ -16,12 +16,12 @@ from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_run
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import ExitCode, UsageError, printable
-from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.options import count
+from gpuherd.options import Parser, add_options, build
 
 if TYPE_CHECKING:
-    from gpuherd.batch.export.reading import Found
-    from gpuherd.batch.model_use import Planner
+    from gpuherd.batch.export import Found
+    from gpuherd.batch.job_options import Planner
 
 DESCRIPTION = """\
 Writes jobs as files that a person can read, change and submit by hand: for SLURM a script and a file of commands for
@@ -86,8 +86,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Writes or shows the files."""
-    from gpuherd.batch.export.reading import of
-    from gpuherd.batch.export.writing import write
+    from gpuherd.batch.export import of, write
 
     options = _engine(args)
     found = of(args.path, shell=args.shell, gpus=args.gpus_per_job, planner=_planner(options))
@@ -111,7 +110,7 @@ def _engine(args: argparse.Namespace) -> EngineOptions:
         if given is not None:
             raise UsageError(f"--{given.replace('_', '-')} is for --to slurm")
         return EngineOptions()
-    from gpuherd.batch.job_file import read_engine
+    from gpuherd.batch.assemble import read_engine
     from gpuherd.jobs.settings import load
 
     args.engine = "slurm"  # whatever file and settings take for running jobs
@@ -138,12 +137,12 @@ def _planner(options: EngineOptions) -> Planner:
 
 
 def _files(args: argparse.Namespace, options: EngineOptions, found: Found) -> Mapping[str, str]:
-    from gpuherd.batch.export import shell, slurm
-    from gpuherd.batch.export.plan import groups_of
+    from gpuherd.batch import export, export_slurm
+    from gpuherd.batch.export import groups_of
 
     if args.to == "shell":
-        return shell.files(found.jobs, found.folder)
-    return slurm.files(groups_of(found.jobs, options), options, found.folder)
+        return export.files(found.jobs, found.folder)
+    return export_slurm.files(groups_of(found.jobs, options), options, found.folder)
 
 
 def _show(files: Mapping[str, str]) -> None:
@@ -158,11 +157,11 @@ def _bytes(text: str) -> bytes:
 
 
 def _tell(to: str, found: Found, folder: Path) -> None:
-    from gpuherd.batch.export import shell, slurm
-    from gpuherd.batch.export.plan import left_over
+    from gpuherd.batch import export, export_slurm
+    from gpuherd.batch.export import left_over
 
     jobs = f"{len(found.jobs)} job{'s' if len(found.jobs) != 1 else ''}"
-    script = folder / (slurm.SUBMIT if to == "slurm" else shell.RUN)
+    script = folder / (export_slurm.SUBMIT if to == "slurm" else export.RUN)
     print(printable(f"{jobs} written to {folder}; to run them: bash {shlex.quote(str(script))}"))
     for what, many in left_over(found.jobs).items():
         print(f"gpuherd: these files don't keep {what}, which {many} of the jobs say", file=sys.stderr)

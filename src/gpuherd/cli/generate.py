@@ -6,7 +6,7 @@ import argparse
 
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import UsageError
-from gpuherd.flags import Parser, add_options, build, option_fields
+from gpuherd.options import Parser, add_options, build, option_fields
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.working.options import DEFAULT_RUNS_DIR
 

@@ -17,20 +17,20 @@ from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_run
 from gpuherd.cli.watching import add_watch, print_json, print_tables
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.options import GpuOptions
+from gpuherd.options import Parser, add_options, build
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.text import Text
 
+    from gpuherd.gpus.driver import Nvml
     from gpuherd.gpus.idle import Check
-    from gpuherd.gpus.lease import Holder
-    from gpuherd.gpus.nvml import Nvml
+    from gpuherd.gpus.leases import Holder
     from gpuherd.gpus.state import Gpu, Machine
-    from gpuherd.jobs.allowance import Allowance
-    from gpuherd.jobs.leftout import LeftOut
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.monitor.status import LeftOut
+    from gpuherd.jobs.run_dir import RunDirectory
+    from gpuherd.jobs.scheduler.limits import Allowance
 
 DESCRIPTION = """\
 Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free, or why not.
@@ -100,7 +100,7 @@ class View:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the table or JSON once, or again and again until Ctrl-C."""
-    from gpuherd.gpus.nvml import Nvml
+    from gpuherd.gpus.driver import Nvml
 
     threshold_mb = build(ViewOptions, args).gpu_memory_threshold
     queues = _queues(args)
@@ -122,9 +122,9 @@ def _queues(args: argparse.Namespace) -> tuple[RunDirectory, ...]:
 
     Raises UsageError when there is no queue in that folder.
     """
-    from gpuherd.batch.own_queue import folder
+    from gpuherd.batch.user_queue import folder
     from gpuherd.cli.run_folder import meant
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.run_dir import RunDirectory
 
     named = () if args.folder is None else (meant(args),)
     try:
@@ -138,7 +138,7 @@ def look(driver: Nvml, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -
     """What is known now."""
     from gpuherd.errors import CannotWrite
     from gpuherd.gpus.idle import IdleRule, check
-    from gpuherd.gpus.lease import LeaseFolder
+    from gpuherd.gpus.leases import LeaseFolder
     from gpuherd.gpus.visible import is_named, visible
 
     machine = driver.snapshot(topology=True, errors=True)
@@ -169,7 +169,7 @@ def look(driver: Nvml, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -
 def _left_out(queues: Sequence[RunDirectory]) -> tuple[list[dict[str, LeftOut]], list[str]]:
     """What each queue leaves out, by UUID, and a sentence for each that can't be read."""
     from gpuherd.errors import GpuherdError
-    from gpuherd.jobs.leftout import left_out
+    from gpuherd.jobs.monitor.status import left_out
 
     found, problems = [], []
     for run in queues:
@@ -184,8 +184,8 @@ def _limits() -> tuple[Allowance, tuple[str, ...]]:
     """What the settings files allow this user now, and what is to be said of those files."""
     from datetime import datetime
 
-    from gpuherd.gpus.lease_place import user_name
-    from gpuherd.jobs.allowance import allowance
+    from gpuherd.gpus.lease_files import user_name
+    from gpuherd.jobs.scheduler.limits import allowance
     from gpuherd.jobs.settings import NO_SETTINGS, load
 
     try:

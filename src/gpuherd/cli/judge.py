@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.columns import window
 from gpuherd.errors import ExitCode, UsageError, printable
-from gpuherd.flags import Parser, add_options, build, option_fields
+from gpuherd.options import Parser, add_options, build, option_fields
 from gpuherd.qa.judging.config import JudgeConfig
 from gpuherd.qa.working.options import RunsOptions
 

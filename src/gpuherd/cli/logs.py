@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_folder, meant, told_of_folders
 from gpuherd.errors import ExitCode
-from gpuherd.flags import Parser
 from gpuherd.jobs.options import positive_int
+from gpuherd.options import Parser
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.joblog import Part
+    from gpuherd.jobs.monitor.logs import Part
 
 DESCRIPTION = """\
 Prints what a job has written in its latest attempt. With -f it goes on as the job writes, over further attempts, until
@@ -49,7 +49,7 @@ def _number(word: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the log. Ctrl-C ends following, and nothing else."""
-    from gpuherd.jobs.joblog import follow, read
+    from gpuherd.jobs.monitor.logs import follow, read
 
     try:
         with told_of_folders(args, [args.job], "gpuherd logs {} JOB"):
@@ -81,7 +81,7 @@ def _print_whole(parts: list[Part]) -> None:
 
 
 def _print_part(part: Part, *, as_json: bool, after_whole_line: bool) -> None:
-    from gpuherd.jobs.logtail import shown
+    from gpuherd.jobs.attempts.log_file import shown
 
     if as_json:
         for line in part.lines:

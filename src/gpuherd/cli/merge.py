@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError, naming_extras, printable
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 if TYPE_CHECKING:
     from gpuherd.models.merging import MergeResult, OnProgress
@@ -113,7 +113,7 @@ def _output(word: str) -> Path:
 
 
 def _shard_bytes(word: str | None) -> int | None:
-    from gpuherd.quantities import size_mb
+    from gpuherd.units import size_mb
 
     if word is None:
         return None

@@ -1,4 +1,4 @@
-"""How a command module makes its parser. The flags themselves come from dataclasses through ``gpuherd.flags``."""
+"""How a command module makes its parser. The flags themselves come from dataclasses through ``gpuherd.options``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.cli.commands import SUMMARIES
 from gpuherd.errors import UsageError
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 # What says how jobs wait in SLURM's queue and how long they may run: SLURM has settled it for its job that we are in.
 _OF_THE_QUEUE = frozenset({"partition", "account", "qos", "array_limit", "at_most", "time_limit", "notice"})
@@ -61,12 +61,12 @@ def stay_in_allocation(args: argparse.Namespace, settings: Settings) -> None:
         return
     if hasattr(args, "node_gpus"):
         raise UsageError("--node-gpus: with --in-allocation models are planned for the GPUs of this node; leave it out")
-    from gpuherd.engines.cluster import Placement
+    from gpuherd.engines.base import Placement
     from gpuherd.engines.slurm.foreground import is_on, only_node, place_for
 
     there = only_node(os.environ)
     if not isinstance(there, str) and not is_on(there.nodes[0], os.environ):
-        from gpuherd.batch.elsewhere import become_step
+        from gpuherd.batch.run_remote import become_step
 
         become_step(there, [sys.executable, "-m", "gpuherd", *sys.argv[1:]])
     said = {name: value for name, value in said_in(args).items() if name not in _OF_THE_QUEUE}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpuherd.cli.steering import add_steering_command, ask, jobs_meant
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 DESCRIPTION = """\
 Lets jobs stand still: waiting ones are held back, the processes of running ones are stopped (SIGSTOP). Those keep

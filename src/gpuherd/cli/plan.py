@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.cli.lines import print_lines, window
 from gpuherd.cli.parsing import add_command
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras
-from gpuherd.flags import Parser, add_options, build
 from gpuherd.models.plan.options import AUTO, PlanOptions, TrainingOptions
+from gpuherd.options import Parser, add_options, build
 
 if TYPE_CHECKING:
     from gpuherd.models.plan.architecture import Architecture

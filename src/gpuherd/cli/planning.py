@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from gpuherd.batch.model_use import ModelUse, Need, Planner
+from gpuherd.batch.job_options import ModelUse, Need, Planner
 from gpuherd.errors import printable
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def of_a_run(options: DispatchOptions, most: int | None) -> Having:
     """The GPUs that a run with these options may use, ``most`` of them at once; those of a node of its cluster."""
     if options.engine != "local":
         return of_a_cluster(options)
-    from gpuherd.jobs.gpuwatch import watch_for_plan
+    from gpuherd.jobs.gpu.watch import watch_for_plan
     from gpuherd.jobs.settings import load
 
     return of_gpus(watch_for_plan(options, load()).gpus, most)
@@ -119,10 +119,10 @@ def of_a_cluster(options: EngineOptions | ClusterOptions) -> Having:
 
 def of_the_queue() -> Having:
     """The GPUs of the dispatcher that works the user's own queue off; those of this machine where nobody does."""
-    from gpuherd.batch.fitting import dispatchers_machine
-    from gpuherd.batch.own_queue import folder
-    from gpuherd.gpus.nvml import machine
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.batch.feasibility import dispatchers_machine
+    from gpuherd.batch.user_queue import folder
+    from gpuherd.gpus.driver import machine
+    from gpuherd.jobs.run_dir import RunDirectory
 
     here = machine().gpus
     told = dispatchers_machine(RunDirectory(folder()))

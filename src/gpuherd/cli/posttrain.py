@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.cli.engine_key import about_engines, fill_from_yaml, key_of
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build
 from gpuherd.posttrain.rounds.options import RoundsOptions
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Conso
     """The guide's tests of a set-up. Where there are no GPUs two are pretended, so that the ways of work are tried."""
     if args.overrides or options.resume or options.config or options.dry_run:
         raise UsageError("--test-setup has a small experiment of its own; leave all that speaks of another out")
-    from gpuherd.gpus.nvml import machine
-    from gpuherd.gpus.own_view import visible_now
+    from gpuherd.gpus.driver import machine
+    from gpuherd.gpus.visible import visible_now
     from gpuherd.posttrain.rounds.setup_check import check_setup
 
     gpus, simulate = visible_now(machine(processes=False).gpus), args.simulate is not None

@@ -13,7 +13,7 @@ from typing import Any
 from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_run
 from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras, printable
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions
 
 DESCRIPTION = """\
@@ -191,7 +191,7 @@ def _tell(args: argparse.Namespace, path: Path, told: Mapping[str, object], what
 
 
 def _write(path: Path, data: bytes, flag: str = "--output") -> None:
-    from gpuherd.jobs.durable import atomic_write
+    from gpuherd.atomic import atomic_write
 
     try:
         atomic_write(path, data)

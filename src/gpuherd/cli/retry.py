@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpuherd.cli.steering import add_steering_command, ask, jobs_meant
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 DESCRIPTION = """\
 Puts failed and cancelled jobs back into the queue, with fresh tries, and those that were cancelled because of them.

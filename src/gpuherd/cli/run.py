@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from gpuherd.batch.fitting import refuse_beyond_this_machine
-from gpuherd.batch.foreground import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
+from gpuherd.batch.feasibility import refuse_beyond_this_machine
+from gpuherd.batch.run import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
 from gpuherd.cli.parsing import add_command, command_words, load_for
 from gpuherd.cli.planning import of_a_cluster, of_a_run, planner
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError, printable
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build
 
 DESCRIPTION = """\
 Waits until GPUs are free, takes them, and becomes the command: signals, terminal, pipes and exit status are its own.
@@ -85,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
 def _elsewhere(
     options: RunOptions, argv: list[str], inherited: Sequence[int], tell: Callable[[str], None], *, as_json: bool
 ) -> int:
-    from gpuherd.batch.elsewhere import allocation, asked, become_srun, follow, srun_words, why_never
-    from gpuherd.jobs.outlook import in_words
+    from gpuherd.batch.run_remote import allocation, asked, become_srun, follow, srun_words, why_never
+    from gpuherd.jobs.feasibility import in_words
 
     options = options.planned(planner(partial(of_a_cluster, options), tell))
     if not options.dry_run:

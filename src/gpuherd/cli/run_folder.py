@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpuherd.engines.options import ENGINES, LOCAL, EngineName
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.run_dir import RunDirectory
 
 _HELP = "the run's folder (default: your own queue)"
 _OF_ENGINE = "your own queue for this engine (default: that of your settings, or the only one there is)"
@@ -83,8 +83,8 @@ def split_jobs(args: argparse.Namespace) -> None:
     Raises UsageError for a word that names a folder and a job of the user's own queue.
     """
     from gpuherd.errors import UsageError
-    from gpuherd.jobs.reader import is_there
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.queue.reader import is_there
+    from gpuherd.jobs.run_dir import RunDirectory
 
     if args.folder is not None or args.engine is not None or not args.jobs:
         return
@@ -100,9 +100,9 @@ def split_jobs(args: argparse.Namespace) -> None:
 
 
 def _is_own_job(name: str) -> bool:
-    from gpuherd.batch.own_queue import folder, in_use
-    from gpuherd.jobs.rundir import RunDirectory
-    from gpuherd.jobs.status import opened
+    from gpuherd.batch.user_queue import folder, in_use
+    from gpuherd.jobs.monitor.status import opened
+    from gpuherd.jobs.run_dir import RunDirectory
 
     def has_it(engine: EngineName) -> bool:
         with opened(RunDirectory(folder(engine))) as reader:
@@ -118,8 +118,8 @@ def told_of_folders(args: argparse.Namespace, words: Iterable[str], instead: str
     ``instead``: how to name a folder, with ``{}`` in its place.
     """
     from gpuherd.errors import UsageError
-    from gpuherd.jobs.reader import is_there
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.queue.reader import is_there
+    from gpuherd.jobs.run_dir import RunDirectory
 
     try:
         yield
@@ -132,10 +132,10 @@ def told_of_folders(args: argparse.Namespace, words: Iterable[str], instead: str
 
 def meant(args: argparse.Namespace) -> RunDirectory:
     """The run that is meant. Raises UsageError when there is no queue in its folder."""
-    from gpuherd.batch.own_queue import folder
+    from gpuherd.batch.user_queue import folder
     from gpuherd.errors import UsageError
-    from gpuherd.jobs.reader import is_there
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.queue.reader import is_there
+    from gpuherd.jobs.run_dir import RunDirectory
 
     named = args.folder
     if named is not None:
@@ -161,7 +161,7 @@ def own_engine(args: argparse.Namespace) -> EngineName:
     if args.engine is not None:
         named: EngineName = args.engine
         return named
-    from gpuherd.batch.own_queue import in_use
+    from gpuherd.batch.user_queue import in_use
     from gpuherd.errors import UsageError
 
     usual, there = usual_engine(), in_use()
@@ -179,7 +179,7 @@ def usual_engine(*, starts_jobs: bool = False) -> EngineName:
     Raises UsageError for wrong settings where the command starts or adds jobs (``starts_jobs``).
     """
     from gpuherd.errors import UsageError
-    from gpuherd.jobs.settings_place import user_file
+    from gpuherd.jobs.settings import user_file
 
     try:
         if not user_file().exists():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.errors import BadModel, ExitCode, MissingModel, printable
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions
 
 if TYPE_CHECKING:

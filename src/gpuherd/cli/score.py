@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.cli.run_folder import add_run
 from gpuherd.errors import CannotWrite, UsageError, printable
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.scoring.options import ScoreOptions
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _print_measures(console: Console, *, as_json: bool) -> None:
 def _write_csv(path: str, outcome: ScoreOutcome) -> None:
     from pathlib import Path
 
-    from gpuherd.jobs.durable import atomic_write
+    from gpuherd.atomic import atomic_write
     from gpuherd.qa.scoring.files import csv_text
 
     if outcome.scores is None:

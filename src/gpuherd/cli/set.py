@@ -6,10 +6,8 @@ import argparse
 
 from gpuherd.cli.steering import add_steering_command, ask
 from gpuherd.errors import UsageError
-from gpuherd.flags import Parser, option_fields, spellings
-from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.retuning import SETTABLE
-from gpuherd.options import Option
+from gpuherd.jobs.options import SETTABLE, DispatchOptions
+from gpuherd.options import Option, Parser, option_fields, spellings
 
 DESCRIPTION = """\
 Gives a run that goes on other options. Running jobs keep what they have; what is started from now on follows the new

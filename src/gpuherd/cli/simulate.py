@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.errors import CannotWrite, ExitCode, UsageError
-from gpuherd.flags import Parser, add_options, build
-from gpuherd.simulate.options import SimulateOptions
-from gpuherd.simulate.rules import Rules
+from gpuherd.options import Parser, add_options, build
+from gpuherd.simulate.options import Rules, SimulateOptions
 
 if TYPE_CHECKING:
-    from gpuherd.batch.model_use import Planner
+    from gpuherd.batch.job_options import Planner
     from gpuherd.simulate.scenario import Progress, Result, Scenario
 
 DESCRIPTION = """\
@@ -59,7 +58,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulates and prints. Exit code 0, also when jobs failed in the simulation: that is a result."""
-    from gpuherd.simulate.rules import variants
+    from gpuherd.simulate.options import variants
     from gpuherd.simulate.scenario import simulate
 
     options = build(SimulateOptions, args)
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _scenario(source: str | None, options: SimulateOptions) -> Scenario:
-    from gpuherd.simulate.begin import MONDAY
+    from gpuherd.simulate.cluster import MONDAY
     from gpuherd.simulate.scenario import Scenario
 
     if (source is None) == (options.jobs is None):
@@ -96,7 +95,7 @@ def _scenario(source: str | None, options: SimulateOptions) -> Scenario:
 def _works(source: str | None, options: SimulateOptions) -> Any:
     from random import Random
 
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.run_dir import RunDirectory
     from gpuherd.simulate.workload import drawn, listed
 
     chance = Random(options.seed)  # noqa: S311 - a simulation, no secret
@@ -108,11 +107,11 @@ def _works(source: str | None, options: SimulateOptions) -> Any:
     options.refuse_for_given_jobs()
     path = Path(source)
     if path.is_dir() or path.suffix == ".sqlite":
-        from gpuherd.simulate.replay import read_queue, replayed
+        from gpuherd.simulate.workload import read_queue, replayed
 
         return replayed(read_queue(RunDirectory(path).queue if path.is_dir() else path), recipe, chance)
 
-    from gpuherd.batch.job_file import read_jobs
+    from gpuherd.batch.assemble import read_jobs
 
     if recipe is None:
         raise UsageError(f"{source} does not say how long its jobs run; say --seconds 10m, or --seconds cost")
@@ -147,8 +146,7 @@ def _as_json(scenario: Scenario, options: SimulateOptions, results: Sequence[Res
 def _print(scenario: Scenario, results: Sequence[Result]) -> None:
     from rich.console import Console
 
-    from gpuherd.simulate.report import remarks, table
-    from gpuherd.simulate.timeline import timeline
+    from gpuherd.simulate.charts import remarks, table, timeline
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 100)
     unicode = (sys.stdout.encoding or "ascii").lower().replace("-", "").startswith("utf")
@@ -183,9 +181,8 @@ def _progress(names: Sequence[str]) -> Iterator[Progress | None]:
 
 
 def _plot(path: Path, scenario: Scenario, results: Sequence[Result]) -> None:
-    from gpuherd.jobs.durable import atomic_write
-    from gpuherd.simulate.gantt import Panel, gantt
-    from gpuherd.simulate.report import headline, line
+    from gpuherd.atomic import atomic_write
+    from gpuherd.simulate.charts import Panel, gantt, headline, line
 
     panels = [Panel(result.variant.name, line(result), result.history) for result in results]
     try:

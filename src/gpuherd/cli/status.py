@@ -12,13 +12,13 @@ from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_folder, meant
 from gpuherd.cli.watching import add_watch, print_json, print_tables
 from gpuherd.errors import ExitCode
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from gpuherd.jobs.rundir import RunDirectory
-    from gpuherd.jobs.runstatus import Page
+    from gpuherd.jobs.monitor.job_status import Page
+    from gpuherd.jobs.run_dir import RunDirectory
 
 DESCRIPTION = """\
 Shows how a run stands, while gpuherd works on it or after: counts, running jobs with their progress, failures with the
@@ -57,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints it once, or again and again until Ctrl-C."""
-    from gpuherd.jobs.statusjson import json_text
+    from gpuherd.jobs.monitor.tables import json_text
 
     try:
         where = meant(args)
@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tables(where: RunDirectory, page: Page, height: int | None) -> Iterator[RenderableType]:
-    from gpuherd.jobs.status import by_pages
-    from gpuherd.jobs.statustext import as_tables
+    from gpuherd.jobs.monitor.status import by_pages
+    from gpuherd.jobs.monitor.tables import as_tables
 
     return as_tables(*by_pages(where, page), height)
 
@@ -86,7 +86,7 @@ def _height(watch: float | None) -> int | None:
 
 def _page(args: argparse.Namespace) -> Page:
     from gpuherd.jobs.job import JobState
-    from gpuherd.jobs.runstatus import EVERYTHING, Page
+    from gpuherd.jobs.monitor.job_status import EVERYTHING, Page
 
     states = tuple(JobState(word) for word in args.state)
     every = args.everything or args.json or states or args.match

@@ -1,6 +1,7 @@
 """How the commands that ask something of a run are made, and how they tell what came of it.
 
-What a wish means is decided in ``gpuherd.jobs.control``; here are its words on the command line and the answer's.
+``gpuherd.jobs.control.client`` decides what a request means; here are its words on the command line, and the
+answer's.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING
 from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_folder, add_folder_and_jobs, meant, split_jobs, told_of_folders
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.wishes import Answer
+    from gpuherd.jobs.control.messages import Answer
 
 
 def add_steering_command(
@@ -48,8 +49,8 @@ def ask(
     """Asks it of the run that is meant and prints the answer. Returns 0 when all of it was done, 1 when not, and 75
     when no answer came in time: it stays asked then.
     """
-    from gpuherd.jobs.control import send
-    from gpuherd.jobs.wishes import Control, ControlKind
+    from gpuherd.jobs.control.client import send
+    from gpuherd.jobs.control.messages import Control, ControlKind
 
     with told_of_folders(args, jobs, "write --run {}"):
         answer = send(meant(args), Control(ControlKind(kind), jobs, settings or {}))

@@ -14,10 +14,10 @@ from gpuherd.cli.parsing import add_command, check_node_gpus, command_words, kee
 from gpuherd.cli.run_folder import add_own_queue, usual_engine
 from gpuherd.engines.options import LOCAL, EngineName, as_for_jobs
 from gpuherd.errors import ExitCode, printable
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build
 
 if TYPE_CHECKING:
-    from gpuherd.batch.model_use import Planner
+    from gpuherd.batch.job_options import Planner
     from gpuherd.jobs.job import Job
 
 DESCRIPTION = """\
@@ -52,7 +52,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submits the command and prints the job's name."""
-    from gpuherd.batch.submitting import check, make_job, submit
+    from gpuherd.batch.user_queue import check, make_job, submit
 
     argv = command_words(args)
     _warn_of_missing_program(argv[0])
@@ -96,8 +96,8 @@ def _told(job: Job, options: JobOptions, engine: str) -> dict[str, Any]:
 def _said(job: Job, options: JobOptions, engine: str) -> str:
     to = ""
     if engine != LOCAL:
+        from gpuherd.jobs.feasibility import in_words, would_ask
         from gpuherd.jobs.options import DispatchOptions
-        from gpuherd.jobs.outlook import in_words, would_ask
 
         to = f" to {engine}, for {in_words(would_ask(job, DispatchOptions()))}"
     return f"would submit {options.name or '(the next number)'}{to}: {printable(shlex.join(job.argv))}"

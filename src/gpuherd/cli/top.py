@@ -8,7 +8,7 @@ import sys
 from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_folder
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.flags import Parser
+from gpuherd.options import Parser
 
 DESCRIPTION = """\
 Shows a run on the full screen: each GPU with its memory and use over time, the jobs, and the log of the chosen one.
@@ -29,9 +29,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Shows it until the user leaves. A user without a queue sees the GPUs."""
-    from gpuherd.batch.own_queue import folder, in_use
+    from gpuherd.batch.user_queue import folder, in_use
     from gpuherd.cli.run_folder import meant
-    from gpuherd.jobs.rundir import RunDirectory
+    from gpuherd.jobs.run_dir import RunDirectory
     from gpuherd.top import show
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

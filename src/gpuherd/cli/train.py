@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuherd.cli.engine_key import about_engines, fill_from_yaml, key_of
 from gpuherd.cli.parsing import add_command, load_for
-from gpuherd.flags import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build
 from gpuherd.posttrain.learning.options import TrainOptions
 
 DESCRIPTION = """\

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.cli.planning import on_stderr
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.flags import Parser, add_options, build
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.options import option
+from gpuherd.options import Parser, add_options, build, option
 
 DESCRIPTION = """\
 Begins to work off your own queue, to which gpuherd submit adds, in the background. It goes on when the terminal is
@@ -61,8 +60,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Starts the dispatcher, or is it."""
-    from gpuherd.batch.background import forget_environment, log_file, serve, up
-    from gpuherd.batch.own_queue import open_folder
+    from gpuherd.batch.daemon import forget_environment, log_file, serve, up
+    from gpuherd.batch.user_queue import open_folder
 
     load_for(args, UpOptions, stays=False)
     options = build(UpOptions, args)
@@ -71,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if options.foreground:
         from rich.console import Console
 
-        from gpuherd.jobs.live import display
+        from gpuherd.jobs.monitor.display import display
 
         console = Console(highlight=False, stderr=args.json)
         forget_environment(options.engine)

@@ -8,17 +8,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuherd.doctor import clusters, hardware, models, software, storage
+from gpuherd.doctor import checks as hardware
+from gpuherd.doctor import checks as software
+from gpuherd.doctor import checks as storage
+from gpuherd.doctor import clusters, models
+from gpuherd.doctor.checks import CheckResult
 from gpuherd.doctor.child import Answer, ask
-from gpuherd.doctor.result import CheckResult
 from gpuherd.engines.slurm.commands import Programs
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.gpus.driver import Nvml
 from gpuherd.gpus.idle import IdleRule
-from gpuherd.gpus.lease import Holder, LeaseFolder
-from gpuherd.gpus.nvml import Nvml
+from gpuherd.gpus.leases import Holder, LeaseFolder
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.gpus.visible import visible
-from gpuherd.jobs.mounts import kind_of
+from gpuherd.jobs.one_host import kind_of
 
 _TORCH_TIMEOUT_S = 120.0
 

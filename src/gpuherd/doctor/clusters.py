@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpuherd.doctor.checks import CheckResult, Status, installed
 from gpuherd.doctor.child import ask
-from gpuherd.doctor.result import CheckResult, Status
-from gpuherd.doctor.software import installed
-from gpuherd.engines.cluster import EngineAway, EngineMissing
+from gpuherd.engines.base import EngineAway, EngineMissing
 from gpuherd.engines.slurm import site
 from gpuherd.engines.slurm.commands import Programs
 from gpuherd.errors import GpuherdError
-from gpuherd.jobs.mounts import kind_of, may_be_shared
+from gpuherd.jobs.one_host import kind_of, may_be_shared
 
 PROGRAMS = ("sbatch", "squeue", "scontrol", "sinfo", "scancel")
 _GET_RAY = "pip install 'gpuherd[ray]'"
@@ -134,7 +133,7 @@ def find_ray(word: str | None) -> list[CheckResult]:
     version = installed(["ray"])["ray"]
     if version is None:
         return [CheckResult("Ray", Status.FAIL, "not installed", _GET_RAY)]
-    from gpuherd.engines.ray.address import Kind, answers, resolve
+    from gpuherd.engines.ray.messages import Kind, answers, resolve
 
     here = CheckResult("Ray", Status.OK, f"Ray {version}")
     try:

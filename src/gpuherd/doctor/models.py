@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from gpuherd.doctor.checks import CheckResult, Status
 from gpuherd.doctor.child import Answer, ask
-from gpuherd.doctor.result import CheckResult, Status
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.idle import IdleRule, check
-from gpuherd.gpus.lease import Lease, LeaseFolder, LeaseNote
+from gpuherd.gpus.leases import Lease, LeaseFolder, LeaseNote
 from gpuherd.gpus.state import Gpu
 
 _MODULE = "gpuherd.doctor.small_model"

@@ -6,8 +6,8 @@ import json
 import sys
 from typing import Any
 
-from gpuherd.engines.ray.address import Address, Kind
-from gpuherd.engines.ray.connecting import connect, rooms
+from gpuherd.engines.ray.driver import connect, rooms
+from gpuherd.engines.ray.messages import Address, Kind
 from gpuherd.errors import GpuherdError
 
 

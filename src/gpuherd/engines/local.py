@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.engines import progress
-from gpuherd.engines.processes import ATTEMPT_VARIABLE, Lock, ProcessId, identify, locks_held, path_of
-from gpuherd.engines.tree import Traces, Tree
+from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, Lock, ProcessId, Traces, Tree, identify, locks_held, path_of
 from gpuherd.errors import GpuherdError
 
 if TYPE_CHECKING:  # a leader on a node imports this, and is to begin at once

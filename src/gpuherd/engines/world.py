@@ -1,20 +1,26 @@
-"""What the nodes of one attempt must know of each other to find together, as the variables that torchrun and programs
-like it read. Pure but for the look whether a port is in use.
-
-The first node's address is the host that SLURM names first among those of the job, or what the caller says. The port
-is made from the attempt's tag, between 20,000 and 31,999 (below those that Linux gives out itself, from 32,768 on), so
-that two attempts on one node have different ones; the first node takes the next one that nobody listens at.
+"""What the nodes of one attempt must know of each other, as variables that torchrun reads; and the request
+to make room. Known to nodes alone.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from gpuherd.errors import UsageError
+
+# What the nodes of one attempt must know of each other to find together, as the variables that torchrun and programs
+# like it read. Pure but for the look whether a port is in use.
+#
+# The first node's address is the host that SLURM names first among those of the job, or what the caller says. The
+# port is made from the attempt's tag, between 20,000 and 31,999 (below those that Linux gives out itself, from 32,768
+# on), so that two attempts on one node have different ones; the first node takes the next one that nobody listens at.
 
 _FIRST_PORT, _PORTS = 20_000, 12_000
 # The same rules for shells on SLURM's nodes, where nothing of ours runs. First for the one on the first node that
@@ -208,3 +214,54 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
             raise UsageError(f"{text[:100]!r} is no list of hosts as SLURM writes it")
         for number in range(int(first), int(last or first) + 1):
             yield f"{number:0{len(first)}d}"
+
+
+# By which somebody asks the leader of an attempt to make room: from a signal handler, or from another thread.
+
+
+class Stop:
+    """``fileno`` becomes readable when it is asked, so that whoever waits wakes; ``heard`` makes it wait again.
+
+    Attributes:
+        asked: somebody has asked.
+        soon: somebody has asked who did not say that it has its notice.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.asked = False
+        self.soon = False
+
+    def ask(self, *, time_up: bool = False) -> None:
+        """The attempt is to end, with its grace; nothing happens when it has ended already.
+
+        Args:
+            time_up: its time is nearly up: it has the notice for which it asked, and not only the grace.
+        """
+        self.asked = True
+        self.soon = self.soon or not time_up
+        if self._descriptor >= 0:
+            os.eventfd_write(self._descriptor, 1)
+
+    def heard(self) -> None:
+        """What was asked so far is known."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._descriptor)
+
+    def fileno(self) -> int:
+        """The descriptor to wait on."""
+        return self._descriptor
+
+    def close(self) -> None:
+        """Frees the descriptor."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

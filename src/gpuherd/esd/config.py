@@ -15,7 +15,7 @@ from gpuherd.errors import UsageError
 from gpuherd.esd.settings import FitSettings, of_one_type
 from gpuherd.jobs.options import ORDERS, DispatchOptions, Order, count, positive_int
 from gpuherd.options import accepts_aliases, option
-from gpuherd.quantities import duration_s
+from gpuherd.units import duration_s
 
 MODES = ("esd",)
 SpectraOf = Literal["weights", "ba", "delta"]

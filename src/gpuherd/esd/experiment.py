@@ -21,6 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd import __version__
+from gpuherd.atomic import append_line, remove_strays
 from gpuherd.errors import ExitCode
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.esd.fits.powerlaw_package import require_powerlaw
@@ -39,12 +40,11 @@ from gpuherd.esd.plan import (
     worker_command,
 )
 from gpuherd.esd.tables.conventions import refuse_another, refuse_to_mix
-from gpuherd.jobs import clock, outlook
-from gpuherd.jobs.durable import append_line, remove_strays
+from gpuherd.jobs import clock, feasibility
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.live import display
-from gpuherd.jobs.outcome import Failure, Outcome
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.monitor.display import display
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.records import Failure, Outcome
 from gpuherd.jobs.run import run_jobs
 from gpuherd.report.log import run_log
 from gpuherd.report.plan import PlanLine, print_plan
@@ -102,7 +102,7 @@ class ESDExperiment:
         self.directory = run_directory(config)
         self.plan = Plan((), ())
         self.outcome: ExperimentOutcome | None = None
-        self._outlook: outlook.Outlook | None = None
+        self._outlook: feasibility.Outlook | None = None
 
     def run(self) -> ExperimentOutcome:
         """Runs the experiment to its end, or goes on with one that was stopped.
@@ -120,7 +120,9 @@ class ESDExperiment:
             self.plan = self._make_plan()
             jobs = [self._job(planned) for planned in self.plan.models]
             done = self._done_before(jobs)
-            self._outlook = outlook.of_jobs([job for job in jobs if job.name not in done], self.config, self.directory)
+            self._outlook = feasibility.of_jobs(
+                [job for job in jobs if job.name not in done], self.config, self.directory
+            )
             self.outcome = ExperimentOutcome(None, self.plan.refused, never=self._outlook.never)
             self._print_plan()
             return self.outcome

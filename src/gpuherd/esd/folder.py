@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.models.names import safe_filename
 
 

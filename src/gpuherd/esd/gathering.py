@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import BadModel, CannotWrite
 from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
@@ -25,9 +26,8 @@ from gpuherd.esd.tables.stats import (
     summarise,
     table_text,
 )
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptState
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.allotment import cores
+from gpuherd.engines.host import cores
 from gpuherd.esd.on_device import (
     Computed,
     Piece,
@@ -38,7 +38,7 @@ from gpuherd.esd.reading import Delivery, ReadAhead, Stopped
 from gpuherd.esd.spectra.batching import Group, LanePlan, batch_of, plan_lanes
 from gpuherd.esd.spectra.device_gram import ieee_float32
 from gpuherd.esd.spectra.device_solver import Arithmetic, did_not_converge
-from gpuherd.jobs.failures import is_out_of_memory
+from gpuherd.jobs.attempts.failures import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpuherd.models.matrices import WeightMatrix

@@ -22,12 +22,12 @@ from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelList, ModelRow, Relation, RowProblem, read_model_list
 from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.batching import MB, peak_bytes
-from gpuherd.flags import words_of
 from gpuherd.jobs.job import Job
 from gpuherd.models.adapter import is_adapter
 from gpuherd.models.names import ModelRef, parse_model, safe_filename
 from gpuherd.models.preflight import examine
 from gpuherd.models.remote_headers import HubHeaders
+from gpuherd.options import words_of
 
 if TYPE_CHECKING:
     from gpuherd.models.preflight import Preflight

@@ -16,8 +16,8 @@ from gpuherd.engines.options import LOCAL
 from gpuherd.errors import UsageError, printable
 from gpuherd.esd.config import CONVENTION, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.flags import option_fields, spellings
 from gpuherd.jobs.options import foreign
+from gpuherd.options import option_fields, spellings
 
 # What a run is about: the same again, or it is another run.
 OF_THE_LIST = ("model_list", "single_model", "base_model", "limit", "mode")

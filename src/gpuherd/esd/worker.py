@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd import __version__
+from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError, printable
 from gpuherd.esd.config import AnalysisOptions
@@ -30,11 +31,9 @@ from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.tables.model_files import ModelFiles, make_folder
 from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason
-from gpuherd.flags import Parser, add_options, build
-from gpuherd.jobs.durable import atomic_write
-from gpuherd.jobs.failures import is_out_of_memory
+from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.models.names import parse_model
-from gpuherd.options import option
+from gpuherd.options import Parser, add_options, build, option
 from gpuherd.report.log import configure_console
 
 if TYPE_CHECKING:

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING
 from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
-    from gpuherd.gpus.environment import get_optimal_device, set_visible_gpus, setup_gpu_environment
-    from gpuherd.gpus.nvml import Nvml, machine
-    from gpuherd.gpus.selection import (
+    from gpuherd.gpus.api import (
         auto_select_gpus_for_model,
         get_available_gpus,
         get_gpu_info,
         get_gpu_memory_usage,
+        get_optimal_device,
         print_gpu_info,
         select_gpus,
+        set_visible_gpus,
+        setup_gpu_environment,
     )
+    from gpuherd.gpus.driver import Nvml, machine
     from gpuherd.gpus.state import Gpu, GpuProcess, Machine
 
 __all__ = [
@@ -41,16 +43,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "environment": ("get_optimal_device", "set_visible_gpus", "setup_gpu_environment"),
-    "nvml": ("Nvml", "machine"),
-    "selection": (
+    "api": (
         "auto_select_gpus_for_model",
         "get_available_gpus",
         "get_gpu_info",
         "get_gpu_memory_usage",
+        "get_optimal_device",
         "print_gpu_info",
         "select_gpus",
+        "set_visible_gpus",
+        "setup_gpu_environment",
     ),
+    "driver": ("Nvml", "machine"),
     "state": ("Gpu", "GpuProcess", "Machine"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -1,24 +1,28 @@
-"""The lock files of GPUs: their names, and opening, making, locking and testing one.
-
-A GPU's locks are ``<uuid>.lock`` and, when one file does not do (``gpuherd.gpus.lease`` says when), ``<uuid>.1.lock``,
-``<uuid>.2.lock`` and so on. Knows files and locks, and nothing of who may take what.
-"""
+"""The lock files of GPU leases: their folder, their names, and who holds them."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import pwd
 import re
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from gpuherd.atomic import put_first
 from gpuherd.errors import CannotWrite
-from gpuherd.exclusive import put_first
+from gpuherd.gpus.policy_file import read_policy
+
+# The lock files of GPUs: their names, and opening, making, locking and testing one.
+#
+# A GPU's locks are ``<uuid>.lock`` and, when one file does not do (``gpuherd.gpus.leases`` says when),
+# ``<uuid>.1.lock``, ``<uuid>.2.lock`` and so on. Knows files and locks, and nothing of who may take what.
 
 # How often a lock file may be found replaced or removed before we say that something is wrong.
 TRIES = 50
@@ -198,3 +202,249 @@ def file_id(path: Path) -> FileId | None:
     except OSError:
         return None
     return FileId(state.st_ino, state.st_uid, state.st_ctime_ns)
+
+
+# Who holds a lock, for people to read: the kernel's own table, and a note that the taker leaves beside the lock.
+#
+# A note, ``<uuid>.<uid>.note``, says who took the GPU, when, for which job; never a command line. It is believed only
+# as far as the system bears it out: the file must belong to the user whom it names, and its pid must be the kernel's.
+# Nothing is decided by a note: whether a GPU is taken, only the lock says.
+
+# Notes are padded with blanks to this size, so that a new one covers the whole of an old one; more is not read.
+_NOTE_BYTES = 4096
+_MOST_JOB_CHARACTERS = 300
+NOTE_ENDING = ".note"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the taker of a lock says of itself; ``since`` is in seconds since 1970."""
+
+    pid: int
+    uid: int
+    since: float
+    job: str | None
+
+
+def write_note(folder: Path, name: str, note: Note) -> None:
+    """Leaves the note for the lock of this name. A lock is a lock without it too: failing fails nothing.
+
+    Only who holds the lock may call it: two at a time would be in each other's way.
+    """
+    told = {"pid": note.pid, "uid": note.uid, "since": note.since, "job": note.job}
+    text = json.dumps(told).encode()
+    file_name = _file_name(name, note.uid)
+    with suppress(OSError):
+        if _overwrite(f"{folder}/{file_name}", text):
+            return
+        path, fresh = folder / file_name, folder / f".{file_name}"
+        fresh.unlink(missing_ok=True)  # from a taker that was killed here
+        # No fsync: like the lock that it describes, the note means nothing after a power cut.
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(text.ljust(_NOTE_BYTES))
+                os.fchmod(fd, 0o644)
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink()
+
+
+def _overwrite(path: str, text: bytes) -> bool:
+    """Writes a new note over our own older one, in one write; False when there is none that can be written over.
+
+    A rename for every short job would cost several times as much. A reader who sees a part of both finds no note.
+    """
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        state = os.fstat(fd)
+        # Only a file that nobody else can have put there: a second name for one of our own would be written to as well.
+        ours = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid() and state.st_nlink == 1
+        if not ours or state.st_size != _NOTE_BYTES or len(text) > _NOTE_BYTES:
+            return False
+        return os.pwrite(fd, text.ljust(_NOTE_BYTES), 0) == _NOTE_BYTES
+    finally:
+        os.close(fd)
+
+
+def read_notes(folder: Path, name: str, uid: int | None = None) -> Iterator[Note]:
+    """All believable notes for the lock of this name, old ones too; or that of one user, which costs less."""
+    for path in folder.glob(f"{name}.*.note") if uid is None else (folder / _file_name(name, uid),):
+        note = _read_note(path)
+        if note is not None and path.name == _file_name(name, note.uid):
+            yield note
+
+
+def noted_names(folder: Path, uid: int) -> list[str]:
+    """The names of the locks for which there is a note of this user, old ones too."""
+    ending = _file_name("", uid)
+    return [name.removesuffix(ending) for name in names_in(folder) if name.endswith(ending) and name[0] != "."]
+
+
+def _file_name(name: str, uid: int) -> str:
+    return f"{name}.{uid}{NOTE_ENDING}"
+
+
+def _read_note(path: Path) -> Note | None:
+    """The note in this file, or None unless it is one and belongs to the user whom it names."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode):
+            return None
+        told = json.loads(os.read(fd, _NOTE_BYTES))
+        note = Note(int(told["pid"]), int(told["uid"]), float(told["since"]), told["job"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    finally:
+        os.close(fd)
+    return note if note.uid == state.st_uid and _fit_to_show(note.job) else None
+
+
+def _fit_to_show(job: object) -> bool:
+    """The job's name goes to terminals: only printable text of sane length."""
+    return job is None or (isinstance(job, str) and job.isprintable() and len(job) <= _MOST_JOB_CHARACTERS)
+
+
+class LockTable:
+    """The kernel's own table of who took which lock, as of the first question to it; empty where it is hidden."""
+
+    def __init__(self) -> None:
+        self._takers: dict[str, int] | None = None
+
+    def taker(self, file: os.stat_result) -> int | None:
+        """The pid that took a lock of its own (LOCK_EX) on this file; None if there is none or it is hidden."""
+        if self._takers is None:
+            self._takers = _read_lock_table()
+        pid = self._takers.get(f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}")
+        return pid if pid is not None and pid > 0 else None
+
+
+def _read_lock_table() -> dict[str, int]:
+    takers: dict[str, int] = {}
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+            # "1: FLOCK ADVISORY WRITE 4711 fe:00:2146451 0 EOF"; one that waits has "->" in the second place.
+            words = line.split()
+            if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE":
+                takers[words[5]] = int(words[4])
+    return takers
+
+
+def owner_of_process(pid: int) -> int | None:
+    """The uid that the process with this pid runs as, None if it is gone or hidden."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+
+
+# Where the machine's GPU leases are, and whether that folder can be trusted. Knows nothing of what is in it.
+
+ENVIRONMENT = "GPUHERD_LEASE_DIR"
+# /run/lock is emptied at boot and, on Debian, writable for all; other systems have /var/lock; /tmp is everywhere.
+PLACES = (
+    Path("/run/lock/gpuherd"),
+    Path("/var/lock/gpuherd"),
+    Path("/tmp/gpuherd-leases"),  # noqa: S108 - refuse_unsafe looks at it before use
+)
+_REMEDY = f"set {ENVIRONMENT} to a folder of mode 1777 that all users share"
+
+
+def existing_place() -> Path | None:
+    """The folder that GPUHERD_LEASE_DIR or the machine's policy names, else the first of ``PLACES``, if there is one;
+    not yet checked.
+    """
+    chosen = _chosen()
+    places = (Path(chosen),) if chosen else PLACES
+    return next((place for place in places if os.path.lexists(place)), None)
+
+
+def make_place() -> Path:
+    """Makes the folder that GPUHERD_LEASE_DIR or the policy names, else the first of ``PLACES`` that can be made.
+
+    Raises:
+        CannotWrite: none can be made.
+    """
+    chosen = _chosen()
+    if chosen:
+        make_folder(Path(chosen))
+        return Path(chosen)
+    for place in PLACES:
+        if place.parent.is_dir():
+            try:
+                make_folder(place)
+            except CannotWrite:
+                continue
+            return place
+    raise CannotWrite(f"no folder for GPU leases can be made ({', '.join(map(str, PLACES))}); {_REMEDY}")
+
+
+def _chosen() -> str | None:
+    """The folder that our environment names (simulated GPUs have leases of their own), or else the machine's policy."""
+    named = os.environ.get(ENVIRONMENT) or read_policy().tables.get("lease_dir")
+    return named if isinstance(named, str) else None
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder, open to all users but with each one's files safe from the others (mode 1777), unless it is.
+
+    Raises:
+        CannotWrite: it can't be made.
+    """
+    import tempfile  # slow to import, and seldom needed
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Under another name first: nobody may meet it before it has its mode.
+        fresh = Path(tempfile.mkdtemp(prefix=".gpuherd-", dir=path.parent))
+        fresh.chmod(0o1777)
+        try:
+            fresh.rename(path)
+        except OSError:
+            fresh.rmdir()
+            if not os.path.lexists(path):
+                raise
+    except OSError as error:
+        raise CannotWrite(f"the folder for GPU leases {path} can't be made: {error.strerror}; {_REMEDY}") from None
+
+
+def refuse_unsafe(path: Path) -> None:
+    """Checks that the locks in this folder can be relied on.
+
+    Raises:
+        CannotWrite: it is a symbolic link, no folder, not writable for this user, or anyone may replace others' files.
+    """
+    try:
+        state = path.lstat()
+    except OSError as error:
+        raise CannotWrite(f"the folder for GPU leases {path} can't be used: {error.strerror}; {_REMEDY}") from None
+    mode = stat.S_IMODE(state.st_mode)
+    if stat.S_ISLNK(state.st_mode):
+        raise CannotWrite(f"the folder for GPU leases {path} is a symbolic link, which could lead anywhere; {_REMEDY}")
+    if not stat.S_ISDIR(state.st_mode):
+        raise CannotWrite(f"{path} should be the folder for GPU leases but is a file; {_REMEDY}")
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise CannotWrite(
+            f"in the folder for GPU leases {path} (mode {mode:o}) everyone can replace the locks of others; "
+            f"run: chmod +t {path}"
+        )
+    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+        raise CannotWrite(
+            f"the folder for GPU leases {path} (mode {mode:o}, owner {user_name(state.st_uid)}) is closed to you; "
+            f"its owner should run: chmod 1777 {path}; or {_REMEDY}"
+        )
+
+
+def user_name(uid: int) -> str:
+    """The user's name, ``uid 1234`` for one that the system does not know."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

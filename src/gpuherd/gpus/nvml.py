@@ -1,365 +1,434 @@
-"""The NVIDIA driver, kept open and asked again when it fails.
-
-It decides nothing about GPUs. No error leaves it: a driver that fails is started again and asked a few times more; then
-the GPU, or the whole machine, comes with ``problem``, one plain sentence. What is asked of one GPU is in
-``gpuherd.gpus.nvml_read``; no other module than these two talks to NVML.
-"""
+"""Reads GPUs through NVML: figures, links, processes, Xid errors."""
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 import pynvml
 
-from gpuherd.gpus.nvml_events import XidEvents
-from gpuherd.gpus.nvml_read import (
-    GPU_GONE,
-    Fixed,
-    broken_gpu,
-    figure_or_none,
-    gpu_sentence,
-    no_processes,
-    read_again,
-    read_fixed,
-    read_gpu,
-    read_peers,
-    read_uncorrected_errors,
-    read_used_mb,
+from gpuherd.gpus.state import Gpu, GpuProcess, Identity, Peer, Proximity
+
+# Reads one GPU through NVML, and the links between two.
+#
+# Few queries decide whether a GPU can be used: its handle and UUID, MIG mode, memory and processes. Their errors are
+# raised as pynvml's, but for those that mean "not on this GPU" or "not for this user", which give None. All other
+# queries rank GPUs or inform people: any error of theirs gives None, so that one broken sensor, or a lost neighbour
+# on NVLink, costs no GPU. Knows nothing of sessions, retries or other GPUs; the caller holds the driver open.
+
+MB = 1 << 20
+
+# The answers that mean "not on this GPU", "not for you" or "not in this driver" of a single question.
+_NO_ANSWER = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_NOT_FOUND,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_DEPRECATED,
+        pynvml.NVML_ERROR_NO_DATA,
+    }
 )
-from gpuherd.gpus.processes import ProcessTable
-from gpuherd.gpus.state import UNREAD, Gpu, Machine, Peer
-
-logger = logging.getLogger(__name__)
-
-# Seconds to wait before asking a failing driver again. A driver reload takes longer; then the caller's next snapshot
-# finds it back.
-PAUSES_S = (0.02, 0.1, 0.3)
-# While someone waits for a driver, it is started again so often: each time may start its kernel module's loader.
-DRIVER_PAUSE_S = 2.0
-
-_DRIVER_SENTENCES = {
-    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver is installed (libnvidia-ml.so.1 was not found)",
-    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded; try: sudo modprobe nvidia",
-    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: (
-        "the NVIDIA driver was updated but the old one still runs; reboot, or reload the nvidia kernel modules"
-    ),
-    pynvml.NVML_ERROR_NO_PERMISSION: (
-        "this user may not use the NVIDIA driver; check the rights of /dev/nvidiactl and /dev/nvidia0"
-    ),
+_GPU_SENTENCES = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "it has fallen off the bus; only a reboot or a driver reload brings it back",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "it needs a reset (sudo nvidia-smi --gpu-reset)",
+    pynvml.NVML_ERROR_NO_PERMISSION: "this user may not use it",
+    pynvml.NVML_ERROR_INSUFFICIENT_POWER: "its power cables are not plugged in right",
+    pynvml.NVML_ERROR_IRQ_ISSUE: "the kernel has an interrupt problem with it; see the kernel's log",
 }
-# Errors of the driver that no second try at once mends, as long as it has never answered.
-_NO_DRIVER = frozenset(_DRIVER_SENTENCES)
+# Errors of one GPU that no second try mends.
+GPU_GONE = frozenset(_GPU_SENTENCES)
 
+# Compute cores of one multiprocessor, by compute capability (CUDA C++ Programming Guide, "Compute Capabilities").
+_CORES_OF_EXACT = {(6, 0): 64, (8, 0): 64}
+_CORES_OF_MAJOR = {3: 192, 5: 128, 6: 128, 7: 64, 8: 128, 9: 128, 10: 128, 11: 128, 12: 128}
 
-@dataclass(slots=True)
-class _Device:
-    """A GPU as the driver numbers it. ``handle`` is None while the driver refuses it, for the reason ``refusal``;
-    ``split``: it was in MIG mode when last read."""
+_NO_MEMORY_FIGURE = "the driver does not tell how much of its memory is in use"
+_NO_INSTANCES = "it is in MIG mode without instances; make some, or end MIG mode (nvidia-smi mig)"
 
-    number: int
-    fixed: Fixed
-    handle: Any | None
-    refusal: str = ""
-    split: bool = False
+# Newer drivers drop old questions, older ones lack the new. The second memory structure tells the driver's own reserve
+# (600 MB on a large GPU) apart from what programs use.
+_MEMORY_QUERIES: tuple[Callable[[Any], Any], ...] = (
+    lambda handle: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2),
+    pynvml.nvmlDeviceGetMemoryInfo,
+)
+_TEMPERATURE_QUERIES = (pynvml.nvmlDeviceGetTemperatureV, pynvml.nvmlDeviceGetTemperature)
+_COMPUTE_QUERIES = (pynvml.nvmlDeviceGetComputeRunningProcesses_v3, pynvml.nvmlDeviceGetComputeRunningProcesses_v2)
+_GRAPHICS_QUERIES = (pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, pynvml.nvmlDeviceGetGraphicsRunningProcesses_v2)
 
+_LEVELS = frozenset(map(int, Proximity))
 
-@dataclass(slots=True)
-class _Session:
-    """What is kept between two snapshots as long as the driver goes on answering."""
-
-    driver_version: str | None
-    cuda_version: str | None
-    devices: list[_Device]
-    peers: dict[str, tuple[Peer, ...]] | None = None
-    events: XidEvents | None = None
+Identify = Callable[[int], Identity]
 
 
 @dataclass(frozen=True, slots=True)
-class _Try:
-    """How one try reads: the last reports a GPU that fails; one that failed before is reported at once."""
+class Fixed:
+    """What never changes about a GPU."""
 
-    last: bool
-    processes: bool
-    topology: bool
-    errors: bool
-    only: Collection[str] | None = None
-    failing: set[str] = field(default_factory=set)
-
-    def wants(self, device: _Device) -> bool:
-        """Whether to read this GPU; one that is split may be asked for by its instances, and one that fails changes how
-        CUDA counts the others."""
-        return self.only is None or device.split or device.handle is None or device.fixed.uuid in self.only
-
-    def gives_up(self, error: pynvml.NVMLError, uuid: str) -> bool:
-        """Whether this error of one GPU is reported rather than tried again."""
-        return error.value in GPU_GONE or self.last or uuid in self.failing
+    uuid: str
+    name: str
+    pci_bus_id: str | None = None
+    numa_node: int | None = None
+    compute_capability: tuple[int, int] | None = None
+    multi_processor_count: int | None = None
 
 
-class Nvml:
-    """The driver, started when first needed and kept open. Threads may share one; a forked child starts its own."""
+def answer_or_none(query: Callable[..., Any], *arguments: Any) -> Any | None:
+    """The driver's answer, or None when it has none to this query for this GPU and user. Raises other errors."""
+    return _first_answer((query,), *arguments)
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._session: _Session | None = None
-        self._processes = ProcessTable()
-        self._ever_answered = False
-        self._answered_last = True
-        self._failing: set[str] = set()
-        self._seen: dict[int, Fixed] = {}
 
-    def snapshot(
-        self,
-        processes: bool = True,
-        topology: bool = False,
-        *,
-        errors: bool = False,
-        only: Collection[str] | None = None,
-    ) -> Machine:
-        """All whole GPUs and MIG instances now, in PCI order, an instance after its parent.
+def _first_answer(queries: Sequence[Callable[..., Any]], *arguments: Any) -> Any | None:
+    """The answer of the first query that has one. Raises the first error that says more than that there is none."""
+    unforeseen: pynvml.NVMLError | None = None
+    for query in queries:
+        try:
+            return query(*arguments)
+        except pynvml.NVMLError as error:
+            if error.value not in _NO_ANSWER:
+                unforeseen = unforeseen or error
+    if unforeseen is not None:
+        raise unforeseen
+    return None
 
-        Args:
-            processes: list the processes on each GPU; without, the tuples are empty and the snapshot is cheaper.
-            topology: list each GPU's peers. Read once and kept.
-            errors: tell memory errors, and Xid errors since this was first asked.
-            only: the UUIDs that the caller is interested in: other whole GPUs may be missing. None for all.
-        """
-        if self._pid != os.getpid():
-            # The lock may be held by a thread that fork left behind, and the driver's handles are the parent's.
-            self._lock, self._session, self._pid = threading.Lock(), None, os.getpid()
-        with self._lock:
-            return self._snapshot(processes, topology, errors, only)
 
-    def used_mb(self, uuids: Collection[str]) -> dict[str, int]:
-        """Memory in use now on each of these whole GPUs, by UUID: a look that costs a tenth of a snapshot.
+def figure_or_none(query: Callable[..., Any], *arguments: Any) -> Any | None:
+    """The answer to a query that a GPU can do without; None after any error."""
+    try:
+        return query(*arguments)
+    except pynvml.NVMLError:
+        return None
 
-        A GPU is missing when it is split, or can't be read at once; {} without a snapshot before, or a driver that
-        answers. A snapshot then tells what is the matter.
-        """
-        if self._pid != os.getpid():
-            return {}
-        with self._lock:
-            devices = () if self._session is None else tuple(self._session.devices)
-            found: dict[str, int] = {}
-            for device in devices:
-                if device.handle is None or device.split or device.fixed.uuid not in uuids:
-                    continue
-                try:
-                    used = read_used_mb(device.handle)
-                except pynvml.NVMLError:
-                    continue
-                if used is not None:
-                    found[device.fixed.uuid] = used
-            return found
 
-    def renewed(self, gpus: Sequence[Gpu]) -> dict[str, Gpu]:
-        """These whole GPUs of an earlier snapshot with their memory and processes of now, by UUID: a cheap snapshot.
+def gpu_sentence(error: pynvml.NVMLError) -> str:
+    """Why a GPU can't be used whose queries end with this error."""
+    return _GPU_SENTENCES.get(error.value, f"the driver fails on it: {error}")
 
-        {} when that does not do, and a snapshot is needed: a GPU (also one that was not asked for, which changes how
-        CUDA counts) does not answer, or one is split, or the driver has other GPUs now.
-        """
-        if self._pid != os.getpid():
-            return {}
-        with self._lock:
-            session = self._session
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def read_fixed(handle: Any) -> Fixed:
+    """What never changes about the GPU of this handle."""
+    pci = figure_or_none(pynvml.nvmlDeviceGetPciInfo_v3, handle)
+    answer = figure_or_none(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    capability = None if answer is None else (int(answer[0]), int(answer[1]))
+    return Fixed(
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        name=_text(figure_or_none(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
+        pci_bus_id=None if pci is None else _text(pci.busId),
+        numa_node=_numa_node(handle),
+        compute_capability=capability,
+        multi_processor_count=multiprocessors(figure_or_none(pynvml.nvmlDeviceGetNumGpuCores, handle), capability),
+    )
+
+
+def multiprocessors(cores: int | None, capability: tuple[int, int] | None) -> int | None:
+    """Multiprocessors of a GPU: NVML counts compute cores only, and how many make one depends on the architecture.
+
+    >>> multiprocessors(6912, (8, 0))  # an A100
+    108
+    """
+    if not cores or capability is None:
+        return None
+    each = _CORES_OF_EXACT.get(capability, _CORES_OF_MAJOR.get(capability[0]))
+    return None if each is None else cores // each
+
+
+def _numa_node(handle: Any) -> int | None:
+    """The nearest NUMA node of host memory: the lowest bit of the driver's set of 64 nodes."""
+    nodes = figure_or_none(pynvml.nvmlDeviceGetMemoryAffinity, handle, 1, pynvml.NVML_AFFINITY_SCOPE_NODE)
+    if not nodes or not nodes[0]:
+        return None
+    return int(nodes[0] & -nodes[0]).bit_length() - 1
+
+
+def no_processes(pid: int) -> Identity:
+    """Passed to ``read_gpu`` in place of a process table when processes are not wanted; it is never called."""
+    raise AssertionError(f"process {pid} was looked up although no processes were asked for")
+
+
+def read_gpu(index: int, fixed: Fixed, handle: Any, identify: Identify) -> list[Gpu]:
+    """The state of a GPU now and, behind it, of its MIG instances. ``identify=no_processes`` lists no processes."""
+    mig_mode = answer_or_none(pynvml.nvmlDeviceGetMigMode, handle)
+    if mig_mode is not None and mig_mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+        instances = _read_instances(index, fixed, handle, identify)
+        return [_read_split(index, fixed, handle, instances), *instances]
+    memory = _first_answer(_MEMORY_QUERIES, handle)
+    if memory is None:
+        return [broken_gpu(index, fixed, _NO_MEMORY_FIGURE)]
+    return [
+        Gpu(
+            total_mb=memory.total // MB,
+            used_mb=memory.used // MB,
+            free_mb=memory.free // MB,
+            processes=_read_processes(handle, identify),
+            **_described(index, fixed),
+            **_sensors(handle),
+        )
+    ]
+
+
+def read_again(gpu: Gpu, handle: Any, identify: Identify) -> Gpu | None:
+    """A whole GPU that was read before, with the memory and the processes of now and all else as it was.
+
+    A third of the questions of ``read_gpu``. None when it is in MIG mode or does not tell its memory.
+    """
+    mig_mode = answer_or_none(pynvml.nvmlDeviceGetMigMode, handle)
+    if mig_mode is not None and mig_mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE:
+        return None
+    memory = _first_answer(_MEMORY_QUERIES, handle)
+    if memory is None:
+        return None
+    total_mb, used_mb, free_mb = memory.total // MB, memory.used // MB, memory.free // MB
+    processes = _read_processes(handle, identify)
+    if (total_mb, used_mb, free_mb, processes) == (gpu.total_mb, gpu.used_mb, gpu.free_mb, gpu.processes):
+        return gpu
+    return replace(gpu, total_mb=total_mb, used_mb=used_mb, free_mb=free_mb, processes=processes)
+
+
+def read_used_mb(handle: Any) -> int | None:
+    """Memory in use on the GPU of this handle now, and nothing else; None where the driver does not tell."""
+    memory = _first_answer(_MEMORY_QUERIES, handle)
+    return None if memory is None else int(memory.used // MB)
+
+
+def read_uncorrected_errors(handle: Any) -> int | None:
+    """Memory errors that could not be corrected, since the driver was loaded; None for a GPU without ECC."""
+    kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    found = figure_or_none(pynvml.nvmlDeviceGetTotalEccErrors, handle, kind, since)
+    return None if found is None else int(found)
+
+
+def broken_gpu(index: int, fixed: Fixed, problem: str) -> Gpu:
+    """A GPU that can't be read: what is known of it, no memory, and the reason."""
+    return Gpu(total_mb=0, used_mb=0, free_mb=0, problem=problem, **_described(index, fixed))
+
+
+def _described(index: int, fixed: Fixed) -> dict[str, Any]:
+    return {
+        "index": index,
+        "uuid": fixed.uuid,
+        "name": fixed.name,
+        "pci_bus_id": fixed.pci_bus_id,
+        "numa_node": fixed.numa_node,
+        "compute_capability": fixed.compute_capability,
+        "multi_processor_count": fixed.multi_processor_count,
+    }
+
+
+def _sensors(handle: Any) -> dict[str, Any]:
+    utilisation = figure_or_none(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    power_mw = figure_or_none(pynvml.nvmlDeviceGetPowerUsage, handle)
+    return {
+        "utilisation_percent": None if utilisation is None else int(utilisation.gpu),
+        "temperature_c": figure_or_none(_first_answer, _TEMPERATURE_QUERIES, handle, pynvml.NVML_TEMPERATURE_GPU),
+        "power_w": None if power_mw is None else power_mw / 1000,
+    }
+
+
+def _read_split(index: int, fixed: Fixed, handle: Any, instances: Sequence[Gpu]) -> Gpu:
+    """The whole GPU in MIG mode. Its memory is the instances' where the driver gives it to administrators only."""
+    memory = figure_or_none(_first_answer, _MEMORY_QUERIES, handle)
+    return Gpu(
+        total_mb=sum(gpu.total_mb for gpu in instances) if memory is None else memory.total // MB,
+        used_mb=sum(gpu.used_mb for gpu in instances) if memory is None else memory.used // MB,
+        free_mb=sum(gpu.free_mb for gpu in instances) if memory is None else memory.free // MB,
+        mig_instances=tuple(gpu.uuid for gpu in instances),
+        problem=None if instances else _NO_INSTANCES,
+        **_described(index, fixed),
+        **_sensors(handle),
+    )
+
+
+def _read_instances(index: int, parent: Fixed, handle: Any, identify: Identify) -> list[Gpu]:
+    places = figure_or_none(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+    instances = []
+    for place in range(places):
+        instance = figure_or_none(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
+        uuid = None if instance is None else figure_or_none(pynvml.nvmlDeviceGetUUID, instance)
+        if uuid is not None:  # places without an instance are common, and without a name nothing can run on it
+            instances.append(_read_instance(index, place, parent, instance, _text(uuid), identify))
+    return instances
+
+
+def _read_instance(index: int, place: int, parent: Fixed, handle: Any, uuid: str, identify: Identify) -> Gpu:
+    """An instance, with the problem when it can't be read: the others of its GPU may work."""
+    attributes = figure_or_none(pynvml.nvmlDeviceGetAttributes_v2, handle)
+    own = Fixed(
+        uuid=uuid,
+        name=_text(figure_or_none(pynvml.nvmlDeviceGetName, handle) or f"{parent.name} MIG"),
+        pci_bus_id=parent.pci_bus_id,
+        numa_node=parent.numa_node,
+        compute_capability=parent.compute_capability,
+        multi_processor_count=None if attributes is None else int(attributes.multiprocessorCount),
+    )
+    try:
+        memory, processes = _first_answer(_MEMORY_QUERIES, handle), _read_processes(handle, identify)
+        problem = _NO_MEMORY_FIGURE if memory is None else None
+    except pynvml.NVMLError as error:
+        memory, processes, problem = None, (), gpu_sentence(error)
+    return Gpu(
+        total_mb=0 if memory is None else memory.total // MB,
+        used_mb=0 if memory is None else memory.used // MB,
+        free_mb=0 if memory is None else memory.free // MB,
+        mig_parent=parent.uuid,
+        mig_position=place,
+        processes=processes,
+        problem=problem,
+        **_described(index, own),
+    )
+
+
+def _read_processes(handle: Any, identify: Identify) -> tuple[GpuProcess, ...]:
+    if identify is no_processes:
+        return ()
+    found: dict[int, GpuProcess] = {}
+    for compute, queries in ((True, _COMPUTE_QUERIES), (False, _GRAPHICS_QUERIES)):
+        for entry in _first_answer(queries, handle) or ():
+            if entry.pid in found:
+                continue  # in both lists: it computes and draws
+            who, used = identify(entry.pid), entry.usedGpuMemory
+            memory_mb = None if used is None else used // MB
+            found[entry.pid] = GpuProcess(entry.pid, who.user, who.command, memory_mb, compute)
+    return tuple(found.values())
+
+
+@dataclass(slots=True)
+class _NvLinks:
+    """Where the active NVLinks of one GPU lead: to other GPUs by PCI bus id, and to switches."""
+
+    to_gpus: dict[str, int]
+    to_switches: int = 0
+
+
+def read_peers(handles: Mapping[Fixed, Any]) -> dict[str, tuple[Peer, ...]]:
+    """For each GPU by UUID, the ways to all others: NVLinks, straight or through a switch, and nearness on PCIe."""
+    links = {fixed.uuid: _read_nvlinks(handle) for fixed, handle in handles.items()}
+    peers: dict[str, list[Peer]] = {fixed.uuid: [] for fixed in handles}
+    for (one, one_handle), (two, two_handle) in combinations(handles.items(), 2):
+        level = figure_or_none(pynvml.nvmlDeviceGetTopologyCommonAncestor, one_handle, two_handle)
+        proximity = Proximity(level) if level in _LEVELS else Proximity.SYSTEM
+        straight = 0 if two.pci_bus_id is None else links[one.uuid].to_gpus.get(two.pci_bus_id, 0)
+        # A switch joins every GPU on it with all the links that both have to it.
+        nvlinks = straight + min(links[one.uuid].to_switches, links[two.uuid].to_switches)
+        peers[one.uuid].append(Peer(two.uuid, nvlinks, proximity))
+        peers[two.uuid].append(Peer(one.uuid, nvlinks, proximity))
+    return {uuid: tuple(found) for uuid, found in peers.items()}
+
+
+def _read_nvlinks(handle: Any) -> _NvLinks:
+    found = _NvLinks({})
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        state = figure_or_none(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is None:
+            break  # no NVLink at all, or no more of them
+        if state != pynvml.NVML_FEATURE_ENABLED:
+            continue
+        if figure_or_none(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link) == (
+            pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+        ):
+            found.to_switches += 1
+            continue
+        remote = figure_or_none(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        if remote is not None:
+            bus_id = _text(remote.busId)
+            found.to_gpus[bus_id] = found.to_gpus.get(bus_id, 0) + 1
+    return found
+
+
+# Critical Xid errors as the driver tells them: an event each, to those who have asked, from then on.
+#
+# Knows one session of the driver; the caller holds it open. A driver or GPU that has no such events tells none.
+
+# So many events are fetched in one go; a GPU in a bad way sends them without end.
+_MOST_AT_ONCE = 64
+
+
+class XidEvents:
+    """The events of these GPUs (handles by UUID) since it was made."""
+
+    def __init__(self, handles: Mapping[str, Any]) -> None:
+        self._uuids = {_number(handle): uuid for uuid, handle in handles.items()}
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._set: Any | None = None
+        try:
+            self._set = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError:
+            return
+        for handle in handles.values():
+            self._register(handle)
+
+    def _register(self, handle: Any) -> None:
+        try:
+            pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
+        except pynvml.NVMLError:
+            return  # this GPU has no events
+
+    def seen(self) -> Mapping[str, tuple[int, int]]:
+        """By UUID, the number of the last Xid and how many there have been; GPUs without any are missing."""
+        for _ in range(_MOST_AT_ONCE if self._set is not None else 0):
             try:
-                if session is None or pynvml.nvmlDeviceGetCount() != len(session.devices):
-                    return {}
-                return self._renewed(session, {gpu.uuid: gpu for gpu in gpus})
+                event = pynvml.nvmlEventSetWait_v2(self._set, 0)
             except pynvml.NVMLError:
-                return {}
-
-    def _renewed(self, session: _Session, gpus: Mapping[str, Gpu]) -> dict[str, Gpu]:
-        found: dict[str, Gpu] = {}
-        for device in session.devices:
-            if device.handle is None or device.split:
-                return {}
-            known = gpus.get(device.fixed.uuid)
-            if known is None:
-                read_used_mb(device.handle)  # whether it answers
-                continue
-            now = None if known.problem else read_again(known, device.handle, self._processes.identify)
-            if now is None:
-                return {}
-            found[known.uuid] = now
-        if len(found) == len(session.devices):
-            self._processes.keep_only({process.pid for gpu in found.values() for process in gpu.processes})
-        return found if len(found) == len(gpus) else {}
+                break  # no more for now, or the driver fails, which the next snapshot tells
+            uuid = self._uuids.get(_number(event.device))
+            if uuid is not None and event.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                self._seen[uuid] = (int(event.eventData), self._seen.get(uuid, (0, 0))[1] + 1)
+        return self._seen
 
     def close(self) -> None:
-        """Lets go of the driver; the next snapshot starts it again."""
-        with self._lock:
-            self._end_session()
-
-    def _snapshot(self, processes: bool, topology: bool, errors: bool, only: Collection[str] | None) -> Machine:
-        # While the driver fails for good, every caller's own interval is pause enough.
-        pauses = PAUSES_S if self._answered_last else ()
-        for pause in (*pauses, None):
+        """Asks for no more events."""
+        if self._set is not None:
             try:
-                machine = self._read(_Try(pause is None, processes, topology, errors, only, self._failing))
-            except pynvml.NVMLError as error:
-                self._end_session()
-                if pause is None or (error.value in _NO_DRIVER and not self._ever_answered):
-                    self._answered_last = False
-                    return Machine(
-                        problem=_driver_sentence(error), may_pass=error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-                    )
-                time.sleep(pause)
-            else:
-                self._answered_last = True
-                return machine
-        raise AssertionError("the last try always returns")
-
-    def _read(self, attempt: _Try) -> Machine:
-        session = self._session
-        if session is None or pynvml.nvmlDeviceGetCount() != len(session.devices):
-            self._end_session()
-            session = self._session = self._start_session(attempt)
-        xids: Mapping[str, tuple[int, int]] = self._events(session).seen() if attempt.errors else {}
-        gpus: list[Gpu] = []
-        for index, device in enumerate(session.devices):
-            if not attempt.wants(device) and _answers(device.handle):
-                continue
-            read = self._read_device(index, device, attempt)
-            gpus += [_with_errors(gpu, device, xids.get(device.fixed.uuid)) for gpu in read] if attempt.errors else read
-        first_broken = min((gpu.index for gpu in gpus if gpu.problem is not None), default=len(session.devices))
-        gpus = [replace(gpu, index_unsure=True) if gpu.index > first_broken else gpu for gpu in gpus]
-        if attempt.topology:
-            peers = self._peers(session)
-            gpus = [replace(gpu, peers=peers.get(gpu.uuid, ())) for gpu in gpus]
-        if attempt.processes and attempt.only is None:
-            self._processes.keep_only({process.pid for gpu in gpus for process in gpu.processes})
-        if not session.devices:
-            return Machine((), session.driver_version, session.cuda_version, "the NVIDIA driver finds no GPU", True)
-        return Machine(tuple(gpus), session.driver_version, session.cuda_version)
-
-    def _start_session(self, attempt: _Try) -> _Session:
-        pynvml.nvmlInit()
-        try:
-            cuda = figure_or_none(pynvml.nvmlSystemGetCudaDriverVersion_v2)
-            count = pynvml.nvmlDeviceGetCount()
-            self._ever_answered = True
-            devices = [self._open_device(number, attempt) for number in range(count)]
-            if all(device.fixed.pci_bus_id for device in devices):
-                devices.sort(key=lambda device: _pci_place(device.fixed.pci_bus_id or ""))
-            return _Session(
-                driver_version=figure_or_none(pynvml.nvmlSystemGetDriverVersion),
-                cuda_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
-                devices=devices,
-            )
-        except pynvml.NVMLError:
-            _shut_down()
-            raise
-
-    def _end_session(self) -> None:
-        if self._session is not None:
-            if self._session.events is not None:
-                self._session.events.close()
-            self._session = None
-            _shut_down()
-
-    def _open_device(self, number: int, attempt: _Try) -> _Device:
-        never_seen = Fixed(uuid=f"{UNREAD}{number}", name="unreadable GPU")
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-            fixed = read_fixed(handle)
-        except pynvml.NVMLError as error:
-            known = self._seen.get(number, never_seen)
-            if not attempt.gives_up(error, known.uuid):
-                raise
-            attempt.failing.add(known.uuid)
-            return _Device(number, known, None, gpu_sentence(error))
-        attempt.failing.discard(never_seen.uuid)
-        self._seen[number] = fixed
-        return _Device(number, fixed, handle)
-
-    def _read_device(self, index: int, device: _Device, attempt: _Try) -> list[Gpu]:
-        """The GPU and its MIG instances."""
-        if device.handle is None:
-            again = self._open_device(device.number, attempt)
-            device.fixed, device.handle, device.refusal = again.fixed, again.handle, again.refusal
-            if device.handle is None:
-                return [broken_gpu(index, device.fixed, device.refusal)]
-        identify = self._processes.identify if attempt.processes else no_processes
-        try:
-            gpus = read_gpu(index, device.fixed, device.handle, identify)
-        except pynvml.NVMLError as error:
-            if not attempt.gives_up(error, device.fixed.uuid):
-                raise
-            attempt.failing.add(device.fixed.uuid)
-            return [broken_gpu(index, device.fixed, gpu_sentence(error))]
-        attempt.failing.discard(device.fixed.uuid)
-        device.split = bool(gpus[0].mig_instances)
-        return gpus
-
-    def _events(self, session: _Session) -> XidEvents:
-        if session.events is None:
-            devices = [device for device in session.devices if device.handle is not None]
-            session.events = XidEvents({device.fixed.uuid: device.handle for device in devices})
-        return session.events
-
-    def _peers(self, session: _Session) -> dict[str, tuple[Peer, ...]]:
-        if session.peers is not None:
-            return session.peers
-        handles = {device.fixed: device.handle for device in session.devices if device.handle is not None}
-        peers = read_peers({fixed: handle for fixed, handle in handles.items() if fixed.uuid not in self._failing})
-        if len(peers) == len(session.devices):
-            session.peers = peers
-        return peers
+                pynvml.nvmlEventSetFree(self._set)
+            except pynvml.NVMLError:
+                return  # the driver is gone, and the set with it
+            finally:
+                self._set = None
 
 
-_SHARED = Nvml()
+def _number(handle: Any) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value
 
 
-def machine(*, processes: bool = True, topology: bool = False, driver_wait_s: float = 0) -> Machine:
-    """The machine's GPUs now, through a driver session that the whole process shares. See ``Nvml.snapshot``.
+# What an Xid error of the NVIDIA driver says: the GPU's fault, or the program's.
+#
+# Numbers and meanings from NVIDIA's "Xid Errors" reference. Those that a program can cause by itself (13: an
+# exception in a kernel, 31: a bad address, 43 and 45: its work was ended) say nothing about the GPU and have no
+# sentence here.
 
-    Args:
-        driver_wait_s: an installed driver that shows no GPU is waited for so many seconds at most; a warning says so.
+_FAULTS = {
+    48: "a double-bit memory error",
+    61: "an internal micro-controller has stopped",
+    62: "an internal micro-controller has halted",
+    63: "a page of memory is to be retired or a row remapped",
+    64: "a page of memory could not be retired or a row remapped",
+    74: "an NVLink error",
+    79: "it has fallen off the bus",
+    92: "very many single-bit memory errors",
+    94: "a contained memory error",
+    95: "an uncontained memory error",
+    119: "its system processor does not answer",
+    120: "its system processor failed",
+    136: "an NVLink could not be trained",
+    140: "an unrecovered memory error",
+    143: "it could not be initialised",
+    154: "it needs a reset, a drain or a reboot",
+}
+
+
+def fault(xid: int) -> str | None:
+    """A sentence about an Xid that is the GPU's own fault: ``Xid 79 (it has fallen off the bus)``; None for others.
+
+    >>> fault(79)
+    'Xid 79 (it has fallen off the bus)'
+    >>> fault(31) is None
+    True
     """
-    deadline = time.monotonic() + driver_wait_s
-    now = _SHARED.snapshot(processes, topology)
-    if now.may_pass and driver_wait_s > 0:
-        logger.warning("waiting up to %g s for the NVIDIA driver: %s", driver_wait_s, now.problem)
-    while now.may_pass and (left := deadline - time.monotonic()) > 0:
-        time.sleep(min(DRIVER_PAUSE_S, left))
-        now = _SHARED.snapshot(processes, topology)
-    return now
-
-
-def _with_errors(gpu: Gpu, device: _Device, xid: tuple[int, int] | None) -> Gpu:
-    readable = device.handle is not None and gpu.problem is None
-    uncorrected = read_uncorrected_errors(device.handle) if readable else None
-    last, count = (None, 0) if xid is None else xid
-    return replace(gpu, uncorrected_errors=uncorrected, last_xid=last, xids=count)
-
-
-def _shut_down() -> None:
-    try:
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
-        return  # the driver is gone; there is nothing left to close
-
-
-def _driver_sentence(error: pynvml.NVMLError) -> str:
-    return _DRIVER_SENTENCES.get(error.value, f"the NVIDIA driver fails: {error}")
-
-
-def _answers(handle: Any) -> bool:
-    """Whether the driver still reaches this GPU: the cheapest question."""
-    try:
-        read_used_mb(handle)
-    except pynvml.NVMLError:
-        return False
-    return True
-
-
-def _pci_place(bus_id: str) -> tuple[int, ...]:
-    """Domain, bus, device and function of ``00000000:3B:00.0``, which sorts GPUs as CUDA's PCI_BUS_ID order does."""
-    return tuple(int(part, 16) for part in bus_id.replace(".", ":").split(":"))
+    return f"Xid {xid} ({_FAULTS[xid]})" if xid in _FAULTS else None

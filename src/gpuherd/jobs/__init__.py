@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.control import poke, send
+    from gpuherd.jobs.attempts.failures import FailureClass
+    from gpuherd.jobs.control.client import poke, send
+    from gpuherd.jobs.control.messages import Answer, Control, ControlKind
     from gpuherd.jobs.dispatcher import Dispatcher
-    from gpuherd.jobs.events import Event, EventKind
-    from gpuherd.jobs.failures import FailureClass
     from gpuherd.jobs.job import Job, JobState
     from gpuherd.jobs.options import DispatchOptions, GpuOptions
-    from gpuherd.jobs.outcome import Failure, Outcome
-    from gpuherd.jobs.queue import Queue
+    from gpuherd.jobs.queue.store import Queue
+    from gpuherd.jobs.records import Event, EventKind, Failure, Outcome
     from gpuherd.jobs.run import run_jobs, work_off
-    from gpuherd.jobs.rundir import RunDirectory
-    from gpuherd.jobs.wishes import Answer, Control, ControlKind
+    from gpuherd.jobs.run_dir import RunDirectory
 
 __all__ = [
     "Answer",
@@ -46,24 +45,24 @@ __all__ = [
 ]
 
 _HOME = {
-    "Answer": "wishes",
-    "Control": "wishes",
-    "ControlKind": "wishes",
+    "Answer": "control.messages",
+    "Control": "control.messages",
+    "ControlKind": "control.messages",
     "DispatchOptions": "options",
     "Dispatcher": "dispatcher",
-    "Event": "events",
-    "EventKind": "events",
-    "Failure": "outcome",
-    "FailureClass": "failures",
+    "Event": "records",
+    "EventKind": "records",
+    "Failure": "records",
+    "FailureClass": "attempts.failures",
     "GpuOptions": "options",
     "Job": "job",
     "JobState": "job",
-    "Outcome": "outcome",
-    "Queue": "queue",
-    "RunDirectory": "rundir",
-    "poke": "control",
+    "Outcome": "records",
+    "Queue": "queue.store",
+    "RunDirectory": "run_dir",
+    "poke": "control.client",
     "run_jobs": "run",
-    "send": "control",
+    "send": "control.client",
     "work_off": "run",
 }
 

@@ -19,25 +19,24 @@ from dataclasses import replace
 from typing import Unpack
 
 from gpuherd.jobs import clock
-from gpuherd.jobs.deciding import Deciding
-from gpuherd.jobs.decision import Wait
-from gpuherd.jobs.diskguard import DiskGuard
-from gpuherd.jobs.ending import ended, lost
-from gpuherd.jobs.events import EventKind
-from gpuherd.jobs.gpudesk import GpuDesk
+from gpuherd.jobs.attempts.complete import ended, lost
+from gpuherd.jobs.attempts.launch import START_AGAIN_S, Starter
+from gpuherd.jobs.attempts.orphans import Leftovers
+from gpuherd.jobs.attempts.preempt import DiskGuard, Pausing
+from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
+from gpuherd.jobs.control.messages import Ask
+from gpuherd.jobs.cycle import Deciding
+from gpuherd.jobs.dispatcher_state import GpuStanding, Standing
+from gpuherd.jobs.event_loop import Loop, Terms
+from gpuherd.jobs.gpu.manager import GpuDesk
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.leftovers import Leftovers
-from gpuherd.jobs.loop import Loop, Terms
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.pausing import Pausing
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.records import EventKind
 from gpuherd.jobs.reporter import Reporter
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.scheduler.types import Wait
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
-from gpuherd.jobs.standing import GpuStanding, Standing
-from gpuherd.jobs.starting import START_AGAIN_S, Starter
-from gpuherd.jobs.stopping import Ask
-from gpuherd.jobs.supervisor import Attempt, Supervisor
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from gpuherd.engines.processes import boot_id
+from gpuherd.engines.process_tree import boot_id
 from gpuherd.errors import CannotWrite, QueueBusy
-from gpuherd.jobs.onehost import busy_there, machine_name, refuse_elsewhere
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.one_host import busy_there, machine_name, refuse_elsewhere
+from gpuherd.jobs.run_dir import RunDirectory
 
 # Who only does what somebody asked of an idle queue is done in a moment, or after a job's grace.
 _PATIENCE_S = 20.0

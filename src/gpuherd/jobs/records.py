@@ -1,4 +1,4 @@
-"""What the queue tells of jobs and attempts: plain frozen data, as it stood when it was asked."""
+"""What a run records: rows of jobs and attempts, events while it runs, and its outcome. Plain frozen data."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuherd.engines.processes import ProcessId
+from gpuherd.engines.process_tree import ProcessId
+from gpuherd.engines.progress import Progress
+from gpuherd.errors import ExitCode
+from gpuherd.jobs.attempts.failures import FailureClass, in_words
 from gpuherd.jobs.job import Job, JobState
+
+# What the queue tells of jobs and attempts: plain frozen data, as it stood when it was asked.
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,3 +260,147 @@ class Counts:
     def of(cls, by_state: Mapping[str, int]) -> Counts:
         """From a mapping of state to number; what is missing is 0."""
         return cls(**{state.value: by_state.get(state.value, 0) for state in JobState})
+
+
+# What a run tells while it goes: events as they happen, and now and then the whole picture. Plain frozen data.
+
+
+class EventKind(StrEnum):
+    """What happened."""
+
+    HANDED = "handed over"  # to an engine beyond this machine, which starts it when it can
+    STARTED = "started"
+    DONE = "done"
+    FAILED = "failed"  # for good
+    RETRY = "retry"  # failed, and gets another try
+    REQUEUED = "requeued"  # ended without fault of its own, and waits again
+    ADOPTED = "adopted"  # taken over from a dispatcher that died
+    CANCELLED = "cancelled"
+    NOTICE = "notice"  # something about the run as a whole
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    Attributes:
+        at: wall-clock second.
+        text: one sentence for people, free of control characters.
+        job: name of the job, None for a notice.
+        title: what people call it.
+        attempt: number of the job's attempt, from 1.
+        gpus: labels of its GPUs (``0``, ``3:1``); () on the CPU.
+        log: the attempt's log.
+        run_s: how long the attempt ran, for an end.
+    """
+
+    kind: EventKind
+    at: float
+    text: str
+    job: str | None = None
+    title: str | None = None
+    attempt: int | None = None
+    gpus: tuple[str, ...] = ()
+    log: str | None = None
+    run_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunningLine:
+    """A running job as the display shows it. ``eta_s`` is None while nothing can be said; ``paused``: it is stopped;
+    ``node``: where it runs, for one beyond this machine.
+    """
+
+    title: str
+    gpus: tuple[str, ...]
+    elapsed_s: float
+    progress: Progress | None
+    eta_s: float | None
+    paused: bool = False
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshot:
+    """The whole run at one moment.
+
+    Attributes:
+        running: what runs, and what stands still with its GPU.
+        waiting_for: a sentence on which job is next and why it waits, None when none waits.
+        eta_s: seconds until all is done, None while nothing can be said.
+        paused: running and waiting jobs that don't go on by themselves.
+        in_line: jobs that count as running and that an engine beyond this machine has not begun yet.
+    """
+
+    counts: Counts
+    running: tuple[RunningLine, ...]
+    waiting_for: str | None
+    eta_s: float | None
+    paused: int = 0
+    in_line: int = 0
+
+
+# How a run ended: plain frozen data for whoever called ``run_jobs``.
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A job that has failed for good. ``attempt``, ``log`` and ``exit_code`` are those of its last attempt; None where
+    there was none."""
+
+    job: str
+    title: str
+    failure: FailureClass
+    reason: str
+    attempt: int
+    log: str | None
+    exit_code: int | None = None
+
+    @property
+    def sentence(self) -> str:
+        """Its class, exit code and reason, and where its log is."""
+        log = "" if self.log is None else f" (log: {self.log})"
+        return in_words(self.failure, self.exit_code, self.reason) + log
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Jobs of this submission by state, and the failures.
+
+    Attributes:
+        waiting: not yet run when the run ended, because it was interrupted.
+        cancelled: can't run, because a job that they need has failed.
+        stopped_by: INTERRUPTED or TERMINATED when a signal ended the run before all was done, else None.
+        drained: a command (``gpuherd drain``, ``gpuherd down``) ended it before all was done.
+    """
+
+    done: int
+    failed: int
+    waiting: int
+    cancelled: int
+    failures: tuple[Failure, ...] = ()
+    stopped_by: ExitCode | None = None
+    drained: bool = False
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal or a command ended the run before all was done; the same command goes on from there."""
+        return self.stopped_by is not None or self.drained
+
+    @property
+    def complete(self) -> bool:
+        """Whether every job is done."""
+        return not (self.failed or self.cancelled or self.waiting)
+
+    @property
+    def unsolvable(self) -> tuple[Failure, ...]:
+        """Failures that the same command would meet again: what the job was given is at fault."""
+        return tuple(each for each in self.failures if each.failure is FailureClass.BAD_INPUT)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What a command that ran these jobs exits with: 0 also when it was drained and nothing has failed."""
+        if self.stopped_by is not None:
+            return self.stopped_by
+        drained_well = self.drained and not (self.failed or self.cancelled)
+        return ExitCode.OK if self.complete or drained_well else ExitCode.FAILED

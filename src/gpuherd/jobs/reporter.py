@@ -1,6 +1,5 @@
-"""Tells what happens in a run: to the log, to failures.jsonl, to the queue's diary, to a display, and to the caller.
-
-It decides nothing and changes no job.
+"""Reports what happens in a run: to the log, failures.jsonl, the queue, a display and the caller; and starts and ends
+what reports elsewhere.
 """
 
 from __future__ import annotations
@@ -10,21 +9,42 @@ import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
 
+from gpuherd.atomic import append_line
 from gpuherd.engines.progress import Progress
+from gpuherd.errors import UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.durable import append_line
-from gpuherd.jobs.eta import Pace, Running, Waiting, time_left
-from gpuherd.jobs.events import Event, EventKind, RunningLine, RunSnapshot
-from gpuherd.jobs.failures import Diagnosis, clean, with_code
+from gpuherd.jobs.attempts.failures import Diagnosis, clean, with_code
+from gpuherd.jobs.attempts.log_file import last_lines
+from gpuherd.jobs.attempts.retry import Settlement
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.logtail import last_lines
-from gpuherd.jobs.outcome import Failure
-from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.records import AttemptEnd, AttemptRecord, PauseReason
-from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.settle import Settlement
+from gpuherd.jobs.monitor.format import Pace, Running, Waiting, time_left
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.records import (
+    AttemptEnd,
+    AttemptRecord,
+    Counts,
+    Event,
+    EventKind,
+    Failure,
+    Outcome,
+    PauseReason,
+    RunningLine,
+    RunSnapshot,
+)
+from gpuherd.jobs.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.monitor.notify import Notifier
+    from gpuherd.jobs.monitor.prometheus import MetricsServer
+
+
+# Tells what happens in a run: to the log, to failures.jsonl, to the queue's diary, to a display, and to the caller.
+#
+# It decides nothing and changes no job.
 
 logger = logging.getLogger("gpuherd.jobs")
 
@@ -256,3 +276,67 @@ def _line(attempt: Shown) -> RunningLine:
     return RunningLine(
         clean(record.title), record.labels, elapsed, progress, eta, paused=bool(attempt.paused), node=node
     )
+
+
+# What a run tells beyond its own terminal and files: metrics for Prometheus, and notices. Begun and ended here.
+#
+# Each is imported only when it is asked for: a run without them pays nothing.
+
+
+class Outward:
+    """A context around a run. Raises UsageError for a command or an address that could never work, and on entering for
+    a port that is taken. ``serve``: the run stays when all is done, and more may come.
+    """
+
+    def __init__(self, run: RunDirectory, options: DispatchOptions, *, serve: bool = False):
+        self._run = run
+        self._port = options.prometheus
+        self._server: MetricsServer | None = None
+        self._notifier: Notifier | None = None
+        self._outcome: Outcome | None = None
+        if options.notify_command or options.webhook:
+            from gpuherd.jobs.monitor.notify import Notifier, Ways
+
+            ways = Ways.of(options.notify_command, options.webhook)
+            self._notifier = Notifier(ways, str(run.root), self._counts if serve else None)
+
+    def and_to(self, on_event: Callable[[Event], None] | None) -> Callable[[Event], None] | None:
+        """A listener that passes events on to the notices and to this one."""
+        notifier = self._notifier
+        if notifier is None:
+            return on_event
+
+        def both(event: Event) -> None:
+            notifier.event(event)
+            if on_event is not None:
+                on_event(event)
+
+        return both
+
+    def _counts(self) -> Counts:
+        """How the queue stands now; asked for in the notices' own thread."""
+        from gpuherd.jobs.monitor.status import opened, read_counts
+
+        with opened(self._run) as reader:
+            return read_counts(reader)
+
+    def ended(self, outcome: Outcome) -> Outcome:
+        """Takes note of how the run has ended, and gives it back."""
+        self._outcome = outcome
+        return outcome
+
+    def __enter__(self) -> Outward:
+        if self._port is not None:
+            from gpuherd.jobs.monitor.prometheus import MetricsServer
+
+            self._server = MetricsServer(self._run, self._port)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+        # Who called it wrongly sits in front of it.
+        if self._notifier is not None and not isinstance(error, UsageError):
+            self._notifier.close(self._outcome)

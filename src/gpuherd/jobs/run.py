@@ -8,30 +8,26 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from types import MappingProxyType
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import Enqueued
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.attempts.launch import give_up
+from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.dispatcher import Dispatcher
-from gpuherd.jobs.durable import atomic_write
-from gpuherd.jobs.events import Event
-from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.fulldisk import raising_cannot_write
-from gpuherd.jobs.givingup import give_up
-from gpuherd.jobs.handover.opening import opened, refuse_other_hands, remember, settled
+from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.loop import Loop, Terms
-from gpuherd.jobs.metrics import metrics
-from gpuherd.jobs.options import GpuOptions
-from gpuherd.jobs.outcome import Outcome
-from gpuherd.jobs.outward import Outward
-from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.records import QueuedJob
-from gpuherd.jobs.reporter import Display, Reporter
-from gpuherd.jobs.retuning import dispatch_options
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.monitor.metrics import metrics
+from gpuherd.jobs.options import GpuOptions, dispatch_options
+from gpuherd.jobs.queue.errors import raising_cannot_write
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.queue.submission import SubmissionChanges
+from gpuherd.jobs.records import Event, Outcome, QueuedJob
+from gpuherd.jobs.remote.dispatcher import opened, refuse_other_hands, remember, settled
+from gpuherd.jobs.reporter import Display, Outward, Reporter
+from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import load
-from gpuherd.jobs.submission import SubmissionChanges
-from gpuherd.jobs.supervisor import GRACE_S
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +61,7 @@ def run_jobs(
         before: called when nobody else can begin here and nothing refuses the start any more, before the queue is
             changed; what it raises is the last that could.
         on_event: called in this thread for everything that happens; it should be quick.
-        display: what shows the run to people (``gpuherd.jobs.live.display``).
+        display: what shows the run to people (``gpuherd.jobs.monitor.display.display``).
         grace_s: seconds that a job has to end after SIGTERM, before SIGKILL.
         enqueue_only: put the jobs into the queue and raise Enqueued: another call, or ``work_off``, runs them.
 
@@ -176,7 +172,7 @@ def _run(
             if engine is None:
                 worker = Dispatcher(queue, run, chosen, reporter, jobs, **terms)
             else:
-                from gpuherd.jobs.handover.handover import Handover
+                from gpuherd.jobs.remote.dispatcher import Handover
 
                 worker = Handover(queue, run, chosen, engine, reporter, jobs, **terms)
                 remember(run, chosen)

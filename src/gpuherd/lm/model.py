@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.failures import is_out_of_memory
+from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.lm import teacher
 from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
 from gpuherd.lm.batching import common_prefix, halved, pieces

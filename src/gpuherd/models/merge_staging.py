@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from gpuherd.atomic import atomic_write, sync_folder
 from gpuherd.errors import BadModel, CannotWrite, QueueBusy, UsageError
-from gpuherd.jobs.durable import atomic_write, sync_folder
 from gpuherd.models.checkpoint import read_json
 
 RECORD = "gpuherd_merge.json"

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
+from gpuherd.atomic import atomic_write, replacing
 from gpuherd.errors import BadModel, CannotWrite, naming_extras
-from gpuherd.jobs.durable import atomic_write, replacing
 from gpuherd.models.adapter import WEIGHT_FILES, is_adapter, merge
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, Checkpoint, open_checkpoint, read_json
 from gpuherd.models.diskspace import check_space

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import BadModel, MissingModel
-from gpuherd.jobs.durable import atomic_write
-from gpuherd.jobs.settings_place import user_cache
+from gpuherd.jobs.settings import user_cache
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, read_json
 from gpuherd.models.hub import (
     WAITS,

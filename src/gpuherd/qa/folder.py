@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuherd.jobs.rundir import RunDirectory, safe_name
+from gpuherd.jobs.run_dir import RunDirectory, safe_name
 
 FORMAT = 1  # of what lies in the folder; in run.json as "format"
 KIND = "qa"  # in run.json as "kind"

@@ -12,13 +12,11 @@ from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
     from gpuherd.simulate.cluster import machine, machines
-    from gpuherd.simulate.figures import Figures
-    from gpuherd.simulate.history import History
-    from gpuherd.simulate.lengths import Spread, spread
-    from gpuherd.simulate.rules import Rules, Variant, variants
+    from gpuherd.simulate.external_users import Background, background
+    from gpuherd.simulate.options import Rules, Variant, variants
+    from gpuherd.simulate.results import Figures, History
     from gpuherd.simulate.scenario import Result, Scenario, simulate
-    from gpuherd.simulate.strangers import Background, background
-    from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn, listed
+    from gpuherd.simulate.workload import Mix, Recipe, Spread, Trial, Work, drawn, listed, spread
 
 __all__ = [
     "Background",
@@ -44,26 +42,26 @@ __all__ = [
 ]
 
 _HOME = {
-    "Background": "strangers",
-    "Figures": "figures",
-    "History": "history",
+    "Background": "external_users",
+    "Figures": "results",
+    "History": "results",
     "Mix": "workload",
     "Recipe": "workload",
     "Result": "scenario",
-    "Rules": "rules",
+    "Rules": "options",
     "Scenario": "scenario",
-    "Spread": "lengths",
+    "Spread": "workload",
     "Trial": "workload",
-    "Variant": "rules",
+    "Variant": "options",
     "Work": "workload",
-    "background": "strangers",
+    "background": "external_users",
     "drawn": "workload",
     "listed": "workload",
     "machine": "cluster",
     "machines": "cluster",
     "simulate": "scenario",
-    "spread": "lengths",
-    "variants": "rules",
+    "spread": "workload",
+    "variants": "options",
 }
 
 __getattr__, __dir__ = on_first_use(__name__, _HOME)

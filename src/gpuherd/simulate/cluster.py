@@ -1,15 +1,17 @@
-"""Machines to simulate, from words like ``8x80GB`` and ``125x8x80GB``. Pure.
-
-A simulated GPU is the same plain data as a real one. Known of a machine: its GPUs and their memory. All links between
-the GPUs of one machine are alike, as behind an NVSwitch; MIG instances are not simulated.
-"""
+"""Machines to simulate, from words like ``8x80GB``; and the time of the week at which a simulation begins. Pure."""
 
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 
 from gpuherd.gpus.state import Gpu
-from gpuherd.quantities import size_mb
+from gpuherd.units import size_mb
+
+# Machines to simulate, from words like ``8x80GB`` and ``125x8x80GB``. Pure.
+#
+# A simulated GPU is the same plain data as a real one. Known of a machine: its GPUs and their memory. All links
+# between the GPUs of one machine are alike, as behind an NVSwitch; MIG instances are not simulated.
 
 MOST_GPUS = 100_000
 
@@ -73,3 +75,25 @@ def _gpu(number: int, index: int, mb: int) -> Gpu:
         used_mb=0,
         free_mb=mb,
     )
+
+
+# The time of the week at which a simulation begins: ``Mon 08:30``, ``fri``. Pure.
+
+MONDAY = datetime(2024, 1, 1)
+
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_FORM = re.compile(r"([A-Za-z]{3,9})(?:\s+(\d{1,2}):(\d\d))?", re.ASCII)
+
+
+def begin(word: str) -> datetime:
+    """A day of the week, and a time of day if not midnight. Raises ValueError with a sentence.
+
+    >>> begin("Tue 08:30") - MONDAY
+    datetime.timedelta(days=1, seconds=30600)
+    """
+    found = _FORM.fullmatch(word.strip())
+    day = found[1].lower()[:3] if found else ""
+    hour, minute = (int(found[2] or 0), int(found[3] or 0)) if found else (0, 0)
+    if day not in _DAYS or hour > 23 or minute > 59:
+        raise ValueError(f'{word!r} is no time of the week; write "Mon 08:30"')
+    return MONDAY + timedelta(days=_DAYS.index(day), hours=hour, minutes=minute)

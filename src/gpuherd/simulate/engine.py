@@ -16,26 +16,21 @@ from itertools import pairwise
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.idle import CHECKS_ALONE, MAX_CHECKS, IdleRule
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs import quarantine, quiet_hours
-from gpuherd.jobs.allowance import allowance
-from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.policy import Decision, Limits, Start, Wait, WaitingJob, decide_with
-from gpuherd.jobs.reach import BEYOND, SEARCHED, Reach
-from gpuherd.jobs.retry import Seen, next_try
-from gpuherd.jobs.yielding import PRESENCE_S
-from gpuherd.simulate.agenda import Agenda
-from gpuherd.simulate.attempt import Attempt, Slot
-from gpuherd.simulate.backlog import Backlog
-from gpuherd.simulate.begin import MONDAY
-from gpuherd.simulate.cluster import Machine
-from gpuherd.simulate.ends import diagnosis
-from gpuherd.simulate.floor import Floor
-from gpuherd.simulate.history import Ending, History, Ran
-from gpuherd.simulate.quiet import Quiet
-from gpuherd.simulate.rules import Rules
-from gpuherd.simulate.strangers import Strangers
-from gpuherd.simulate.visitors import Visitors
-from gpuherd.simulate.workload import Work
+from gpuherd.jobs import settings
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.attempts.retry import Seen, next_try
+from gpuherd.jobs.gpu import health as quarantine
+from gpuherd.jobs.gpu.usage import PRESENCE_S
+from gpuherd.jobs.scheduler.limits import allowance
+from gpuherd.jobs.scheduler.ordering import BEYOND, SEARCHED, Reach
+from gpuherd.jobs.scheduler.policy import Decision, Limits, Start, Wait, WaitingJob, decide_with
+from gpuherd.simulate.cluster import MONDAY, Machine
+from gpuherd.simulate.external_users import Strangers, Visitors
+from gpuherd.simulate.options import Rules
+from gpuherd.simulate.queue import Backlog
+from gpuherd.simulate.results import Ending, History, Ran
+from gpuherd.simulate.state import Agenda, Attempt, Floor, Quiet, Slot
+from gpuherd.simulate.workload import Work, diagnosis
 
 # What a limit is where there is none.
 _NO_LIMIT = 1_000_000
@@ -261,7 +256,7 @@ class Simulation:
     def _hours_change(self) -> None:
         """Quiet hours have begun or ended."""
         local = self._begin + timedelta(seconds=self._now)
-        change = quiet_hours.next_change(self._settings.hours.quiet, local)
+        change = settings.next_change(self._settings.hours.quiet, local)
         if change is not None:
             self._agenda.at((change - self._begin).total_seconds(), self._hours_change)
 

@@ -1,22 +1,107 @@
-"""What is to be done in a simulation: jobs, when each comes, how long each of its attempts runs, and how that ends.
-
-Pure. All chance is used up here, before the simulation begins: every variant that is compared gets the very same work.
-"""
+"""The work of a simulation: jobs, arrivals, lengths and failures; drawn, listed, or replayed from a run's queue."""
 
 from __future__ import annotations
 
 import difflib
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Generic, TypeVar
 
-from gpuherd.errors import UsageError
-from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.job import Job
-from gpuherd.jobs.needs import check_needs
-from gpuherd.simulate.lengths import Spread
+from gpuherd.errors import ExitCode, UsageError
+from gpuherd.jobs.attempts.failures import Diagnosis, Ending, FailureClass, classify
+from gpuherd.jobs.job import Job, check_needs
+from gpuherd.jobs.queue.reader import QueueReader
+from gpuherd.jobs.queue.submission import job_of
+from gpuherd.units import duration_s
+
+# Lengths of time that differ from job to job, as people write them: ``5m``, ``uniform:1m,10m``, ``lognormal:300,1``.
+#
+# A spread is plain data; the caller brings the source of chance, so that the same seed gives the same lengths.
+
+# Kind -> what its figures mean. The first is a time, and the second as said.
+_KINDS = {
+    "fixed": ("time",),
+    "uniform": ("least", "most"),
+    "exponential": ("mean",),
+    "lognormal": ("median", "sigma of the logarithm"),
+    "pareto": ("least", "exponent"),
+}
+_PURE_NUMBERS = ("sigma of the logarithm", "exponent")
+# A draw of a heavy tail may be absurd (or infinite): nothing runs for longer than this.
+_LONGEST_S = 10 * 365 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A distribution of seconds: its kind, and the figures that it takes, times in seconds."""
+
+    kind: str
+    figures: tuple[float, ...]
+
+    def draw(self, chance: Random) -> float:
+        """A length in seconds, 0 or more."""
+        first = self.figures[0]
+        if self.kind == "fixed":
+            return first
+        second = self.figures[-1]
+        if self.kind == "uniform":
+            drawn = chance.uniform(first, second)
+        elif self.kind == "exponential":
+            drawn = chance.expovariate(1 / first)
+        elif self.kind == "lognormal":
+            drawn = chance.lognormvariate(math.log(first), second)
+        else:
+            drawn = first * chance.paretovariate(second)
+        return min(drawn, _LONGEST_S)
+
+
+def spread(word: str) -> Spread:
+    """What the word describes. Raises ValueError with a sentence.
+
+    >>> spread("5m"), spread("lognormal:5m,1")
+    (Spread(kind='fixed', figures=(300.0,)), Spread(kind='lognormal', figures=(300.0, 1.0)))
+    """
+    kind, colon, rest = word.partition(":")
+    if not colon:
+        return Spread("fixed", (duration_s(word),))
+    if kind not in _KINDS:
+        nearest = difflib.get_close_matches(kind, _KINDS, n=1)
+        raise ValueError(
+            f"{kind!r} is no kind of spread"
+            + (f"; did you mean {nearest[0]}?" if nearest else f": {', '.join(_KINDS)}")
+        )
+    names, parts = _KINDS[kind], rest.split(",")
+    if len(parts) != len(names):
+        raise ValueError(f"{word!r}: {kind} takes {' and '.join(names)}, separated by a comma")
+    figures = tuple(_figure(name, part, word) for name, part in zip(names, parts, strict=True))
+    if kind == "uniform" and figures[0] > figures[1]:
+        raise ValueError(f"{word!r}: the least is above the most")
+    return Spread(kind, figures)
+
+
+def _figure(name: str, part: str, word: str) -> float:
+    if name not in _PURE_NUMBERS:
+        return duration_s(part)
+    try:
+        value = float(part)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 100:
+        raise ValueError(f"{word!r}: the {name} must be a number above 0, at most 100")
+    return value
+
+
+# What is to be done in a simulation: jobs, when each comes, how long each of its attempts runs, and how that ends.
+#
+# Pure. All chance is used up here, before the simulation begins: every variant that is compared gets the very same
+# work.
 
 MOST_JOBS = 2_000_000
 # Attempts beyond the retries of a job: out of memory is tried on more GPUs, which costs a job more attempts.
@@ -190,3 +275,112 @@ def _trials(length: float, retries: int, failures: Mapping[FailureClass, float],
         found = chance.choices((None, *classes), (1 - sum(shares), *shares))[0]
         trials.append(Trial(length if found is None else length * chance.random(), found))
     return tuple(trials)
+
+
+# Makes work of a run folder's queue: the jobs that are there, with the lengths and failures that their attempts had.
+#
+# Reads only, and may read while a dispatcher works on the folder.
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a queue tells: its jobs by age, and by a job's name those of its attempts that ended by themselves."""
+
+    jobs: tuple[Job, ...]
+    trials: Mapping[str, tuple[Trial, ...]]
+
+
+def read_queue(path: Path) -> Recorded:
+    """The jobs of the latest submission of a queue. Raises QueueUnreadable, UsageError where there is none."""
+    with closing(QueueReader(path)) as reader, reader.snapshot():
+        rows = reader.rows(
+            "SELECT spec FROM jobs WHERE submission = (SELECT value FROM meta WHERE key = 'submission') ORDER BY id"
+        )
+        paused = "a.paused_s" if reader.has("attempts", "paused_s") else "0"
+        attempts = reader.rows(
+            f"SELECT j.name, a.state, a.class, a.ended_mono - a.started_mono - {paused}"  # noqa: S608
+            " FROM attempts a JOIN jobs j ON j.id = a.job"
+            " WHERE a.state IN ('done', 'failed') AND a.ended_mono IS NOT NULL ORDER BY a.id"
+        )
+    jobs = tuple(job_of(spec) for (spec,) in rows)
+    names = {job.name for job in jobs}
+    # What earlier submissions left is not part of this one, nor are needs that only they had.
+    jobs = tuple(replace(job, needs=tuple(need for need in job.needs if need in names)) for job in jobs)
+    trials: dict[str, list[Trial]] = defaultdict(list)
+    for name, state, failure, seconds in attempts:
+        trials[name].append(Trial(max(0.0, seconds), None if state == "done" else _class(failure)))
+    return Recorded(jobs, {name: tuple(found) for name, found in trials.items()})
+
+
+def replayed(recorded: Recorded, recipe: Recipe | None, chance: Random) -> tuple[Work, ...]:
+    """Work for every job: what was recorded of it; else as the recipe says; else as long as jobs of its family took, or
+    as jobs took in general. Raises UsageError when there is nothing to go by, and when there are no jobs.
+    """
+    if not recorded.jobs:
+        raise UsageError("the queue holds no jobs")
+    unknown = [job for job in recorded.jobs if job.name not in recorded.trials]
+    drawn = {} if recipe is None else {work.job.name: work for work in _drawn(unknown, recipe, chance)}
+    typical = _typical(recorded)
+    works, arrives_s = [], 0.0
+    for job in recorded.jobs:
+        if job.name in recorded.trials:
+            trials = recorded.trials[job.name]
+        elif job.name in drawn:
+            trials = drawn[job.name].trials
+        else:
+            length = typical.get(job.family, typical.get(None))
+            if length is None:
+                raise UsageError(
+                    f"job {job.name!r} has not run yet, and no other has; say how long jobs run with --seconds 10m"
+                )
+            trials = (Trial(length),)
+        works.append(Work(job, trials, arrives_s))
+        if recipe is not None and recipe.every is not None:
+            arrives_s += recipe.every.draw(chance)
+    return tuple(works)
+
+
+def _drawn(jobs: list[Job], recipe: Recipe, chance: Random) -> tuple[Work, ...]:
+    # Needs may name jobs that have run, which are not among these; they are checked with all jobs together.
+    return listed([replace(job, needs=()) for job in jobs], recipe, chance)
+
+
+def _typical(recorded: Recorded) -> dict[str | None, float]:
+    """Median length of successful attempts by family, and of all of them under None."""
+    lengths: dict[str | None, list[float]] = defaultdict(list)
+    for job in recorded.jobs:
+        for trial in recorded.trials.get(job.name, ()):
+            if trial.failure is None:
+                lengths[None].append(trial.seconds)
+                if job.family is not None:
+                    lengths[job.family].append(trial.seconds)
+    return {family: median(found) for family, found in lengths.items()}
+
+
+def _class(word: str | None) -> FailureClass:
+    """A class as the queue has it; one that this gpuherd does not know counts as a crash."""
+    return next((each for each in FailureClass if each.value == word), FailureClass.CRASH)
+
+
+# What a simulated failure looks like to the code that judges real ones: exit code, signal and log, by class.
+
+_SIGNS = {
+    FailureClass.BAD_INPUT: Ending(code=ExitCode.BAD_INPUT),
+    FailureClass.MISSING: Ending(code=ExitCode.MISSING),
+    FailureClass.OUT_OF_MEMORY: Ending(code=1, log_tail="torch.OutOfMemoryError: CUDA out of memory."),
+    FailureClass.GPU_FAULT: Ending(code=1, log_tail="RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+    FailureClass.DISK_FULL: Ending(code=1, log_tail="OSError: [Errno 28] No space left on device"),
+    FailureClass.CANNOT_WRITE: Ending(code=ExitCode.CANNOT_WRITE),
+    FailureClass.KILLED: Ending(signal=9),
+    FailureClass.TIMEOUT: Ending(signal=15, timeout_s=1.0),
+    FailureClass.NO_HEARTBEAT: Ending(signal=15, heartbeat_s=1.0),
+    FailureClass.NO_RESULT: Ending(code=0, missing_result="result"),
+    FailureClass.NEVER_STARTED: Ending(started=False),
+    FailureClass.CRASH: Ending(code=1, log_tail="RuntimeError: simulated"),
+}
+
+
+@cache
+def diagnosis(failure: FailureClass) -> Diagnosis:
+    """What is said of an attempt that failed so."""
+    return classify(_SIGNS[failure])

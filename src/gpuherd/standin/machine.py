@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpuherd.atomic import put_first
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.exclusive import put_first
-from gpuherd.standin import build, driver
-from gpuherd.standin.alive import counts, start_of
-from gpuherd.standin.layout import (
+from gpuherd.standin import driver
+from gpuherd.standin import driver as build
+from gpuherd.standin.state import (
     FOLLOWS_USE,
     LAYOUT_VERSION,
     MAGIC,
@@ -33,6 +33,8 @@ from gpuherd.standin.layout import (
     Device,
     Process,
     State,
+    counts,
+    start_of,
 )
 
 _MB = 1 << 20
@@ -80,8 +82,8 @@ class Machine:
 
         ``attribute``: processes started by gpuherd on these GPUs show there with their own memory.
         """
-        from gpuherd.standin.initial import initial_state
-        from gpuherd.standin.spec import parse
+        from gpuherd.standin.session import parse
+        from gpuherd.standin.state import initial_state
 
         wanted = parse(spec)
         target = Path(path).resolve()
@@ -343,7 +345,7 @@ class Machine:
 
     def split_mig(self, gpu: int, sizes_mb: Sequence[int]) -> tuple[str, ...]:
         """Splits a GPU that is not split yet into MIG instances of these sizes. Returns their UUIDs."""
-        from gpuherd.standin.initial import fill_instance
+        from gpuherd.standin.state import fill_instance
 
         number = self.number(gpu)
         with self.change() as state:

@@ -1,27 +1,30 @@
-"""``gpuherd --simulate``: a simulated machine for this command and its jobs, and what becomes of it afterwards.
-
-The machine lives in a folder of its own under XDG_RUNTIME_DIR (or the folder for temporary files), with its own
-folder of leases, so that simulated GPUs leave nothing behind on the real machine. The process that made it removes
-it when it ends, unless a job outlives it and still needs it. Such a folder, and that of a killed command, is removed
-by the next simulation, once nobody uses it. A machine that is to last is a state file which the user names.
-"""
+"""``gpuherd --simulate``: what its words mean, and the simulated machine for this command and its jobs."""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
 import os
+import re
 import shutil
 import sys
 import tempfile
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.standin import build
-from gpuherd.standin.alive import start_of
+from gpuherd.standin import driver
 from gpuherd.standin.driver import STATE_VARIABLE
 from gpuherd.standin.machine import Machine
+from gpuherd.standin.state import MAX_GPUS, MAX_LINKS, MAX_MIG_INSTANCES, start_of
+
+# ``gpuherd --simulate``: a simulated machine for this command and its jobs, and what becomes of it afterwards.
+#
+# The machine lives in a folder of its own under XDG_RUNTIME_DIR (or the folder for temporary files), with its own
+# folder of leases, so that simulated GPUs leave nothing behind on the real machine. The process that made it removes
+# it when it ends, unless a job outlives it and still needs it. Such a folder, and that of a killed command, is
+# removed by the next simulation, once nobody uses it. A machine that is to last is a state file which the user names.
 
 _PREFIX = "gpuherd-simulated-"
 _STATE = "machine"
@@ -30,7 +33,7 @@ _LEASES = "GPUHERD_LEASE_DIR"
 
 def start(spec: str) -> Machine:
     """See ``gpuherd.standin.activate``."""
-    build.library_folder()  # what can fail comes before anything is made
+    driver.library_folder()  # what can fail comes before anything is made
     machine = Machine.open(spec) if _is_path(spec) else _make(spec)
     if machine.path.name != _STATE or not machine.path.parent.name.startswith(_PREFIX):
         leases = machine.path.with_name(machine.path.name + ".leases")
@@ -41,7 +44,7 @@ def start(spec: str) -> Machine:
     # torch may be told to count GPUs by asking NVML in place of CUDA; it would then find simulated ones.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
     # This process too must keep off real GPUs, should it come to load torch.
-    ctypes.CDLL(str(build.library_folder() / build.CUDA), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(driver.library_folder() / driver.CUDA), ctypes.RTLD_GLOBAL)
     _announce(machine)
     return machine
 
@@ -106,3 +109,102 @@ def _used_by_others(state: Path) -> bool:
             if word in (process / "environ").read_bytes().split(b"\0") and start_of(int(process.name)):
                 return True
     return False
+
+
+# What ``--simulate`` understands: ``8x40GB``, ``4x24GB+2x80GB,busy=2@20s,nvlink=4,mig=gpu1:20GB+20GB``.
+#
+# ``parse`` is pure: words in, a plain ``Spec`` out. Making a machine of it is ``gpuherd.standin.machine``'s part.
+
+GRAMMAR = "write for example 8x40GB, 4x24GB+2x80GB or 4x40GB,busy=2@20s"
+
+_GROUP = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(GB|MB)", re.ASCII | re.IGNORECASE)
+_BUSY = re.compile(r"(?:(\d+)|(gpu\d+(?:\+gpu\d+)*))(?:@(\d+(?:\.\d+)?)s?)?", re.ASCII | re.IGNORECASE)
+_MIG = re.compile(r"gpu(\d+):(.+)", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """GPUs that somebody else uses from the start: for ``seconds``, or for good (None)."""
+
+    gpus: tuple[int, ...]
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A machine to simulate. ``memory_mb`` has one entry a GPU, in PCI order (MB = 2^20 bytes; 1 GB = 1024 MB)."""
+
+    memory_mb: tuple[int, ...]
+    busy: tuple[Busy, ...] = ()
+    nvlinks: int = 0  # links within each pair of neighbours (0-1, 2-3, ...)
+    mig: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (GPU, MB of each of its instances)
+
+
+def parse(text: str) -> Spec:
+    """The machine that ``text`` describes. Raises UsageError with the word that is wrong and an example.
+
+    >>> parse("2x24GB+80GB,busy=1@20s")
+    Spec(memory_mb=(24576, 24576, 81920), busy=(Busy(gpus=(0,), seconds=20.0),), nvlinks=0, mig=())
+    """
+    groups, *options = text.strip().split(",")
+    memory = tuple(mb for group in groups.split("+") for mb in _group(group))
+    if not 1 <= len(memory) <= MAX_GPUS:
+        raise UsageError(f"--simulate {text!r} asks for {len(memory)} GPUs; 1 to {MAX_GPUS} can be simulated")
+    busy: list[Busy] = []
+    mig: list[tuple[int, tuple[int, ...]]] = []
+    nvlinks = 0
+    for option in options:
+        name, _, value = option.partition("=")
+        if name == "busy":
+            busy.append(_busy(value, len(memory)))
+        elif name == "nvlink":
+            nvlinks = _nvlinks(value)
+        elif name == "mig":
+            mig.append(_mig(value, memory))
+        else:
+            raise UsageError(f"--simulate: unknown option {option!r}; there are busy=, nvlink= and mig=")
+    return Spec(memory, tuple(busy), nvlinks, tuple(mig))
+
+
+def _group(word: str) -> tuple[int, ...]:
+    match = _GROUP.fullmatch(word.strip())
+    if match is None:
+        raise UsageError(f"--simulate: {word!r} describes no GPUs; {GRAMMAR}")
+    count, size, unit = match.groups()
+    mb = round(float(size) * (1024 if unit.upper() == "GB" else 1))
+    if not 1 <= mb <= 1 << 24:
+        raise UsageError(f"--simulate: {word!r}: a GPU has 1 MB to 16384 GB")
+    # One GPU too many is enough for the caller to refuse; a huge count must not fill the memory first.
+    return (mb,) * min(int(count or 1), MAX_GPUS + 1)
+
+
+def _busy(value: str, gpus: int) -> Busy:
+    match = _BUSY.fullmatch(value)
+    if match is None:
+        raise UsageError(f"--simulate: busy={value!r} is wrong; write busy=2 (two GPUs), busy=gpu0+gpu3 or busy=2@20s")
+    count, names, seconds = match.groups()
+    which = tuple(range(int(count))) if count else tuple(int(name[3:]) for name in names.split("+"))
+    if len(which) > gpus or any(gpu >= gpus for gpu in which):
+        raise UsageError(f"--simulate: busy={value!r}: there are {gpus} GPUs, gpu0 to gpu{gpus - 1}")
+    return Busy(which, None if seconds is None else float(seconds))
+
+
+def _nvlinks(value: str) -> int:
+    if not (value.isascii() and value.isdigit() and int(value) <= MAX_LINKS):
+        raise UsageError(f"--simulate: nvlink={value!r} is no number of links from 0 to {MAX_LINKS}")
+    return int(value)
+
+
+def _mig(value: str, memory: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    match = _MIG.fullmatch(value)
+    if match is None:
+        raise UsageError(f"--simulate: mig={value!r} is wrong; write mig=gpu1:20GB+20GB")
+    gpu = int(match[1])
+    sizes = tuple(mb for group in match[2].split("+") for mb in _group(group))
+    if gpu >= len(memory):
+        raise UsageError(f"--simulate: mig={value!r}: there are {len(memory)} GPUs, gpu0 to gpu{len(memory) - 1}")
+    if len(sizes) > MAX_MIG_INSTANCES or sum(sizes) > memory[gpu]:
+        raise UsageError(
+            f"--simulate: mig={value!r}: a GPU has at most {MAX_MIG_INSTANCES} instances, together {memory[gpu]} MB"
+        )
+    return gpu, sizes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuherd.errors import MissingExtra
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.run_dir import RunDirectory
 
 
 def show(run: RunDirectory) -> None:

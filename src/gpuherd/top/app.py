@@ -1,8 +1,4 @@
-"""The full-screen view: where things stand on the screen, and what the keys do.
-
-It looks once a second in a thread (``look``), draws what it saw (``picture``), and passes wishes on to the run
-(``gpuherd.jobs.control``), never touching a job itself. Leaving it changes nothing.
-"""
+"""The full-screen view: its layout, its keys, and its two dialogs."""
 
 from __future__ import annotations
 
@@ -12,21 +8,88 @@ from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, VerticalScroll
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.events import Key
+from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from gpuherd.errors import GpuherdError
-from gpuherd.jobs.control import send
-from gpuherd.jobs.failures import clean
+from gpuherd.jobs.attempts.failures import clean
+from gpuherd.jobs.control.client import send
+from gpuherd.jobs.control.messages import Control, ControlKind
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.runstatus import JobStatus
-from gpuherd.jobs.wishes import Control, ControlKind
+from gpuherd.jobs.monitor.job_status import JobStatus
+from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.top import picture
-from gpuherd.top.dialogs import Keys, Question
-from gpuherd.top.history import History
-from gpuherd.top.look import Look, Looker
+from gpuherd.top.look import History, Look, Looker
 from gpuherd.top.picture import Cells, Widths
+
+# The two windows that come up over the view: a question before something that can't be taken back, and the keys.
+
+KEYS = """\
+up, down, j, k   choose a job; its log is shown below
+enter, l         the log on the whole screen, and back
+c                cancel the job: it ends for good
+r                retry it, after it failed or was cancelled
+p                pause it, or let it go on
+d                drain: start nothing new, end with what runs
+/                show only jobs with some text in their name
+escape           close what is open; show all jobs again
+?                this list
+q                leave; the run goes on without you
+
+Dots stand for figures that the driver does not tell."""
+
+
+class Question(ModalScreen[bool]):
+    """Asks whether to do something; ``y`` does it, ``n`` and escape don't."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape,q", "answer(False)", "No"),
+    ]
+    DEFAULT_CSS = """
+    Question { align: center middle; }
+    Question Vertical { width: 60; height: auto; padding: 1 2; border: round $warning; background: $surface; }
+    """
+
+    def __init__(self, question: str):
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(Text(self._question))
+            yield Static(Text.assemble("\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"))
+
+    def action_answer(self, yes: bool) -> None:
+        """Closes with the answer."""
+        self.dismiss(yes)
+
+
+class Keys(ModalScreen[None]):
+    """The list of keys; any key closes it."""
+
+    DEFAULT_CSS = """
+    Keys { align: center middle; }
+    Keys Vertical { width: 74; max-width: 100%; height: auto; padding: 1 2; }
+    Keys Vertical { border: round $accent; background: $surface; }
+    """
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(Text.assemble(("Keys\n\n", "bold"), KEYS))
+
+    def on_key(self, event: Key) -> None:
+        """Closes it, and does nothing else."""
+        event.stop()
+        self.dismiss(None)
+
+
+# The full-screen view: where things stand on the screen, and what the keys do.
+#
+# It looks once a second in a thread (``look``), draws what it saw (``picture``), and passes wishes on to the run
+# (``gpuherd.jobs.control.client``), never touching a job itself. Leaving it changes nothing.
 
 EVERY_S = 1.0
 _PARTS = 3

@@ -1,30 +1,33 @@
-"""One look at all that the screen shows: the run's queue, the GPUs, who holds them, and the end of one job's log.
-
-The only part of the view that reads anything. It is slow by a screen's measure (milliseconds) and therefore called in a
-thread of its own; what comes out is frozen data. Nothing here changes the run.
-"""
+"""One look at all that the screen shows, and the use of GPUs in the last minutes."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError
-from gpuherd.gpus.nvml import Nvml
-from gpuherd.gpus.state import Machine
+from gpuherd.gpus.driver import Nvml
+from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts.log_file import shown, tail
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.joblog import log_of
-from gpuherd.jobs.logtail import shown, tail
-from gpuherd.jobs.reader import QueueReader
-from gpuherd.jobs.rundir import RunDirectory
-from gpuherd.jobs.runstatus import JobStatus, Page, RunStatus
-from gpuherd.jobs.status import looking, status_of
+from gpuherd.jobs.monitor.job_status import JobStatus, Page, RunStatus
+from gpuherd.jobs.monitor.logs import log_of
+from gpuherd.jobs.monitor.status import looking, status_of
+from gpuherd.jobs.queue.reader import QueueReader
+from gpuherd.jobs.run_dir import RunDirectory
 
 if TYPE_CHECKING:
-    from gpuherd.gpus.lease import Holder
+    from gpuherd.gpus.leases import Holder
+
+
+# One look at all that the screen shows: the run's queue, the GPUs, who holds them, and the end of one job's log.
+#
+# The only part of the view that reads anything. It is slow by a screen's measure (milliseconds) and therefore called
+# in a thread of its own; what comes out is frozen data. Nothing here changes the run.
 
 PAGE = 200
 _LOG_LINES = 200
@@ -141,7 +144,7 @@ class Looker:
             return replace(look.status, jobs=self._jobs)
 
     def _holders(self, machine: Machine) -> dict[str, Holder]:
-        from gpuherd.gpus.lease import LeaseFolder
+        from gpuherd.gpus.leases import LeaseFolder
 
         try:
             folder = LeaseFolder.existing()
@@ -160,3 +163,55 @@ def _log(run: RunDirectory, job: JobStatus) -> tuple[str, ...]:
     while lines and not lines[-1]:
         lines.pop()
     return tuple(lines[-_LOG_LINES:])
+
+
+# How GPUs were used in the last minutes, and how that is drawn in a line of text: pure functions and plain data.
+
+KEPT = 240
+_STEPS = "▁▂▃▄▅▆▇█"
+_UNKNOWN = "·"
+
+
+@dataclass(slots=True)
+class Past:
+    """What was seen of one GPU, oldest first: its use and its memory in use, each from 0 to 1; None where unknown."""
+
+    use: deque[float | None] = field(default_factory=lambda: deque(maxlen=KEPT))
+    memory: deque[float | None] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+
+class History:
+    """The past of every GPU that was seen, by UUID."""
+
+    def __init__(self) -> None:
+        self._past: dict[str, Past] = {}
+
+    def add(self, gpus: Iterable[Gpu]) -> None:
+        """Adds one look at the GPUs."""
+        for gpu in gpus:
+            past = self._past.setdefault(gpu.uuid, Past())
+            percent = gpu.utilisation_percent
+            past.use.append(None if percent is None else percent / 100)
+            past.memory.append(gpu.used_mb / gpu.total_mb if gpu.total_mb and gpu.problem is None else None)
+
+    def of(self, uuid: str) -> Past:
+        """What was seen of this GPU."""
+        return self._past.get(uuid) or Past()
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """The last ``width`` values, each from 0 to 1, as a line of blocks; it grows from the right.
+
+    >>> sparkline([0.0, 0.5, 1.0, None], 6)
+    '  ▁▅█·'
+    """
+    last = list(values)[-width:] if width > 0 else []
+    drawn = "".join(_UNKNOWN if value is None else _STEPS[_step(value)] for value in last)
+    return drawn.rjust(max(0, width))
+
+
+def _step(value: float) -> int:
+    """A block's number. Only nothing at all is the lowest: a little use must not look like none."""
+    if value <= 0:
+        return 0
+    return max(1, min(len(_STEPS) - 1, round(value * (len(_STEPS) - 1))))

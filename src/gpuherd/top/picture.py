@@ -13,13 +13,12 @@ from rich.text import Text
 
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.failures import clean
+from gpuherd.jobs.attempts.failures import clean
+from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.runstatus import AttemptStatus, JobStatus
-from gpuherd.jobs.statustext import at_work, colour, gpus, headline, state_word, what, where
-from gpuherd.jobs.whereabouts import engine_name
-from gpuherd.top.history import History, sparkline
-from gpuherd.top.look import Look
+from gpuherd.jobs.monitor.job_status import AttemptStatus, JobStatus
+from gpuherd.jobs.monitor.tables import at_work, colour, gpus, headline, state_word, what, where
+from gpuherd.top.look import History, Look, sparkline
 
 WIDE = 110
 _FULL, _NEARLY = 0.95, 0.85

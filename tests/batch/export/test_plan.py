@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.batch.export.jobs import job
 
-from gpuherd.batch.export.plan import Place, groups_of, in_order, placement_of
+from gpuherd.batch.export import Place, groups_of, in_order, placement_of
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job

@@ -19,9 +19,8 @@ import pytest
 from tests.batch.export.jobs import HOSTILE, job, telling
 from tests.patience import wait_until
 
-from gpuherd.batch.export import slurm
-from gpuherd.batch.export.plan import groups_of
-from gpuherd.batch.export.writing import write
+from gpuherd.batch import export_slurm
+from gpuherd.batch.export import groups_of, write
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
@@ -30,7 +29,7 @@ SLURM = EngineOptions(engine="slurm")
 
 
 def files(jobs: Sequence[Job], options: EngineOptions = SLURM, most: int = 1000) -> dict[str, str]:
-    return dict(slurm.files(groups_of(jobs, options, most), options, "/"))
+    return dict(export_slurm.files(groups_of(jobs, options, most), options, "/"))
 
 
 def directives(text: str) -> list[str]:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from tests.patience import wait_until
 
-from gpuherd.engines.cluster import Batch, Engine, Parcel, Phase, Placement, Sighting, Ticket
-from gpuherd.jobs.handover.manifest import Manifest, Order, portable, to_json
-from gpuherd.jobs.handover.reports import Claim, Ended, read_claim, read_ended
+from gpuherd.engines.base import Batch, Engine, Parcel, Phase, Placement, Sighting, Ticket
+from gpuherd.jobs.remote.protocol import Claim, EndReport, Manifest, Order, portable, read_claim, read_ended, to_json
 
 
 class Parcels:
@@ -48,7 +47,7 @@ class Parcels:
             name=name,
             placement=placement,
             parcels=tuple(Parcel(attempt=number, title=f"{folder.name} {number}") for number in range(count)),
-            command=(sys.executable, "-m", "gpuherd.jobs.handover.node", str(manifest)),
+            command=(sys.executable, "-m", "gpuherd.jobs.remote.agent", str(manifest)),
             folder=folder,
         )
         self.tickets = [Ticket(each.attempt, name, index) for index, each in enumerate(self.batch.parcels)]
@@ -66,7 +65,7 @@ class Parcels:
         """Who has an attempt."""
         return read_claim(self.folder / f"{number}.claim")
 
-    def ended(self, number: int = 0) -> Ended:
+    def ended(self, number: int = 0) -> EndReport:
         """How an attempt ended, waited for."""
         path = self.folder / f"{number}.ended"
         wait_until(path.exists)

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.cluster import Batch, EngineAway, Parcel, Placement, Refused
+from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement, Refused
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.ray.address import resolve
 from gpuherd.engines.ray.job_server import JobServer
-from gpuherd.engines.ray.messages import Setup
-from gpuherd.jobs.handover.node import join, lead
+from gpuherd.engines.ray.messages import Setup, resolve
+from gpuherd.jobs.remote.agent import join, lead
 
 
 @contextmanager

@@ -10,12 +10,11 @@ from typing import Never
 import psutil
 import pytest
 
-from gpuherd.engines.cluster import EngineAway
-from gpuherd.engines.ray import channel
-from gpuherd.engines.ray.address import Address, Kind
-from gpuherd.engines.ray.channel import Channel
-from gpuherd.engines.ray.messages import Setup
-from gpuherd.jobs.handover.node import lead
+from gpuherd.engines.base import EngineAway
+from gpuherd.engines.ray import engine
+from gpuherd.engines.ray.engine import Channel
+from gpuherd.engines.ray.messages import Address, Kind, Setup
+from gpuherd.jobs.remote.agent import lead
 
 
 def test_somebody_who_listens_and_never_answers_is_named_and_nothing_is_left() -> None:
@@ -31,7 +30,7 @@ def test_no_room_for_a_cluster_of_our_own_is_a_sentence(monkeypatch: pytest.Monk
     def full() -> Never:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(channel, "OwnFolder", full)
+    monkeypatch.setattr(engine, "OwnFolder", full)
     setup = Setup(address=Address(Kind.OWN), lead=lead, join=None, resources={}, notice_s=1.0)
     with pytest.raises(EngineAway, match="can't make a folder for Ray in /tmp: No space left on device"):
         Channel(setup)

@@ -18,12 +18,12 @@ from tests.engines.ray.nodes import GPUS
 from tests.engines.ray.parcels import Parcels, all_in
 from tests.patience import Gate, wait_until
 
-from gpuherd.engines.cluster import End, EngineAway, Phase, Placement
+from gpuherd.engines.base import End, EngineAway, Phase, Placement
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.processes import ATTEMPT_VARIABLE
+from gpuherd.engines.process_tree import ATTEMPT_VARIABLE
 from gpuherd.engines.ray import RayEngine
 from gpuherd.errors import UsageError
-from gpuherd.jobs.handover.node import join, lead
+from gpuherd.jobs.remote.agent import join, lead
 
 LONG = ["sh", "-c", "echo began; sleep 600"]
 
@@ -255,10 +255,10 @@ def test_its_follower_is_killed_and_nothing_goes_on(two_nodes: TwoNodes, tmp_pat
             import sys, time
             from pathlib import Path
             from tests.engines.ray.parcels import Parcels
-            from gpuherd.engines.cluster import Placement
+            from gpuherd.engines.base import Placement
             from gpuherd.engines.options import EngineOptions
             from gpuherd.engines.ray import RayEngine
-            from gpuherd.jobs.handover.node import lead
+            from gpuherd.jobs.remote.agent import lead
             engine = RayEngine(EngineOptions(engine="ray", ray_address=sys.argv[1]), lead)
             jobs = Parcels(Path(sys.argv[2]), ["sh", "-c", "echo began; sleep 600"], Placement(gpus=1), count=2)
             engine.submit(jobs.batch)

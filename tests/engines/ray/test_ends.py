@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from gpuherd.engines.cluster import End
+from gpuherd.engines.base import End
 
 exceptions = pytest.importorskip("ray.exceptions")
 
 
 def ends() -> Any:
-    from gpuherd.engines.ray import ends
+    from gpuherd.engines.ray import resources as ends
 
     return ends
 

@@ -13,7 +13,7 @@ import pytest
 from tests.engines.ray.network import ThreeHosts, possible
 from tests.patience import wait_until
 
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,11 +12,11 @@ from tests.engines.ray.cluster import TwoNodes
 from tests.engines.ray.nodes import GPUS
 from tests.engines.ray.parcels import Parcels, all_in
 
-from gpuherd.engines.cluster import End, EngineAway, Phase, Placement
+from gpuherd.engines.base import End, EngineAway, Phase, Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.ray import RayEngine
 from gpuherd.errors import UsageError
-from gpuherd.jobs.handover.node import lead
+from gpuherd.jobs.remote.agent import lead
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -14,11 +14,11 @@ import pytest
 from tests.engines.ray.parcels import Parcels
 from tests.patience import wait_until
 
-from gpuherd.engines.cluster import End, EngineMissing, Placement
+from gpuherd.engines.base import End, EngineMissing, Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.ray import RayEngine
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.jobs.handover.node import join, lead
+from gpuherd.jobs.remote.agent import join, lead
 from gpuherd.standin.machine import Machine
 
 

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpuherd.engines.ray.own_folder import OwnFolder
+from gpuherd.engines.ray.engine import OwnFolder
 
 _HOLDER = """
 import sys, time
 from pathlib import Path
-from gpuherd.engines.ray.own_folder import OwnFolder
+from gpuherd.engines.ray.engine import OwnFolder
 folder = OwnFolder(Path(sys.argv[1]))
 (folder.path / "session").mkdir()
 print(folder.path, flush=True)

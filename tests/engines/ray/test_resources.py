@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.engines.cluster import Placement
+from gpuherd.engines.base import Placement
 from gpuherd.engines.ray.resources import NodeRoom, custom, never, turn_of, waits_for, wanted
 from gpuherd.errors import UsageError
 

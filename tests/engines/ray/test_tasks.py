@@ -7,10 +7,9 @@ from typing import Never
 
 import pytest
 
-from gpuherd.engines.cluster import Batch, EngineAway, Parcel, Placement
-from gpuherd.engines.ray.address import Address, Kind
-from gpuherd.engines.ray.messages import Setup
-from gpuherd.jobs.handover.node import join, lead
+from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement
+from gpuherd.engines.ray.messages import Address, Kind, Setup
+from gpuherd.jobs.remote.agent import join, lead
 
 exceptions = pytest.importorskip("ray.exceptions")
 
@@ -18,12 +17,12 @@ exceptions = pytest.importorskip("ray.exceptions")
 def test_a_head_that_reserves_no_nodes_is_an_engine_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpuherd.engines.ray import connecting, tasks
+    from gpuherd.engines.ray import driver, tasks
 
     def away(*_: object) -> Never:
         raise exceptions.RaySystemError("the head has gone")
 
-    monkeypatch.setattr(connecting, "connect", lambda *_: connecting.Cluster("head:6379", None))
+    monkeypatch.setattr(driver, "connect", lambda *_: driver.Cluster("head:6379", None))
     monkeypatch.setattr(tasks, "reserve", away)
     setup = Setup(address=Address(Kind.JOINED, "head:6379"), lead=lead, join=join, resources={}, notice_s=60.0)
     batch = Batch(

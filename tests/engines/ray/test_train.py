@@ -12,7 +12,7 @@ from tests.engines.ray.network import Host, ThreeHosts, possible
 from tests.patience import wait_until
 from tests.posttrain.sums import STEPS, configuration, curves, train
 
-from gpuherd.engines.processes import ATTEMPT_VARIABLE
+from gpuherd.engines.process_tree import ATTEMPT_VARIABLE
 
 SAVED = 5
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from gpuherd.engines.ray.worker import asked_to_stop, join_in, work
-from gpuherd.engines.stop import Stop
-from gpuherd.engines.world import Failure, World
+from gpuherd.engines.world import Failure, Stop, World
 
 
 def sleeps_until(stop: Stop) -> bool:

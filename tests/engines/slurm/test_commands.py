@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.cluster import Batch, Parcel, Placement
+from gpuherd.engines.base import Batch, Parcel, Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm.commands import Programs
 from gpuherd.engines.slurm.engine import SlurmEngine

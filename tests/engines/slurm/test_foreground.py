@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuherd.engines.cluster import Placement
+from gpuherd.engines.base import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm.foreground import environment, srun
 from gpuherd.errors import UsageError

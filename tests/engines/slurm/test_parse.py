@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.engines.cluster import End, Phase
+from gpuherd.engines.base import End, Phase
 from gpuherd.engines.slurm.parse import Row, first_node, job_number, place_of, sacct, short_lists, squeue
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuherd.engines.cluster import EngineAway, EngineMissing
-from gpuherd.engines.slurm.refusals import only_ended, refusal, said, unavailable
+from gpuherd.engines.base import EngineAway, EngineMissing
+from gpuherd.engines.slurm.commands import only_ended, refusal, said, unavailable
 
 FAILED = "sbatch: error: Batch job submission failed: "
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.engines.cluster import Placement
+from gpuherd.engines.base import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm.site import (
     Site,

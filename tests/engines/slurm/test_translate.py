@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.engines.cluster import Batch, Parcel, Placement
+from gpuherd.engines.base import Batch, Parcel, Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm.translate import Piece, arguments, checked, named, notice_s, pieces, script, throttles
 from gpuherd.errors import UsageError

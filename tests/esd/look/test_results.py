@@ -19,7 +19,7 @@ from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
 from gpuherd.esd.tables.stats import read_table
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 
 
 def test_every_model_comes_back_with_its_figures(small_run: RunResults, run_folder: Path) -> None:

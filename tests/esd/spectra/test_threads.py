@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.allotment import cores
+from gpuherd.engines.host import cores
 from gpuherd.esd.spectra.threads import VARIABLES, before_mkl, blas_threads, settle
 
 SOURCE = str(Path(__file__).parents[3] / "src")

@@ -231,7 +231,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_model_files import OTHER, analysed, write
-from gpuherd.jobs import durable
+from gpuherd import atomic as durable
 left = int(sys.argv[3])
 def dying(*args):
     global left

@@ -20,9 +20,10 @@ from tests.jobs.handover.process_engine import Orders, ProcessEngine, State
 from tests.patience import wait_until
 
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.control import send
-from gpuherd.jobs.handover import handover, opening
-from gpuherd.jobs.wishes import Answer, Control, ControlKind
+from gpuherd.jobs.control.client import send
+from gpuherd.jobs.control.messages import Answer, Control, ControlKind
+from gpuherd.jobs.remote import dispatcher as handover
+from gpuherd.jobs.remote import dispatcher as opening
 
 _FOLLOWER = Path(__file__).parent / "follower.py"
 

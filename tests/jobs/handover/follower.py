@@ -37,7 +37,8 @@ def main() -> int:
 
     from gpuherd.errors import GpuherdError
     from gpuherd.jobs import DispatchOptions, Job, RunDirectory, run_jobs
-    from gpuherd.jobs.handover import handover, opening
+    from gpuherd.jobs.remote import dispatcher as handover
+    from gpuherd.jobs.remote import dispatcher as opening
 
     handover.PATIENCE_S = 0.5
     opening.make = lambda options: ProcessEngine(Path(plan["cluster"]), options.engine, **plan.get("engine", {}))

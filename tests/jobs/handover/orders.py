@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpuherd.jobs.handover.manifest import Manifest, Order, to_json
-from gpuherd.jobs.handover.reports import Ended, read_ended
+from gpuherd.jobs.remote.protocol import EndReport, Manifest, Order, read_ended, to_json
 
-NODE = (sys.executable, "-m", "gpuherd.jobs.handover.node")
+NODE = (sys.executable, "-m", "gpuherd.jobs.remote.agent")
 
 
 def order(folder: Path, argv: tuple[str, ...], number: int = 1, **more: Any) -> Order:
@@ -41,7 +40,7 @@ def written(folder: Path, *orders: Order, engine: str = "ray", environment: Mapp
     return str(path)
 
 
-def end(order: Order) -> Ended:
+def end(order: Order) -> EndReport:
     """What was told of its end."""
     found = read_ended(Path(order.ended))
     assert found is not None, f"nothing was told of attempt {order.attempt}"

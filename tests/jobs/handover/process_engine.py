@@ -163,7 +163,7 @@ class ProcessEngine:
         self.cancels = 0
 
     def _answer(self) -> None:
-        from gpuherd.engines.cluster import EngineAway
+        from gpuherd.engines.base import EngineAway
 
         if (self._state.root / "away").exists():
             raise EngineAway("Unable to contact slurm controller (connect failure)")
@@ -177,7 +177,7 @@ class ProcessEngine:
         }
 
     def submit(self, batch: Any) -> Sequence[str]:
-        from gpuherd.engines.cluster import EngineAway, Refused
+        from gpuherd.engines.base import EngineAway, Refused
 
         self._answer()
         with suppress(FileNotFoundError):
@@ -223,7 +223,7 @@ class ProcessEngine:
         return [f"{batch.name}_{index}" for index in range(len(batch.parcels))]
 
     def look(self, tickets: Collection[Any]) -> Mapping[int, Any]:
-        from gpuherd.engines.cluster import End, Phase, Sighting
+        from gpuherd.engines.base import End, Phase, Sighting
 
         while (self._state.root / "thinks").exists():
             (self._state.root / "asked").touch()

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from gpuherd.jobs.handover.aside import Aside
+from gpuherd.jobs.remote.collect import Aside
 
 
 @pytest.fixture

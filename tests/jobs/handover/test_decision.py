@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.engines.cluster import Placement
+from gpuherd.engines.base import Placement
 from gpuherd.engines.options import EngineOptions
-from gpuherd.jobs.handover.decision import LARGEST_BATCH, Candidate, Decision, Limits, decide, placement_of
+from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Predecessor, QueuedJob, Request
-from gpuherd.jobs.timelimits import Limits as TimeLimits
+from gpuherd.jobs.remote.batches import LARGEST_BATCH, BatchLimits, Candidate, Decision, decide, placement_of
 
 ONE, TWO = Predecessor(1, "1"), Predecessor(2, "2")
 
@@ -54,7 +54,7 @@ def test_every_job_has_one_answer_and_no_limit_is_passed(
     waiting: list[Candidate], at_most: int, out: int, longest: bool, too_large: set[int], closed: bool
 ) -> None:
     never = {Placement(gpus=gpus): "no" for gpus in too_large}
-    limits = Limits(at_most=at_most, open=out, longest_first=longest, closed="closed" if closed else None)
+    limits = BatchLimits(at_most=at_most, open=out, longest_first=longest, closed="closed" if closed else None)
     found = decide(waiting, asks, never, limits)
     told = [wait.job for wait in (*found.waits, *found.refused)]
     assert sorted(order(found) + told) == sorted(each.queued.id for each in waiting)
@@ -79,11 +79,11 @@ def test_every_job_has_one_answer_and_no_limit_is_passed(
 
 def test_followers_go_after_those_that_could_run_at_once_and_never_above_their_priority() -> None:
     waiting = [candidate(1, after=(ONE,)), candidate(2), candidate(3, after=(ONE,), priority=1)]
-    assert order(decide(waiting, asks, {}, Limits(at_most=2, open=0))) == [3, 2]
+    assert order(decide(waiting, asks, {}, BatchLimits(at_most=2, open=0))) == [3, 2]
 
 
 def test_a_batch_is_no_larger_than_an_array_may_be() -> None:
-    found = decide([candidate(i) for i in range(LARGEST_BATCH + 1)], asks, {}, Limits(at_most=5000, open=0))
+    found = decide([candidate(i) for i in range(LARGEST_BATCH + 1)], asks, {}, BatchLimits(at_most=5000, open=0))
     assert [len(group.jobs) for group in found.groups] == [LARGEST_BATCH, 1]
 
 
@@ -119,11 +119,11 @@ def test_jobs_whose_limits_differ_a_little_go_together() -> None:
         limits = TimeLimits(whole_s=4 * 3600.0 + queued.id)
         return placement_of(queued.job, queued.gpus, EngineOptions(), limits, 10.0)
 
-    found = decide([candidate(number) for number in range(100)], asked, {}, Limits(at_most=100, open=0))
+    found = decide([candidate(number) for number in range(100)], asked, {}, BatchLimits(at_most=100, open=0))
     assert [len(group.jobs) for group in found.groups] == [100]
 
 
 def test_a_retry_on_more_gpus_asks_for_them() -> None:
     each = candidate(1)
     more = replace(each.queued, adapted=Request(gpus=2))
-    assert decide([Candidate(more)], asks, {}, Limits(at_most=1, open=0)).groups[0].placement.gpus == 2
+    assert decide([Candidate(more)], asks, {}, BatchLimits(at_most=1, open=0)).groups[0].placement.gpus == 2

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.cluster import Phase, Sighting
+from gpuherd.engines.base import Phase, Sighting
 from gpuherd.jobs import clock
-from gpuherd.jobs.handover import folder as module
-from gpuherd.jobs.handover.folder import Folder
-from gpuherd.jobs.handover.followed import Followed
-from gpuherd.jobs.handover.reports import Claim, Ended, read_ended, take, write_ended
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import AttemptRecord, Handed, QueuedJob
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.remote import spool as module
+from gpuherd.jobs.remote.attempt import Followed
+from gpuherd.jobs.remote.protocol import Claim, EndReport, read_ended, take, write_ended
+from gpuherd.jobs.remote.spool import Folder
+from gpuherd.jobs.run_dir import RunDirectory
 
 TAG, OTHER = "0123456789ab.17", "0123456789ab.18"
 
@@ -57,7 +57,7 @@ def test_no_file_is_asked_for_that_is_not_there(run: RunDirectory, monkeypatch: 
     """Over a network each such question is waited for, and of a thousand jobs that run none has an end."""
     asked: list[str] = []
 
-    def reading(path: Path) -> Ended | None:
+    def reading(path: Path) -> EndReport | None:
         asked.append(path.name)
         return read_ended(path)
 
@@ -67,7 +67,7 @@ def test_no_file_is_asked_for_that_is_not_there(run: RunDirectory, monkeypatch: 
         assert take(run.attempt_claim(number), Claim(at=1.0, node="n1"))
     watch = Folder(run)
     assert len(watch.look(out, 0.0)) == 5 and asked == []
-    write_ended(run.attempt_ended(3), Ended(at=2.0, ran_s=1.0, code=0))
+    write_ended(run.attempt_ended(3), EndReport(at=2.0, ran_s=1.0, code=0))
     assert watch.look(out, 0.0) == [out[3]] and asked == ["00000003.ended"]
     assert watch.look(out, 0.0) == [] and len(asked) == 1
 
@@ -133,7 +133,7 @@ def test_the_highest_number_of_no_folder(tmp_path: Path) -> None:
 def test_the_report_of_a_success_stays_for_as_long_as_one_that_follows_is_out(run: RunDirectory) -> None:
     """It is what that one's leader begins by, also after another follower has taken over."""
     for watch in (Folder(run), Folder(run)):
-        write_ended(run.attempt_ended(1), Ended(at=2.0, ran_s=1.0, code=0))
+        write_ended(run.attempt_ended(1), EndReport(at=2.0, ran_s=1.0, code=0))
         watch.opened("first", [1], [1])
         watch.opened("second", [2], [2], after=[1])
         watch.opened("third", [3], [3], after=[2])
@@ -146,7 +146,7 @@ def test_the_report_of_a_success_stays_for_as_long_as_one_that_follows_is_out(ru
     os.utime(run.attempt_ended(1), (0.0, 0.0))
     again.sweep(1e9, lambda _: True)
     assert run.attempt_ended(1).exists()
-    write_ended(run.attempt_ended(2), Ended(at=2.0, ran_s=1.0, code=0))
+    write_ended(run.attempt_ended(2), EndReport(at=2.0, ran_s=1.0, code=0))
     again.closed("second", 2)
     assert (run.attempt_ended(1).exists(), run.attempt_ended(2).exists()) == (False, True)
     again.closed("third", 3)

@@ -15,15 +15,14 @@ import pytest
 from tests.jobs.handover.orders import NODE, end, leader, shell, written
 from tests.patience import Gate, wait_until
 
-from gpuherd.engines.processes import everyone, identify, tagged
-from gpuherd.jobs.handover.guardian import Guardian
-from gpuherd.jobs.handover.manifest import Order
-from gpuherd.jobs.handover.reports import Ended, read_ended, write_ended
+from gpuherd.engines.process_tree import everyone, identify, tagged
+from gpuherd.jobs.remote.guardian import Guardian
+from gpuherd.jobs.remote.protocol import EndReport, Order, read_ended, write_ended
 
 IN_A_WORKER = [
     sys.executable,
     "-c",
-    "import sys; from gpuherd.jobs.handover.node import lead; lead(sys.argv[1], int(sys.argv[2]))",
+    "import sys; from gpuherd.jobs.remote.agent import lead; lead(sys.argv[1], int(sys.argv[2]))",
 ]
 
 
@@ -106,7 +105,7 @@ def test_all_is_well(tmp_path: Path) -> None:
 def test_what_was_told_stays(tmp_path: Path) -> None:
     """The leader was killed between its last word to the follower and that to its guardian."""
     job = shell(tmp_path, "exit 0")
-    before = Ended(at=1.0, ran_s=2.0, code=0)
+    before = EndReport(at=1.0, ran_s=2.0, code=0)
     write_ended(Path(job.ended), before)
     with subprocess.Popen(["/bin/true"]) as gone:
         process = identify(gone.pid)

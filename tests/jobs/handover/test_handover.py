@@ -15,14 +15,14 @@ from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
 from tests.jobs.handover.process_engine import ProcessEngine, lose
 from tests.patience import Gate, wait_until
 
-from gpuherd.engines.cluster import EngineAway
+from gpuherd.engines.base import EngineAway
 from gpuherd.errors import CannotWrite, JobCannotFit, UsageError
 from gpuherd.jobs import DispatchOptions, EventKind, Queue, work_off
-from gpuherd.jobs.control import poke
-from gpuherd.jobs.handover import folder, following, sending
-from gpuherd.jobs.handover.manifest import order_of
-from gpuherd.jobs.standing import read
-from gpuherd.jobs.wishes import ControlKind
+from gpuherd.jobs.control.client import poke
+from gpuherd.jobs.control.messages import ControlKind
+from gpuherd.jobs.dispatcher_state import read
+from gpuherd.jobs.remote import spool, submit, tracker
+from gpuherd.jobs.remote.protocol import order_of
 
 
 def alive(run: Run) -> bool:
@@ -379,8 +379,8 @@ def test_a_refusal_that_may_pass_is_waited_for(run: Run, cluster: Cluster, sh: M
 def test_refusals_that_go_on_are_told_as_a_count(
     run: Run, cluster: Cluster, sh: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "_TELL_EVERY_S", 0.0)
-    monkeypatch.setattr(sending, "back_off_s", lambda _: 0.05)
+    monkeypatch.setattr(submit, "_TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(submit, "back_off_s", lambda _: 0.05)
     cluster.orders.refuse("job submit limit", may_pass=True)
     run.start([sh("a")])
     run.wait_for(EventKind.NOTICE, 3)
@@ -527,7 +527,7 @@ def test_drain_and_stop(run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path)
 def test_all_that_is_taken_back_at_once_is_one_question(
     run: Run, cluster: Cluster, sh: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "AT_A_TIME_S", 1000.0)  # in pieces, where the machine is slow
+    monkeypatch.setattr(tracker, "AT_A_TIME_S", 1000.0)  # in pieces, where the machine is slow
     cluster.orders.hold()
     run.start([sh(f"j{i}") for i in range(12)])
     wait_until(lambda: len(cluster.orders.handles()) == 12)
@@ -541,8 +541,8 @@ def test_what_takes_long_is_done_in_pieces(
     run: Run, cluster: Cluster, sh: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However short they are, all is done."""
-    monkeypatch.setattr(following, "AT_A_TIME_S", 0.0)
-    monkeypatch.setattr(sending, "AT_A_TIME_S", 0.0)
+    monkeypatch.setattr(tracker, "AT_A_TIME_S", 0.0)
+    monkeypatch.setattr(submit, "AT_A_TIME_S", 0.0)
     cluster.orders.hold()
     run.start([sh("a"), sh("b", cpus=2), sh("c", cpus=3), sh("d", needs=("a",))])
     wait_until(lambda: len(cluster.orders.handles()) == 4)
@@ -781,8 +781,8 @@ def test_what_is_over_is_cleared_away_while_the_run_goes_on(
     run: Run, cluster: Cluster, sh: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of which we have claimed something ourselves is left lying for a while."""
-    monkeypatch.setattr(following, "SWEEP_S", 0.05)
-    monkeypatch.setattr(folder, "_QUIET_S", 0.0)
+    monkeypatch.setattr(tracker, "SWEEP_S", 0.05)
+    monkeypatch.setattr(spool, "_QUIET_S", 0.0)
     gate = Gate(tmp_path / "gate")
     run.start([sh("a", gate.wait), sh("b", cpus=2, needs=("a",)), sh("c", cpus=3)])
     wait_until(lambda: len(cluster.orders.batches()) == 3)

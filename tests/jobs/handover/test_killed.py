@@ -61,15 +61,15 @@ def test_killed_at_random_instants(run: Run, cluster: Cluster, sh: MakeJob, tmp_
 
 
 _EFFECTS = {
-    "the manifest": "gpuherd.jobs.handover.handing:private_write",
-    "recorded": "gpuherd.jobs.queue:Queue.record_starts",
+    "the manifest": "gpuherd.jobs.remote.submit:private_write",
+    "recorded": "gpuherd.jobs.queue.store:Queue.record_starts",
     "handed over": "tests.jobs.handover.process_engine:ProcessEngine.submit",
-    "the handles": "gpuherd.jobs.queue:Queue.record_handles",
-    "claimed by ourselves": "gpuherd.jobs.handover.collecting:take",
-    "begun": "gpuherd.jobs.queue:Queue.record_begun",
-    "settled": "gpuherd.jobs.queue:Queue.record_ends",
-    "the files of a batch": "gpuherd.jobs.handover.folder:Folder._remove",
-    "one file of them": "gpuherd.jobs.handover.folder:_unlink",
+    "the handles": "gpuherd.jobs.queue.store:Queue.record_handles",
+    "claimed by ourselves": "gpuherd.jobs.remote.collect:take",
+    "begun": "gpuherd.jobs.queue.store:Queue.record_begun",
+    "settled": "gpuherd.jobs.queue.store:Queue.record_ends",
+    "the files of a batch": "gpuherd.jobs.remote.spool:Folder._remove",
+    "one file of them": "gpuherd.jobs.remote.spool:_unlink",
 }
 
 

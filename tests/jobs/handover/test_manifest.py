@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.jobs.handover.orders import order, shell, written
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.handover.manifest import Manifest, Order, order_of, portable, to_json
+from gpuherd.jobs.remote.protocol import Manifest, Order, order_of, portable, to_json
 
 _WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=()), max_size=12)
 _ENVIRONMENTS = st.dictionaries(_WORDS, _WORDS, max_size=3)

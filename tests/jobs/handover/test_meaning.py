@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.engines.cluster import End, Phase, Sighting
-from gpuherd.jobs.handover.meaning import Known, Over, Step, meaning
-from gpuherd.jobs.handover.reports import Claim, Ended
+from gpuherd.engines.base import End, Phase, Sighting
+from gpuherd.jobs.attempts.retry import Blameless, Facts, settle
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.records import QueuedJob
-from gpuherd.jobs.settle import Blameless, Facts, settle
+from gpuherd.jobs.remote.attempt import Known, Over, Step, meaning
+from gpuherd.jobs.remote.protocol import Claim, EndReport
 
 QUEUED = QueuedJob(
     id=1,
@@ -34,7 +34,7 @@ def ended(end: End, by: str | None = None) -> Sighting:
 
 
 reports = st.builds(
-    Ended,
+    EndReport,
     at=st.just(1.0),
     ran_s=st.just(1.0),
     started=st.booleans(),
@@ -66,7 +66,7 @@ everything = st.builds(
 
 @pytest.mark.parametrize("end", [End.FAILED, End.OK])
 def test_what_is_ended_time_and_again_by_nobody_knows_whom_rests_in_between(end: End) -> None:
-    report = Ended(at=1.0, ran_s=1.0, signal=9, interrupted=True)
+    report = EndReport(at=1.0, ran_s=1.0, signal=9, interrupted=True)
     found = meaning(Known(engine="SLURM", claim=Claim(at=1.0), ended=report, sighting=ended(end)))
     assert isinstance(found, Over) and found.blameless is Blameless.MADE_ROOM and found.rests
 
@@ -109,7 +109,7 @@ def test_waiting_longer_only_ends_what_was_waited_for(known: Known) -> None:
 
 @pytest.mark.parametrize("sighting", [None, WAITS, RUNS, *(ended(end) for end in End)])
 def test_a_reported_success_is_one_whatever_else_is_said(sighting: Sighting | None) -> None:
-    report = Ended(at=1.0, ran_s=2.0, code=0, interrupted=True)
+    report = EndReport(at=1.0, ran_s=2.0, code=0, interrupted=True)
     for unknown, cancelled_by in product([False, True], [None, "me"]):
         found = meaning(
             Known(engine="SLURM", ended=report, sighting=sighting, unknown=unknown, cancelled_by=cancelled_by)
@@ -118,7 +118,7 @@ def test_a_reported_success_is_one_whatever_else_is_said(sighting: Sighting | No
 
 
 def test_a_reported_failure_needs_no_word_of_the_engine() -> None:
-    report = Ended(at=1.0, ran_s=2.0, code=3)
+    report = EndReport(at=1.0, ran_s=2.0, code=3)
     found = meaning(Known(engine="SLURM", ended=report, sighting=RUNS))
     assert isinstance(found, Over) and (found.exit.code, found.blameless) == (3, None)
 
@@ -137,7 +137,7 @@ def test_a_reported_failure_needs_no_word_of_the_engine() -> None:
 def test_why_it_was_interrupted_is_known_to_the_engine(
     end: End | None, blameless: Blameless | None, by: str | None
 ) -> None:
-    report = Ended(at=1.0, ran_s=2.0, signal=15, interrupted=True)
+    report = EndReport(at=1.0, ran_s=2.0, signal=15, interrupted=True)
     assert meaning(Known(engine="SLURM", ended=report, sighting=RUNS)) is Step.ASK
     sighting = RUNS if end is None else ended(end, "root")
     found = meaning(Known(engine="SLURM", ended=report, sighting=sighting, late=end is None))
@@ -146,7 +146,7 @@ def test_why_it_was_interrupted_is_known_to_the_engine(
 
 @pytest.mark.parametrize(("code", "number"), [(None, signal.SIGKILL), (None, signal.SIGTERM), (143, None)])
 def test_killed_from_outside_the_engine_is_asked_too(code: int | None, number: int | None) -> None:
-    report = Ended(at=1.0, ran_s=2.0, code=code, signal=number)
+    report = EndReport(at=1.0, ran_s=2.0, code=code, signal=number)
     assert meaning(Known(engine="SLURM", ended=report, sighting=RUNS)) is Step.ASK
     found = meaning(Known(engine="SLURM", ended=report, sighting=ended(End.OUT_OF_MEMORY)))
     assert isinstance(found, Over) and "oom-kill event" in found.told
@@ -198,7 +198,7 @@ def test_what_is_unknown_there_never_began_or_is_lost() -> None:
 
 def test_a_guardian_that_saw_neither_leader_nor_shell_end_leaves_the_word_to_the_engine() -> None:
     """Both were killed together, as by a node's end or for want of memory: all that is left can only say so."""
-    told = Ended(at=1.0, ran_s=1.0, problem="the process that led it was killed")
+    told = EndReport(at=1.0, ran_s=1.0, problem="the process that led it was killed")
     claim = Claim(at=0.0)
 
     def known(sighting: Sighting | None, *, late: bool, unknown: bool = False) -> Over | Step:
@@ -214,7 +214,7 @@ def test_a_guardian_that_saw_neither_leader_nor_shell_end_leaves_the_word_to_the
 
 
 def test_one_that_was_killed_and_that_the_engine_knows_no_more_was_lost_with_its_node() -> None:
-    killed = Ended(at=1.0, ran_s=1.0, signal=9, problem="the process that led it was killed")
+    killed = EndReport(at=1.0, ran_s=1.0, signal=9, problem="the process that led it was killed")
     known = Known(engine="SLURM", claim=Claim(at=0.0), ended=killed, late=True)
     forgotten, there = meaning(replace(known, unknown=True)), meaning(known)
     assert isinstance(forgotten, Over) and forgotten.blameless is Blameless.NODE_LOST

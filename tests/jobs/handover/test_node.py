@@ -18,17 +18,25 @@ from hypothesis import strategies as st
 from tests.jobs.handover.orders import NODE, end, leader, order, shell, written
 from tests.patience import Gate, wait_until
 
-from gpuherd.engines.processes import tagged
-from gpuherd.engines.stop import Stop
+from gpuherd.engines.process_tree import tagged
+from gpuherd.engines.world import Stop
 from gpuherd.errors import UsageError
 from gpuherd.gpus.state import Gpu, GpuProcess
-from gpuherd.jobs.handover import node
-from gpuherd.jobs.handover.manifest import Manifest, Order
-from gpuherd.jobs.handover.node import environment, lead
-from gpuherd.jobs.handover.peak import most
-from gpuherd.jobs.handover.reports import Claim, Ended, read_claim, read_ended, take, write_ended
-from gpuherd.jobs.handover.telling import INTERRUPTED
-from gpuherd.jobs.settle import Blameless
+from gpuherd.jobs.attempts.retry import Blameless
+from gpuherd.jobs.remote import agent
+from gpuherd.jobs.remote.agent import environment, lead
+from gpuherd.jobs.remote.node_job import most
+from gpuherd.jobs.remote.protocol import (
+    INTERRUPTED,
+    Claim,
+    EndReport,
+    Manifest,
+    Order,
+    read_claim,
+    read_ended,
+    take,
+    write_ended,
+)
 
 
 def alive(job: Order) -> bool:
@@ -87,13 +95,13 @@ def test_result_that_is_not_there(tmp_path: Path) -> None:
     ("before", "code"),
     [
         (None, INTERRUPTED),
-        (Ended(at=1.0, ran_s=1.0, code=0), 0),
-        (Ended(at=1.0, ran_s=1.0, code=3), 1),
-        (Ended(at=1.0, ran_s=1.0, signal=15, interrupted=True), INTERRUPTED),
+        (EndReport(at=1.0, ran_s=1.0, code=0), 0),
+        (EndReport(at=1.0, ran_s=1.0, code=3), 1),
+        (EndReport(at=1.0, ran_s=1.0, signal=15, interrupted=True), INTERRUPTED),
     ],
 )
 @pytest.mark.parametrize("void", [False, True])
-def test_attempt_of_another(tmp_path: Path, void: bool, before: Ended | None, code: int) -> None:
+def test_attempt_of_another(tmp_path: Path, void: bool, before: EndReport | None, code: int) -> None:
     """It runs nothing, and lets nothing begin that is to come after a success that has not been."""
     job = shell(tmp_path, f"touch {tmp_path}/ran")
     assert take(Path(job.claim), Claim(at=1.0, void=void, node="elsewhere"))
@@ -111,15 +119,15 @@ def test_a_leader_loads_little(tmp_path: Path) -> None:
     job = shell(tmp_path, "exit 0")
     program = (
         "import sys; before = set(sys.modules)\n"
-        "from gpuherd.jobs.handover.node import main\n"
+        "from gpuherd.jobs.remote.agent import main\n"
         "code = main(sys.argv[1:]); print(*set(sys.modules) - before); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program, written(tmp_path, job), "0"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
-    assert "gpuherd.jobs.handover.node" in loaded
+    assert "gpuherd.jobs.remote.agent" in loaded
     heavy = {"tempfile", "random", "shutil", "socket", "logging", "asyncio", "sqlite3", "importlib.metadata"}
-    assert not loaded & (heavy | {"gpuherd.engines.cluster", "gpuherd.gpus.nvml", "gpuherd.jobs.queue"})
+    assert not loaded & (heavy | {"gpuherd.engines.base", "gpuherd.gpus.driver", "gpuherd.jobs.queue.store"})
 
 
 def test_wrong_order(tmp_path: Path) -> None:
@@ -410,7 +418,7 @@ def test_a_claim_that_comes_when_all_is_over_begins_nothing(tmp_path: Path, monk
         manifest.unlink()
         return take(path, claim)
 
-    monkeypatch.setattr(node, "take", late)
+    monkeypatch.setattr(agent, "take", late)
     assert lead(str(manifest), 0) == INTERRUPTED
     assert not (tmp_path / "ran").exists() and not Path(job.ended).exists()
 
@@ -421,21 +429,21 @@ def test_a_claim_that_comes_when_all_is_over_begins_nothing(tmp_path: Path, monk
 def test_it_begins_once_all_that_it_follows_tell_of_a_success(tmp_path: Path) -> None:
     """A report that comes late over the network is waited for, and read as soon as it is there."""
     first, second = tmp_path / "first.ended", tmp_path / "second.ended"
-    write_ended(first, Ended(at=1.0, ran_s=1.0, code=0))
+    write_ended(first, EndReport(at=1.0, ran_s=1.0, code=0))
     job = shell(tmp_path, f"cp {second} {tmp_path}/seen", after=(str(first), str(second)), delay_s=60.0)
     with leader(written(tmp_path, job)) as child:
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(0.5)
         assert not Path(job.claim).exists()
-        write_ended(second, Ended(at=1.0, ran_s=1.0, code=0))
+        write_ended(second, EndReport(at=1.0, ran_s=1.0, code=0))
         assert child.wait(30) == 0
     assert (tmp_path / "seen").exists() and end(job).well
 
 
 @pytest.mark.parametrize(
-    "before", [None, Ended(at=1.0, ran_s=1.0, code=1), Ended(at=1.0, ran_s=1.0, code=0, has_result=False)]
+    "before", [None, EndReport(at=1.0, ran_s=1.0, code=1), EndReport(at=1.0, ran_s=1.0, code=0, has_result=False)]
 )
-def test_it_never_begins_where_what_it_follows_has_not_succeeded(tmp_path: Path, before: Ended | None) -> None:
+def test_it_never_begins_where_what_it_follows_has_not_succeeded(tmp_path: Path, before: EndReport | None) -> None:
     """Whatever the engine says. Its own claim keeps others from beginning it, and says why."""
     first = tmp_path / "first.ended"
     if before is not None:
@@ -446,7 +454,7 @@ def test_it_never_begins_where_what_it_follows_has_not_succeeded(tmp_path: Path,
     claim = read_claim(Path(job.claim))
     assert claim is not None and claim.void and claim.node == os.uname().nodename
     assert Blameless[claim.why] is Blameless.TOO_EARLY
-    write_ended(first, Ended(at=1.0, ran_s=1.0, code=0))
+    write_ended(first, EndReport(at=1.0, ran_s=1.0, code=0))
     assert lead(manifest, 0) == INTERRUPTED  # it is not to run any more
     assert not (tmp_path / "ran").exists() and read_ended(Path(job.ended)) is None
 

@@ -9,9 +9,9 @@ from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
 from tests.patience import Gate, wait_until
 
 from gpuherd.jobs import EventKind, Queue
-from gpuherd.jobs.control import send
-from gpuherd.jobs.handover.reports import Claim, Ended, take, write_ended
-from gpuherd.jobs.wishes import Control, ControlKind
+from gpuherd.jobs.control.client import send
+from gpuherd.jobs.control.messages import Control, ControlKind
+from gpuherd.jobs.remote.protocol import Claim, EndReport, take, write_ended
 
 
 def test_reports_of_a_queue_that_was_here_before_are_none_of_ours(
@@ -21,7 +21,7 @@ def test_reports_of_a_queue_that_was_here_before_are_none_of_ours(
     run.directory.create()
     run.directory.handover.mkdir()
     assert take(run.directory.attempt_claim(1), Claim(at=1.0, node="n1"))
-    write_ended(run.directory.attempt_ended(1), Ended(at=2.0, ran_s=1.0, code=0))
+    write_ended(run.directory.attempt_ended(1), EndReport(at=2.0, ran_s=1.0, code=0))
     assert run([sh("a", f"touch {tmp_path}/ran")]).done == 1
     assert (tmp_path / "ran").exists()
 

@@ -24,14 +24,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from gpuherd.engines.cluster import Batch, End, EngineAway, Phase, Placement, Sighting, Ticket
+from gpuherd.engines.base import Batch, End, EngineAway, Phase, Placement, Sighting, Ticket
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, clock
-from gpuherd.jobs.handover import handover, node, part
-from gpuherd.jobs.handover.followed import Followed
-from gpuherd.jobs.handover.handover import Handover
-from gpuherd.jobs.handover.manifest import Order, order_of
-from gpuherd.jobs.handover.reports import Ended, write_ended
-from gpuherd.jobs.handover.telling import exit_code
+from gpuherd.jobs.remote import agent, dispatcher, node_job
+from gpuherd.jobs.remote.attempt import Followed
+from gpuherd.jobs.remote.dispatcher import Handover
+from gpuherd.jobs.remote.protocol import EndReport, Order, exit_code, order_of, write_ended
 from gpuherd.jobs.reporter import Reporter
 
 REMEMBERS_S = 10.0
@@ -189,8 +187,8 @@ class World(RuleBasedStateMachine):
         for owner, name, value in (
             (clock, "mono", lambda: self.mono),
             (clock, "wall", lambda: 1.7e9 + self.mono),
-            (handover, "PATIENCE_S", 0.0),
-            (part.Part, "run", self._would_start),
+            (dispatcher, "PATIENCE_S", 0.0),
+            (node_job.Part, "run", self._would_start),
         ):
             self._patches.enter_context(patch.object(owner, name, value))
 
@@ -258,7 +256,7 @@ class World(RuleBasedStateMachine):
         parcel.phase = Phase.RUNNING
         try:
             _, order = order_of(Path(manifest), parcel.index)
-            code = node.lead(manifest, parcel.index, handle=handle)
+            code = agent.lead(manifest, parcel.index, handle=handle)
         except OSError:
             code = 1  # the batch is over, and its manifest gone
         except _Begins:
@@ -266,7 +264,7 @@ class World(RuleBasedStateMachine):
             return
         self.engine.over(handle, End.OK if code == 0 else End.FAILED)
 
-    def _would_start(self, *_: object) -> Ended:
+    def _would_start(self, *_: object) -> EndReport:
         raise _Begins
 
     def _job_of(self, order: Order) -> str:
@@ -282,7 +280,7 @@ class World(RuleBasedStateMachine):
             return
         which = sorted(self.running)[pick % len(self.running)]
         handle, name, order = self.running.pop(which)
-        ended = Ended(at=clock.wall(), ran_s=1.0, code=code)
+        ended = EndReport(at=clock.wall(), ran_s=1.0, code=code)
         if code is not None and (told or code == 0):
             write_ended(Path(order.ended), ended)
         if code == 0:
@@ -363,7 +361,7 @@ class WithoutLeaders(World):
 
     def __init__(self) -> None:
         super().__init__()
-        self._patches.enter_context(patch.object(node, "_missing", lambda *_: None))
+        self._patches.enter_context(patch.object(agent, "_missing", lambda *_: None))
 
 
 class WithoutFollower(World):

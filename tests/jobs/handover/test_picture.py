@@ -7,15 +7,14 @@ from pathlib import Path
 
 from tests.jobs.attempts import attempt_of
 
-from gpuherd.engines.cluster import Phase, Sighting
-from gpuherd.jobs import live
-from gpuherd.jobs.events import RunningLine, RunSnapshot
-from gpuherd.jobs.handover.collecting import begun, gpu_labels, with_begun
-from gpuherd.jobs.handover.followed import Followed
-from gpuherd.jobs.handover.picture import in_line_sentence
-from gpuherd.jobs.handover.reports import Claim
+from gpuherd.engines.base import Phase, Sighting
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.records import Counts, Handed, QueuedJob
+from gpuherd.jobs.monitor import display
+from gpuherd.jobs.records import Counts, Handed, QueuedJob, RunningLine, RunSnapshot
+from gpuherd.jobs.remote.attempt import Followed
+from gpuherd.jobs.remote.collect import begun, gpu_labels, with_begun
+from gpuherd.jobs.remote.dispatcher import in_line_sentence
+from gpuherd.jobs.remote.protocol import Claim
 
 
 def followed(number: int, reason: str | None, *, gpus: int = 1, nodes: int = 1) -> Followed:
@@ -45,10 +44,10 @@ def test_how_many_wait_there_and_what_is_said_most_often_why() -> None:
 
 def test_a_line_of_the_display_has_the_node() -> None:
     line = RunningLine("a", ("n1:0", "n1:1"), 1.0, None, None, node="n1")
-    assert live.cells(line)[0] == "GPU n1:0,n1:1"
-    assert live.cells(replace(line, gpus=()))[0] == "CPU of n1"
+    assert display.cells(line)[0] == "GPU n1:0,n1:1"
+    assert display.cells(replace(line, gpus=()))[0] == "CPU of n1"
     snapshot = RunSnapshot(Counts(running=10, waiting=2), (line,), None, None, in_line=9)
-    assert live.counts(snapshot) == "0 of 12 done, 1 running, 9 handed over, 2 waiting"
+    assert display.counts(snapshot) == "0 of 12 done, 1 running, 9 handed over, 2 waiting"
 
 
 def test_gpu_time_counts_on_all_nodes() -> None:

@@ -13,12 +13,11 @@ import pytest
 from tests.jobs.handover.orders import end, order, shell, written
 from tests.patience import wait_until
 
-from gpuherd.engines.processes import tagged
-from gpuherd.engines.stop import Stop
-from gpuherd.engines.world import Failure, World, port_of
-from gpuherd.jobs.handover.node import join, lead
-from gpuherd.jobs.handover.rank import srun
-from gpuherd.jobs.handover.telling import INTERRUPTED
+from gpuherd.engines.process_tree import tagged
+from gpuherd.engines.world import Failure, Stop, World, port_of
+from gpuherd.jobs.remote.agent import join, lead
+from gpuherd.jobs.remote.node_rank import srun
+from gpuherd.jobs.remote.protocol import INTERRUPTED
 
 # What srun does that matters here: a process on each node with its variables, all ended when one fails, and the highest
 # exit code of all. It takes the same words, and refuses what it does not know.
@@ -87,7 +86,7 @@ def test_words_of_srun(tmp_path: Path) -> None:
         "--export=ALL",
         sys.executable,
         "-m",
-        "gpuherd.jobs.handover.rank",
+        "gpuherd.jobs.remote.node_rank",
         "20001",
         "/f/1.first",
         "--",
@@ -286,7 +285,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
 
 
 def test_wrong_use(tmp_path: Path) -> None:
-    rank = [sys.executable, "-m", "gpuherd.jobs.handover.rank"]
+    rank = [sys.executable, "-m", "gpuherd.jobs.remote.node_rank"]
     done = subprocess.run([*rank, "1", "f"], capture_output=True, text=True)
     assert done.returncode == 2 and "usage" in done.stderr
     outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}

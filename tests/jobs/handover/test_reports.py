@@ -15,16 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs.handover.reports import (
-    Claim,
-    Ended,
-    once,
-    present,
-    read_claim,
-    read_ended,
-    take,
-    write_ended,
-)
+from gpuherd.jobs.remote.protocol import Claim, EndReport, once, present, read_claim, read_ended, take, write_ended
 
 _TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 _SECONDS = st.floats(0, 1e10)
@@ -32,7 +23,7 @@ CLAIMS = st.builds(
     Claim, at=_SECONDS, void=st.booleans(), node=_TEXT, handle=st.none() | _TEXT, gpus=st.lists(_TEXT).map(tuple)
 )
 ENDS = st.builds(
-    Ended,
+    EndReport,
     at=_SECONDS,
     ran_s=_SECONDS,
     started=st.booleans(),
@@ -60,7 +51,7 @@ def test_claim_is_made_once(tmp_path_factory: pytest.TempPathFactory, first: Cla
 
 
 @given(ENDS)
-def test_end_as_it_was_told(tmp_path_factory: pytest.TempPathFactory, ended: Ended) -> None:
+def test_end_as_it_was_told(tmp_path_factory: pytest.TempPathFactory, ended: EndReport) -> None:
     path = tmp_path_factory.mktemp("ends") / "00000001.ended"
     assert read_ended(path) is None
     write_ended(path, ended)
@@ -71,7 +62,7 @@ def test_end_as_it_was_told(tmp_path_factory: pytest.TempPathFactory, ended: End
 _RACE = """
 import json, os, sys
 from pathlib import Path
-from gpuherd.jobs.handover.reports import Claim, take
+from gpuherd.jobs.remote.protocol import Claim, take
 folder = Path(sys.argv[1])
 gate, opener = os.pipe()
 for racer in range(50):
@@ -153,7 +144,7 @@ _NONSENSE = st.none() | st.text(max_size=3) | st.floats() | st.integers() | st.l
 
 
 @given(
-    st.dictionaries(st.sampled_from([each.name for each in (*fields(Claim), *fields(Ended))]), _NONSENSE),
+    st.dictionaries(st.sampled_from([each.name for each in (*fields(Claim), *fields(EndReport))]), _NONSENSE),
     st.sampled_from([1, 10**400]),
 )
 def test_what_is_read_can_be_reckoned_with(
@@ -171,7 +162,7 @@ def test_what_is_read_can_be_reckoned_with(
 
 
 def test_words_of_a_later_version(tmp_path: Path) -> None:
-    ended = Ended(at=1.0, ran_s=2.0, code=0)
+    ended = EndReport(at=1.0, ran_s=2.0, code=0)
     (tmp_path / "e").write_text(json.dumps({**asdict(ended), "colour": "red"}))
     assert read_ended(tmp_path / "e") == ended
     (tmp_path / "c").write_text(json.dumps({"at": 1.0, "colour": "red"}))
@@ -183,7 +174,7 @@ def test_folder_is_asked_and_not_the_names(tmp_path: Path) -> None:
     opened: list[str] = []
     once(tmp_path / "00000001.ended", b"{}")
     script = (
-        "import sys\nfrom pathlib import Path\nfrom gpuherd.jobs.handover.reports import present\n"
+        "import sys\nfrom pathlib import Path\nfrom gpuherd.jobs.remote.protocol import present\n"
         "sys.addaudithook(lambda event, args: event == 'os.scandir' and print(args[0]))\n"
         "print(*present(Path(sys.argv[1])))\n"
     )

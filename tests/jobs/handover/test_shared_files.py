@@ -13,8 +13,8 @@ from tests.jobs.handover.orders import end, shell, written
 from tests.patience import wait_until
 
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.queue import Queue
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.run_dir import RunDirectory
 
 # Python runs this at the start of every interpreter that finds it: of the leader, its guardian and all that they start.
 _SPY = """
@@ -61,7 +61,7 @@ def test_nobody_on_a_node_opens_the_queue(tmp_path: Path, spied: dict[str, str],
     work = f"touch {ready}; exec sleep 1000" if killed else "exit 0"
     job = shell(run.handover, work, log=str(run.attempt_log("a", 1)), progress=str(run.handover / "p"), timeout_s=500.0)
     manifest = written(run.handover, job)
-    words = [sys.executable, "-m", "gpuherd.jobs.handover.node", manifest, "0"]
+    words = [sys.executable, "-m", "gpuherd.jobs.remote.agent", manifest, "0"]
     with subprocess.Popen(words, env=spied) as child:
         if killed:
             wait_until(ready.exists)

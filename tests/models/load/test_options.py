@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gpuherd.errors import UsageError
-from gpuherd.flags import Parser, add_options, build, words_of
 from gpuherd.models.load.options import LoadOptions, quantisation_named, said_precision
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.wanted import precision_named, wanted_precision
+from gpuherd.options import Parser, add_options, build, words_of
 
 
 @pytest.mark.parametrize(

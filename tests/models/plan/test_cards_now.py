@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.gpus.idle import IdleRule
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.gpus.state import Gpu, Peer, Proximity
 from gpuherd.models.plan.cards_now import cards_now, linked_order, usable_cards
 from gpuherd.standin.machine import Machine
@@ -110,7 +110,7 @@ def test_a_simulated_machine(standin: Callable[..., Machine], monkeypatch: pytes
 
 HOLD = """
 import sys
-from gpuherd.gpus.lease import LeaseFolder
+from gpuherd.gpus.leases import LeaseFolder
 lease = LeaseFolder.default().acquire(sys.argv[1])
 print("held" if lease else "not", flush=True)
 sys.stdin.read()

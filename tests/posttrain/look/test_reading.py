@@ -14,7 +14,7 @@ from tests.jobs.attempts import SIMULATED_GPU, queue_that_ran_on
 from tests.posttrain.look.made_runs import made_curves, made_run, made_training
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.reader import SIMULATED_GPUS
+from gpuherd.jobs.queue.reader import SIMULATED_GPUS
 from gpuherd.posttrain.look.jobs_seen import gpu_hours, hours_by, read_timeline
 from gpuherd.posttrain.look.kinds import Made, made_by
 from gpuherd.posttrain.look.reading import SHOWN_PROBLEMS, read_run

@@ -17,8 +17,8 @@ from tests.posttrain import tiny
 from tests.posttrain.rounds.conftest import MakeSettings
 
 from gpuherd.errors import BadModel, ExitCode, JobCannotFit, MissingModel, UsageError
-from gpuherd.jobs.failures import FailureClass
-from gpuherd.jobs.outcome import Failure, Outcome
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.records import Failure, Outcome
 from gpuherd.posttrain.rounds.dividing import combinations_of
 from gpuherd.posttrain.rounds.experiment import RoundsExperiment, without_webhook
 from gpuherd.posttrain.rounds.folder import RoundsDirectory

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.gpus.nvml import machine
+from gpuherd.gpus.driver import machine
 from gpuherd.jobs import clock
-from gpuherd.jobs.events import Event, EventKind, RunSnapshot
-from gpuherd.jobs.records import Counts
+from gpuherd.jobs.records import Counts, Event, EventKind, RunSnapshot
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.gpu_lines import Looks, utilisation_lines
 from gpuherd.posttrain.rounds.gpu_watch import LOOK_EVERY_S, GpuWatcher

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
 from gpuherd.posttrain import ParallelDataGenerator, ParallelJobExecutor
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.rounds.options import RoundsOptions

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.job import Job
-from gpuherd.jobs.needs import Readiness
+from gpuherd.jobs.job import Job, Readiness
 from gpuherd.posttrain.evaluation.result import REFERENCE
 from gpuherd.posttrain.rounds.plan import Combination, Phase, Step, plan_steps
 

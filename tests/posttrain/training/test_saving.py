@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from gpuherd.atomic import aside, settle, whole_folder
 from gpuherd.errors import CannotWrite
-from gpuherd.jobs.folders import aside, settle, whole_folder
 from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
 from gpuherd.posttrain.training.saving import save_model
 from gpuherd.posttrain.training.trainee import Trainee

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.flags import option_fields, spellings
+from gpuherd.options import option_fields, spellings
 from gpuherd.qa.data.adapters.registry import adapters
 from gpuherd.qa.data.options import QuestionOptions
 from gpuherd.qa.judging.lexical import RULES, attempts_nothing

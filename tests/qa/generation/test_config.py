@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.flags import Parser, add_options, build
-from gpuherd.gpus.nvml import machine
+from gpuherd.gpus.driver import machine
 from gpuherd.lm.guidance.guide import Mode
+from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.generation.config import BACKENDS, GUIDING, NEUTRAL, GenerateConfig, with_escapes
 from gpuherd.qa.generation.plan import make_plan
 from gpuherd.qa.generation.prepared import Prepared

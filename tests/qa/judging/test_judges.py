@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.rundir import safe_name
+from gpuherd.jobs.run_dir import safe_name
 from gpuherd.qa.judging.judges import Judge, judge_named, judging_name
 from gpuherd.qa.judging.meta import RULES, Kind
 

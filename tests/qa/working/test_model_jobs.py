@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import JobCannotFit, UsageError
-from gpuherd.flags import Parser, add_options, build
-from gpuherd.gpus.nvml import machine
+from gpuherd.gpus.driver import machine
 from gpuherd.models.plan.workload import Workload
+from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.working.model_jobs import Asks, Having, WorkerCall, having, shard_jobs, what_it_takes
 from gpuherd.qa.working.options import ShardOptions, WorkOptions, plain_values
@@ -56,7 +56,7 @@ def test_a_cluster_is_planned_for_by_its_own_gpus(trained: Path, monkeypatch: py
     def nobody(*_: object, **__: object) -> None:
         raise AssertionError("a driver was asked")
 
-    monkeypatch.setattr("gpuherd.jobs.gpuwatch.GpuWatch.__init__", nobody)
+    monkeypatch.setattr("gpuherd.jobs.gpu.watch.GpuWatch.__init__", nobody)
     options = WorkOptions(engine="slurm", node_gpus="8xA100-80GB", max_gpus=8)
     have = having(options)
     assert (what_it_takes("llama-3.1-70b", options, WORK, have).gpus, have.gpus) == (2, ())

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 import cloudpickle
 
+from gpuherd.atomic import sync_folder
 from gpuherd.errors import GpuherdError
-from gpuherd.jobs.durable import sync_folder
 
 
 class NotOurs(GpuherdError):

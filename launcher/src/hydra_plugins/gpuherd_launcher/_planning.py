@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gpuherd.errors import UsageError, printable
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.sharing import could_share
+from gpuherd.jobs.scheduler.memory import could_share
 from hydra_plugins.gpuherd_launcher import _parcels
 from hydra_plugins.gpuherd_launcher._resolvers import of_the_program
 from hydra_plugins.gpuherd_launcher._settings import Settings

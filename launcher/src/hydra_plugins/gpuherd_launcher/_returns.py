@@ -6,7 +6,7 @@ import logging
 
 from hydra.core.utils import JobReturn, JobStatus
 
-from gpuherd.jobs.outcome import Failure
+from gpuherd.jobs.records import Failure
 from hydra_plugins.gpuherd_launcher import _parcels
 from hydra_plugins.gpuherd_launcher._planning import Planned
 from hydra_plugins.gpuherd_launcher._telling import JobFailed

@@ -13,10 +13,9 @@ from typing import Any, Optional, Union
 
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.errors import UsageError
-from gpuherd.flags import build
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.settings import load
-from gpuherd.options import Option
+from gpuherd.options import Option, build
 
 TARGET = "hydra_plugins.gpuherd_launcher.launcher.GpuherdLauncher"
 # What is said of each job, by the name that it has here.

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from gpuherd.jobs import RunDirectory, run_jobs
 from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.live import display
+from gpuherd.jobs.monitor.display import display
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.outcome import Failure
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.records import Failure
 from gpuherd.report.log import run_log
 from hydra_plugins.gpuherd_launcher._planning import Planner
 from hydra_plugins.gpuherd_launcher._returns import returned

@@ -1,19 +1,239 @@
-"""Ray as an engine, as the follower sees it."""
+"""Ray as an engine, as the dispatcher sees it, and the channel to the process next to Ray."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from importlib.util import find_spec
+from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
-from gpuherd.engines.cluster import Batch, EngineMissing, Placement, Sighting, Ticket
+from gpuherd.engines.base import Batch, EngineAway, EngineMissing, Placement, Sighting, Ticket
+from gpuherd.engines.host import finding_us
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.ray.address import Kind, resolve
-from gpuherd.engines.ray.channel import Channel
-from gpuherd.engines.ray.messages import Cancel, Check, Join, Lead, Look, Question, Setup, Submit, handle_of
+from gpuherd.engines.ray.messages import (
+    Answer,
+    Cancel,
+    Check,
+    Join,
+    Kind,
+    Lead,
+    Look,
+    Question,
+    Setup,
+    Submit,
+    error_of,
+    handle_of,
+    resolve,
+)
 from gpuherd.engines.ray.resources import custom
+from gpuherd.errors import UsageError
+
+# The folder for the files of a cluster of our own. Whoever has it holds a lock on it, and so does the process beside
+# Ray: one that nobody holds was left by processes that were all killed at once, and goes when the next one is made.
+
+# Ray's sockets lie below it, and a socket's path must be short.
+_PLACE = Path("/tmp")  # noqa: S108 - made by mkdtemp
+_PREFIX = "gpuherd-ray."
+
+
+class OwnFolder:
+    """A new one. Raises OSError where none can be made.
+
+    Attributes:
+        path: the folder.
+        hold: the descriptor that has the lock; a process that inherits it holds it too.
+    """
+
+    def __init__(self, place: Path = _PLACE):
+        for left in place.glob(f"{_PREFIX}*"):
+            _remove_left(left)
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+            try:
+                self.hold = _locked(self.path, fcntl.LOCK_EX)
+            except FileNotFoundError:
+                continue
+            if self.path.exists():
+                return
+            os.close(self.hold)  # somebody took it for one that was left, before we had the lock
+
+    def remove(self) -> None:
+        """Removes it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.hold)
+
+
+def _locked(path: Path, kind: int) -> int:
+    """A descriptor of the folder that has the lock. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, kind)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_left(path: Path) -> None:
+    try:
+        if path.lstat().st_uid != os.geteuid():
+            return
+        descriptor = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # in use, or gone
+        return
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(descriptor)
+
+
+# The process beside Ray, from the follower's side. Ray has a process of its own, apart from the follower, because it
+# ends its process when its head has gone, sets signal handlers and environment variables, and takes a second to
+# import. When the follower dies, that process sees it, ends what runs, and leaves Ray as it was.
+
+# A cluster of our own starts in 5 s, on a busy machine in 20; Ray gives up joining one after 20 s.
+_CONNECT_S = 120.0
+_CLOSE_S = 60.0
+_POLL_S = 0.5
+_TAIL_BYTES = 4096
+# Ray's libraries try a refused token again and again for 20 s, and say so only here.
+_REFUSED_TOKEN = (b"InvalidAuthToken", b"Unauthenticated")
+
+
+class Channel:
+    """A process beside Ray that is connected. Raises as ``ask``, and UsageError for a token that is refused.
+
+    Args:
+        connect_s: the most that this may take.
+    """
+
+    def __init__(self, setup: Setup, connect_s: float = _CONNECT_S):
+        self._address = setup.address
+        try:
+            self._folder = OwnFolder() if setup.address.kind is Kind.OWN else None
+        except OSError as problem:
+            raise EngineAway(f"can't make a folder for Ray in /tmp: {problem.strerror}") from problem
+        ours, theirs = Pipe()
+        self._connection = ours
+        # Closed by ``close``: what Ray prints is read here when the process has died.
+        self._log = tempfile.TemporaryFile(prefix="gpuherd-ray-")  # noqa: SIM115
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gpuherd.engines.ray.driver", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=(theirs.fileno(), *([] if self._folder is None else [self._folder.hold])),
+                env=_environment(own=self._folder is not None),
+                start_new_session=True,
+            )
+        except OSError as problem:
+            ours.close()
+            self._log.close()
+            self._sweep()
+            raise EngineAway(f"can't start the process beside Ray: {problem}") from problem
+        finally:
+            theirs.close()
+        try:
+            self.ask(replace(setup, folder=None if self._folder is None else self._folder.path), connect_s)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process beside Ray."""
+        return self._process.pid
+
+    def ask(self, question: Question, within_s: float) -> Any:
+        """The answer. Raises what was raised there, and EngineAway when none comes; then the channel is of no use."""
+        try:
+            self._connection.send(question)
+            self._wait(isinstance(question, Setup) and self._address.kind is Kind.JOINED, within_s)
+            reply = self._connection.recv()
+        except (EOFError, OSError):
+            self._process.wait()
+            said = self._tail()
+            self.end()
+            raise EngineAway(f"Ray has ended our connection{f': {said}' if said else ''}") from None
+        if isinstance(reply, Answer):
+            return reply.value
+        raise error_of(reply)
+
+    def close(self) -> None:
+        """Leaves Ray as it was found: what runs is ended with its grace, a cluster of our own is shut down."""
+        self._connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_CLOSE_S)
+        self.end()
+
+    def end(self) -> None:
+        """As ``close``, without patience."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+        self._log.close()
+        self._sweep()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is of no use any more."""
+        return self._connection.closed
+
+    def _wait(self, joining: bool, within_s: float) -> None:
+        until = time.monotonic() + within_s
+        while not self._connection.poll(min(_POLL_S, max(0.0, until - time.monotonic()))):
+            if joining and any(word in self._tail_bytes() for word in _REFUSED_TOKEN):
+                raise UsageError(refused_token("the Ray cluster"))
+            if time.monotonic() >= until:
+                self.end()
+                who = f"what listens at {self._address.text}, if it is a Ray cluster," if joining else "Ray"
+                raise EngineAway(f"{who} has not answered within {within_s:g} s")
+
+    def _sweep(self) -> None:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
+
+    def _tail_bytes(self) -> bytes:
+        size = os.fstat(self._log.fileno()).st_size
+        return os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+
+    def _tail(self) -> str:
+        lines = self._tail_bytes().decode("utf-8", "replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def refused_token(who: str) -> str:
+    """What to do about it."""
+    return (
+        f"{who} wants an authentication token, and ours is not the one; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
+        "RAY_AUTH_TOKEN_PATH to the cluster's token (on its head node: ray get-auth-token)"
+    )
+
+
+def _environment(*, own: bool) -> dict[str, str]:
+    """Ray reads it when it is imported. A cluster of our own gets a token of its own: else Ray would make one in the
+    user's home folder."""
+    environment = {**finding_us(os.environ), "RAY_USAGE_STATS_ENABLED": "0"}
+    if own:
+        environment.pop("RAY_ADDRESS", None)
+        if environment.setdefault("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in environment:
+            environment.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    return environment
+
+
+# Ray as an engine, as the follower sees it.
 
 _ASK_S = 60.0
 # By the job server each parcel is a request of its own.

@@ -20,11 +20,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.engines.stop import Stop
-from gpuherd.engines.world import Failure, Others, World
+from gpuherd.engines.world import Failure, Others, Stop, World
 
 if TYPE_CHECKING:
-    from gpuherd.engines.ray.spanning import Span
+    from gpuherd.engines.ray.tasks import Span
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BREAKPOINT = "PYTHONBREAKPOINT"
@@ -42,7 +41,7 @@ def work(
     began = time.monotonic()
     others: Others | None = None
     if span is not None:
-        from gpuherd.engines.ray.spanning import Companions
+        from gpuherd.engines.ray.tasks import Companions
 
         others = Companions(span, manifest, index, handle)
     with asked_to_stop(turn_s) as stop:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from gpuherd.engines.cluster import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
+from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm import parse, site, translate
 from gpuherd.engines.slurm.commands import Programs, user_name
@@ -212,3 +212,17 @@ def _keep(path: Path, text: str) -> None:
             file.write(text)
     except OSError as problem:
         raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem
+
+
+# What GPUs the nodes of a SLURM partition have.
+
+
+def gpus_of_nodes(partition: str | None) -> tuple[Mapping[str, int], ...]:
+    """The GPUs of each node of the partition (None: the one that jobs go to which name none), by SLURM's types; "" for
+    GPUs of no type. Raises EngineMissing, EngineAway, and UsageError for a partition that is not there.
+    """
+    programs = Programs()
+    there = site.Site(partitions=site.partitions(programs.nodes(), programs.partitions()))
+    named = partition or os.environ.get("SBATCH_PARTITION")
+    nodes = [node for each in site.chosen(there, EngineOptions(engine="slurm"), named) for node in each.nodes]
+    return tuple({node.name: node.gpus for node in nodes}.values())

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpuherd.engines import allotment
-from gpuherd.engines.cluster import Placement
+from gpuherd.engines import host
+from gpuherd.engines.base import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm import commands, translate
 from gpuherd.engines.slurm.site import Allocation, Node, allocation
@@ -153,7 +153,7 @@ def _part(node: Node, own: Mapping[str, str]) -> Node:
         node,
         gpus=node.gpus if visible >= node.count(None) else {next(iter(node.gpus)): visible},
         cpus=min(node.cpus, int(cpus)) if cpus.isdigit() else node.cpus,
-        memory_mb=min(node.memory_mb, allotment.memory_mb() or node.memory_mb),
+        memory_mb=min(node.memory_mb, host.memory_mb() or node.memory_mb),
     )
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuherd.engines.cluster import End, Phase, Sighting
+from gpuherd.engines.base import End, Phase, Sighting
 from gpuherd.errors import printable
 
 # Job or array, place in it, state, first node, name; then what it waits for or how it ended.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuherd.engines.cluster import Placement
+from gpuherd.engines.base import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.world import hosts
 from gpuherd.errors import UsageError, printable

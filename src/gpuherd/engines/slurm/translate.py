@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuherd.engines.cluster import Batch, Placement
+from gpuherd.engines.base import Batch, Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import UsageError, printable
 

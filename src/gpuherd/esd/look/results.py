@@ -22,8 +22,8 @@ from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import NOT_METRICS
 from gpuherd.esd.tables.results import StoredModel, read_model
 from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED
-from gpuherd.jobs.failures import with_code
-from gpuherd.jobs.reader import QueueReader, notes_on_gpus
+from gpuherd.jobs.attempts.failures import with_code
+from gpuherd.jobs.queue.reader import QueueReader, notes_on_gpus
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.engines.allotment import free_memory
+from gpuherd.engines.host import free_memory
 from gpuherd.esd.spectra.eigenvalues import Reading, eigenvalues, eigenvalues_of_slabs
 from gpuherd.esd.spectra.gram import count_non_finite, panel_length
 from gpuherd.esd.spectra.stack import readings

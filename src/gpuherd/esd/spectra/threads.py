@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 
-from gpuherd.engines.allotment import cores
+from gpuherd.engines.host import cores
 
 # Each is read by one library or more; the first that is set says how many threads the others get.
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

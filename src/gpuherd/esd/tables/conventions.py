@@ -72,7 +72,7 @@ def recorded(directory: ESDDirectory) -> dict[str, str] | None:
 def _has_jobs(directory: ESDDirectory) -> bool:
     if not directory.queue.exists():
         return False
-    from gpuherd.jobs.queue import Queue  # sqlite: not for those who read a table
+    from gpuherd.jobs.queue.store import Queue  # sqlite: not for those who read a table
 
     with Queue(directory.queue) as queue:
         return bool(queue.states())

@@ -14,11 +14,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from gpuherd.atomic import replacing, sync_folder
 from gpuherd.errors import CannotWrite, MissingExtra
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.tables.alpha_matrix import alpha_matrix
 from gpuherd.esd.tables.stats import Origin, stats_rows, stored_text, table_text
-from gpuherd.jobs.durable import replacing, sync_folder
 
 if TYPE_CHECKING:
     from types import TracebackType

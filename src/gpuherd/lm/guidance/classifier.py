@@ -14,9 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.atomic import atomic_write, whole_folder
 from gpuherd.errors import BadModel, MissingModel, UsageError, naming_extras
-from gpuherd.jobs.durable import atomic_write
-from gpuherd.jobs.folders import whole_folder
 from gpuherd.lm.guidance.form import FILE, HEAD_FILE, ClassifierForm, Head, Kind, read_form
 from gpuherd.lm.guidance.tokens import tokens_digest
 

@@ -56,8 +56,8 @@ class ThisMachine:
     def visible(self) -> tuple[Card, ...]:
         """All that CUDA shows, in its order; none where GPUs are only to be pretended."""
         if self._seen is None:
-            from gpuherd.gpus.nvml import machine
-            from gpuherd.gpus.own_view import count_in_pci_order, visible_now
+            from gpuherd.gpus.driver import machine
+            from gpuherd.gpus.visible import count_in_pci_order, visible_now
 
             # The numbers here are CUDA's only if CUDA counts as we do.
             count_in_pci_order()

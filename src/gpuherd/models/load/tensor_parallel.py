@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from gpuherd.engines import allotment
+from gpuherd.engines import host
 from gpuherd.errors import UsageError, naming_extras
 from gpuherd.models.load import verify
 from gpuherd.models.load.asked import Asked
@@ -108,7 +108,7 @@ def relaunch(asked: Asked, words: Sequence[str]) -> None:
         check_torch(there)
     if 0 < there < plan.gpus and not asked.simulate:
         raise UsageError(f"{plan.gpus} GPUs are planned, and torch sees {there}; pretend all of them with --simulate")
-    environment = environment_for(plan, os.environ, allotment.cores(), pretend=asked.simulate)
+    environment = environment_for(plan, os.environ, host.cores(), pretend=asked.simulate)
     _become(command(plan.gpus, words), environment)
 
 

@@ -17,15 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
-from gpuherd.flags import Parser, add_options, build
-from gpuherd.jobs.durable import atomic_write
-from gpuherd.jobs.failures import is_out_of_memory
+from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.models.load.options import LoadOptions
 from gpuherd.models.plan.options import whole
 from gpuherd.models.plan.workload import Workload
-from gpuherd.options import option
+from gpuherd.options import Parser, add_options, build, option
 
 if TYPE_CHECKING:
     from gpuherd.models.load.asked import Asked

@@ -12,7 +12,7 @@ from itertools import groupby
 from gpuherd.errors import UsageError
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.kinds import kind_named, nearest_kinds
-from gpuherd.quantities import size_mb
+from gpuherd.units import size_mb
 
 MIB = 1 << 20
 MOST_CARDS = 1024

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gpuherd.engines.processes import ATTEMPT_VARIABLE
+from gpuherd.engines.process_tree import ATTEMPT_VARIABLE
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.choose import LinkMap, links_between
 from gpuherd.gpus.idle import IdleRule, check
@@ -43,8 +43,8 @@ def cards_now(*, busy_too: bool = False, rule: IdleRule | None = None) -> CardsN
         busy_too: also GPUs that are busy by gpuherd's rule or held by a gpuherd, with what is left free on them.
         rule: when a GPU is busy; that of ``gpuherd gpus`` by default.
     """
-    from gpuherd.gpus.nvml import machine
-    from gpuherd.gpus.own_view import visible_now
+    from gpuherd.gpus.driver import machine
+    from gpuherd.gpus.visible import visible_now
 
     now = machine(topology=True)
     shown = visible_now(now.gpus)
@@ -58,7 +58,7 @@ def cards_now(*, busy_too: bool = False, rule: IdleRule | None = None) -> CardsN
 def _held_or_kept() -> Callable[[Gpu], str | None]:
     """Asks of a GPU whether a gpuherd holds it or the machine's policy keeps it: a sentence, else None. What is held
     for this very job is its own: it is shown no other GPUs."""
-    from gpuherd.gpus.lease import LeaseFolder
+    from gpuherd.gpus.leases import LeaseFolder
     from gpuherd.jobs.settings import NO_SETTINGS, load
 
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from gpuherd.engines.inventory import node_gpus
+from gpuherd.engines.base import node_gpus
 from gpuherd.engines.options import ClusterOptions, EngineOptions
 from gpuherd.errors import UsageError
 from gpuherd.models.plan.card import Card

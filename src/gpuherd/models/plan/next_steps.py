@@ -61,7 +61,7 @@ def alternative_words(asked: Asked, alternative: Alternative) -> list[str]:
 
 def _flags(asked: Asked) -> dict[str, list[str]]:
     """Flag -> its words, of all that was said."""
-    from gpuherd.flags import option_fields, spellings
+    from gpuherd.options import option_fields, spellings
 
     flags: dict[str, list[str]] = {}
     for values, kind in ((asked.options, PlanOptions), (asked.training, TrainingOptions)):

@@ -11,7 +11,7 @@ from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.wanted import precision_named
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
 from gpuherd.options import option
-from gpuherd.quantities import size_mb, size_or_none_mb
+from gpuherd.units import size_mb, size_or_none_mb
 
 if TYPE_CHECKING:
     from gpuherd.models.plan.training_job import TrainingJob
@@ -211,7 +211,7 @@ class TrainingOptions:
 
     def refuse_without_train(self) -> None:
         """Raises UsageError for an option of training where nothing is trained."""
-        from gpuherd.flags import option_fields, spellings
+        from gpuherd.options import option_fields, spellings
 
         if self.train is not None:
             return

@@ -18,8 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import UsageError
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.lm.guidance.guide import Mode
 from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.policy import Policy

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuherd.atomic import atomic_write
 from gpuherd.engines.progress import report
 from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.posttrain.algorithm import Precision, Sampling
 from gpuherd.posttrain.evaluation.answered import (
     AnsweredProblem,

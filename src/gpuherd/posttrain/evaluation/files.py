@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.posttrain.evaluation.result import FORMAT, RESULT, Evaluation
 from gpuherd.posttrain.evaluation.scores import Scores
 from gpuherd.qa import typed_json

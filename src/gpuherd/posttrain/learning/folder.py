@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.jobs.durable import atomic_write
-from gpuherd.jobs.rundir import safe_name
+from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.learning.config import TrainConfig
 
 KIND = "train"  # in run.json as "kind"

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuherd.batch.foreground import RunOptions
+from gpuherd.batch.run import RunOptions
 from gpuherd.errors import JobCannotFit
-from gpuherd.jobs.gpuwatch import GpuWatch
+from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.models.plan.asking import in_precision
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.demand import demand_of, idle_cards

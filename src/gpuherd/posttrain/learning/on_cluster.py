@@ -11,14 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from gpuherd.errors import ExitCode, UsageError, printable
-from gpuherd.jobs import outlook
-from gpuherd.jobs.failures import FailureClass
+from gpuherd.jobs import feasibility
+from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.live import display
+from gpuherd.jobs.monitor.display import display
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.run import run_jobs
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cluster import node_cards
 from gpuherd.posttrain.learning.config import TrainConfig
@@ -64,8 +64,8 @@ def job_of(config: TrainConfig, processes: Processes, argv: Sequence[str], folde
 def asked(job: Job, options: DispatchOptions) -> tuple[str, str | None]:
     """What the engine would be asked for, for people, and why it can never give it, None where it can. Raises as
     ``Engine.check``."""
-    (never,) = outlook.never([job], options)
-    return outlook.in_words(outlook.would_ask(job, options)), never
+    (never,) = feasibility.never([job], options)
+    return feasibility.in_words(feasibility.would_ask(job, options)), never
 
 
 def train_there(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
 
-from gpuherd.batch.foreground import RunOptions
+from gpuherd.batch.run import RunOptions
 from gpuherd.engines.options import LOCAL, ClusterOptions, as_for_jobs, refuse_ranks
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions, count

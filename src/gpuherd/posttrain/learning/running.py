@@ -20,13 +20,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gpuherd.batch.foreground import Taken, Waiter
+from gpuherd.batch.run import Taken, Waiter
 from gpuherd.engines import progress
-from gpuherd.engines.cluster import Placement
+from gpuherd.engines.base import Placement
 from gpuherd.engines.options import LOCAL, for_this_machine
 from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, printable
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.rundir import RunDirectory
+from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.lm.rounding import beyond_rounding
 from gpuherd.models.plan.demand import idle_cards
@@ -211,7 +211,7 @@ class TrainRun:
 
     def _is_inside(self, processes: Processes, config: TrainConfig, folder: TrainDirectory) -> bool:
         """Whether it runs in the SLURM job that this is typed in. Raises as ``place_inside``."""
-        from gpuherd.jobs.handover.opening import place_inside
+        from gpuherd.jobs.remote.dispatcher import place_inside
 
         options = self.options
         wanted = Placement(
@@ -227,8 +227,8 @@ class TrainRun:
         """Raises UsageError where the training is in the hands of another engine than is asked for now."""
         run = RunDirectory(folder.root)
         if run.queue.exists():
-            from gpuherd.jobs.handover.opening import refuse_other_hands
-            from gpuherd.jobs.queue import Queue
+            from gpuherd.jobs.queue.store import Queue
+            from gpuherd.jobs.remote.dispatcher import refuse_other_hands
 
             with Queue(run.queue) as queue:
                 refuse_other_hands(queue, run, self.options.dispatch)
@@ -251,7 +251,7 @@ class TrainRun:
         if processes.on_cpu:
             return None, None, True
         asked = self.options.run_options(processes.here, processes.gpu_ids, None)
-        from gpuherd.jobs.gpuwatch import watch_for_plan
+        from gpuherd.jobs.gpu.watch import watch_for_plan
 
         watch = watch_for_plan(asked.gpu_options(), self.settings)
         if watch.problem is not None:

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.processes import ATTEMPT_VARIABLE, identify
+from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
-from gpuherd.flags import Parser
-from gpuherd.jobs.failures import is_out_of_memory
+from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.options import Parser
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import check_data

@@ -12,9 +12,9 @@ from sqlite3 import Row
 
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import QueueUnreadable
-from gpuherd.jobs.failures import with_code
-from gpuherd.jobs.reader import QueueReader
-from gpuherd.jobs.rundir import safe_name
+from gpuherd.jobs.attempts.failures import with_code
+from gpuherd.jobs.queue.reader import QueueReader
+from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.look.shown import Bar, Failure, Timeline
 
 # Behind the round, which only a reference's evaluation has not.

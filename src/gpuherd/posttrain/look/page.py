@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, printable
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.posttrain.look.contents import LEVELS, chunks_of, index_values
 from gpuherd.posttrain.look.shown import Shown
 from gpuherd.report.html_page import SHARED, rendered

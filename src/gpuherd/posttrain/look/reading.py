@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.reader import SIMULATED_GPUS, notes_on_gpus
+from gpuherd.jobs.queue.reader import SIMULATED_GPUS, notes_on_gpus
 from gpuherd.posttrain.evaluation.answered import BadAnswers, read_answers
 from gpuherd.posttrain.evaluation.found import Found, find_results
 from gpuherd.posttrain.evaluation.gathering import Gathered, gathered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpuherd.jobs import folders
+from gpuherd import atomic
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.training.saving import save_model
 from gpuherd.posttrain.training.trainee import Trainee
@@ -17,7 +17,7 @@ _ADAPTER = "adapter_config.json"
 
 def is_finished(folder: Path) -> bool:
     """Whether a training has come to its end here."""
-    folders.settle(folder / MODEL)
+    atomic.settle(folder / MODEL)
     return (folder / MODEL).is_dir()
 
 
@@ -45,6 +45,6 @@ def save_policy(folder: Path, trainee: Trainee, tokenizer: Any) -> None:
     if valued:
         state = trainee.full_state()
         if trainee.world.is_main:
-            with folders.whole_folder(folder / CRITIC) as critic:
+            with atomic.whole_folder(folder / CRITIC) as critic:
                 save_value_head(critic, state)
     save_model(trainee, folder / MODEL, tokenizer, part="policy" if valued else "")

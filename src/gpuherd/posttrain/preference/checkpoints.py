@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gpuherd.atomic import atomic_write, sync_folder
 from gpuherd.errors import UsageError
-from gpuherd.jobs.durable import atomic_write, sync_folder
 from gpuherd.posttrain.training.checkpoints import differing
 
 logger = logging.getLogger(__name__)

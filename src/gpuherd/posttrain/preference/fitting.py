@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpuherd import atomic
 from gpuherd.errors import UsageError, naming_extras
-from gpuherd.jobs import folders
-from gpuherd.jobs.failures import is_out_of_memory
+from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.posttrain.preference import checkpoints
 from gpuherd.posttrain.preference.settings import Run, arguments
 from gpuherd.posttrain.training.curves import Curves
@@ -70,7 +70,7 @@ def fit(run: Run, build: Build, beside: Mapping[str, str] | None = None) -> Path
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with _quiet(), World.from_environment(run.device) as world:
         if world.is_main:
-            folders.settle(model_folder(run.folder))
+            atomic.settle(model_folder(run.folder))
         world.barrier()
         if is_finished(run.folder, run.identity):
             return model_folder(run.folder)
@@ -153,7 +153,7 @@ def _quiet() -> Iterator[None]:
 def _save(trainer: Any, run: Run, world: World, beside: Mapping[str, str]) -> None:
     """The trained model, whole or not at all; checkpoints are of no use any more."""
     target = model_folder(run.folder)
-    temporary = folders.aside(target)
+    temporary = atomic.aside(target)
     if world.is_main:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -165,6 +165,6 @@ def _save(trainer: Any, run: Run, world: World, beside: Mapping[str, str]) -> No
         record = {"identity": run.identity, "steps": run.total_steps, "batch_size": run.batch_size}
         for name, text in {**beside, RECORD: json.dumps(record) + "\n"}.items():
             (temporary / name).write_text(text, encoding="utf-8")
-        folders.publish(target)
+        atomic.publish(target)
         shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
     world.barrier()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError, naming_extras
-from gpuherd.jobs.failures import is_out_of_memory
+from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.lm.end_tokens import MARKER, turn_end
 from gpuherd.models.load.classes import check_code, config_of, runs_own_code
 from gpuherd.models.locate import locate
@@ -287,7 +287,7 @@ class RewardModel:
 
 def write_form(folder: Path, form: Form) -> None:
     """Says beside a reward model how texts are put to it. Raises OSError."""
-    from gpuherd.jobs.durable import atomic_write
+    from gpuherd.atomic import atomic_write
 
     atomic_write(folder / FORM_FILE, json.dumps({"form": form.value}).encode() + b"\n")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.rundir import safe_name
+from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.algorithm import Precision, Sampling
 from gpuherd.posttrain.config.typed import plain, read
 from gpuherd.posttrain.evaluation.options import EvaluationOptions

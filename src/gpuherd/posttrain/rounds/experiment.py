@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from gpuherd.atomic import atomic_write, remove_strays
 from gpuherd.columns import window
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode
-from gpuherd.gpus.nvml import machine
+from gpuherd.gpus.driver import machine
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs import clock, outlook
-from gpuherd.jobs.durable import atomic_write, remove_strays
-from gpuherd.jobs.handover.opening import settled
-from gpuherd.jobs.live import display
-from gpuherd.jobs.outcome import Outcome
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs import clock, feasibility
+from gpuherd.jobs.monitor.display import display
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.records import Outcome
+from gpuherd.jobs.remote.dispatcher import settled
 from gpuherd.jobs.run import run_jobs
 from gpuherd.posttrain.evaluation.telling import json_values
 from gpuherd.posttrain.rounds.dividing import combinations_of
@@ -111,7 +111,7 @@ class RoundsExperiment:
         self.prepared: Prepared | None = None
         self.plan: list[PlannedStep] = []
         self.outcome: RoundsOutcome | None = None
-        self._outlook: outlook.Outlook | None = None
+        self._outlook: feasibility.Outlook | None = None
 
     def run(self) -> RoundsOutcome:
         """Runs to the end, or goes on with a run that was stopped.
@@ -294,7 +294,7 @@ class RoundsExperiment:
         done = self._done()
         title = headline(self.settings, self.prepared, self.plan, done)
         print_tree(self.console, plan_tree(title, self.plan, done, self.prepared))
-        self._outlook = outlook.of_like(
+        self._outlook = feasibility.of_like(
             [each.asked.gpus for each in self.plan if each.step.name not in done], self.options, self.folder
         )
         for line in self._outlook.lines:

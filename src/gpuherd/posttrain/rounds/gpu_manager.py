@@ -12,9 +12,9 @@ from functools import lru_cache
 from typing import TypeVar
 
 from gpuherd.errors import NoSuchGpu, UsageError
-from gpuherd.gpus.nvml import machine
-from gpuherd.gpus.own_view import visible_now
+from gpuherd.gpus.driver import machine
 from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.visible import visible_now
 from gpuherd.models.plan.asking import in_precision
 from gpuherd.models.plan.demand import idle_cards
 from gpuherd.models.plan.planner import make_plan

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock
-from gpuherd.jobs.events import Event, EventKind, RunSnapshot
+from gpuherd.jobs.records import Event, EventKind, RunSnapshot
 from gpuherd.jobs.reporter import Display
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.gpu_lines import Looks, utilisation_lines

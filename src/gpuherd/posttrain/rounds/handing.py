@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.posttrain.policy import Policy
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gpuherd.engines.block import read_block
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.options import LOCAL, read_block
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.config.composing import compose, said

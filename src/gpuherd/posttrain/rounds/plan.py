@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.rundir import safe_name
+from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.evaluation.result import REFERENCE
 
 # Their data may come from another policy than the one that is trained on it: Q#, PITA and CD learn values under the

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpuherd.columns import window
 from gpuherd.errors import ExitCode, printable
-from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.records import Outcome
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB
 from gpuherd.posttrain.algorithm import cut_draws

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import Any
 
 from gpuherd import __version__
+from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.posttrain.algorithm import Collecting, Row, Sampling, Training
 from gpuherd.posttrain.evaluation.result import About
 from gpuherd.posttrain.policy import Policy

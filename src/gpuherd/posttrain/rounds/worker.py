@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.options import option
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.record import read_record

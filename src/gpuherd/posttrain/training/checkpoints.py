@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd import atomic
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
-from gpuherd.jobs import folders
 from gpuherd.posttrain.training import random_state, shards
 from gpuherd.posttrain.training.shards import Place
 from gpuherd.posttrain.training.trainee import Trainee
@@ -73,7 +73,7 @@ class Checkpoints:
             extra: of the main process, for JSON: where in its data the training is, and so on.
         """
         target = self.folder / f"step-{step:08d}"
-        temporary = folders.aside(target)
+        temporary = atomic.aside(target)
         self._together(lambda: self._begin(temporary), only_main=True)
         self._together(lambda: self._write_part(temporary, trainee))
         parts = self.world.gather({name: (temporary / name).stat().st_size for name in self._parts_of(trainee)})
@@ -133,7 +133,7 @@ class Checkpoints:
         try:
             # A kill while a checkpoint took the place of that of the same step.
             for old in self.folder.glob(".step-*.old") if self.folder.is_dir() else ():
-                folders.settle(old.with_name(old.name[1 : -len(".old")]))
+                atomic.settle(old.with_name(old.name[1 : -len(".old")]))
             return self.latest()
         except GpuherdError as problem:
             return problem
@@ -169,7 +169,7 @@ class Checkpoints:
 
     def _complete(self, target: Path, temporary: Path, about: Mapping[str, Any]) -> None:
         (temporary / "checkpoint.json").write_text(json.dumps(about, allow_nan=False), encoding="utf-8")
-        folders.publish(target)
+        atomic.publish(target)
         for old in self._complete_ones()[: -self.keep]:
             shutil.rmtree(old)
 

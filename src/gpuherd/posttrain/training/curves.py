@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, MissingExtra, UsageError, naming_extras, printable
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.posttrain.training.world import World
 
 FILE = "curves.jsonl"

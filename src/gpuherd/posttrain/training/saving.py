@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gpuherd.atomic import settle, whole_folder
 from gpuherd.errors import CannotWrite
-from gpuherd.jobs.folders import settle, whole_folder
 from gpuherd.posttrain.training.trainee import Trainee
 
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import GpuherdError
-from gpuherd.jobs.failures import is_out_of_memory
+from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.posttrain.training import strategies
 from gpuherd.posttrain.training.microbatches import MicroBatch, Pass, passes, pieces_needed
 from gpuherd.posttrain.training.optimisers import make_optimizer, set_learning_rate, trainable

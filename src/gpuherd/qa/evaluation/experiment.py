@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gpuherd import __version__
-from gpuherd.jobs.rundir import safe_name
+from gpuherd.jobs.run_dir import safe_name
 from gpuherd.qa.evaluation.config import EvaluateOptions
 from gpuherd.qa.evaluation.evaluating import evaluate
 from gpuherd.qa.evaluation.reading import Read, read

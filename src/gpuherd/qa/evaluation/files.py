@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, UsageError, printable
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.qa.evaluation.result import ByJudge, Difference, Evaluation, MeasureResult
 from gpuherd.qa.evaluation.result_json import BadEvaluation, evaluation_of, values_of
 from gpuherd.qa.folder import QADirectory

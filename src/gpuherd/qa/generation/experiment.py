@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd.errors import ExitCode
-from gpuherd.jobs import outlook
-from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs import feasibility
+from gpuherd.jobs.records import Outcome
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation import summary
 from gpuherd.qa.generation.config import GenerateConfig
@@ -76,7 +76,7 @@ class GenerateExperiment:
         self.prepared: Prepared | None = None
         self.plan: Plan | None = None
         self.outcome: GenerateOutcome | None = None
-        self._outlook: outlook.Outlook | None = None
+        self._outlook: feasibility.Outlook | None = None
 
     def run(self) -> GenerateOutcome:
         """Runs to the end, or goes on with a run that was stopped.
@@ -187,7 +187,7 @@ class GenerateExperiment:
         lines = summary.plan_lines(self.config, self.prepared, self.plan, len(shards), self._answered(shards))
         if self.config.dry_run:
             summary.print_refused(self.console, self.prepared.refused)
-            self._outlook = outlook.of_like([self.plan.asks.gpus] * len(shards), self.config, self.folder)
+            self._outlook = feasibility.of_like([self.plan.asks.gpus] * len(shards), self.config, self.folder)
             lines += self._outlook.lines
             lines.append("nothing was started")
         summary.print_lines(self.console, lines)

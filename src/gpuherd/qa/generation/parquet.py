@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gpuherd.atomic import replacing
 from gpuherd.errors import CannotWrite, naming_extras
-from gpuherd.jobs.durable import replacing
 from gpuherd.qa.record import Answered
 
 _ROWS = 2000  # held at once

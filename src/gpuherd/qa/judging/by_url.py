@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.qa.folder import FORMAT
 from gpuherd.qa.judging.config import JudgeConfig
 from gpuherd.qa.judging.dialect import VERDICT_TOKENS, Dialect, Reply, judged

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, UsageError, printable
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.qa.described import descriptions, read_description
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.meta import BadJudging, JudgingMeta, meta_of, meta_values

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gpuherd.errors import UsageError, printable
-from gpuherd.jobs.rundir import safe_name
+from gpuherd.jobs.run_dir import safe_name
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.qa.judging.meta import RULES, Kind
 

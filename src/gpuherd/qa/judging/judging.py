@@ -18,7 +18,7 @@ from gpuherd.qa.judging.meta import Answers, Kind
 from gpuherd.qa.runs import Run
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.outlook import Outlook
+    from gpuherd.jobs.feasibility import Outlook
 
 # Characters of a token in English, roughly: a plan fetches no tokenizer.
 CHARACTERS_A_TOKEN = 3
@@ -105,7 +105,7 @@ def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[
     longest = max((len(filled(form, each.case)) for each in cases), default=0) // CHARACTERS_A_TOKEN + 1
     if judge.kind is Kind.URL or not cases:
         return Planned(answers, len(items), len(cases), longest)
-    from gpuherd.jobs.outlook import of_like
+    from gpuherd.jobs.feasibility import of_like
     from gpuherd.qa.judging.room import with_room
     from gpuherd.qa.working.model_jobs import having
     from gpuherd.qa.working.sharding import number_of_shards

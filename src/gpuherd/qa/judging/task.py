@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuherd.atomic import atomic_write, replacing
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
-from gpuherd.jobs.durable import atomic_write, replacing
 from gpuherd.qa.folder import FORMAT, ShardedDirectory
 from gpuherd.qa.judging.form import Mode
 from gpuherd.qa.judging.verdict import Verdict

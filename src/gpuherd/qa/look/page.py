@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, printable
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.qa.evaluation.result import Evaluation
 from gpuherd.qa.look.chunks import LEVELS, VERDICTS, Chunks, chunks_of
 from gpuherd.qa.look.contents import index_values

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.reader import notes_on_gpus
+from gpuherd.jobs.queue.reader import notes_on_gpus
 from gpuherd.qa.encoders.entailment import Rule
 from gpuherd.qa.evaluation.files import read_evaluation
 from gpuherd.qa.evaluation.result import Evaluation

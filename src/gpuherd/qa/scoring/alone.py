@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gpuherd.atomic import remove_strays
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
-from gpuherd.jobs.durable import remove_strays
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.jobs.outcome import Outcome
-from gpuherd.jobs.outlook import Outlook, of_like
+from gpuherd.jobs.feasibility import Outlook, of_like
+from gpuherd.jobs.records import Outcome
 from gpuherd.qa.encoders.entailment import Rule
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.files import judging_named, judgments

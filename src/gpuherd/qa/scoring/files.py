@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import UsageError, naming_extras, printable
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.qa.described import descriptions, read_description
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.scoring.alone import alone_in

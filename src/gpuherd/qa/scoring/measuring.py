@@ -14,7 +14,7 @@ from rich.console import Console
 
 from gpuherd import __version__
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.outcome import Outcome
+from gpuherd.jobs.records import Outcome
 from gpuherd.lm.batching import plan_batches
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.models.plan.workload import Workload

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import count
-from gpuherd.jobs.rundir import safe_name
+from gpuherd.jobs.run_dir import safe_name
 from gpuherd.options import option
 from gpuherd.qa.span import SPANS, Span
 from gpuherd.qa.working.options import RunsOptions, WorkOptions

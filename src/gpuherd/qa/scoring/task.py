@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.scoring.statistic import BadStatistic, Spec, spec_of, spec_values
 

@@ -15,7 +15,7 @@ from gpuherd.qa.working.options import DEFAULT_RUNS_DIR
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuherd.jobs.outlook import Outlook
+    from gpuherd.jobs.feasibility import Outlook
     from gpuherd.qa.runs import Run
     from gpuherd.qa.scoring.choosing import Choice
     from gpuherd.qa.scoring.experiment import ScoreOutcome

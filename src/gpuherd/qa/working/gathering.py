@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuherd.atomic import atomic_write, replacing
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
-from gpuherd.jobs.durable import atomic_write, replacing
 from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.working.shardfile import line_ends, unsealed
 from gpuherd.qa.working.sharding import Shard

@@ -11,10 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuherd.engines import allotment
+from gpuherd.engines import host
 from gpuherd.engines.options import LOCAL, EngineOptions
 from gpuherd.errors import JobCannotFit
-from gpuherd.flags import words_of
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
@@ -25,6 +24,7 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cluster import node_cards
 from gpuherd.models.plan.demand import idle_cards
 from gpuherd.models.plan.workload import Reserve, Workload
+from gpuherd.options import words_of
 from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.working.options import ShardOptions, WorkOptions
 from gpuherd.qa.working.sharding import Shard
@@ -95,11 +95,11 @@ def having(options: DispatchOptions) -> Having:
     """What there is for a run with these options: on this machine (raises NoSuchGpu), or in the cluster that they name,
     which isn't asked before somebody wants to know."""
     if options.engine != LOCAL:
-        return Having((), allotment.cores(), options)
-    from gpuherd.jobs.gpuwatch import watch_for_plan
+        return Having((), host.cores(), options)
+    from gpuherd.jobs.gpu.watch import watch_for_plan
     from gpuherd.jobs.settings import load
 
-    return Having(watch_for_plan(options, load()).gpus, allotment.cores())
+    return Having(watch_for_plan(options, load()).gpus, host.cores())
 
 
 def what_it_takes(model: str, options: WorkOptions, workload: Workload, have: Having, beside: int = 0) -> Asks:

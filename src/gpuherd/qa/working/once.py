@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from gpuherd.atomic import put_first, sync_folder
 from gpuherd.errors import CannotWrite
-from gpuherd.exclusive import put_first
-from gpuherd.jobs.durable import sync_folder
 
 
 @contextmanager

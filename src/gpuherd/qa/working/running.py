@@ -8,12 +8,12 @@ from datetime import datetime
 
 from rich.console import Console
 
+from gpuherd.atomic import remove_strays
 from gpuherd.jobs import clock
-from gpuherd.jobs.durable import remove_strays
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.live import display
-from gpuherd.jobs.outcome import Outcome
-from gpuherd.jobs.queue import Queue
+from gpuherd.jobs.monitor.display import display
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.run import run_jobs
 from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.working.options import WorkOptions

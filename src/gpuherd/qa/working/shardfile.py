@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gpuherd.atomic import sync_folder
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
-from gpuherd.jobs.durable import sync_folder
 from gpuherd.qa.working.sharding import Shard
 
 logger = logging.getLogger(__name__)

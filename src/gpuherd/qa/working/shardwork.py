@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.jobs.durable import atomic_write
 from gpuherd.qa.folder import FORMAT, ShardedDirectory
 from gpuherd.qa.working.shardfile import ShardFile, batches_done
 from gpuherd.qa.working.sharding import Shard

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.flags import Parser, add_options, build
-from gpuherd.jobs.failures import is_out_of_memory
+from gpuherd.jobs.attempts.failures import is_out_of_memory
+from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.working.loading import leave
 from gpuherd.report.log import configure_console
 

@@ -1,0 +1,295 @@
+"""``gpuherd batch``: the jobs of a file in a run folder, run in the foreground, continued later; and its tables."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuherd import __version__
+from gpuherd.batch.assemble import STDIN, Content, read_jobs
+from gpuherd.batch.job_options import Planner
+from gpuherd.batch.user_queue import folder
+from gpuherd.columns import Column, fitted, window
+from gpuherd.engines.options import ENGINES, LOCAL
+from gpuherd.errors import UsageError, printable
+from gpuherd.jobs.attempts.failures import clean
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.options import DispatchOptions, count
+from gpuherd.jobs.records import Outcome
+from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.scheduler.memory import could_share
+from gpuherd.options import option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+# ``gpuherd batch``: the jobs of a file in a run folder, worked off in the foreground, and gone on with later.
+#
+# Knows the order of things. What a file may say is the readers' business, what runs when is ``gpuherd.jobs``'.
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions(DispatchOptions):
+    """How a job file is worked off."""
+
+    output_dir: str | None = option(
+        None,
+        help="folder for queue and logs (default: <file>_results); the same folder goes on where it stopped",
+        metavar="DIR",
+        group="jobs",
+    )
+    shell: bool = option(False, help="run each command line by /bin/sh", group="jobs")
+    retries: int = option(
+        1, help="further tries for jobs that don't say how many", parse=count, metavar="N", group="jobs"
+    )
+    dry_run: bool = option(False, help="show what would run and start nothing", group="jobs")
+    enqueue_only: bool = option(False, help="put the jobs into the queue of the run's folder and end", group="jobs")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """A job of the file before a run. ``never``: why it can't run on this machine, or in the cluster; ``done``: it need
+    not run again; ``asks``: for what it would ask the cluster, None on this machine."""
+
+    job: Job
+    done: bool = False
+    never: str | None = None
+    asks: str | None = None
+
+    @property
+    def state(self) -> str:
+        """One word for a table."""
+        return "done" if self.done else "refused" if self.never is not None else "to do"
+
+
+def run_folder(path: str | os.PathLike[str], options: BatchOptions) -> RunDirectory:
+    """The run folder: the one asked for, else one beside us with the file's name in it.
+
+    Raises UsageError for the folder of the user's own queue.
+    """
+    if options.output_dir is not None:
+        run = RunDirectory(options.output_dir)
+        if run.root.resolve() in {folder(engine).resolve() for engine in ENGINES}:
+            # A batch makes its folder hold its own jobs and no others: all that was submitted would be cancelled.
+            raise UsageError(f"{run.root} is your own queue, to which gpuherd submit adds; choose another --output-dir")
+        return run
+    name = "batch" if os.fspath(path) == STDIN else Path(path).stem
+    return RunDirectory(f"{name}_results")
+
+
+def plan(path: str | os.PathLike[str], options: BatchOptions, planner: Planner | None = None) -> tuple[PlannedJob, ...]:
+    """What is to be done of the file, by what its folder says and what this machine has. Nothing is changed.
+
+    ``planner``: says what jobs need that name a model.
+
+    Raises NoJobFile, BadJobFile, NoSuchGpu, and QueueUnreadable.
+    """
+    from gpuherd.jobs.feasibility import never
+    from gpuherd.jobs.remote.dispatcher import settled
+
+    run = run_folder(path, options)
+    states, known = _queued(run)
+    unfit: dict[str, str] = {}
+    jobs = _jobs(path, options, known, planner, unfit)
+    left = [job for job in jobs if job.name not in unfit and not _stays_done(job, states, known)]
+    options = settled(left, options, run) if left else options
+    told = (unfit.get(job.name, reason) for job, reason in zip(jobs, never(jobs, options), strict=True))
+    reasons = _with_dependents(jobs, list(told))
+    return tuple(
+        PlannedJob(job, done=_stays_done(job, states, known), never=reason, asks=_asks(job, options))
+        for job, reason in zip(jobs, reasons, strict=True)
+    )
+
+
+def jobs_of(
+    path: str | os.PathLike[str], options: BatchOptions, planner: Planner | None = None
+) -> tuple[tuple[Job, ...], dict[str, str]]:
+    """The jobs of the file, named so that those which its folder knows are found again; and, by name, why jobs can't
+    run whose model fits nowhere.
+
+    ``planner``: as for ``plan``.
+
+    Raises NoJobFile, BadJobFile, and QueueUnreadable.
+    """
+    _, known = _queued(run_folder(path, options))
+    unfit: dict[str, str] = {}
+    return _jobs(path, options, known, planner, unfit), unfit
+
+
+def with_sharing(options: BatchOptions, jobs: Sequence[Job]) -> BatchOptions:
+    """The options of a run of these jobs: jobs share GPUs where --share says so, and also where the file does."""
+    return replace(options, share=True) if any(job.share for job in jobs) else options
+
+
+def run_record(path: str | os.PathLike[str], options: BatchOptions, jobs: Sequence[Job]) -> dict[str, Any]:
+    """What run.json says: what was asked, when and where."""
+    return {
+        "command": sys.argv,
+        "file": os.fspath(path),
+        "jobs": len(jobs),
+        "config": options.to_dict(),
+        "cwd": os.getcwd(),  # noqa: PTH109 - a record, not a path to work with
+        "host": socket.gethostname(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"gpuherd": __version__, "python": sys.version.split()[0]},
+    }
+
+
+def _queued(run: RunDirectory) -> tuple[dict[str, JobState], dict[str, Content]]:
+    """States and contents of the jobs that the folder's queue holds, by name."""
+    if not run.queue.exists():
+        return {}, {}
+    from gpuherd.jobs.queue.store import Queue
+
+    with Queue(run.queue) as queue:
+        return queue.states(), {job.name: Content.of(job) for job in queue.jobs()}
+
+
+def _jobs(
+    path: str | os.PathLike[str],
+    options: BatchOptions,
+    known: dict[str, Content],
+    planner: Planner | None,
+    unfit: dict[str, str],
+) -> tuple[Job, ...]:
+    found = read_jobs(
+        path,
+        shell=options.shell,
+        gpus=options.gpus_per_job,
+        retries=options.retries,
+        known=known,
+        planner=planner,
+        unfit=unfit,
+    )
+    return tuple(_sharing(job) for job in found) if options.share else found
+
+
+def _sharing(job: Job) -> Job:
+    """With --share every job that could share its GPU does."""
+    return replace(job, share=could_share(job))
+
+
+def _stays_done(job: Job, states: dict[str, JobState], known: dict[str, Content]) -> bool:
+    """Whether the queue will leave it as it is: done with the same command, and its result there."""
+    if states.get(job.name) is not JobState.DONE or known[job.name] != Content.of(job):
+        return False
+    return job.result is None or Path(job.cwd or ".", job.result).exists()
+
+
+def _asks(job: Job, options: BatchOptions) -> str | None:
+    if options.engine == LOCAL:
+        return None
+    from gpuherd.jobs.feasibility import in_words, would_ask
+
+    return in_words(would_ask(job, options))
+
+
+def _with_dependents(jobs: Sequence[Job], never: Sequence[str | None]) -> list[str | None]:
+    """The same, with a reason also for jobs that need one that could never run, directly or by way of others."""
+    reasons = {job.name: reason for job, reason in zip(jobs, never, strict=True)}
+    needed_by: dict[str, list[str]] = {}
+    for job in jobs:
+        for need in job.needs:
+            needed_by.setdefault(need, []).append(job.name)
+    stack = [name for name, reason in reasons.items() if reason is not None]
+    while stack:
+        name = stack.pop()
+        for dependent in needed_by.get(name, ()):
+            if reasons[dependent] is None:
+                reasons[dependent] = f"needs {name}, which can't run"
+                stack.append(dependent)
+    return [reasons[job.name] for job in jobs]
+
+
+# What a person is shown of a job file before and after a run. Plain data in, rich text out; it fits in 80 columns.
+
+MOST_ROWS = 60
+MOST_FAILURES = 20
+_PLAN = (
+    Column("job", 0, middle=True),
+    Column("GPUs", 3, right=True),
+    Column("MB", 4, right=True),
+    Column("state", 1),
+    Column("command", 2, least=16),
+)
+
+
+def print_plan(console: Console, planned: Sequence[PlannedJob], where: str | None = None) -> None:
+    """The jobs that would run, those that can't and why, and the counts. ``where``: an engine beyond this machine."""
+    from rich.text import Text
+
+    # A pipe gets every job, in full.
+    width = window(console)
+    shown = planned if width is None else planned[:MOST_ROWS]
+    columns = _PLAN if where is None else (*_PLAN[:-1], Column(f"asks {where} for", 2, least=10), _PLAN[-1])
+    table = fitted(columns, [_words(each, there=where is not None) for each in shown], width)
+    console.print(Text(table.lines[0], style="bold"), soft_wrap=True)
+    console.print(Text("\n".join(table.lines[1:])), soft_wrap=True)
+    console.print()
+    if len(planned) > len(shown):
+        console.print(Text(f"… and {len(planned) - len(shown)} more jobs"))
+    if table.left_out:
+        console.print(Text(f"no room for {', '.join(table.left_out)}: a wider window or --json shows them"))
+    for each in planned:
+        if each.never is not None:
+            console.print(Text.assemble(("refused  ", "red"), f"{clean(each.job.name)} {each.never}"), soft_wrap=True)
+    states = [each.state for each in planned]
+    refused = f", {states.count('refused')} refused" if "refused" in states else ""
+    console.print(
+        Text(f"{states.count('to do')} to do, {states.count('done')} done{refused}; nothing was started"),
+        soft_wrap=True,
+    )
+
+
+def _words(planned: PlannedJob, *, there: bool) -> tuple[str, ...]:
+    job = planned.job
+    asks = (planned.asks or "-",) if there else ()
+    return tuple(printable(word) for word in (job.name, gpus(job), memory(job), planned.state, *asks, command(job)))
+
+
+def print_outcome(console: Console, outcome: Outcome, run: RunDirectory) -> None:
+    """The counts, the failures with their reasons and logs, and where everything is."""
+    from rich.text import Text
+
+    console.print(Text(headline(outcome)), soft_wrap=True)
+    for failure in outcome.failures[:MOST_FAILURES]:
+        text = f"{clean(failure.title)}: {printable(failure.sentence)}"
+        console.print(Text.assemble(("failed  ", "red"), text), soft_wrap=True)
+    if len(outcome.failures) > MOST_FAILURES:
+        console.print(Text(f"… and {len(outcome.failures) - MOST_FAILURES} more in {run.failures}"), soft_wrap=True)
+    console.print(Text(f"logs     {run.logs}"), soft_wrap=True)
+    console.print(Text(f"metrics  {run.gpu_metrics}"), soft_wrap=True)
+
+
+def headline(outcome: Outcome) -> str:
+    """The counts in one line."""
+    counts = (("failed", outcome.failed), ("cancelled", outcome.cancelled), ("waiting", outcome.waiting))
+    text = ", ".join([f"{outcome.done} done", *(f"{number} {word}" for word, number in counts if number)])
+    return f"{text}; stopped: the same command goes on from here" if outcome.interrupted else text
+
+
+def gpus(job: Job) -> str:
+    """How many GPUs, as it is written in a file."""
+    return str(job.gpus) if job.gpus_at_most is None else f"{job.gpus}-{job.gpus_at_most}"
+
+
+def memory(job: Job) -> str:
+    """Memory on each GPU in MB, a dash where nothing is said."""
+    return "-" if job.memory_mb is None else str(job.memory_mb)
+
+
+def command(job: Job) -> str:
+    """The command as it could be typed."""
+    return shlex.join(job.argv)

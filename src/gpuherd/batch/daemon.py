@@ -1,0 +1,217 @@
+"""``gpuherd up`` and ``gpuherd down``: a dispatcher of the user's own queue that goes on when its terminal is gone.
+
+It is a process and a session of its own, without a terminal: ``python -m gpuherd.batch.daemon``. What it is to do
+comes through a pipe and not on its command line, which everybody can read; through another it says when it is at work,
+or why it can't be. There is one a queue, by the queue's lock; its pid is in there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.batch.user_queue import open_folder
+from gpuherd.engines import host
+from gpuherd.engines.options import LOCAL
+from gpuherd.errors import ExitCode, GpuherdError, QueueBusy
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.control.messages import Answer
+    from gpuherd.jobs.records import Outcome
+    from gpuherd.jobs.reporter import Display
+
+START_WITHIN_S = 60.0
+# What a process needs anywhere, what notices to a webhook go by, and what tells us of GPUs, real and simulated ones,
+# and of the cluster. (Not all of SLURM's: others tell of the job in which somebody typed the command.)
+_KEPT = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM", "SLURM_CONF", "SLURM_CLUSTERS"}
+)
+_KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL", "SBATCH_", "RAY_")
+_LOG_BYTES, _LOGS_KEPT = 10 * 2**20, 3
+_LOOK_S = 0.05
+# The shell goes as soon as it has started the dispatcher, which so becomes nobody's child and nobody's zombie.
+_DETACH = '"$@" &'
+
+# Not __name__, which is "__main__" in the process itself and would miss the log.
+logger = logging.getLogger("gpuherd.batch.daemon")
+
+
+class CannotStartUp(GpuherdError):
+    """The dispatcher in the background ended before it was at work. It carries the code that it ended with."""
+
+    def __init__(self, message: str, code: int = ExitCode.FAILED):
+        super().__init__(message)
+        self.exit_code = ExitCode(code)
+
+
+def log_file(run: RunDirectory) -> Path:
+    """Where the dispatcher in the background writes what happens."""
+    return run.logs / "up.log"
+
+
+def up(options: DispatchOptions, run: RunDirectory | None = None) -> int:
+    """Starts a dispatcher for the queue in the background and returns its pid when it is at work.
+
+    Raises:
+        QueueBusy: there is one already.
+        CannotStartUp: it could not begin; the message says why.
+        CannotWrite: the queue's folder can't be used.
+    """
+    directory = open_folder(engine=options.engine) if run is None else run
+    pid = DispatcherLock.holder(directory.lock)
+    if pid is not None:
+        raise QueueBusy(f"pid {pid} works off {directory.root} already; gpuherd set changes its options")
+    options_in, options_out = os.pipe()
+    ready_in, ready_out = os.pipe()
+    # What is written before its own log is open, or by a crash of the interpreter.
+    raw = directory.logs / "up.err"
+    words = [sys.executable, "-m", "gpuherd.batch.daemon", str(directory.root), str(options_in), str(ready_out)]
+    try:
+        with raw.open("wb") as output:
+            # Its own environment but no working folder: PYTHONPATH may be relative, so it leaves ours by itself.
+            subprocess.run(
+                ["/bin/sh", "-c", _DETACH, "gpuherd-up", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(options_in, ready_out),
+                start_new_session=True,
+                check=True,
+            )
+        os.close(ready_out)
+        ready_out = -1
+        with os.fdopen(options_out, "wb") as pipe:
+            options_out = -1
+            pipe.write(json.dumps(asdict(options)).encode())
+        return _pid_when_ready(ready_in, raw)
+    finally:
+        for descriptor in (options_in, options_out, ready_in, ready_out):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+
+def _pid_when_ready(pipe: int, raw: Path) -> int:
+    """The pid that the new dispatcher tells; raises CannotStartUp with its reason when it tells another thing."""
+    told = b""
+    deadline = time.monotonic() + START_WITHIN_S
+    while not told.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            raise CannotStartUp(f"the dispatcher is not at work after {START_WITHIN_S:g} s; see {raw.parent}")
+        part = os.read(pipe, 65536)
+        if not part:
+            last = raw.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+            raise CannotStartUp(f"the dispatcher ended at once: {last[0] if last else 'without a word'} (see {raw})")
+        told += part
+    answer = json.loads(told)
+    if "error" in answer:
+        raise CannotStartUp(answer["error"], answer["exit_code"])
+    return int(answer["pid"])
+
+
+def down(
+    *, now: bool = False, engine: str = LOCAL, run: RunDirectory | None = None, wait_s: float = 30.0
+) -> Answer | None:
+    """Ends the dispatcher of the queue, when there is one; None when there is none.
+
+    Args:
+        now: stops what runs and puts it back into the queue, and waits (``wait_s`` at most) until that is done; else
+            what runs goes on to its end, nothing new is started, and the answer comes at once.
+        engine: that of the user's own queue.
+        run: the queue's folder; the user's own for the engine if not given.
+    """
+    from gpuherd.jobs.control.client import send
+    from gpuherd.jobs.control.messages import Control, ControlKind
+
+    directory = open_folder(engine=engine) if run is None else run
+    if DispatcherLock.holder(directory.lock) is None:
+        return None
+    answer = send(directory, Control(ControlKind.STOP if now else ControlKind.DRAIN))
+    deadline = time.monotonic() + wait_s
+    while now and DispatcherLock.holder(directory.lock) is not None and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+    return answer
+
+
+def forget_environment(engine: str = LOCAL) -> None:
+    """Drops from this process's environment what came from the terminal in which it happened to be started: jobs bring
+    their own, and would get ours beneath it. What finds gpuherd itself stays for an engine beyond this machine, on
+    whose nodes its part of a job is started in our name."""
+    if engine != LOCAL and os.environ.get(host.NAME):
+        os.environ[host.NAME] = host.absolute(os.environ[host.NAME])
+    for name in list(os.environ):
+        proxy = name.lower().endswith("_proxy")
+        ours = engine != LOCAL and name == host.NAME
+        if name not in _KEPT and not proxy and not ours and not name.startswith(_KEPT_BEGINNINGS):
+            del os.environ[name]
+
+
+def serve(
+    options: DispatchOptions,
+    run: RunDirectory,
+    *,
+    display: Display | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Works the queue off in this process, until it is told to end. Raises what ``work_off`` does."""
+    from gpuherd.jobs.run import work_off
+
+    return work_off(run, options, serve=True, display=display, on_ready=on_ready)
+
+
+def main() -> int:
+    """The process in the background. Its words: the queue's folder, and the numbers of its two pipes."""
+    folder, options_in, ready_out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    with os.fdopen(options_in, "rb") as pipe:
+        options = DispatchOptions(**_without_lists(json.loads(pipe.read())))
+    run = RunDirectory(folder)
+    forget_environment(options.engine)
+    os.chdir(run.root)  # a folder that somebody wants to unmount must not be ours
+    _log_to(log_file(run))
+
+    def tell(**told: Any) -> None:
+        os.write(ready_out, json.dumps(told).encode() + b"\n")
+        os.close(ready_out)
+
+    try:
+        return serve(options, run, on_ready=lambda: tell(pid=os.getpid())).exit_code
+    except GpuherdError as problem:
+        logger.error("%s", problem)
+        with suppress(OSError):  # it was at work already, or nobody waits for it any more
+            tell(error=str(problem), exit_code=int(problem.exit_code))
+        return problem.exit_code
+    except Exception:
+        logger.exception("the dispatcher has failed")
+        raise
+
+
+def _without_lists(values: dict[str, Any]) -> dict[str, Any]:
+    """Options that went through JSON, with tuples for its lists."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def _log_to(path: Path) -> None:
+    from logging.handlers import RotatingFileHandler  # not for a dispatcher in the foreground
+
+    handler = RotatingFileHandler(path, maxBytes=_LOG_BYTES, backupCount=_LOGS_KEPT, encoding="utf-8", errors="replace")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    ours = logging.getLogger("gpuherd")
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,380 @@
+"""``gpuherd run``: waits for GPUs and becomes the command, as ``flock`` does for a file.
+
+Nothing stands between the caller and the command afterwards: the process is the command's own, so signals, exit status,
+terminal and pipes are too. It takes the leases' file descriptors along; the kernel frees the GPUs when the command and
+all that inherited them have ended. Knows how to wait and to become something else; when a GPU is free is the business
+of ``gpuherd.jobs.gpu.watch``, whether this command may have it that of ``gpuherd.jobs.scheduler.policy``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.batch.job_options import OF_A_MODEL, JobOptions, Planner, job_name
+from gpuherd.engines.local import THREAD_VARIABLES
+from gpuherd.engines.options import LOCAL, ClusterOptions
+from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, UsageError
+from gpuherd.jobs import clock
+from gpuherd.jobs.options import DispatchOptions, GpuOptions, count
+from gpuherd.jobs.settings import NO_SETTINGS, Settings
+from gpuherd.options import option
+from gpuherd.units import duration_s, size_mb
+
+if TYPE_CHECKING:
+    from gpuherd.gpus.leases import Lease
+    from gpuherd.gpus.state import Gpu
+    from gpuherd.jobs.gpu.watch import GpuWatch
+    from gpuherd.jobs.scheduler.policy import Decision
+
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
+# A reason that changes with every check is told again only after so many seconds.
+_TELL_EVERY_S = 30.0
+_GPU_OPTIONS: Mapping[str, Field[Any]] = {declared.name: declared for declared in fields(GpuOptions)}
+_JOB_OPTIONS: Mapping[str, Field[Any]] = {declared.name: declared for declared in fields(JobOptions)}
+
+
+def _as_for_jobs(name: str) -> Any:
+    """An option as the commands that start jobs declare it: the same spelling, default and help."""
+    known = _GPU_OPTIONS[name]
+    return field(default=known.default, metadata=known.metadata)
+
+
+def _as_for_submit(name: str) -> Any:
+    """An option as ``gpuherd submit`` declares it."""
+    known = _JOB_OPTIONS[name]
+    return field(default=known.default, metadata=known.metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions:
+    """What a command in the foreground needs, and how long to wait for it."""
+
+    num_gpus: int | None = option(
+        None,
+        help="GPUs that the command gets (default: 1, or what --model needs)",
+        parse=count,
+        metavar="N",
+        group="job",
+    )
+    mem: int | None = option(
+        None, help="memory that must be free on each, like 20GB", parse=size_mb, metavar="SIZE", group="job"
+    )
+    nodes: int | None = _as_for_submit("nodes")
+    cpus: int | None = _as_for_submit("cpus")
+    host_mem: int | None = _as_for_submit("host_mem")
+    model: str | None = _as_for_submit("model")
+    dtype: str | None = _as_for_submit("dtype")
+    batch: int | None = _as_for_submit("batch")
+    prompt_tokens: int | None = _as_for_submit("prompt_tokens")
+    new_tokens: int | None = _as_for_submit("new_tokens")
+    parallel: str | None = _as_for_submit("parallel")
+    name: str | None = option(
+        None, help="what others are told of who has the GPUs (default: run)", parse=job_name, metavar="NAME"
+    )
+    wait: float | None = option(
+        None,
+        help="give up after this time, like 10m, with exit code 75; in a cluster: when it has not begun by then",
+        parse=duration_s,
+        metavar="TIME",
+    )
+    no_wait: bool = option(
+        False,
+        help="give up at once when too few GPUs can be free; the free test itself takes time (SLURM: when it can't "
+        "begin at once)",
+    )
+    quiet: bool = option(False, help="don't say what it waits for")
+    dry_run: bool = option(False, help="look once, say what would happen, and start nothing")
+    gpu_list: tuple[str | int, ...] = _as_for_jobs("gpu_list")
+    gpu_memory_threshold: int = _as_for_jobs("gpu_memory_threshold")
+    max_checks: int | None = _as_for_jobs("max_checks")
+    check_interval: float = _as_for_jobs("check_interval")
+
+    def __post_init__(self) -> None:
+        if self.wait is not None and self.no_wait:
+            raise UsageError("give --wait TIME or --no-wait, not both")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(ClusterOptions, CommandOptions):
+    """The same, and where it runs."""
+
+    def __post_init__(self) -> None:
+        CommandOptions.__post_init__(self)
+        ClusterOptions.__post_init__(self)
+        if self.engine == LOCAL:
+            return
+        if self.gpu_list:
+            raise UsageError(f"--gpu-list is for this machine's GPUs, and the engine is {self.engine}: use --gpu-type")
+        if self.mem is not None and self.model is None:
+            raise UsageError(f"--mem is for this machine; {self.engine} gives whole GPUs, which --gpu-type chooses")
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs the command gets."""
+        return 1 if self.num_gpus is None else self.num_gpus
+
+    def planned(self, planner: Planner) -> RunOptions:
+        """The same with the GPUs and the memory that the named model needs; as they are where none is named.
+
+        Raises UsageError for words that need a model, and what the planner raises.
+        """
+        said = {name: getattr(self, name) for name in ("model", *OF_A_MODEL)}
+        wanted = None if self.num_gpus is None else (self.num_gpus, self.num_gpus)
+        use = JobOptions(num_gpus=wanted, mem=self.mem, **said).use
+        if use is None:
+            return self
+        need = planner(use)
+        return replace(self, num_gpus=need.gpus, mem=need.memory_mb if self.mem is None else self.mem)
+
+    def gpu_options(self) -> DispatchOptions:
+        """The same as a dispatcher would be told."""
+        return DispatchOptions(
+            max_gpus=max(1, self.gpus),
+            gpu_list=self.gpu_list,
+            gpu_memory_threshold=self.gpu_memory_threshold,
+            max_checks=self.max_checks,
+            check_interval=self.check_interval,
+        )
+
+
+class NoGpuFree(GpuherdError):
+    """The GPUs did not become free in the time that the user gave them."""
+
+    exit_code = ExitCode.BUSY
+
+
+class CannotBecome(GpuherdError):
+    """The command can't be run: 127 as shells say when it is not there, 126 when it is no program."""
+
+    def __init__(self, message: str, code: int):
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Taken:
+    """GPUs that are ours now. Both are empty on a machine without GPUs, and when none were asked for."""
+
+    gpus: tuple[Gpu, ...] = ()
+    leases: tuple[Lease, ...] = ()
+
+
+def find_program(word: str, path: str | None = None) -> str:
+    """Where the command's program is. Raises CannotBecome, before anything is waited for."""
+    found = shutil.which(word, path=path)
+    if found is not None:
+        return found
+    if "/" in word and Path(word).exists():
+        raise CannotBecome(f"{word}: it is there but is no program that may be run", NOT_EXECUTABLE)
+    where = "there is no such program" if "/" in word else "there is no such program in any folder of PATH"
+    raise CannotBecome(f"{word}: {where}", NOT_FOUND)
+
+
+def become(
+    program: str, argv: Sequence[str], taken: Taken, inherited: Sequence[int], threads: int | None = None
+) -> None:
+    """Replaces this process by the command on these GPUs. Returns only by raising CannotBecome.
+
+    Args:
+        inherited: the descriptors that we were given; of all others the command gets only the leases.
+        threads: CPU threads that numeric libraries are told, unless the user has told them something.
+    """
+    environment = os.environ | {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu.cuda_name for gpu in taken.gpus),
+    }
+    if threads is not None and not any(name in environment for name in THREAD_VARIABLES):
+        environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
+    replace_process(program, argv, environment, inherited, keep={lease.fd for lease in taken.leases})
+
+
+def replace_process(
+    program: str,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    inherited: Sequence[int],
+    keep: Collection[int] = (),
+) -> None:
+    """Replaces this process. Of descriptors that it was not given the other program gets those to ``keep``. Returns
+    only by raising CannotBecome."""
+    for descriptor in open_descriptors():
+        if descriptor not in inherited:
+            # The driver library may have opened some that would stay open in the command.
+            with suppress(OSError):
+                os.set_inheritable(descriptor, descriptor in keep)
+    # Python ignores these; what we become must not find them ignored.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(program, list(argv), environment)  # noqa: S606 - the very purpose: no shell
+    except OSError as problem:
+        code = NOT_FOUND if problem.errno == errno.ENOENT else NOT_EXECUTABLE
+        raise CannotBecome(f"{argv[0]}: {problem.strerror}", code) from None
+
+
+def open_descriptors() -> tuple[int, ...]:
+    """The numbers of this process's open files."""
+    return tuple(int(name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208 - names, of a folder that lives
+
+
+class Waiter:
+    """Waits for the GPUs of one command and takes them.
+
+    Args:
+        options: what is needed.
+        tell: is given sentences for the user.
+        settings: the limits that the user and the machine set.
+
+    Raises NoSuchGpu for a GPU id that is not there.
+    """
+
+    def __init__(self, options: RunOptions, tell: Callable[[str], None], settings: Settings = NO_SETTINGS):
+        self._options = options
+        self._tell = tell
+        self._settings = settings
+        self._told = ""
+        self._told_at = 0.0
+        self._allowed: int | None = None  # GPUs that the settings leave us now, by the last decision
+        self._refuse_more_than_allowed()
+        self._watch = self._open_watch() if options.gpus else None
+
+    def take(self) -> Taken:
+        """The GPUs, when they are free. Raises NoGpuFree when that takes too long, JobCannotFit if it can never be."""
+        watch = self._watch
+        if watch is None:
+            return Taken()
+        began = clock.mono()
+        while True:
+            now = clock.mono()
+            watch.look(now, ())
+            decided = self._decide(watch)
+            self._refuse(decided)
+            if watch.problem is not None and not watch.awaits_driver:
+                self._tell(f"no GPUs: {watch.problem}; the command runs on the CPU")
+                return Taken()
+            taken = self._take(watch, decided.starts[0].gpus) if decided.starts else None
+            for notice in watch.fetch_notices():
+                self._tell(notice)
+            if taken is not None:
+                watch.rest()
+                self._say_taken(taken, clock.mono() - began)
+                return taken
+            self._wait(watch, began, decided)
+
+    def look(self) -> tuple[tuple[Gpu, ...], str | None]:
+        """One look, for a dry run: the GPUs that pass a first check and would be taken, or why there are too few."""
+        watch = self._watch
+        if watch is None:
+            return (), None
+        if watch.problem is None:
+            watch.look(clock.mono(), ())
+        decided = self._decide(watch)
+        self._refuse(decided)
+        if watch.problem is not None:
+            return (), watch.problem if watch.awaits_driver else None
+        passing = self._passing(watch)
+        chosen = watch.choose(passing, self._options.gpus, self._options.mem)
+        return ((), decided.waits[0].reason if decided.waits else None) if chosen is None else (chosen, None)
+
+    @property
+    def checks(self) -> int:
+        """So many checks in a row must find a GPU free, by the last look."""
+        return 0 if self._watch is None else self._watch.checks
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def _open_watch(self) -> GpuWatch:
+        from gpuherd.jobs.gpu.watch import GpuWatch
+
+        return GpuWatch(self._options.gpu_options(), f"run-{os.getpid()}", self._settings)
+
+    def _decide(self, watch: GpuWatch) -> Decision:
+        from gpuherd.jobs.scheduler.limits import limits
+        from gpuherd.jobs.scheduler.policy import Decision, Wait, WaitingJob, decide
+
+        if watch.awaits_driver and watch.problem is not None:
+            return Decision(waits=(Wait(0, watch.problem),))
+
+        job = WaitingJob(0, self._options.gpus, self._options.mem)
+        allowed = watch.allowance(())
+        self._allowed = allowed.max_gpus
+        most = replace(
+            limits(self._options.gpu_options(), watch.gpus, cores=1),
+            gpus_now=allowed.max_gpus,
+            gpus_now_why=allowed.sentence,
+        )
+        return decide([job], watch.views(clock.mono(), ()), most, watch.choose)
+
+    def _refuse_more_than_allowed(self) -> None:
+        """Raises JobCannotFit for more GPUs than the settings ever let the user hold."""
+        from gpuherd.gpus.lease_files import user_name
+        from gpuherd.jobs.scheduler.limits import most_ever
+
+        most = most_ever(self._settings, user_name(os.geteuid()))
+        if most is not None and most < self._options.gpus:
+            raise JobCannotFit(
+                f"the command asks for {self._options.gpus} GPUs; you may hold {most} by your own settings or this"
+                " machine's policy"
+            )
+
+    @staticmethod
+    def _refuse(decided: Decision) -> None:
+        for refused in decided.refused:
+            raise JobCannotFit(f"the command {refused.reason}")
+
+    def _take(self, watch: GpuWatch, gpus: tuple[Gpu, ...]) -> Taken | None:
+        """Leases on the GPUs and one more look under them; None when somebody else was faster."""
+        now = clock.mono()
+        leases = watch.take(gpus, self._options.name or "run", now)
+        if leases is None:
+            return None
+        uuids = {gpu.uuid for gpu in gpus}
+        if watch.still_free(uuids, now) == uuids:
+            return Taken(gpus, leases)
+        for lease in leases:
+            lease.close()
+        return None
+
+    def _wait(self, watch: GpuWatch, began: float, decided: Decision) -> None:
+        options = self._options
+        reason = decided.waits[0].reason if decided.waits else "somebody else was faster"
+        needed = f"{options.gpus} GPU" + ("s" if options.gpus > 1 else "")
+        too_few = self._allowed is not None and self._allowed < options.gpus
+        if options.no_wait and (too_few or len(self._passing(watch)) < options.gpus):
+            raise NoGpuFree(f"{needed} can't be had at once: {reason}")
+        now = clock.mono()
+        if options.wait is not None and now - began >= options.wait:
+            raise NoGpuFree(f"{needed} did not become free in {options.wait:g} s: {reason}")
+        if self._told == "" or (reason != self._told and now - self._told_at >= _TELL_EVERY_S):
+            self._tell(f"waiting for {needed}: {reason}")
+            self._told, self._told_at = reason, now
+        pause = watch.look_in_s(now)
+        time.sleep(pause if options.wait is None else max(0.0, min(pause, options.wait - (now - began))))
+
+    def _passing(self, watch: GpuWatch) -> list[Gpu]:
+        """GPUs that this look found free, however often they were found so before."""
+        from gpuherd.gpus.idle import IdleRule, check
+        from gpuherd.gpus.leases import LeaseFolder
+
+        rule = IdleRule(memory_threshold_mb=self._options.gpu_memory_threshold)
+        leases = LeaseFolder.existing()
+        return [
+            gpu for gpu in watch.gpus if check(gpu, rule).free and (leases is None or leases.holder(gpu.uuid) is None)
+        ]
+
+    def _say_taken(self, taken: Taken, after_s: float) -> None:
+        labels = ", ".join(gpu.label for gpu in taken.gpus)
+        self._tell(f"on GPU {labels}" + (f" after {after_s:.0f} s" if after_s >= 1 else ""))

@@ -1,0 +1,385 @@
+"""``gpuherd run`` beyond this machine: SLURM's srun takes our place, or the command is one job that is handed over and
+whose log is followed here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from gpuherd.batch.run import NoGpuFree, RunOptions, replace_process
+from gpuherd.batch.user_queue import folder, open_folder
+from gpuherd.engines.base import EngineMissing, Placement
+from gpuherd.engines.options import ClusterOptions, EngineOptions
+from gpuherd.engines.slurm.site import Allocation
+from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, JobCannotFit, UsageError
+from gpuherd.jobs import clock
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.records import Event, EventKind, Outcome
+from gpuherd.jobs.run_dir import RunDirectory
+
+_LOOK_S = 0.1
+# A pipe that has any room takes so much at once.
+_BLOCK = select.PIPE_BUF
+_MOST_AT_ONCE = 1 << 20
+_NAME = "command"
+_ENDS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+# As a shell tells of a command whose reader has gone.
+_UNREAD = 128 + signal.SIGPIPE
+
+
+def asked(options: RunOptions) -> Placement:
+    """What the command asks of the cluster."""
+    return Placement(
+        gpus=options.gpus,
+        nodes=options.nodes or 1,
+        tasks=options.ntasks_per_node or 1,
+        cpus=options.cpus,
+        memory_mb=options.host_mem,
+        time_s=options.time_limit,
+    )
+
+
+def why_never(options: RunOptions) -> str | None:
+    """Why the cluster can never give what is asked, None where it can. Raises what its engine's ``check`` raises."""
+    from gpuherd.jobs.remote.dispatcher import opened
+
+    wanted = asked(options)
+    with opened(options.engine_options()) as engine:
+        return None if engine is None else engine.check([wanted]).get(wanted)
+
+
+def refuse_if_never(options: RunOptions) -> None:
+    """Raises JobCannotFit for what the cluster can never give, and what its engine's ``check`` raises."""
+    reason = why_never(options)
+    if reason is not None:
+        raise JobCannotFit(f"the command can never run there: {reason}")
+
+
+# --- SLURM ------------------------------------------------------------------------------------------------------------
+
+
+def allocation(options: RunOptions, tell: Callable[[str], None]) -> Allocation | None:
+    """The SLURM job of which the command is to be a step, None for a job of its own.
+
+    Raises JobCannotFit and UsageError where it can't be that step and is to be nothing else.
+    """
+    from gpuherd.engines.slurm.foreground import allocated
+
+    if options.in_allocation is False:
+        return None
+    found = allocated(os.environ, asked(options), options.engine_options())
+    if isinstance(found, str):
+        if options.in_allocation:
+            raise JobCannotFit(f"--in-allocation: {found}")
+        tell(f"{found}; asking for a job of its own")
+        return None
+    if found is None and options.in_allocation:
+        raise UsageError(
+            "--in-allocation: this is not typed in a SLURM job (SLURM_JOB_ID is not set); salloc starts one"
+        )
+    return found
+
+
+def srun_words(options: RunOptions, argv: Sequence[str], within: Allocation | None) -> list[str]:
+    """The srun that runs the command. Raises UsageError."""
+    from gpuherd.engines.slurm.commands import Programs
+    from gpuherd.engines.slurm.engine import refuse_unknown_mpi
+    from gpuherd.engines.slurm.foreground import in_step, srun
+
+    refuse_unknown_mpi(options.engine_options(), Programs())
+    return srun(
+        argv,
+        asked(options),
+        options.engine_options(),
+        name=options.name or "gpuherd-run",
+        wait_s=0.0 if options.no_wait else options.wait,
+        terminal=(options.nodes or 1) * (options.ntasks_per_node or 1) == 1 and os.isatty(0) and os.isatty(1),
+        within=within,
+        in_step=in_step(os.environ),
+    )
+
+
+def become_srun(
+    options: RunOptions, argv: Sequence[str], inherited: Sequence[int], tell: Callable[[str], None]
+) -> NoReturn:
+    """Replaces this process by srun with the command. ``inherited``: the descriptors that we were given.
+
+    Raises as ``allocation`` and ``refuse_if_never``, and CannotBecome.
+    """
+    from gpuherd.engines.slurm.foreground import environment
+
+    within = allocation(options, tell)
+    words = srun_words(options, argv, within)
+    program = _srun()
+    if within is None:
+        refuse_if_never(options)
+    replace_process(program, words, environment(os.environ, asked(options)), inherited)
+    raise AssertionError("unreachable")
+
+
+def become_step(within: Allocation, argv: Sequence[str]) -> NoReturn:
+    """Replaces this process by srun with the command, on all that the SLURM job's only node gives it. Raises
+    EngineMissing, CannotBecome."""
+    from gpuherd.engines.slurm.foreground import environment, srun
+
+    (node,) = within.nodes
+    all_of_it = Placement(gpus=node.count(None), cpus=node.cpus, memory_mb=node.memory_mb)
+    options, terminal = EngineOptions(engine="slurm"), os.isatty(0) and os.isatty(1)
+    words = srun(argv, all_of_it, options, name="gpuherd", terminal=terminal, within=within, in_step=True)
+    replace_process(_srun(), words, environment(os.environ, all_of_it), inherited=(0, 1, 2))
+    raise AssertionError("unreachable")
+
+
+def _srun() -> str:
+    program = shutil.which("srun")
+    if program is None:
+        raise EngineMissing("srun is not here; it comes with SLURM's own programs, as sbatch does")
+    return program
+
+
+# --- one job that is followed -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Followed:
+    """What is known of the job so far.
+
+    Attributes:
+        log: where it writes, None until it has begun.
+        outcome, problem: how the run ended.
+        asked_to_end: the first signal that came.
+        gave_up: it has not begun in time.
+        unwritable: why nothing more can be written to standard output.
+    """
+
+    log: Path | None = None
+    outcome: Outcome | None = None
+    problem: BaseException | None = None
+    asked_to_end: signal.Signals | None = None
+    gave_up: bool = False
+    unwritable: OSError | None = None
+
+    @property
+    def ending(self) -> str | None:
+        """Why the job is to end now, None while it is to go on."""
+        if self.asked_to_end is not None:
+            return "ending it"
+        if self.unwritable is not None:
+            return f"ending it: its output can't be written ({self.unwritable.strerror})"
+        return "it has not begun in time; it is taken back" if self.gave_up else None
+
+
+def follow(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]) -> int:
+    """Runs the command as a job of the cluster, writes to standard output what it writes, and returns its exit code.
+
+    Ctrl-C and SIGTERM end the job; the exit code is then 130 or 143. So does a reader of its output that has gone
+    (``… | head``); the exit code is then 141, as of a command here. A second signal ends this process at once, whether
+    the engine answers or not. The job's files are gone afterwards.
+
+    Raises NoGpuFree when it has not begun in the time that was given, and what ``run_jobs`` raises.
+    """
+    if options.no_wait:
+        raise UsageError(f"--no-wait: {options.engine} does not tell what is free at once; say --wait TIME")
+    with _place(options) as run, _stopping(lambda number: _leave(run, options, number, tell)) as heard, _own_words():
+        state = _Followed()
+
+        def hear(event: Event) -> None:
+            if event.kind is EventKind.STARTED and event.log is not None:
+                state.log = Path(event.log)
+            if event.kind in (EventKind.HANDED, EventKind.STARTED, EventKind.REQUEUED, EventKind.NOTICE):
+                tell(event.text)
+
+        # Not in this thread: there signals would mean what they mean to a run of many jobs.
+        thread = threading.Thread(target=_work, args=(options, tuple(argv), run, state, hear))
+        thread.start()
+        try:
+            _watch(thread, run, state, heard, options.wait, tell)
+        finally:
+            thread.join()
+        return _end(run, state, options)
+
+
+def _work(
+    options: RunOptions, argv: tuple[str, ...], run: RunDirectory, state: _Followed, hear: Callable[[Event], None]
+) -> None:
+    from gpuherd.jobs.run import run_jobs
+
+    job = Job(
+        name=_NAME,
+        title=options.name,
+        argv=argv,
+        gpus=options.gpus,
+        nodes=options.nodes or 1,
+        cpus=options.cpus,
+        host_memory_mb=options.host_mem,
+        retries=0,
+        cwd=os.getcwd(),  # noqa: PTH109 - as text, whatever it is
+    )
+    engine = {each.name: getattr(options, each.name) for each in fields(ClusterOptions)}
+    try:
+        state.outcome = run_jobs([job], DispatchOptions(**engine), run, on_event=hear)
+    except BaseException as problem:
+        state.problem = problem
+
+
+def _watch(
+    thread: threading.Thread,
+    run: RunDirectory,
+    state: _Followed,
+    heard: Sequence[signal.Signals],
+    wait_s: float | None,
+    tell: Callable[[str], None],
+) -> None:
+    """Until the job is over: hands its output on; ends it when we are asked to, when it has not begun in time, or when
+    nobody takes its output."""
+    began, cancelled = clock.mono(), False
+    position, path = 0, None
+    while True:
+        over, more = not thread.is_alive(), False
+        if state.log != path:
+            path, position = state.log, 0
+        if path is not None and state.unwritable is None:
+            try:
+                position, more = _hand_on(path, position)
+            except OSError as problem:
+                state.unwritable = problem
+        if over and (not more or heard):
+            return
+        state.asked_to_end = heard[0] if heard else None
+        state.gave_up = state.gave_up or (wait_s is not None and path is None and clock.mono() - began > wait_s)
+        if not cancelled and state.ending is not None:
+            tell(state.ending)
+            cancelled = _cancel(run)
+        if not more:
+            thread.join(_LOOK_S)
+
+
+def _cancel(run: RunDirectory) -> bool:
+    """Whether the wish is written down; not yet where there is no queue yet."""
+    from gpuherd.jobs.control.client import send
+    from gpuherd.jobs.control.messages import Control, ControlKind
+
+    try:
+        send(run, Control(ControlKind.CANCEL, (_NAME,)))
+    except GpuherdError:
+        return False
+    return True
+
+
+def _hand_on(path: Path, position: int) -> tuple[int, bool]:
+    """Writes to standard output what the file has behind this position, as far as its reader takes it in a moment, so
+    that signals are seen in between. Returns how far it came, and whether there is more. Raises OSError."""
+    output, until = sys.stdout.fileno(), position + _MOST_AT_ONCE
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return position, False
+    try:
+        while block := os.pread(file, _BLOCK, position):
+            if position >= until or not select.select([], [output], [], _LOOK_S)[1]:
+                return position, True
+            with suppress(BlockingIOError):
+                position += os.write(output, block)
+        return position, False
+    finally:
+        os.close(file)
+
+
+def _end(run: RunDirectory, state: _Followed, options: RunOptions) -> int:
+    if state.problem is not None:
+        raise state.problem
+    if state.asked_to_end is not None:
+        return _ENDS[state.asked_to_end]
+    if isinstance(state.unwritable, BrokenPipeError):
+        return _UNREAD
+    if state.unwritable is not None:
+        raise state.unwritable
+    if state.gave_up:
+        raise NoGpuFree(f"the command has not begun in {options.wait:g} s")
+    outcome = state.outcome
+    code = _code(run)
+    if outcome is not None and outcome.failures and code in (None, 0):
+        raise GpuherdError(outcome.failures[0].reason)
+    return ExitCode.FAILED if code is None else code
+
+
+def _code(run: RunDirectory) -> int | None:
+    """The exit code of the last attempt, as a shell says it; None where it is not known."""
+    from gpuherd.jobs.queue.reader import QueueReader
+
+    with closing(QueueReader(run.queue)) as reader:
+        row = reader.one("SELECT exit_code, signal FROM attempts ORDER BY id DESC LIMIT 1")
+    if row is None:
+        return None
+    return int(row["exit_code"]) if row["signal"] is None else 128 + int(row["signal"])
+
+
+@contextmanager
+def _place(options: RunOptions) -> Iterator[RunDirectory]:
+    """A run folder for this command alone, beside the user's own queue: all nodes must see it."""
+    base = folder(options.engine).parent
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        place = tempfile.mkdtemp(prefix=f"run-{socket.gethostname()}-", dir=base)
+    except OSError as problem:
+        raise CannotWrite(f"can't make a folder in {base}: {problem.strerror}") from None
+    try:
+        yield open_folder(Path(place))
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """Keeps the log of runs from the terminal: what concerns the user is told, and the folder is gone afterwards."""
+    logger = logging.getLogger("gpuherd.jobs")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def _leave(run: RunDirectory, options: RunOptions, number: signal.Signals, tell: Callable[[str], None]) -> NoReturn:
+    """Ends this process whatever its threads wait for. Without its folder the job never begins, if it has not yet."""
+    with suppress(Exception):
+        tell(f"leaving at once; if {options.engine} does not answer, the job may still run there")
+    shutil.rmtree(run.root, ignore_errors=True)
+    os._exit(_ENDS[number])
+
+
+@contextmanager
+def _stopping(leave: Callable[[signal.Signals], NoReturn]) -> Iterator[Sequence[signal.Signals]]:
+    """Listens to Ctrl-C and SIGTERM; the one that came. With the next one ``leave`` is called, in the signal's handler:
+    the main thread may be waiting for an answer. One that is ignored stays so."""
+    heard: list[signal.Signals] = []
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        heard.append(signal.Signals(number))
+        if len(heard) > 1:
+            leave(heard[-1])
+
+    before = {number: signal.getsignal(number) for number in _ENDS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, hear)
+    try:
+        yield heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

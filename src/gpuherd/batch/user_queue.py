@@ -1,0 +1,224 @@
+"""The user's own queues, one for each engine, and ``gpuherd submit``, which adds a command to one."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuherd.batch.feasibility import (
+    look_at_machine,
+    refuse_beyond_this_machine,
+    refuse_if_dispatcher_would,
+    refuse_if_never,
+    refuse_missing_folder,
+)
+from gpuherd.batch.job_options import JobOptions, Planner
+from gpuherd.engines.options import ENGINES, LOCAL, EngineName
+from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
+from gpuherd.jobs.control.messages import ring
+from gpuherd.jobs.job import Job, JobState, check_needs
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.queue.errors import raising_cannot_write
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.records import QueuedJob
+from gpuherd.jobs.run_dir import RunDirectory
+
+# Where the user's own queues are, one for each engine: ``gpuherd submit`` adds to them, ``gpuherd up`` works one off.
+#
+# Knows their places and who may read them. What happens to its jobs is the business of ``gpuherd.jobs``.
+
+VARIABLE = "GPUHERD_QUEUE"
+
+
+def folder(engine: str = LOCAL) -> Path:
+    """The folder of the user's own queue: GPUHERD_QUEUE, else gpuherd/queue in XDG_STATE_HOME (~/.local/state). That of
+    a cluster's engine is beside it: ``queue-slurm``.
+
+    Nothing is touched. Raises UsageError when there is no home folder to look in.
+    """
+    base = _base()
+    return base if engine == LOCAL else base.with_name(f"{base.name}-{engine}")
+
+
+def in_use() -> tuple[EngineName, ...]:
+    """The engines for which the user has a queue already."""
+    return tuple(engine for engine in ENGINES if _is_in_use(engine))
+
+
+def _is_in_use(engine: EngineName) -> bool:
+    from gpuherd.jobs.queue.reader import is_there  # with SQLite, which not every command needs
+
+    try:
+        return is_there(RunDirectory(folder(engine)).queue)
+    except QueueUnreadable:
+        return False  # the home folder is somebody else's: sudo, a container
+
+
+def _base() -> Path:
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named).absolute()
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if state.startswith("/"):  # the standard says that a relative one is to be ignored
+        return Path(state) / "gpuherd" / "queue"
+    try:
+        return Path.home() / ".local" / "state" / "gpuherd" / "queue"
+    except RuntimeError:
+        raise UsageError(f"there is no home folder for a queue; set {VARIABLE} to a folder") from None
+
+
+def open_folder(path: Path | None = None, *, engine: str = LOCAL) -> RunDirectory:
+    """The queue's run folder (``path``, else the user's own for the engine), made for its owner alone if need be.
+
+    Raises CannotWrite when it can't be made, belongs to someone else, or others may write in it.
+    """
+    place = folder(engine) if path is None else Path(path).absolute()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
+        status = place.stat()
+    except OSError as problem:
+        raise CannotWrite(f"can't make {place}: {problem.strerror}; set {VARIABLE} to another folder") from None
+    # Jobs and their environments are in it: whoever can write here runs what they like in our name.
+    if status.st_uid != os.geteuid():
+        raise CannotWrite(f"{place} belongs to someone else; set {VARIABLE} to a folder of your own")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise CannotWrite(f"others may write in {place}; run: chmod go-w {place}")
+    run = RunDirectory(place)
+    run.create()
+    return run
+
+
+# ``gpuherd submit``: puts a command into the user's own queue, with the folder and environment that it was typed in.
+#
+# Whether somebody works the queue off does not matter here: the job waits until somebody does.
+
+_UNFINISHED = frozenset({JobState.WAITING, JobState.RUNNING})
+
+
+class _Undone(Exception):
+    """Takes back what was done in a transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job in the queue.
+
+    Attributes:
+        job: as it is there.
+        state: waiting; or done, when a job of this name and command has been done before.
+        worker: the pid of the dispatcher that works the queue off, None when there is none.
+    """
+
+    job: Job
+    state: JobState
+    worker: int | None
+
+
+def make_job(
+    options: JobOptions,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    cwd: str,
+    planner: Planner | None = None,
+) -> Job:
+    """The job of a command typed in this folder with this environment; without a name it is to get one. ``planner``
+    says what it needs if it names a model.
+
+    CUDA_VISIBLE_DEVICES stays behind, since GPUs are chosen when it starts, and so does what is gpuherd's own.
+    """
+    folder = os.path.join(cwd, options.cwd or "")  # noqa: PTH118 - text: a job's folder need not exist here and now
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") and not name.startswith("GPUHERD_")
+    }
+    words = tuple(argv)
+    job = replace(options, env=kept, cwd=folder).job(options.name or "new", words, planner=planner)
+    # Not the environment: half of what a shell exports changes from one terminal to the next.
+    return replace(job, identity=json.dumps([words, folder]))
+
+
+def check(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | None = None) -> None:
+    """Raises what ``submit`` would raise for this job, and JobCannotFit after a look at the GPUs. Changes nothing."""
+    directory = RunDirectory(folder(engine)) if run is None else run
+    refuse_missing_folder(job)
+    if engine == LOCAL:
+        refuse_beyond_this_machine(job.nodes, job.host_memory_mb)
+        refuse_if_never(job, look_at_machine())
+        refuse_if_dispatcher_would(job, directory)
+    if not directory.queue.exists():
+        check_needs([job])
+        return
+    with suppress(_Undone), Queue(directory.queue, check=False) as queue, queue.transaction():
+        _enter(job, queue, named=named)
+        raise _Undone
+
+
+def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | None = None) -> Submitted:
+    """Adds the job to the queue and tells its dispatcher.
+
+    Args:
+        job: what ``make_job`` made.
+        named: its name is its own; else it gets ``job-0001`` or the next.
+        engine: what is to run it; what a cluster can't ever give is refused by its dispatcher.
+        run: the queue's folder; the user's own for the engine if not given.
+
+    Raises:
+        UsageError: the name belongs to another job that is not over, ``needs`` names none, or its folder is not there.
+        JobCannotFit: the dispatcher at work has told that its GPUs are too few or too small; several nodes, or more
+            main memory than there is, on this machine.
+        CannotWrite, QueueUnreadable: the queue can't be used.
+    """
+    directory = open_folder(engine=engine) if run is None else run
+    refuse_missing_folder(job)
+    if engine == LOCAL:
+        refuse_beyond_this_machine(job.nodes, job.host_memory_mb)
+        refuse_if_dispatcher_would(job, directory)
+    with raising_cannot_write(directory.queue, "submit it again; nothing was added"):
+        found, job = _add(job, directory, named=named)
+    ring(directory.control_fifo)
+    state = JobState.WAITING if found is None else found[1]
+    return Submitted(job, state, DispatcherLock.holder(directory.lock))
+
+
+def _add(job: Job, directory: RunDirectory, *, named: bool) -> tuple[tuple[QueuedJob, JobState] | None, Job]:
+    """The job as it stands in the queue afterwards, and with its name."""
+    with Queue(directory.queue, check=False) as queue, queue.transaction():
+        return _enter(job, queue, named=named)
+
+
+def _enter(job: Job, queue: Queue, *, named: bool) -> tuple[tuple[QueuedJob, JobState] | None, Job]:
+    if named:
+        _refuse_other(queue, job)
+    else:
+        job = replace(job, name=_next_name(queue))
+    queue.add([job])
+    return queue.job(job.name), job
+
+
+def _refuse_other(queue: Queue, job: Job) -> None:
+    found = queue.job(job.name)
+    if found is not None and found[1] in _UNFINISHED and found[0].job.identity != job.identity:
+        raise UsageError(f"the name {job.name!r} is taken: another job of that name is {found[1]}; choose another name")
+
+
+def _next_name(queue: Queue) -> str:
+    """``job-0001``, or the first after those that are taken. Jobs are never removed, so that bisection finds it."""
+
+    def taken(number: int) -> bool:
+        return queue.job(f"job-{number:04d}") is not None
+
+    above = 1
+    while taken(above):
+        above *= 2
+    below = above // 2
+    while above - below > 1:
+        middle = (above + below) // 2
+        below, above = (middle, above) if taken(middle) else (below, middle)
+    return f"job-{above:04d}"

@@ -1,0 +1,327 @@
+"""Checks of the driver, GPUs, software and storage: what was found, and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuherd import __version__
+from gpuherd.doctor.child import Answer
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError
+from gpuherd.gpus.idle import IdleRule, check
+from gpuherd.gpus.leases import Holder, LeaseFolder
+from gpuherd.gpus.state import Gpu, Machine, Peer, Proximity
+from gpuherd.jobs.settings import load
+
+if TYPE_CHECKING:
+    from gpuherd.esd.config import ExperimentConfig
+
+
+# What a check says: plain data, no effects.
+
+
+class Status(StrEnum):
+    """How a check ended. Only FAIL means that something is wrong."""
+
+    OK = "ok"
+    WARN = "warn"  # works, but not as it could, or not now
+    FAIL = "fail"
+    SKIP = "skip"  # could not or need not be tried
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One line of ``gpuherd doctor``: what was looked at, how it is, and what to do unless it is well.
+
+    Raises ValueError for a result that is not OK and has no remedy: a complaint without a way out helps nobody.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.status is Status.OK) != (self.remedy is None):
+            raise ValueError(f"{self.name}: {self.status} with remedy {self.remedy!r}")
+
+
+def all_well(results: Iterable[CheckResult]) -> bool:
+    """Whether nothing is wrong."""
+    return all(result.status is not Status.FAIL for result in results)
+
+
+# Judges the driver, which GPUs are visible, who uses them, and how they are joined. Pure but for ``nvidia_cards``.
+
+_WAYS = {
+    Proximity.SAME_BOARD: "same board",
+    Proximity.ONE_SWITCH: "same PCIe switch",
+    Proximity.SEVERAL_SWITCHES: "joined PCIe switches",
+    Proximity.HOST_BRIDGE: "same PCIe host bridge",
+}
+
+
+def nvidia_cards() -> int:
+    """How many NVIDIA display or compute devices are on the PCI bus, whether or not there is a driver for them."""
+    cards = 0
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        with suppress(OSError):
+            vendor, kind = (device / "vendor").read_text().strip(), (device / "class").read_text().strip()
+            cards += vendor == "0x10de" and kind.startswith("0x03")
+    return cards
+
+
+def driver(machine: Machine, cards: int, *, simulated: bool) -> CheckResult:
+    """Judges the driver. None at all is well on a machine without NVIDIA GPUs: gpuherd then runs on the CPU."""
+    if machine.problem is None:
+        count = len([gpu for gpu in machine.gpus if gpu.mig_parent is None])
+        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+        detail = f"NVIDIA driver {machine.driver_version}, CUDA {machine.cuda_version}, {gpus}"
+        return CheckResult("driver", Status.OK, f"{detail}, SIMULATED: jobs run on the CPU" if simulated else detail)
+    if simulated:
+        detail = f"the simulated driver fails: {machine.problem}"
+        return CheckResult("driver", Status.FAIL, detail, "look at the state file that --simulate was given")
+    if cards == 0:
+        detail = f"no GPU to use: {machine.problem}; there is no NVIDIA card here, so everything runs on the CPU"
+        return CheckResult("driver", Status.OK, detail)
+    remedy = "install or repair NVIDIA's driver; in a container, start it with the GPUs passed through"
+    return CheckResult("driver", Status.FAIL, f"{cards} NVIDIA cards, but {machine.problem}", remedy)
+
+
+def visibility(value: str | None, machine: Machine, shown: Sequence[Gpu]) -> CheckResult:
+    """Explains an inherited CUDA_VISIBLE_DEVICES (``value``), which shows the GPUs ``shown``."""
+    name = "CUDA_VISIBLE_DEVICES"
+    if value is None:
+        return CheckResult(name, Status.OK, "not set: gpuherd may use every GPU that is free")
+    if not machine.gpus:
+        return CheckResult(name, Status.OK, f"is {value!r}, which means nothing without GPUs")
+    remedy = "unset CUDA_VISIBLE_DEVICES to let gpuherd use all GPUs, or correct it"
+    if not shown:
+        return CheckResult(name, Status.WARN, f"is {value!r}, which hides every GPU: jobs run on the CPU", remedy)
+    labels = ", ".join(gpu.label for gpu in shown)
+    detail = f"is {value!r}: gpuherd uses only GPU {labels} (numbers in PCI order)"
+    entries = value.split(",")
+    if len(shown) < len(entries):
+        detail += f"; CUDA stops reading at {entries[len(shown)]!r}, which names no GPU"
+        return CheckResult(name, Status.WARN, detail, remedy)
+    return CheckResult(name, Status.OK, detail)
+
+
+def usage(gpu: Gpu, holder: Holder | None, rule: IdleRule) -> CheckResult:
+    """Says whether a GPU is free at this moment, or why not."""
+    name = f"GPU {gpu.label}"
+    if gpu.problem is not None:
+        remedy = "ask the machine's administrator: nvidia-smi -q and the kernel's log (Xid) say more"
+        return CheckResult(name, Status.FAIL, f"{gpu.name}: {gpu.problem}", remedy)
+    size = f"{gpu.name}, {gpu.used_mb} of {gpu.total_mb} MB used"
+    if holder is not None:
+        who = f" by {holder.user}" if holder.user else ""
+        job = f" (job {holder.job})" if holder.job else ""
+        return CheckResult(name, Status.WARN, f"{size}; taken by gpuherd{who}{job}", "nothing to do: jobs wait for it")
+    found = check(gpu, rule)
+    if found.free:
+        return CheckResult(name, Status.OK, f"{size}; free")
+    remedy = "nothing to do: jobs wait until it is free (if only a display uses it, raise --gpu-mem-threshold)"
+    return CheckResult(name, Status.WARN, f"{size}; busy: {found.reason}", remedy)
+
+
+def interconnect(gpus: Sequence[Gpu]) -> CheckResult:
+    """Sums up how the GPUs are joined: NVLinks, PCIe switches, NUMA nodes. MIG instances have no links."""
+    name = "interconnect"
+    whole = [gpu for gpu in gpus if gpu.mig_parent is None and gpu.problem is None]
+    if len(whole) < 2:
+        return CheckResult(name, Status.OK, "fewer than two GPUs: nothing to join")
+    ways = {pair: peer for gpu in whole for pair, peer in _pairs(gpu, whole)}
+    if not ways:
+        remedy = "nothing to do: gpuherd chooses GPUs by memory and load then"
+        return CheckResult(name, Status.SKIP, "the driver does not say how the GPUs are joined", remedy)
+    linked: dict[str, list[str]] = {}
+    near: dict[str, list[str]] = {}
+    for pair, peer in ways.items():
+        if peer.nvlinks:
+            linked.setdefault(f"NVLink x{peer.nvlinks}", []).append(pair)
+        if peer.proximity < Proximity.NUMA_NODE:
+            near.setdefault(_WAYS[peer.proximity], []).append(pair)
+    nodes: dict[str, list[str]] = {}
+    for gpu in whole:
+        if gpu.numa_node is not None:
+            nodes.setdefault(f"NUMA node {gpu.numa_node}", []).append(gpu.label)
+    groups = (linked or {"no NVLink": []}) | near | nodes
+    return CheckResult(
+        name, Status.OK, "; ".join(": ".join(filter(None, (how, ", ".join(who)))) for how, who in groups.items())
+    )
+
+
+def _pairs(gpu: Gpu, gpus: Sequence[Gpu]) -> Iterator[tuple[str, Peer]]:
+    """The ways from a GPU to those after it in the list, named ``0-1``: so each pair comes once."""
+    after = {other.uuid: other for other in gpus[gpus.index(gpu) + 1 :]}
+    for peer in gpu.peers:
+        if peer.uuid in after:
+            yield f"{gpu.label}-{after[peer.uuid].label}", peer
+
+
+# Judges what is installed: Python, gpuherd, its libraries, and the build of torch. Pure but for ``installed``.
+
+CORE = ("nvidia-ml-py", "psutil", "rich", "shtab")
+ESD = ("huggingface_hub", "numpy", "scipy")
+_ADD_ESD = "pip install 'gpuherd[esd]'"
+
+
+def installed(names: Iterable[str]) -> dict[str, str | None]:
+    """Version of each distribution, None for one that is not there."""
+    versions: dict[str, str | None] = {}
+    for name in names:
+        versions[name] = None
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+def python() -> CheckResult:
+    """Says what runs here."""
+    detail = f"gpuherd {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    return CheckResult("gpuherd", Status.OK, detail)
+
+
+def libraries(versions: Mapping[str, str | None]) -> CheckResult:
+    """Judges the libraries that gpuherd needs (``CORE``) and those of the spectral analysis (``ESD``)."""
+    detail = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    missing = [name for name, version in versions.items() if version is None]
+    if not missing:
+        return CheckResult("libraries", Status.OK, detail)
+    detail = f"not installed: {', '.join(missing)}" + (f" (there are {detail})" if detail else "")
+    if any(name in CORE for name in missing):
+        return CheckResult("libraries", Status.FAIL, detail, f"pip install {' '.join(missing)}")
+    return CheckResult("libraries", Status.WARN, f"{detail}; gpuherd esd needs them", _ADD_ESD)
+
+
+def torch_build(version: str | None, answer: Answer, machine: Machine, *, simulated: bool) -> CheckResult:
+    """Judges torch: is it there, does it start, and is its build one for this machine?
+
+    Args:
+        version: of the installed distribution, None if there is none.
+        answer: of ``gpuherd.doctor.torch_build``, run without CUDA_VISIBLE_DEVICES.
+    """
+    if version is None:
+        return CheckResult("torch", Status.WARN, "torch is not installed; gpuherd esd needs it", _ADD_ESD)
+    reinstall = f"pip install --force-reinstall torch=={version.partition('+')[0]}"
+    if answer.error is not None:
+        return CheckResult("torch", Status.FAIL, f"torch {version} does not start: {answer.error}", reinstall)
+    build: Mapping[str, Any] = answer.values
+    cuda: str | None = build["cuda"]
+    kind = f"torch {build['version']}, " + (f"built for CUDA {cuda}" if cuda else "CPU-only build")
+    if simulated:
+        return CheckResult("torch", Status.OK, f"{kind}; on simulated GPUs it runs on the CPU")
+    if not machine.gpus:
+        return CheckResult("torch", Status.OK, f"{kind}; runs on the CPU here")
+    if cuda is None:
+        detail = f"{kind}, though this machine has an NVIDIA driver: models would run on the CPU"
+        return CheckResult("torch", Status.FAIL, detail, reinstall)
+    if build["available"]:
+        return CheckResult("torch", Status.OK, f"{kind}, sees {build['devices']} GPUs")
+    if machine.cuda_version is not None and _major(cuda) > _major(machine.cuda_version):
+        detail = f"{kind}, but the driver supports CUDA only up to {machine.cuda_version}"
+        return CheckResult("torch", Status.FAIL, detail, f"install an NVIDIA driver for CUDA {cuda} or later")
+    detail = f"{kind}, but it finds no GPU though the driver lists {len(machine.gpus)}"
+    remedy = "in a container start it with all GPU devices; else reboot, or reload the nvidia and nvidia_uvm modules"
+    return CheckResult("torch", Status.FAIL, detail, remedy)
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
+
+# Looks at what gpuherd reads and writes: options as JSON and back, the settings files, disk space, the folder of
+# leases, the simulation's compiler.
+#
+# Judging is pure; the ``find_`` functions look.
+
+LEAST_GB = 10.0
+
+
+def config_round_trip(config: ExperimentConfig) -> CheckResult:
+    """Whether a config comes back equal from JSON, the way it takes to a worker and into a run's record."""
+    name = "config"
+    remedy = "report this: options would reach workers changed; a fresh installation may mend it"
+    try:
+        back = type(config).from_dict(json.loads(json.dumps(config.to_dict())))
+    except (TypeError, ValueError, GpuherdError) as problem:
+        return CheckResult(name, Status.FAIL, f"options do not survive JSON: {problem}", remedy)
+    if back != config:
+        return CheckResult(name, Status.FAIL, f"options come back changed from JSON: {back} for {config}", remedy)
+    return CheckResult(name, Status.OK, "options come back unchanged from JSON")
+
+
+def find_settings() -> CheckResult:
+    """Whether the user's settings and the machine's policy can be used."""
+    name = "settings"
+    try:
+        settings = load()
+    except UsageError as problem:
+        return CheckResult(name, Status.FAIL, str(problem), "correct that file: until then no job can be started")
+    if settings.warnings:
+        return CheckResult(name, Status.WARN, "; ".join(settings.warnings), "ask who looks after this machine")
+    files = [str(path) for path in (settings.path, settings.policy.path) if path is not None]
+    return CheckResult(name, Status.OK, f"read from {' and '.join(files)}" if files else "no settings files; defaults")
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps what it downloads."""
+    home = os.environ.get("HF_HOME")
+    base = home or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    # expanduser of a user without a home leaves the ~, where Path's would raise.
+    return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or f"{base}/hub"))  # noqa: PTH111
+
+
+def find_free_gb(path: Path) -> tuple[Path, float]:
+    """The nearest folder above ``path`` that exists, and the GB (2^30 bytes) that this user may still write there."""
+    there = path.absolute()
+    while not there.is_dir():
+        there = there.parent
+    return there, shutil.disk_usage(there).free / (1 << 30)
+
+
+def disk(what: str, folder: Path, free_gb: float, *, writable: bool) -> CheckResult:
+    """Judges the room for ``what`` (models, results)."""
+    name = f"disk for {what}"
+    if not writable:
+        return CheckResult(name, Status.WARN, f"{folder} can't be written", _move(what))
+    detail = f"{free_gb:.1f} GB free in {folder}"
+    if free_gb < LEAST_GB:
+        return CheckResult(name, Status.WARN, f"{detail}, less than {LEAST_GB:.0f} GB", f"make room, or {_move(what)}")
+    return CheckResult(name, Status.OK, detail)
+
+
+def _move(what: str) -> str:
+    return "set HF_HOME to another disk" if what == "models" else "give another folder: --output-dir DIR"
+
+
+def find_leases() -> CheckResult:
+    """Whether GPUs can be leased in the machine's folder: takes and frees one of a GPU that does not exist."""
+    name = "leases"
+    try:
+        folder = LeaseFolder.default()
+        lease = folder.acquire(f"doctor-{os.getuid()}")
+    except (CannotWrite, UsageError) as problem:
+        return CheckResult(name, Status.FAIL, str(problem), "repair or remove that folder, or set GPUHERD_LEASE_DIR")
+    if lease is not None:
+        lease.close()
+    return CheckResult(name, Status.OK, f"GPUs are leased in {folder.path}")
+
+
+def compiler(words: list[str] | None) -> CheckResult:
+    """Judges the C compiler that ``--simulate`` needs; nothing else does."""
+    name = "simulation"
+    if words is None:
+        remedy = "pip install 'gpuherd[simulate]' brings a compiler, if you want to simulate GPUs"
+        return CheckResult(name, Status.SKIP, "no C compiler: --simulate does not work", remedy)
+    return CheckResult(name, Status.OK, f"--simulate can compile its driver with {' '.join(words)}")

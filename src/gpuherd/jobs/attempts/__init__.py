@@ -1,0 +1,1 @@
+"""Attempts of jobs on this machine: launch, supervision, end, failures and retries."""

@@ -1,0 +1,303 @@
+"""The attempts that run now: starts them, takes over those of a dead dispatcher, pauses, resumes and ends them.
+
+Everything here is about processes and their time; what an end means for the job is decided by ``settle``, and recorded
+by the dispatcher. A pause is written into the queue by whoever orders it, before it is carried out here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuherd.engines.local import Exit, Launch, LocalProcess, adopt, read_exit, start
+from gpuherd.engines.process_tree import Traces, boot_id, locks_held
+from gpuherd.engines.progress import Progress
+from gpuherd.engines.progress import read as read_progress
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.attempts.retry import Blameless
+from gpuherd.jobs.attempts.time_limits import Passed, TimeLimits, Timer
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
+from gpuherd.jobs.run_dir import ATTEMPTS_A_FILE, RunDirectory
+
+GRACE_S = 10.0
+
+
+@dataclass(eq=False)
+class Attempt:
+    """A running attempt.
+
+    Attributes:
+        tag: what its processes carry in their environment.
+        timer: its time limits.
+        kill_at: set (by ``clock.mono``) while it is being stopped.
+        passed: the limit for which it is being stopped; ``blameless``: the reason that is none of its own;
+            ``cancelled_by``: who wants it to end for good.
+        paused: why its processes are stopped now, () while they are not.
+    """
+
+    record: AttemptRecord
+    process: LocalProcess
+    progress_file: Path
+    tag: str
+    timer: Timer
+    adopted: bool = False
+    kill_at: float | None = None
+    passed: Passed | None = None
+    blameless: Blameless | None = None
+    cancelled_by: str | None = None
+    paused: frozenset[PauseReason] = frozenset()
+
+    def paused_s(self, now: float, /) -> float:
+        """Seconds for which we have paused it until now."""
+        return self.timer.paused_s(now)
+
+    def progress(self) -> Progress | None:
+        """What the job last told of itself."""
+        return read_progress(self.progress_file)
+
+    def note_progress(self, now: float) -> None:
+        """Looks how far it is, for its time limits."""
+        try:
+            mark = self.progress_file.stat().st_mtime_ns
+        except OSError:
+            mark = None
+        told = None if mark is None else self.progress()
+        self.timer.look(now, mark, None if told is None else told.stage)
+
+
+@dataclass(frozen=True, slots=True)
+class LostAttempt:
+    """An attempt of a dead dispatcher that has ended meanwhile."""
+
+    record: AttemptRecord
+    exit: Exit
+    blameless: Blameless | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An attempt's shell that waits for its go-ahead; nothing of it is recorded yet."""
+
+    attempt: int
+    queued: QueuedJob
+    threads: int
+    process: LocalProcess
+    log: Path
+
+
+@dataclass
+class Supervisor:
+    """Running attempts by the descriptor that tells their end."""
+
+    run: RunDirectory
+    queue_id: str
+    options: DispatchOptions
+    grace_s: float = GRACE_S
+    inherited: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    running: dict[int, Attempt] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> set[str]:
+        """UUIDs of the GPUs on which our attempts run."""
+        return {uuid for attempt in self.running.values() for uuid in attempt.record.gpus}
+
+    @property
+    def over_at(self) -> dict[str, float]:
+        """By GPU's UUID, when the job that has it for itself is surely over (by ``clock.mono``), for those of which a
+        time limit says so: then it is told to end, and killed after the grace."""
+        found: dict[str, float] = {}
+        for attempt in self.running.values():
+            over_at = attempt.timer.over_at() if attempt.record.shared_mb is None else None
+            if over_at is not None:
+                found |= dict.fromkeys(attempt.record.gpus, over_at + self.grace_s)
+        return found
+
+    @property
+    def on_cpu(self) -> int:
+        """How many attempts run without a GPU."""
+        return sum(not attempt.record.gpus for attempt in self.running.values())
+
+    def launch(
+        self,
+        attempt_id: int,
+        queued: QueuedJob,
+        threads: int,
+        *,
+        gpus: Sequence[Gpu] = (),
+        lease_fds: Sequence[int] = (),
+        ahead_fds: Sequence[int] = (),
+    ) -> Waiting:
+        """Starts an attempt's shell, which waits for ``let_go``. Raises CannotStart."""
+        if attempt_id % ATTEMPTS_A_FILE == 0:
+            running = {attempt.record.id for attempt in self.running.values()}
+            self.run.remove_stray_attempt_files({*running, attempt_id})
+        log = self.run.attempt_log(queued.job.name, queued.attempts + 1)
+        process = start(
+            Launch(
+                tag=self._tag(attempt_id),
+                argv=queued.job.argv,
+                env=queued.job.env,
+                cwd=queued.job.cwd,
+                log=log,
+                status=self.run.attempt_status(attempt_id),
+                progress=self.run.attempt_progress(attempt_id),
+                gpus=tuple(gpus),
+                lease_fds=tuple(lease_fds),
+                ahead_fds=tuple(ahead_fds),
+                threads=threads if queued.job.cpus is None else queued.job.cpus,
+            ),
+            self.inherited,
+        )
+        return Waiting(attempt_id, queued, threads, process, log)
+
+    def prepare(
+        self, waiting: Waiting, gpus: Sequence[Gpu], *, at: float, mono: float, shared_mb: int | None = None
+    ) -> Attempt:
+        """What is to be recorded of an attempt whose shell waits, before it is let go."""
+        record = AttemptRecord(
+            id=waiting.attempt,
+            queued=waiting.queued,
+            number=waiting.queued.attempts + 1,
+            gpus=tuple(gpu.uuid for gpu in gpus),
+            labels=tuple(gpu.label for gpu in gpus),
+            process=waiting.process.identity,
+            log=str(waiting.log),
+            started_at=at,
+            started_mono=mono,
+            shared_mb=shared_mb,
+        )
+        progress = self.run.attempt_progress(waiting.attempt)
+        return Attempt(record, waiting.process, progress, self._tag(waiting.attempt), self._timer(record, mono))
+
+    def let_go(self, attempt: Attempt) -> None:
+        """Lets a prepared attempt run; it is recorded by now."""
+        self.running[attempt.process.pidfd] = attempt
+        attempt.process.go()
+
+    def take_over(self, record: AttemptRecord, now: float, *, copied: bool) -> Attempt | LostAttempt:
+        """An attempt that a dead dispatcher left: running still, or ended meanwhile. What the queue says of it (paused,
+        to be cancelled) is carried out.
+
+        ``copied``: the queue is a copy of another, whose attempts are none of ours.
+        """
+        status = self.run.attempt_status(record.id)
+        if copied:
+            return LostAttempt(record, Exit(started=True), Blameless.COPIED)
+        if record.process is None:
+            raise ValueError(f"attempt {record.id} is in the hands of {record.handed}; no process of this machine")
+        if record.process.boot != boot_id():
+            return LostAttempt(record, Exit(started=True), Blameless.REBOOT)
+        tag = self._tag(record.id)
+        process = adopt(record.process, status, tag)
+        if process is None:
+            ended = read_exit(status, tag)
+            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT)
+        attempt = Attempt(
+            record, process, self.run.attempt_progress(record.id), tag, self._timer(record, now), adopted=True
+        )
+        self.running[process.pidfd] = attempt
+        self.set_paused(attempt, record.paused, now)
+        self.enforce(attempt, record, now)
+        if not record.paused and record.paused_s:
+            # Its dispatcher may have died between writing down that it goes on and letting it. (One that was never
+            # paused by us, and stands still, was stopped by its owner, and is not ours to wake.)
+            process.resume()
+        return attempt
+
+    def traces(self, record: AttemptRecord) -> Traces | None:
+        """The traces that identify the processes of a running attempt, without following it; None when it has ended."""
+        process = record.process
+        if process is None or process.boot != boot_id() or not process.is_alive():
+            return None
+        return Traces(self._tag(record.id), process, locks_held(process.pid))
+
+    def close(self) -> None:
+        """Follows its attempts no more; they run on."""
+        for attempt in self.running.values():
+            attempt.process.release()
+        self.running.clear()
+
+    def collect(self, pidfd: int) -> tuple[Attempt, Exit]:
+        """Takes out the attempt whose descriptor has become readable, and says how it ended."""
+        attempt = self.running.pop(pidfd)
+        return attempt, attempt.process.collect()
+
+    def of_job(self, name: str) -> Attempt | None:
+        """The running attempt of this job."""
+        return next((attempt for attempt in self.running.values() if attempt.record.queued.job.name == name), None)
+
+    def enforce(self, attempt: Attempt, record: AttemptRecord, now: float) -> None:
+        """Does with the processes what the queue says of the attempt: ``record`` is how it stands there now."""
+        if record.queued.cancelled_by is not None and attempt.cancelled_by is None:
+            attempt.cancelled_by = record.queued.cancelled_by
+            self.stop(attempt, now)
+        elif attempt.kill_at is None:
+            # What people want stands in the queue; a pause of our own may have found no space there.
+            own = attempt.paused - {PauseReason.USER}
+            self.set_paused(attempt, own | (record.paused & {PauseReason.USER}), now)
+
+    def set_paused(self, attempt: Attempt, why: frozenset[PauseReason], now: float) -> None:
+        """Stops the attempt's processes for these reasons, or lets them go on when there is none."""
+        if why and not attempt.paused:
+            attempt.timer.pause(now)
+            attempt.process.pause()
+        elif attempt.paused and not why:
+            attempt.process.resume()
+            attempt.timer.resume(now)
+        attempt.paused = why
+
+    def stop(self, attempt: Attempt, now: float, grace_s: float | None = None) -> None:
+        """TERM now, KILL after the grace; a paused one goes on to be able to obey."""
+        grace = self.grace_s if grace_s is None else grace_s
+        if attempt.kill_at is not None:
+            attempt.kill_at = min(attempt.kill_at, now + grace)
+            return
+        attempt.process.terminate()
+        attempt.timer.resume(now)
+        attempt.paused = frozenset()
+        attempt.kill_at = now + grace
+
+    def stop_all(self, now: float, grace_s: float | None = None) -> None:
+        """The same to every attempt; each waits again."""
+        for attempt in self.running.values():
+            attempt.blameless = Blameless.STOPPED
+            self.stop(attempt, now, grace_s)
+
+    def keep_time(self, now: float) -> None:
+        """Stops what has passed a time limit, and kills what has passed its grace."""
+        for attempt in self.running.values():
+            if attempt.kill_at is not None:
+                if now >= attempt.kill_at:
+                    attempt.process.kill()
+                    attempt.kill_at = now + self.grace_s
+                continue
+            if attempt.timer.wants_look(now):
+                attempt.note_progress(now)
+            passed = attempt.timer.passed(now)
+            if passed is not None:
+                attempt.passed = passed
+                self.stop(attempt, now)
+
+    def next_deadline(self) -> float | None:
+        """When ``keep_time`` has something to do, None for never."""
+        times = (
+            attempt.timer.next_at() if attempt.kill_at is None else attempt.kill_at for attempt in self.running.values()
+        )
+        return min((at for at in times if at is not None), default=None)
+
+    def retune(self, options: DispatchOptions) -> None:
+        """Other options for attempts that start from now on."""
+        self.options = options
+
+    def _tag(self, attempt_id: int) -> str:
+        return f"{self.queue_id}/{attempt_id}"
+
+    def _timer(self, record: AttemptRecord, now: float) -> Timer:
+        limits = TimeLimits.of(record.queued.job, self.options)
+        timer = Timer(record.started_mono, limits, seen_at=now, idle_s=record.paused_s)
+        if record.paused_mono is not None:
+            timer.pause(min(now, record.paused_mono))
+        return timer

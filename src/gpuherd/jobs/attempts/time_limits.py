@@ -1,0 +1,153 @@
+"""The time limits of one attempt: for the whole, for each stage that it tells of, and for its heartbeat. Pure.
+
+A heartbeat is a change of the progress file. It counts from when we saw it, by the machine's own clock and not by the
+file's time, so that a clock that is set can't end a job. It is looked for eight times in each limit.
+Time in which we had stopped the job's processes counts for none of the limits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.job import Job
+    from gpuherd.jobs.options import DispatchOptions
+
+_LOOKS_A_LIMIT = 8
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 60.0
+
+
+class LimitKind(Enum):
+    """Which limit."""
+
+    WHOLE = "timeout"
+    STAGE = "stage_timeout"
+    HEARTBEAT = "heartbeat"
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A limit that an attempt has passed; ``stage`` is the one that it was in, where it told of one."""
+
+    kind: LimitKind
+    limit_s: float
+    stage: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Seconds; None for no limit."""
+
+    whole_s: float | None = None
+    stage_s: float | None = None
+    heartbeat_s: float | None = None
+
+    @staticmethod
+    def of(job: Job, options: DispatchOptions) -> TimeLimits:
+        """What the job says, else what the run says."""
+        return TimeLimits(
+            job.timeout_s or options.timeout,
+            job.stage_timeout_s or options.stage_timeout,
+            job.heartbeat_s or options.heartbeat,
+        )
+
+    @property
+    def look_s(self) -> float | None:
+        """How often to look at the progress, None for never."""
+        known = [limit for limit in (self.stage_s, self.heartbeat_s) if limit is not None]
+        return min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, min(known) / _LOOKS_A_LIMIT)) if known else None
+
+
+@dataclass(slots=True)
+class Timer:
+    """What is known of one attempt's time. All times are seconds of ``clock.mono``.
+
+    Attributes:
+        started: when it began; ``seen_at`` when we began to follow it.
+        idle_s: how long it was stopped by us since; ``idle_since`` while it is.
+    """
+
+    started: float
+    limits: TimeLimits
+    seen_at: float
+    idle_s: float = 0.0
+    idle_since: float | None = None
+    _told: float = field(init=False)
+    _stage_began: float = field(init=False)
+    _look_at: float | None = field(init=False)
+    _mark: object = None
+    _stage: str | None = None
+
+    def __post_init__(self) -> None:
+        # For one that is taken over, stage and heartbeat count from now: nobody saw what it told before.
+        self._told = self._stage_began = self.seen_at - self.idle_s
+        self.follow(self.seen_at)
+
+    def follow(self, now: float) -> None:
+        """The progress is looked at from now on (again)."""
+        every = self.limits.look_s
+        self._look_at = None if every is None else now + every
+
+    def pause(self, now: float) -> None:
+        """Its processes are stopped from now on."""
+        if self.idle_since is None:
+            self.idle_since = now
+
+    def resume(self, now: float) -> None:
+        """They go on."""
+        if self.idle_since is not None:
+            self.idle_s += max(0.0, now - self.idle_since)
+            self.idle_since = None
+            self.follow(now)
+
+    def paused_s(self, now: float) -> float:
+        """How long it was stopped by us until now."""
+        return self.idle_s + (0.0 if self.idle_since is None else max(0.0, now - self.idle_since))
+
+    def wants_look(self, now: float) -> bool:
+        """Whether ``look`` is due."""
+        return self.idle_since is None and self._look_at is not None and now >= self._look_at
+
+    def look(self, now: float, mark: object, stage: str | None) -> None:
+        """The progress at this moment: ``mark`` changes with each report, and is None while there was none."""
+        work = now - self.idle_s
+        if mark != self._mark:
+            self._mark, self._told = mark, work
+            if stage != self._stage:
+                self._stage, self._stage_began = stage, work
+        self.follow(now)
+
+    def passed(self, now: float) -> Passed | None:
+        """The limit that it has passed, None for none."""
+        if self.idle_since is not None:
+            return None
+        work = now - self.idle_s
+        for kind, began, limit in self._all():
+            if limit is not None and work >= began + limit:
+                return Passed(kind, limit, self._stage)
+        return None
+
+    def next_at(self) -> float | None:
+        """When to look again at all this, None for never (while it is stopped)."""
+        if self.idle_since is not None:
+            return None
+        ends = [began + limit + self.idle_s for _, began, limit in self._all() if limit is not None]
+        if self._look_at is not None:
+            ends.append(self._look_at)
+        return min(ends, default=None)
+
+    def over_at(self) -> float | None:
+        """When the limit for the whole ends it at the latest; None without one, and while it is stopped."""
+        if self.limits.whole_s is None or self.idle_since is not None:
+            return None
+        return self.started + self.limits.whole_s + self.idle_s
+
+    def _all(self) -> tuple[tuple[LimitKind, float, float | None], ...]:
+        # Beginnings by a clock that stands still while the job does: ``mono`` less ``idle_s``.
+        return (
+            (LimitKind.WHOLE, self.started, self.limits.whole_s),
+            (LimitKind.STAGE, self._stage_began, self.limits.stage_s),
+            (LimitKind.HEARTBEAT, self._told, self.limits.heartbeat_s),
+        )

@@ -1,0 +1,1 @@
+"""Requests to a run: cancel, retry, pause, resume, set, drain, stop."""

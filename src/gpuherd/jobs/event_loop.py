@@ -1,0 +1,296 @@
+"""The event loop over a queue: what is the same for jobs of this machine (``dispatcher``) and jobs that go to an engine
+beyond it (``handover``).
+
+It waits for events, never in fixed steps: Ctrl-C comes through a socket, what people ask through a bell, other things
+through descriptors of those who work in the loop, and timers are the next deadline of those who have one. At each event
+it hears what is asked, sees to what it is time for, starts what can start, and looks whether all is over. All progress
+is in the queue before it counts: the loop may be killed at any instant, and the next one goes on from the queue's file.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from typing import TypedDict
+
+from gpuherd.engines.options import LOCAL
+from gpuherd.errors import CannotWrite
+from gpuherd.jobs import clock
+from gpuherd.jobs.attempts.complete import Endings
+from gpuherd.jobs.attempts.failures import clean
+from gpuherd.jobs.attempts.supervise import GRACE_S
+from gpuherd.jobs.control.messages import Ask, StopSignals
+from gpuherd.jobs.control.server import Obeying
+from gpuherd.jobs.dispatcher_state import Standing, StandingFile
+from gpuherd.jobs.gpu.health import HealthBook
+from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.options import SETTABLE, DispatchOptions
+from gpuherd.jobs.queue.errors import may_pass
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.records import Outcome
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.scheduler.types import Wait
+from gpuherd.jobs.settings import NO_SETTINGS, Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Terms(TypedDict, total=False):
+    """What a loop may be told beside its queue and its options; see ``Loop``."""
+
+    serve: bool
+    lock: DispatcherLock | None
+    settings: Settings
+    load_settings: Callable[[], Settings]
+    on_ready: Callable[[], None]
+    grace_s: float
+
+
+class Loop(ABC):
+    """Works a queue off. One use: ``run`` once.
+
+    Args:
+        queue: open. ``run`` takes its lock (``DispatcherLock``) unless ``lock`` says that the caller has it.
+        run: where attempts' folders and logs go.
+        options: how much at once, and how jobs are treated.
+        reporter: who is told.
+        engine: the name of what runs the jobs.
+        serve: stay when nothing is left to do, until told to end.
+        lock: held by the caller on this queue.
+        settings: the user's and the machine's limits; ``load_settings`` reads them again when that is asked.
+        on_ready: called once it is at work and hears what is asked.
+        grace_s: seconds between SIGTERM and SIGKILL.
+
+    Attributes:
+        options: as they are now.
+        asked: how far it was told to end.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        run: RunDirectory,
+        options: DispatchOptions,
+        reporter: Reporter | None,
+        *,
+        engine: str = LOCAL,
+        serve: bool = False,
+        lock: DispatcherLock | None = None,
+        settings: Settings = NO_SETTINGS,
+        load_settings: Callable[[], Settings] = lambda: NO_SETTINGS,
+        on_ready: Callable[[], None] = lambda: None,
+        grace_s: float = GRACE_S,
+    ):
+        self.options = options
+        self.asked = Ask.GO_ON
+        self._queue = queue
+        self._run = run
+        self._tell = reporter or Reporter(queue, run)
+        self._engine_name = engine
+        self._serve = serve
+        self._lock = lock
+        self._on_ready = on_ready
+        self._grace_s = grace_s
+        self._health = HealthBook(queue)
+        self._endings = Endings(queue, run, self._tell, self._health)
+        self._obeying = Obeying(queue, run, self, settings, load_settings)
+        self._standing = StandingFile(run.standing)
+        self._show_at = 0.0
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> Outcome:
+        """Runs until nothing is left to run or somebody ends it, and until nothing of the run is left on this machine.
+
+        Raises QueueBusy when another gpuherd has the queue, CannotWrite when a full disk keeps it from ending.
+        """
+        with nullcontext() if self._lock is not None else closing(DispatcherLock(self._run.lock)):
+            began_at = clock.wall()
+            run_id = self._queue.begin_run(began_at, clock.mono(), self._engine_name)
+            held = ExitStack()
+            self._begin(run_id, began_at, held)
+            with StopSignals() as signals, closing(self._obeying), self._selector, held:
+                self._selector.register(signals, selectors.EVENT_READ)
+                self._obeying.listen()
+                if self._obeying.bell is not None:
+                    self._selector.register(self._obeying.bell, selectors.EVENT_READ)
+                self._adopt()
+                self._obeying.begin()
+                self._on_ready()
+                self._loop(signals)
+                outcome = self._outcome(signals)
+            self._run.remove_stray_attempt_files(self._left_at_work())
+            self._standing.remove()
+            self._end_run(run_id)
+            return outcome
+
+    # --- what each loop does in its own way -------------------------------------------------------------------
+
+    @abstractmethod
+    def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
+        """The run has its number. What goes into ``held`` is closed after the loop."""
+
+    @abstractmethod
+    def _adopt(self) -> None:
+        """Takes over what an earlier loop left running, and settles what has ended since."""
+
+    @abstractmethod
+    def _look_after(self, now: float) -> None:
+        """Does what it is time for."""
+
+    @abstractmethod
+    def _start_what_can(self) -> None:
+        """Decides, where it is time and starts are wanted, and carries that out."""
+
+    @abstractmethod
+    def _is_over(self) -> bool:
+        """Whether the loop has nothing more to do. Raises CannotWrite when it is to end and can't."""
+
+    @abstractmethod
+    def _hold(self, problem: sqlite3.OperationalError) -> None:
+        """The queue can't be used, as on a full disk: nothing is decided for a moment, what runs goes on."""
+
+    @abstractmethod
+    def _due(self) -> Sequence[float | None]:
+        """When those have something to do who work in this loop (by ``clock.mono``)."""
+
+    @abstractmethod
+    def _waits(self) -> Sequence[Wait]:
+        """Every job that the last decision let wait."""
+
+    @abstractmethod
+    def _show(self) -> None:
+        """Brings the display up to date."""
+
+    def _readable(self, descriptors: Sequence[int]) -> None:
+        """Descriptors that the loop's own work has given to the selector are readable."""
+        raise ValueError(f"nobody has asked for descriptors {descriptors}")
+
+    def _left_at_work(self) -> Collection[int]:
+        """The attempts that go on after the loop, by number."""
+        return ()
+
+    # --- what people may ask (``obeying.Working``) ------------------------------------------------------------
+
+    @abstractmethod
+    def retune(self, options: DispatchOptions, settings: Settings) -> None:
+        """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
+
+    @abstractmethod
+    def end(self, asked: Ask, why: str) -> str:
+        """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
+
+    @abstractmethod
+    def enforce_marks(self) -> None:
+        """Does with what runs what the queue says of it by now."""
+
+    @abstractmethod
+    def decide_soon(self, when: float) -> None:
+        """A decision may come out otherwise at this time (by ``clock.mono``)."""
+
+    # --- the loop ---------------------------------------------------------------------------------------------
+
+    def _loop(self, signals: StopSignals) -> None:
+        while True:
+            try:
+                self._obey(signals)
+                self._keep_time()
+                self._start_what_can()
+                if self._is_over():
+                    return
+            except sqlite3.OperationalError as problem:
+                if not may_pass(problem):
+                    raise
+                self._hold(problem)
+            others = []
+            for key, _ in self._selector.select(self._time_to_next()):
+                if key.fileobj is signals:
+                    signals.drain_wakeups()
+                elif key.fileobj is self._obeying.bell:
+                    self._obeying.hear()
+                else:
+                    others.append(key.fd)
+            if others:
+                self._readable(others)
+
+    def _obey(self, signals: StopSignals) -> None:
+        """Does what a signal asked for since the last time."""
+        if signals.reload:
+            signals.reload = False
+            self._tell.notice(self._obeying.reload())
+        if signals.asked > self.asked:
+            self._signalled(signals)
+
+    def _signalled(self, signals: StopSignals) -> None:
+        """A signal asks for an end."""
+        self.end(signals.asked, "Ctrl-C: " if signals.asked is Ask.DRAIN else "")
+
+    def _keep_time(self) -> None:
+        now = clock.mono()
+        self._look_after(now)
+        self._obeying.keep_time(now)
+        self._standing.keep_time(now, self._stands)
+        if self._tell.every_s is not None and now >= self._show_at:
+            self._show_at = now + self._tell.every_s
+            self._show()
+
+    def _time_to_next(self) -> float | None:
+        times = [*self._due(), self._obeying.due_at, self._standing.due_at]
+        if self._tell.every_s is not None:
+            times.append(self._show_at)
+        known = [time for time in times if time is not None]
+        return max(0.0, min(known) - clock.mono()) if known else None
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _is_work_left(self) -> bool:
+        """Whether a job waits that may yet run here, or one is still to come."""
+        if self.asked is not Ask.GO_ON:
+            return False
+        if self._serve or self._waits():
+            # Asked of the queue only when the last decision, which comes after every change, has left nobody waiting.
+            return True
+        queue, wall = self._queue, clock.wall()
+        return bool(queue.head(1, wall)) or queue.next_not_before(wall) is not None or queue.held() > 0
+
+    def _cannot_end(self) -> CannotWrite:
+        """What to raise when it was told to stop and ends can't be recorded: the next start finds them again."""
+        return CannotWrite(f"can't write {self._run.queue}: {self._endings.trouble}; put that right and start again")
+
+    def _end_run(self, run_id: int) -> None:
+        try:
+            self._queue.end_run(run_id, clock.wall())
+        except sqlite3.OperationalError as problem:
+            if not may_pass(problem):
+                raise
+            # All that matters is recorded; whoever counts takes the last end for the run's.
+            logger.warning("can't write the end of the run into the queue: %s", problem)
+
+    def _outcome(self, signals: StopSignals) -> Outcome:
+        counts = self._queue.counts()
+        # Running are at the end only those that were left to an engine.
+        left = counts.waiting + counts.running
+        return Outcome(
+            done=counts.done,
+            failed=counts.failed,
+            waiting=left,
+            cancelled=counts.cancelled,
+            failures=tuple(self._tell.failures),
+            # Asked to stop when nothing was left to do: that is a run that ended by itself.
+            stopped_by=signals.exit_code if left else None,
+            drained=bool(left) and signals.exit_code is None and self.asked is not Ask.GO_ON,
+        )
+
+    def _stands(self) -> Standing:
+        """What those are told who look on."""
+        return Standing(
+            pid=os.getpid(),
+            mode=self.asked.mode,
+            waits={wait.job: clean(wait.reason) for wait in self._waits()},
+            settings={name: getattr(self.options, name) for name in SETTABLE},
+        )

@@ -1,0 +1,1 @@
+"""The dispatcher's GPUs: looks, usage, leases, health."""

@@ -1,0 +1,354 @@
+"""Who uses the GPUs on which our jobs run, when our jobs give way to them, and what the driver reports of faults."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify
+from gpuherd.gpus.idle import describe
+from gpuherd.gpus.nvml import fault
+from gpuherd.gpus.state import Gpu, GpuProcess
+from gpuherd.jobs.options import YieldTo
+
+# What the driver says against a GPU on which a job of ours has failed: memory errors, Xid errors, a lost GPU.
+#
+# Errors count from the moment at which our job took the GPU; for one that was taken over from an earlier dispatcher,
+# from the first look. Knows no jobs and no driver: it is shown GPUs as the driver described them.
+
+
+class GpuFaults:
+    """Remembers the counts of errors from which on they are new."""
+
+    def __init__(self, gpus: Iterable[Gpu]) -> None:
+        self._last: dict[str, tuple[int | None, int]] = {}
+        self._before: dict[str, tuple[int | None, int]] = {}
+        self.look(gpus)
+
+    def look(self, gpus: Iterable[Gpu]) -> None:
+        """The GPUs as the driver describes them now, with their errors."""
+        for gpu in gpus:
+            if gpu.problem is None:
+                self._last[gpu.uuid] = (gpu.uncorrected_errors, gpu.xids)
+                self._before.setdefault(gpu.uuid, self._last[gpu.uuid])
+
+    def taken(self, uuids: Iterable[str]) -> None:
+        """Our job takes these GPUs: what they are known to have had so far is not its doing."""
+        self._before |= {uuid: self._last[uuid] for uuid in uuids if uuid in self._last}
+
+    def problem(self, gpus: Mapping[str, Gpu], uuids: Collection[str]) -> str | None:
+        """A sentence about the faults of these GPUs since they were taken, None without any. ``gpus``: as of now."""
+        found = [sentence for uuid in uuids if uuid in gpus for sentence in self._sentences(gpus[uuid])]
+        self.look(gpus.values())
+        return "; ".join(found) or None
+
+    def _sentences(self, gpu: Gpu) -> Iterable[str]:
+        errors_before, xids_before = self._before.get(gpu.uuid, (None, 0))
+        if gpu.problem is not None:
+            yield f"GPU {gpu.label}: {gpu.problem}"
+        said = None if gpu.last_xid is None or gpu.xids == xids_before else fault(gpu.last_xid)
+        if said is not None:
+            yield f"GPU {gpu.label}: {said}"
+        if gpu.uncorrected_errors is not None and errors_before is not None and gpu.uncorrected_errors > errors_before:
+            yield f"GPU {gpu.label}: uncorrectable memory errors: {gpu.uncorrected_errors - errors_before}"
+
+
+# What becomes of our jobs when somebody else begins to use their GPUs: a pure function.
+#
+# A stranger counts once they have been seen for ``PRESENCE_S``: who only asks the driver something is gone by then.
+# Then the job is told of (``ignore``), paused (``pause``: it keeps its memory, and gives the GPU's time), or put back
+# into the queue (``requeue``). A paused job goes on when no stranger has been on any of its GPUs for the quiet time,
+# by which a free GPU is taken too: someone between two phases of work does not make it stop and go.
+
+PRESENCE_S = 2.0
+# A stranger who comes back within this time is not told of again.
+REMEMBERED_S = 60.0
+
+
+class ActionKind(Enum):
+    """What to do with an attempt; each comes with a sentence for people."""
+
+    REPORT = "report"
+    PAUSE = "pause"
+    RESUME = "resume"
+    REQUEUE = "requeue"
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """Somebody who uses a GPU of ours. ``who`` tells two apart; ``sentence`` is for people.
+
+    ``pid`` and ``memory_mb`` are None where the driver does not tell.
+    """
+
+    gpu: str
+    label: str
+    who: str
+    sentence: str
+    pid: int | None = None
+    memory_mb: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OurAttempt:
+    """A running attempt of ours: its id, what people call the job, and its GPUs by UUID."""
+
+    id: int
+    job: str
+    gpus: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Do this with this attempt, and say so."""
+
+    kind: ActionKind
+    attempt: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sightings:
+    """What has to be remembered of strangers, by GPU and ``who``: since when each is there without a break, when each
+    was last seen, and of whom people have been told already."""
+
+    since: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    last: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    told: AbstractSet[tuple[str, str]] = frozenset()
+
+
+def give_way(
+    mode: YieldTo,
+    seen: Sightings,
+    strangers: Sequence[Stranger],
+    running: Sequence[OurAttempt],
+    paused: AbstractSet[int],
+    *,
+    now: float,
+    quiet_s: float,
+    presence_s: float = PRESENCE_S,
+) -> tuple[tuple[Action, ...], Sightings]:
+    """What to do after a look, and what to remember for the next one.
+
+    Args:
+        strangers: who was on our GPUs at this look.
+        running: our attempts, the paused ones too; those that are being stopped should be left out.
+        paused: ids of the attempts that were paused for a stranger (not those that a person has paused).
+        now: the look's time in seconds, of a clock that nobody sets back.
+        quiet_s: seconds without a stranger after which a paused job goes on.
+    """
+    present = {(stranger.gpu, stranger.who): stranger for stranger in strangers}
+    since = {key: seen.since.get(key, now) for key in present}
+    ours = {gpu for attempt in running for gpu in attempt.gpus}
+    kept_s = max(quiet_s, REMEMBERED_S)
+    last = {key: time for key, time in seen.last.items() if key[0] in ours and now - time < kept_s}
+    last |= dict.fromkeys(present, now)
+    settled = {key: stranger for key, stranger in present.items() if now - since[key] >= presence_s}
+    actions: list[Action] = []
+    told = seen.told & last.keys()
+    for attempt in running:
+        here = [stranger for key, stranger in settled.items() if stranger.gpu in attempt.gpus]
+        if attempt.id in paused and mode == "ignore":
+            actions.append(
+                Action(ActionKind.RESUME, attempt.id, f"{attempt.job} goes on: it need not give way any more")
+            )
+        elif here:
+            actions += _on_strangers(mode, attempt, here, told, paused)
+        elif attempt.id in paused and _quiet(attempt, last, now, quiet_s):
+            actions.append(Action(ActionKind.RESUME, attempt.id, f"{attempt.job} goes on: nobody else uses its GPUs"))
+    return tuple(actions), Sightings(since, last, told | settled.keys())
+
+
+def _on_strangers(
+    mode: YieldTo,
+    attempt: OurAttempt,
+    here: Sequence[Stranger],
+    told: AbstractSet[tuple[str, str]],
+    paused: AbstractSet[int],
+) -> list[Action]:
+    """What to do with an attempt on whose GPUs there are strangers."""
+    if mode == "requeue":
+        return [Action(ActionKind.REQUEUE, attempt.id, f"{attempt.job} goes back into the queue: {_who(here)}")]
+    if mode == "pause":
+        sentence = f"{attempt.job} is paused: {_who(here)}"
+        return [] if attempt.id in paused else [Action(ActionKind.PAUSE, attempt.id, sentence)]
+    fresh = [stranger for stranger in here if (stranger.gpu, stranger.who) not in told]
+    return [Action(ActionKind.REPORT, attempt.id, f"{_who(fresh)}, where {attempt.job} runs")] if fresh else []
+
+
+def _quiet(attempt: OurAttempt, last: Mapping[tuple[str, str], float], now: float, quiet_s: float) -> bool:
+    return all(now - time >= quiet_s for (gpu, _), time in last.items() if gpu in attempt.gpus)
+
+
+def _who(strangers: Sequence[Stranger]) -> str:
+    return "; ".join(f"{stranger.sentence} on GPU {stranger.label}" for stranger in strangers)
+
+
+# Who uses the GPUs on which our jobs run: our own attempts, with how much memory, and strangers.
+#
+# A process is ours when it, or one that it descends from, carries an attempt's tag in its environment. Where the
+# driver shows no pids, or those of another container's numbering, a stranger can only be told by memory: more is in
+# use than was before our jobs came and they have declared. Knows the driver's answers and /proc; what is done about a
+# stranger is ``gpuherd.jobs.gpu.usage``'s part.
+
+# The kernel's number for the machine's own numbering of processes (PROC_PID_INIT_INO); a container has another.
+_MACHINE_PIDS = "pid:[4026531836]"
+_LONGEST_DESCENT = 64
+
+NOTHING: Mapping[str, int] = {}
+
+
+class GpuUsers:
+    """Tells our own from strangers, look by look, and remembers each attempt's greatest use of memory.
+
+    Args:
+        slack_mb: memory beyond what is known that is nobody yet: the threshold under which a GPU can be free.
+    """
+
+    def __init__(self, slack_mb: int) -> None:
+        self._slack_mb = slack_mb
+        self._attempts: dict[tuple[int, int], tuple[str, ...]] = {}
+        self._baseline: dict[str, int] = {}
+        self._peaks: dict[str, int] = {}
+        self._now: dict[str, int] = {}
+        self._pids_are_true = _numbering() == _MACHINE_PIDS
+
+    def change(self, slack_mb: int) -> None:
+        """Another threshold holds from now on."""
+        self._slack_mb = slack_mb
+
+    @property
+    def peaks(self) -> Mapping[str, int]:
+        """By attempt's tag, the most memory in MB that it was seen to use on any one GPU; without those unseen."""
+        return self._peaks
+
+    @property
+    def in_use(self) -> Mapping[str, int]:
+        """By attempt's tag, what it used at the last look on that of its GPUs where it used the most, in MB."""
+        return self._now
+
+    def idle_mb(self, uuid: str) -> int | None:
+        """What was in use on this GPU before our jobs came, in MB; None where that is not known."""
+        return self._baseline.get(uuid)
+
+    def taken(self, gpus: Iterable[Gpu]) -> None:
+        """Our job is about to start on these GPUs, which nobody uses now: what is in use here and now is nobody's."""
+        for gpu in gpus:
+            self._baseline[gpu.uuid] = gpu.used_mb
+
+    def look(
+        self,
+        gpus: Mapping[str, Gpu],
+        own: Mapping[str, Collection[str]],
+        declared_mb: Mapping[str, int] = NOTHING,
+    ) -> tuple[Stranger, ...]:
+        """Notes memory and returns the strangers on our GPUs.
+
+        Args:
+            gpus: the GPUs by UUID as the driver has just described them.
+            own: for each GPU on which our jobs run, the tags of their attempts.
+            declared_mb: how much memory our jobs on a GPU may use together, where that is known.
+        """
+        tags = {tag for here in own.values() for tag in here}
+        self._peaks = {tag: peak for tag, peak in self._peaks.items() if tag in tags}
+        self._now = {}
+        found: list[Stranger] = []
+        known: set[tuple[int, int]] = set()
+        for uuid, here in own.items():
+            gpu = gpus.get(uuid)
+            if gpu is None or gpu.problem is not None:
+                continue
+            attempts = {process.pid: self._attempt_of(process.pid, here, known) for process in gpu.processes}
+            self._note_memory(gpu, here, attempts)
+            others = [process for process in gpu.processes if process.compute and attempts[process.pid] is None]
+            told = self._pids_are_true and bool(gpu.processes)
+            if told:
+                found += [_stranger(gpu, process) for process in others]
+            else:
+                found += self._by_memory(gpu, declared_mb.get(uuid))
+        self._attempts = {key: tag for key, tag in self._attempts.items() if key in known}
+        self._baseline = {uuid: used for uuid, used in self._baseline.items() if uuid in own}
+        return tuple(found)
+
+    def _note_memory(self, gpu: Gpu, here: Collection[str], attempts: Mapping[int, str | None]) -> None:
+        used: dict[str, int] = {}
+        unknown = False
+        for process in gpu.processes:
+            tag = attempts[process.pid]
+            if tag is not None:
+                self._pids_are_true = True
+                unknown = unknown or process.memory_mb is None
+                used[tag] = used.get(tag, 0) + (process.memory_mb or 0)
+        if len(here) == 1 and (unknown or not used) and not (self._pids_are_true and gpu.processes and not used):
+            # The driver does not say who uses how much; all that has come since is the only job's.
+            used = {tag: max(0, gpu.used_mb - self._baseline.get(gpu.uuid, 0)) for tag in here}
+        for tag, mb in used.items():
+            self._now[tag] = max(mb, self._now.get(tag, 0))
+            if mb > self._peaks.get(tag, 0):
+                self._peaks[tag] = mb
+
+    def _by_memory(self, gpu: Gpu, declared_mb: int | None) -> list[Stranger]:
+        if declared_mb is None:
+            return []  # our own jobs may use all of it
+        more = gpu.used_mb - self._baseline.get(gpu.uuid, 0) - declared_mb
+        if more < max(1, self._slack_mb):
+            return []
+        sentence = f"someone, or our own job, uses {more} MB more than our jobs declare"
+        return [Stranger(gpu.uuid, gpu.label, "memory", sentence, memory_mb=more)]
+
+    def _attempt_of(self, pid: int, here: Collection[str], known: set[tuple[int, int]]) -> str | None:
+        """Which of these attempts the process belongs to, by its own environment or an ancestor's."""
+        return next((tag for tag in self._tags_of(pid, known) if tag in here), None)
+
+    def _tags_of(self, pid: int, known: set[tuple[int, int]]) -> tuple[str, ...]:
+        """The tags of a process and its ancestors: there are two where a job is itself a gpuherd."""
+        asked: list[tuple[int, int]] = []
+        found: list[tuple[str, ...]] = []
+        for _ in range(_LONGEST_DESCENT):
+            process = identify(pid) if pid > 1 else None
+            if process is None:
+                break
+            key = (pid, process.start_ticks)
+            known.add(key)
+            if key in self._attempts:
+                found.append(self._attempts[key])
+                break
+            asked.append(key)
+            found.append(_tag_in_environment(pid))
+            pid = _parent(pid)
+        tags = tuple(dict.fromkeys(tag for tags in found for tag in tags))
+        if asked:
+            # Only the process itself: an ancestor has fewer.
+            self._attempts[asked[0]] = tags
+        return tags
+
+
+def _stranger(gpu: Gpu, process: GpuProcess) -> Stranger:
+    return Stranger(gpu.uuid, gpu.label, str(process.pid), describe(process), process.pid, process.memory_mb)
+
+
+def _numbering() -> str | None:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return None
+
+
+def _tag_in_environment(pid: int) -> tuple[str, ...]:
+    wanted = f"{ATTEMPT_VARIABLE}=".encode()
+    with suppress(OSError):
+        for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(wanted):
+                return (variable[len(wanted) :].decode("utf-8", "replace"),)
+    return ()
+
+
+def _parent(pid: int) -> int:
+    """The pid of the parent; 0 when there is none, or none to be seen."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return 0

@@ -1,0 +1,1 @@
+"""Views of a run: status, tables, live display, logs, metrics, notices."""

@@ -1,0 +1,1 @@
+"""The queue: SQLite, the only truth about a run's progress."""

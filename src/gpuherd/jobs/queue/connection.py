@@ -1,0 +1,410 @@
+"""An open queue's file: its connection, its transactions, and everything that can be asked of it.
+
+Reading changes nothing and may be done by any process at any time. What changes a queue is ``queue``'s part; what the
+rows mean is ``rows``'s, and who only looks on without ever writing uses ``reader``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from gpuherd.errors import GpuherdError
+from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.one_host import Hold
+from gpuherd.jobs.options import Order
+from gpuherd.jobs.queue import interventions as chains
+from gpuherd.jobs.queue import interventions as mailbox
+from gpuherd.jobs.queue import submission
+from gpuherd.jobs.queue.errors import taken_back
+from gpuherd.jobs.queue.interventions import Letter, Reply
+from gpuherd.jobs.queue.schema import connect, damage_behind, make, passing_through
+from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, Predecessor, QueuedJob
+from gpuherd.jobs.scheduler.memory import FamilyMemory
+from gpuherd.jobs.scheduler.ordering import BEYOND, MOST_KINDS
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.monitor.format import Waiting
+
+COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submission = ? AND state = 'waiting'"
+_LONGEST_BACK_OFF_S = 120.0
+# Names in one question: SQLite takes a thousand values, and some builds no more.
+_AT_ONCE = 500
+# Of a number that SQLite has a place for.
+_DIGITS = 18
+# Counts that need not be exact may be as old as so many times what it takes to count, where that takes time at all.
+_COUNTS_SHARE = 20
+_SOON_COUNTED_S = 0.005
+_COULD_RUN = "state = 'waiting' AND blocked = 0 AND held = 0"
+_ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, rank DESC, id"}
+
+
+class QueueFile:
+    """An open queue, to be read; ``Queue`` adds all that changes it.
+
+    Args:
+        path: the file; made, for its owner alone, if it is not there.
+        check: look through the whole file for damage. Whoever only adds a job or asks something may save that time.
+
+    Attributes:
+        tag: names this queue in the environment of its jobs' processes.
+        copied: the file is a copy of the queue that last ran, so that what runs there does not belong to this one.
+
+    Raises QueueUnreadable when the file is damaged or of a newer gpuherd; it is then left as it is. As a context it
+    raises that also where an error in the block comes of damage. QueueElsewhere while another machine works on it
+    (``onehost``), also from what changes it.
+    """
+
+    def __init__(self, path: str | Path, *, check: bool = True):
+        self.path = Path(path)
+        make(self.path)
+        self._hold = Hold(self.path)
+        try:
+            self._db = connect(self.path, check=check)
+        except BaseException:
+            self._hold.release()
+            raise
+        self._depth = 0
+        self._counted: tuple[tuple[int, int], Counts] | None = None
+        self._count_again_at = 0.0
+        # A copied folder has the same queue in it, but the attempts and processes of the original are not its own.
+        inode = str(self.path.stat().st_ino)
+        self.copied = self._meta("inode") not in ("", inode)
+        self.tag = f"{self._meta('queue')}.{inode}"
+        self._batches = f"gpuherd-{self.tag}-"
+
+    def close(self) -> None:
+        """Closes the file. What was changed is safe already."""
+        self._db.close()
+        self._hold.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+        # Errors that a damaged row or index causes: SQLite's own, a missing row, values of a wrong type.
+        strange = (sqlite3.Error, RuntimeError, LookupError, TypeError, ValueError)
+        if isinstance(error, strange) and not isinstance(error, GpuherdError):
+            damage = damage_behind(self.path, error)
+            if damage is not None:
+                raise damage from error
+
+    def be_sure(self) -> None:
+        """Raises QueueElsewhere when another machine has taken the queue over meanwhile, so that what lies beside it is
+        none of ours any more. Every transaction begins with that."""
+        self._hold.check()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All that is done meanwhile is done together or not at all. May be nested."""
+        if self._depth:
+            yield
+            return
+        self._hold.check()
+        self._db.execute("BEGIN IMMEDIATE")
+        self._depth = 1
+        try:
+            yield
+            if not self._db.in_transaction:
+                raise taken_back()
+            self._db.execute("COMMIT")
+        except BaseException:
+            # A full disk makes SQLite roll back by itself; a second time would hide what went wrong.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        finally:
+            self._depth = 0
+
+    # --- jobs --------------------------------------------------------------------------------------------------
+
+    def head(self, limit: int, now: float, order: Order = "age") -> tuple[QueuedJob, ...]:
+        """The first ``limit`` jobs that need GPUs and the first ``limit`` that need none, of the lowest round that has
+        not ended: by priority, then age, or then the longest first (``order.rank``), then age.
+
+        Jobs that are paused, whose needs have not succeeded, or whose back-off has not passed, are not among them. (A
+        back-off that is far in the future is one from before the clock was set back, and counts as passed.)
+        """
+        unfinished = self.round()
+        found: list[sqlite3.Row] = []
+        for needs_gpu in (1, 0) if unfinished is not None else ():
+            found += self._db.execute(
+                f"SELECT * FROM jobs WHERE {_COULD_RUN} AND (gpus > 0) = ?"  # noqa: S608
+                f" AND round = ? AND (not_before <= ? OR not_before > ?) ORDER BY {_ORDER[order]} LIMIT ?",
+                (needs_gpu, unfinished, now, now + _LONGEST_BACK_OFF_S, limit),
+            ).fetchall()
+        return self._queued(found)
+
+    def first_of_kinds(self, gpus: int, now: float, order: Order = "age") -> tuple[QueuedJob, ...]:
+        """Of the jobs that need GPUs, the first of each kind: those that ask for as many GPUs and as much memory, and
+        share or not. Of one kind as many as could start on ``gpus`` GPUs, within limits, and one more; of sharing jobs
+        a few more.
+
+        Which jobs are among them is as with ``head``. For each number of GPUs at most ``MOST_KINDS`` kinds, those that
+        ask for the least memory.
+        """
+        unfinished = self.round()
+        found: list[sqlite3.Row] = []
+        for kind in self._kinds_of(unfinished) if unfinished is not None else ():
+            size, share, _ = kind
+            most = 1 + (BEYOND if share else min(gpus // size, BEYOND))
+            found += self._db.execute(
+                f"SELECT * FROM jobs WHERE {_COULD_RUN} AND round = ? AND gpus = ? AND share = ?"  # noqa: S608
+                " AND coalesce(memory_mb, 0) = ? AND (not_before <= ? OR not_before > ?)"
+                f" ORDER BY {_ORDER[order]} LIMIT ?",
+                (unfinished, *kind, now, now + _LONGEST_BACK_OFF_S, most),
+            ).fetchall()
+        return self._queued(found)
+
+    def following(self, engine: str, limit: int, now: float) -> tuple[tuple[QueuedJob, tuple[Predecessor, ...]], ...]:
+        """The first ``limit`` waiting jobs of the open round that can follow others: all that they need and that has
+        not succeeded is in the hands of this engine. With each the attempts of those others.
+
+        Which jobs are left out besides is as with ``head``.
+        """
+        unfinished = self.round()
+        if unfinished is None:
+            return ()
+        found = chains.followers(self._db, engine, unfinished, now, now + _LONGEST_BACK_OFF_S, limit)
+        jobs = self._queued(found)
+        return tuple((job, chains.predecessors(self._db, job.id, engine)) for job in jobs)
+
+    def followed(self) -> dict[str, frozenset[int]]:
+        """By batch of which the engine still has an attempt: the attempts that it may follow there."""
+        return chains.followed(self._db)
+
+    def open_batches(self) -> dict[str, tuple[int, ...]]:
+        """All attempts of each batch of which the engine still has one, or that one which it has may follow; in the
+        batch's own order."""
+        batches: dict[str, list[int]] = {}
+        for row in chains.batches(self._db):
+            batches.setdefault(row["batch"], []).append(row["id"])
+        return {batch: tuple(attempts) for batch, attempts in batches.items()}
+
+    def batch_name(self, first: int) -> str:
+        """What a batch of this queue is called whose first attempt has this number. No other queue has such a name,
+        also none of which this one is a copy, and an attempt's number is used for one record only."""
+        return f"{self._batches}{first}"
+
+    def has_batch(self, name: str) -> bool:
+        """Whether a batch of this name is one of this queue, and recorded in it: a queue that was restored knows
+        nothing of what was handed over since."""
+        first = name.removeprefix(self._batches)
+        if first == name or not (first.isascii() and first.isdigit()) or len(first) > _DIGITS:
+            return False
+        return (
+            self._db.execute("SELECT 1 FROM attempts WHERE id = ? AND batch = ?", (int(first), name)).fetchone()
+            is not None
+        )
+
+    def owns(self, record: AttemptRecord) -> bool:
+        """Whether an open attempt is this queue's own, and not one of the queue of which it is a copy. (A copy's first
+        start puts those back. If it is killed before, the queue is no fresh copy any more, and they are still there.)
+        """
+        return not self.copied and (record.handed is None or record.handed.batch.startswith(self._batches))
+
+    def stranded(self) -> frozenset[int]:
+        """Attempts in the hands of an engine that are to follow others which have ended, and not well: they can't begin
+        there any more."""
+        return chains.stranded(self._db)
+
+    def _queued(self, found: Sequence[sqlite3.Row]) -> tuple[QueuedJob, ...]:
+        """Jobs of the round that is open now: none of them could run before it was."""
+        opened_at = self.round_opened()[1]
+        jobs = (submission.queued(row) for row in found)
+        return tuple(job if job.ready_at >= opened_at else replace(job, ready_at=opened_at) for job in jobs)
+
+    def _kinds_of(self, unfinished: int) -> Iterator[tuple[int, int, int]]:
+        """GPUs, share and MB of the kinds of a round: each is the next in the index, however long the queue is."""
+        waiting = f"FROM jobs WHERE {_COULD_RUN} AND round = ?"
+        size = 0
+        while True:
+            row = self._db.execute(f"SELECT min(gpus) {waiting} AND gpus > ?", (unfinished, size)).fetchone()
+            if row[0] is None:
+                return
+            size = int(row[0])
+            for share in (0, 1):
+                memory_mb = -1
+                for _ in range(MOST_KINDS):
+                    row = self._db.execute(
+                        f"SELECT min(coalesce(memory_mb, 0)) {waiting} AND gpus = ? AND share = ?"
+                        " AND coalesce(memory_mb, 0) > ?",
+                        (unfinished, size, share, memory_mb),
+                    ).fetchone()
+                    if row[0] is None:
+                        break
+                    memory_mb = int(row[0])
+                    yield size, share, memory_mb
+
+    def round(self) -> int | None:
+        """The lowest round of which a job waits or runs, None when none does."""
+        row = self._db.execute("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')").fetchone()
+        return None if row[0] is None else int(row[0])
+
+    def round_opened(self) -> tuple[int | None, float]:
+        """The round that was last seen to be the lowest unfinished one, and since which wall-clock second; (None, 0.0)
+        where nobody has written it down."""
+        row = self._db.execute("SELECT value FROM meta WHERE key = 'round'").fetchone()
+        return submission.round_opened(None if row is None else row[0])
+
+    def held(self) -> int:
+        """How many waiting jobs are paused."""
+        return int(self._db.execute("SELECT count(*) FROM jobs WHERE held = 1").fetchone()[0])
+
+    def next_not_before(self, now: float) -> float | None:
+        """The next wall-clock second at which a job's back-off ends, or None."""
+        row = self._db.execute(
+            "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0 AND held = 0"
+            " AND not_before > ? AND not_before <= ?",
+            (now, now + _LONGEST_BACK_OFF_S),
+        ).fetchone()
+        return None if row[0] is None else float(row[0])
+
+    def counts(self, *, exact: bool = True) -> Counts:
+        """Jobs of the latest submission by state. Counted anew only when somebody has changed the file since: who shows
+        them while nothing happens asks again and again.
+
+        Without ``exact`` they may be a moment old: so that of a million jobs, which take a tenth of a second to count,
+        a display that asks all the time spends no more than a twentieth of its time on that.
+        """
+        stamp = self._stamp()
+        if self._counted is not None and self._counted[0] == stamp:
+            return self._counted[1]
+        began = time.monotonic()
+        if self._counted is not None and not exact and began < self._count_again_at:
+            return self._counted[1]
+        found = self._db.execute(
+            "SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (self._submission(),)
+        )
+        counted = Counts.of({row["state"]: row["n"] for row in found})
+        # Within a transaction it may still be taken back.
+        self._counted = None if self._db.in_transaction else (stamp, counted)
+        ended = time.monotonic()
+        self._count_again_at = ended + (_COUNTS_SHARE * (ended - began) if ended - began > _SOON_COUNTED_S else 0.0)
+        return counted
+
+    def _stamp(self) -> tuple[int, int]:
+        """Another one whenever the file has been changed: by other processes, or by this connection."""
+        return int(self._db.execute("PRAGMA data_version").fetchone()[0]), self._db.total_changes
+
+    def those_waiting(self) -> Waiting:
+        """How many jobs of the latest submission wait, and what they cost; from an index."""
+        from gpuherd.jobs.monitor.format import Waiting  # here: who only submits asks no such thing
+
+        row = self._db.execute(COSTS_WAITING, (self._submission(),)).fetchone()
+        return Waiting(row[0], row[1], row[2])
+
+    def states(self) -> dict[str, JobState]:
+        """Every job's state, by name."""
+        return {row["name"]: JobState(row["state"]) for row in self._db.execute("SELECT name, state FROM jobs")}
+
+    def job(self, name: str) -> tuple[QueuedJob, JobState] | None:
+        """The job of this name and how it stands, None when there is none."""
+        row = self._named(name)
+        return None if row is None else (submission.queued(row), JobState(row["state"]))
+
+    def jobs(self) -> Iterator[Job]:
+        """Every job as it was last submitted, in order of age."""
+        return (submission.job_of(row["spec"]) for row in self._db.execute("SELECT spec FROM jobs ORDER BY id"))
+
+    def running(self) -> tuple[AttemptRecord, ...]:
+        """The attempts that have no end yet: those of this dispatcher, or those that a dead one left."""
+        found = self._db.execute("SELECT * FROM attempts WHERE state = 'running' ORDER BY id").fetchall()
+        return tuple(
+            submission.attempt(row, self._db.execute("SELECT * FROM jobs WHERE id = ?", (row["job"],)).fetchone())
+            for row in found
+        )
+
+    def kinds(self) -> tuple[tuple[int, int | None], ...]:
+        """What the waiting jobs ask for, each once: how many GPUs, and MB on each."""
+        with passing_through(self._db):
+            found = self._db.execute("SELECT DISTINCT gpus, memory_mb FROM jobs WHERE state = 'waiting'").fetchall()
+        return tuple((row["gpus"], row["memory_mb"]) for row in found)
+
+    def attempts(self) -> Iterator[AttemptRow]:
+        """Every attempt in order of start, with its length; None for the length of one that crossed a reboot."""
+        # Not by number: a shell that stands by has its number before it is known when it is started.
+        found = self._db.execute(
+            "SELECT a.*, j.name FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.run, a.started_mono, a.id"
+        )
+        return (submission.attempt_row(row) for row in found)
+
+    def runs(self) -> tuple[tuple[float, float], ...]:
+        """Start and end of each dispatcher's run in wall-clock seconds; a killed one ends with the last that it saw to,
+        and before the next begins.
+        """
+        found = self._db.execute(
+            "SELECT r.started_at, coalesce(r.ended_at, min("
+            "  max(r.started_at, coalesce(max(a.ended_at), 0), coalesce(max(a.started_at), 0)),"
+            "  coalesce((SELECT n.started_at FROM runs n WHERE n.id > r.id ORDER BY n.id LIMIT 1), 9e99))) AS ended_at"
+            " FROM runs r LEFT JOIN attempts a ON a.run = r.id GROUP BY r.id ORDER BY r.id"
+        )
+        return tuple((row["started_at"], max(row["started_at"], row["ended_at"])) for row in found)
+
+    def last_failure(self, job: int) -> str | None:
+        """The failure class of a job's latest attempt; None if that did not fail."""
+        row = self._db.execute("SELECT class FROM attempts WHERE job = ? ORDER BY id DESC LIMIT 1", (job,)).fetchone()
+        return None if row is None else row["class"]
+
+    def last_attempt(self) -> int:
+        """The highest attempt number used so far, 0 for none."""
+        return int(self._db.execute("SELECT coalesce(max(id), 0) FROM attempts").fetchone()[0])
+
+    # --- what is asked and what is learned ---------------------------------------------------------------------
+
+    def letters(self) -> tuple[Letter, ...]:
+        """What is asked and not yet done, oldest first."""
+        return mailbox.open_letters(self._db)
+
+    def reply_to(self, letter: int) -> Reply | None:
+        """What came of it, None while it is not done."""
+        return mailbox.reply_to(self._db, letter)
+
+    def unknown(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of the names that no job has."""
+        return tuple(name for name in names if self._named(name) is None)
+
+    def names(self, limit: int) -> tuple[str, ...]:
+        """The names of the newest ``limit`` jobs."""
+        return tuple(row[0] for row in self._db.execute("SELECT name FROM jobs ORDER BY id DESC LIMIT ?", (limit,)))
+
+    def families(self, names: Collection[str]) -> dict[str, FamilyMemory]:
+        """What was seen of the jobs of these families; without those of which nothing was seen."""
+        wanted = sorted(set(names))
+        return {
+            row["name"]: submission.family_memory(row)
+            for start in range(0, len(wanted), _AT_ONCE)
+            for row in self._db.execute(
+                f"{submission.FAMILIES} WHERE name IN ({','.join('?' * len(wanted[start : start + _AT_ONCE]))})",
+                wanted[start : start + _AT_ONCE],
+            )
+        }
+
+    def gpu_health(self) -> dict[str, str]:
+        """What is remembered of each GPU's faults, as JSON by UUID (``jobs.quarantine``)."""
+        return {row["uuid"]: row["state"] for row in self._db.execute("SELECT uuid, state FROM gpu_health")}
+
+    # --- plumbing ---------------------------------------------------------------------------------------------
+
+    def _named(self, name: str) -> sqlite3.Row | None:
+        """The row of the job with this name. People may ask for anything: what is no text is no job's name."""
+        try:
+            row: sqlite3.Row | None = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
+        except UnicodeEncodeError:
+            return None
+        return row
+
+    def _submission(self) -> int:
+        return int(self._meta("submission"))
+
+    def _meta(self, key: str) -> str:
+        return str(self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])

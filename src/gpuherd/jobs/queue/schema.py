@@ -1,0 +1,443 @@
+"""The queue's file: its tables, how it is opened and brought up to date, and how one that is no good is left alone.
+
+A file of an older version is changed into this one's in one transaction when it is opened; one of a newer version is
+refused, and a damaged one is left as it is: the message says how to keep it aside.
+
+Plain CHECKs stand in place of STRICT tables and RETURNING, which need an SQLite newer than what the Python of some
+clusters is built with (RHEL 8: 3.26): a queue must be readable wherever its folder is mounted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from gpuherd.errors import CannotOpenQueue, QueueUnreadable
+from gpuherd.jobs.queue.errors import code_of, is_full, may_pass
+from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.scheduler.ordering import rank
+
+VERSION = 5
+APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
+_LOCK_WITHIN_S = 30.0
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# Between making an empty file and writing the first page into it, a process takes a few milliseconds.
+_FIRST_PAGE_WITHIN_S = 1.0
+# Pages that a look through the whole file keeps in memory meanwhile.
+_PASSING_PAGES = 64
+
+# blocked: how many of a job's needs have not succeeded yet; kept with every transition, so that the head of the queue
+# is one index lookup however long the queue is. held: 1 while a waiting job is paused.
+# gpus, memory_mb, share: what the job asks for now; a retry may have made it more than what its spec says.
+# rank: what goes first in the order 'longest' (``order.rank``), written down once: all jobs age alike.
+# cancelled_by: who wants a running job to end for good; kept here so that it ends also when its dispatcher dies.
+# doomed: 1 for a job that was cancelled because one that it needs failed or was cancelled; it comes back with that one.
+# attempts.paused: why its processes are stopped (words of PauseReason), '' while they are not; paused_mono since when,
+# paused_s how long before that.
+# *_mono columns are seconds of CLOCK_BOOTTIME: one clock for the whole machine, that nobody sets back; comparable
+# between users and processes within one boot. *_at columns are wall-clock seconds since 1970, for people.
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE runs (
+    id INTEGER PRIMARY KEY,
+    pid INTEGER NOT NULL,
+    boot TEXT NOT NULL,
+    started_at REAL NOT NULL,
+    started_mono REAL NOT NULL,
+    ended_at REAL
+);
+CREATE TABLE jobs (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    spec TEXT NOT NULL,
+    gpus INTEGER NOT NULL CHECK (typeof(gpus) = 'integer' AND gpus >= 0),
+    priority INTEGER NOT NULL CHECK (typeof(priority) = 'integer'),
+    submission INTEGER NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('waiting', 'running', 'done', 'failed', 'cancelled')),
+    blocked INTEGER NOT NULL DEFAULT 0 CHECK (blocked >= 0),
+    tries INTEGER NOT NULL DEFAULT 0,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    not_before REAL NOT NULL DEFAULT 0,
+    avoid TEXT NOT NULL DEFAULT '[]',
+    ready_at REAL NOT NULL,
+    reason TEXT,
+    held INTEGER NOT NULL DEFAULT 0,
+    memory_mb INTEGER,
+    share INTEGER NOT NULL DEFAULT 0,
+    cost REAL,
+    round INTEGER NOT NULL DEFAULT 0,
+    cancelled_by TEXT,
+    doomed INTEGER NOT NULL DEFAULT 0,
+    rank REAL NOT NULL DEFAULT 0
+);
+CREATE TABLE needs (
+    job INTEGER NOT NULL REFERENCES jobs (id),
+    needed INTEGER NOT NULL REFERENCES jobs (id),
+    PRIMARY KEY (job, needed)
+) WITHOUT ROWID;
+CREATE INDEX needs_needed ON needs (needed);
+CREATE TABLE attempts (
+    id INTEGER PRIMARY KEY,
+    job INTEGER NOT NULL REFERENCES jobs (id),
+    number INTEGER NOT NULL,
+    run INTEGER NOT NULL REFERENCES runs (id),
+    state TEXT NOT NULL CHECK (state IN ('running', 'done', 'failed', 'requeued')),
+    gpus TEXT NOT NULL,
+    labels TEXT NOT NULL,
+    pid INTEGER NOT NULL,
+    start_ticks INTEGER NOT NULL,
+    boot TEXT NOT NULL,
+    log TEXT NOT NULL,
+    wait_s REAL NOT NULL,
+    leased_mono REAL,
+    started_at REAL NOT NULL,
+    started_mono REAL NOT NULL,
+    ended_at REAL,
+    ended_mono REAL,
+    exit_code INTEGER,
+    signal INTEGER,
+    class TEXT,
+    reason TEXT,
+    peak_mb INTEGER,
+    shared_mb INTEGER,
+    paused TEXT NOT NULL DEFAULT '',
+    paused_mono REAL,
+    paused_s REAL NOT NULL DEFAULT 0
+);
+CREATE UNIQUE INDEX attempts_running ON attempts (job) WHERE state = 'running';
+CREATE INDEX attempts_job ON attempts (job);
+CREATE TABLE events (
+    id INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    kind TEXT NOT NULL,
+    job TEXT,
+    attempt INTEGER,
+    text TEXT NOT NULL
+);
+"""
+
+# What version 2 has beside the columns: the same whether the file is new or was one of version 1.
+_SINCE_2 = """
+CREATE INDEX jobs_by_age ON jobs ((gpus > 0), round, priority DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+CREATE INDEX jobs_later ON jobs (not_before) WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+CREATE INDEX jobs_held ON jobs (id) WHERE held = 1;
+CREATE INDEX jobs_unfinished ON jobs (round) WHERE state IN ('waiting', 'running');
+CREATE TABLE controls (
+    id INTEGER PRIMARY KEY,
+    at REAL NOT NULL,
+    kind TEXT NOT NULL,
+    jobs TEXT NOT NULL,
+    settings TEXT NOT NULL,
+    by TEXT NOT NULL,
+    applied_at REAL,
+    applied_by TEXT,
+    ok INTEGER,
+    answer TEXT,
+    changed TEXT
+);
+CREATE INDEX controls_open ON controls (id) WHERE applied_at IS NULL;
+CREATE TABLE gpu_health (uuid TEXT PRIMARY KEY, state TEXT NOT NULL);
+CREATE TABLE families (name TEXT PRIMARY KEY, peak_mb INTEGER NOT NULL);
+"""
+
+_FROM_1_TO_2 = (
+    """
+DROP INDEX jobs_ready;
+DROP INDEX jobs_later;
+ALTER TABLE jobs ADD COLUMN held INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN memory_mb INTEGER;
+ALTER TABLE jobs ADD COLUMN share INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN cost REAL;
+ALTER TABLE jobs ADD COLUMN round INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE jobs ADD COLUMN cancelled_by TEXT;
+ALTER TABLE jobs ADD COLUMN doomed INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE attempts ADD COLUMN peak_mb INTEGER;
+ALTER TABLE attempts ADD COLUMN shared_mb INTEGER;
+ALTER TABLE attempts ADD COLUMN paused TEXT NOT NULL DEFAULT '';
+ALTER TABLE attempts ADD COLUMN paused_mono REAL;
+ALTER TABLE attempts ADD COLUMN paused_s REAL NOT NULL DEFAULT 0;
+"""
+    + _SINCE_2
+)
+
+# What version 3 has beside the column: counts with costs, the order 'longest' by rank, and the first jobs of each kind
+# in either order.
+_SINCE_3 = """
+CREATE INDEX jobs_count ON jobs (submission, state, cost);
+CREATE INDEX jobs_by_rank ON jobs ((gpus > 0), round, priority DESC, rank DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+CREATE INDEX jobs_of_kind ON jobs (round, gpus, share, coalesce(memory_mb, 0), priority DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+CREATE INDEX jobs_of_kind_by_rank ON jobs (round, gpus, share, coalesce(memory_mb, 0), priority DESC, rank DESC, id)
+    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
+"""
+
+# What version 4 has beside those: how much of a family's peak may be believed, and where it was too little. A table of
+# its own: a dispatcher of version 3 that is at work while the file is changed writes whole rows of families.
+_SINCE_4 = """
+CREATE TABLE family_ends (name TEXT PRIMARY KEY, measured INTEGER NOT NULL, ran_out_mb INTEGER);
+"""
+
+# What version 5 has beside those: attempts that an engine beyond this machine has (``records.Handed``), whose process
+# columns say nothing, and the host that each dispatcher ran on: a queue is only ever written by one at a time.
+_SINCE_5 = """
+ALTER TABLE attempts ADD COLUMN engine TEXT NOT NULL DEFAULT 'local';
+ALTER TABLE attempts ADD COLUMN batch TEXT;
+ALTER TABLE attempts ADD COLUMN place INTEGER;
+ALTER TABLE attempts ADD COLUMN handle TEXT;
+ALTER TABLE attempts ADD COLUMN node TEXT;
+ALTER TABLE runs ADD COLUMN host TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN engine TEXT NOT NULL DEFAULT 'local';
+"""
+
+_FROM_2_TO_3 = (
+    """
+DROP INDEX IF EXISTS jobs_by_cost;
+DROP INDEX IF EXISTS jobs_count;
+ALTER TABLE jobs ADD COLUMN rank REAL NOT NULL DEFAULT 0;
+"""
+    + _SINCE_3
+)
+
+
+def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
+    """Opens the queue's file, which ``make`` has made or looked at.
+
+    ``check`` looks through the whole file for damage, which takes a second for a million jobs. Raises QueueUnreadable;
+    never changes a file it can't use.
+    """
+    try:
+        connection = sqlite3.connect(path, timeout=_LOCK_WITHIN_S, isolation_level=None, cached_statements=256)
+    except (sqlite3.Error, OSError) as problem:
+        raise CannotOpenQueue(f"can't open the queue {path}: {_denied(path)}{problem}") from problem
+    try:
+        connection.row_factory = sqlite3.Row
+        _prepare(connection, path, check)
+    except sqlite3.OperationalError as problem:
+        # Locked by another program, read-only, no space: nothing that says anything against the file itself.
+        connection.close()
+        raise CannotOpenQueue(
+            f"can't open the queue {path}: {_denied(path)}{told(problem)}; it was left as it is"
+        ) from problem
+    except sqlite3.DatabaseError as problem:
+        connection.close()
+        raise damaged(path, told(problem)) from problem
+    except QueueUnreadable:
+        connection.close()
+        raise
+    return connection
+
+
+def make(path: Path) -> None:
+    """Makes an empty file for a queue if there is none, for its owner alone: commands may hold secrets.
+
+    Raises QueueUnreadable for what is there and can't be a queue (``refuse_no_queue``).
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        refuse_no_queue(path)
+    except OSError as problem:
+        raise CannotOpenQueue(f"can't open the queue {path}: {problem}") from problem
+
+
+def may(access: int, path: Path) -> bool:
+    """Whether this user may do this with the file (``os.R_OK``, ``os.W_OK``)."""
+    return os.access(path, access, effective_ids=os.access in os.supports_effective_ids)
+
+
+def owner(path: Path) -> str:
+    """The name of the user whose file this is, or whose folder hides it."""
+    from gpuherd.gpus.lease_files import user_name  # here: who only submits asks no such thing
+
+    for each in (path, *path.parents):
+        with suppress(OSError):
+            return user_name(each.stat().st_uid)
+    return "another user"
+
+
+def _denied(path: Path) -> str:
+    """Begins a message where this user may not read and write the file; "" where that is not the reason."""
+    return "" if may(os.R_OK | os.W_OK, path) else f"permission denied, it is {owner(path)}'s: "
+
+
+def refuse_no_queue(path: Path) -> None:
+    """Raises QueueUnreadable for a file that can't be a queue: a folder, a FIFO, or an empty file where jobs have run.
+
+    An empty file is a new queue elsewhere; here it is what is left of one, and all its jobs would run again.
+    """
+    deadline = time.monotonic() + _FIRST_PAGE_WITHIN_S
+    while True:
+        try:
+            state = path.stat()
+        except OSError as problem:
+            raise CannotOpenQueue(f"can't open the queue {path}: {problem}") from problem
+        if not stat.S_ISREG(state.st_mode):
+            kind = "a folder" if stat.S_ISDIR(state.st_mode) else "no plain file"
+            raise QueueUnreadable(f"the queue {path} is {kind}; move it away, or name another folder")
+        run = RunDirectory(path.parent)
+        if state.st_size or path.absolute() != run.queue or not run.has_run():
+            return
+        if time.monotonic() > deadline:
+            raise damaged(path, "it is empty, and the files beside it show that jobs have run here")
+        time.sleep(0.02)
+
+
+def damaged(path: Path, what: str) -> QueueUnreadable:
+    """The error to raise for a queue's file that is damaged."""
+    return QueueUnreadable(
+        f"the queue {path} is damaged ({what}); it was left as it is. To keep it aside and start a new one:"
+        f" {keep_aside_command(path)}"
+    )
+
+
+def damage_behind(path: Path, problem: Exception) -> QueueUnreadable | None:
+    """The error to raise instead of one that came up while a queue was in use, if damage to its file explains that."""
+    if isinstance(problem, sqlite3.OperationalError) and may_pass(problem):
+        return None
+    try:
+        with closing(sqlite3.connect(path.absolute().as_uri() + "?mode=ro", uri=True)) as connection:
+            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+    except sqlite3.OperationalError:
+        return None
+    except sqlite3.DatabaseError as worse:
+        return damaged(path, told(worse))
+    if found != "ok":
+        return damaged(path, found)
+    # A text that is no UTF-8 passes that check.
+    is_told = isinstance(problem, sqlite3.Error) and (
+        code_of(problem) & 0xFF in _DAMAGE or not hasattr(problem, "sqlite_errorcode")
+    )
+    return damaged(path, told(problem)) if is_told else None
+
+
+def told(problem: Exception) -> str:
+    """SQLite's words for people: their last line, after the cause where we know it."""
+    words = str(problem).splitlines()[-1]
+    full = isinstance(problem, sqlite3.OperationalError) and is_full(problem)
+    return f"the disk is full ({words})" if full else words
+
+
+def keep_aside_command(path: Path) -> str:
+    """A shell command that moves a queue's file aside, with its journal, which must not meet a new queue.
+
+    >>> keep_aside_command(Path("results/queue.sqlite"))
+    'mkdir results/damaged && mv results/queue.sqlite* results/damaged/'
+    """
+    folder = shlex.quote(str(path.parent / "damaged"))
+    return f"mkdir {folder} && mv {shlex.quote(str(path))}* {folder}/"
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
+    # One look: another process may be making the tables at this moment.
+    connection.execute("BEGIN")
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    connection.execute("COMMIT")
+    if tables and application != APPLICATION:
+        raise QueueUnreadable(f"{path} is an SQLite file, but no gpuherd queue; it was left as it is")
+    if version > VERSION:
+        raise QueueUnreadable(
+            f"the queue {path} is of a newer gpuherd (its version is {version}, this one reads up to {VERSION}); "
+            "it was left as it is: use that gpuherd, or another output folder"
+        )
+    if tables and check:
+        with passing_through(connection):
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if found != "ok":
+            raise sqlite3.DatabaseError(str(found))
+    _keep_a_journal(connection)
+    # NORMAL: a commit is in the kernel's hands at once and so survives the death of any process; only a power cut can
+    # take the last commits back (it never damages the file), and then a job that had ended runs once more. FULL would
+    # cost a sync (3 ms and more) at every start and every end of a job. (Jobs of an engine don't end with this machine,
+    # and go over and end many at once: ``Queue.begin_run``.)
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    if not tables or version < VERSION:
+        _bring_up_to_date(connection, path)
+
+
+@contextmanager
+def passing_through(connection: sqlite3.Connection) -> Iterator[None]:
+    """Meanwhile a long file is read once, from one end to the other: of that nothing is worth 2 MB of a dispatcher's
+    memory, which it would keep for as long as it waits."""
+    pages = int(connection.execute("PRAGMA cache_size").fetchone()[0])
+    connection.execute(f"PRAGMA cache_size = {_PASSING_PAGES}")
+    try:
+        yield
+    finally:
+        connection.execute(f"PRAGMA cache_size = {pages}")
+
+
+def _keep_a_journal(connection: sqlite3.Connection) -> None:
+    """Switches the file to a write-ahead log. SQLite does not wait for a lock in doing so, whatever the time-out says:
+    of several processes that open a new queue at once, all but one would be told that it is locked."""
+    deadline = time.monotonic() + _LOCK_WITHIN_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as problem:
+            if "locked" not in str(problem) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
+        else:
+            return
+
+
+def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
+    """Makes the tables, or changes those of an older version, in one transaction."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have done it between our look and our lock.
+        if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            _execute_all(connection, _SCHEMA + _SINCE_2 + _SINCE_3 + _SINCE_4 + _SINCE_5)
+            connection.execute(
+                "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (os.urandom(6).hex(),)
+            )
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+        else:
+            _change_old(connection, path, int(connection.execute("PRAGMA user_version").fetchone()[0]))
+        connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _change_old(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    if version < 2:
+        with suppress(PermissionError):  # somebody else's, in a folder that several work in
+            path.chmod(0o600)
+        _execute_all(connection, _FROM_1_TO_2)
+        rows = connection.execute("SELECT id, spec FROM jobs")
+        connection.executemany(
+            "UPDATE jobs SET memory_mb = ? WHERE id = ?",
+            [(json.loads(row["spec"])["memory_mb"], row["id"]) for row in rows],
+        )
+    if version < 3:
+        _execute_all(connection, _FROM_2_TO_3)
+        rows = connection.execute("SELECT id, cost, ready_at FROM jobs")
+        connection.executemany(
+            "UPDATE jobs SET rank = ? WHERE id = ?",
+            [(rank(row["cost"], row["ready_at"]), row["id"]) for row in rows.fetchall()],
+        )
+    if version < 4:
+        _execute_all(connection, _SINCE_4)
+    if version < 5:
+        _execute_all(connection, _SINCE_5)
+
+
+def _execute_all(connection: sqlite3.Connection, script: str) -> None:
+    # Not executescript, which would end the transaction.
+    for statement in script.split(";"):
+        connection.execute(statement)

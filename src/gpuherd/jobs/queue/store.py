@@ -1,0 +1,432 @@
+"""The durable queue: every job, every attempt, and every change of state as one transaction.
+
+The database is the only truth about progress. Whatever the dispatcher holds in memory can be rebuilt from here after a
+kill at any instant. Each method that changes something is one transaction (or part of the one that ``transaction``
+opened) and refuses a transition that can't be (``ImpossibleTransition``). Any process may read a queue, add jobs and
+post controls; only who holds its ``DispatcherLock`` starts, ends and changes jobs. What to run next is decided
+elsewhere. How the file is opened, and what can be asked of it, is in ``queuefile``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import astuple
+
+from gpuherd.engines.options import LOCAL
+from gpuherd.engines.process_tree import ProcessId, boot_id
+from gpuherd.jobs.job import Job, JobState, check_needs
+from gpuherd.jobs.one_host import machine_name
+from gpuherd.jobs.queue import interventions, submission
+from gpuherd.jobs.queue import interventions as chains
+from gpuherd.jobs.queue import interventions as mailbox
+from gpuherd.jobs.queue.connection import QueueFile
+from gpuherd.jobs.queue.interventions import Changed, Letter, Reply
+from gpuherd.jobs.queue.submission import SubmissionChanges, job_of
+from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, Begun, PauseReason, QueuedJob, StartRecord
+from gpuherd.jobs.scheduler.memory import FamilyMemory, learned
+
+# About what adding a hundred thousand jobs takes.
+_DISPATCHER_WAITS_MS = 2_000
+# For the columns of an attempt that was handed over.
+_NO_PROCESS = ProcessId(0, 0, "")
+_FATE = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
+
+
+class ImpossibleTransition(RuntimeError):
+    """A change of state that can't be: a defect in gpuherd. The transaction was taken back."""
+
+
+class Overtaken(RuntimeError):
+    """Somebody has added a job of the same name since it was read, which changed it: it must be read again. The
+    transaction was taken back."""
+
+
+class Queue(QueueFile):
+    """The jobs of one run folder, in one SQLite file: see ``QueueFile`` for how it is opened and what can be asked."""
+
+    # --- submitting -------------------------------------------------------------------------------------------
+
+    def submit(self, jobs: Sequence[Job], rerun: Collection[str] = ()) -> SubmissionChanges:
+        """Makes the queue hold exactly these jobs as work to do, going on from what is there by name.
+
+        A job that is new waits. One that succeeded with the same command stays done while its ``result`` is there, and
+        waits again when it is gone, when the command has changed, or when ``rerun`` names it. One that failed or was
+        cancelled waits again. A running one goes on. All have fresh tries. Jobs of earlier submissions that still wait
+        and are not named any more are cancelled.
+
+        Where the last run never ended, as after a kill, or an engine still has jobs of it, it is continued: a job of it
+        that is the same stays failed, cancelled or paused, and its tries go on being counted.
+
+        Raises UsageError for a name given twice and for ``needs`` that name no job, a later round, or go in a circle;
+        nothing is changed then.
+        """
+        check_needs(jobs)
+        with self.transaction():
+            before = self._submission()
+            latest, continued = before + 1, before if self._is_cut_off() else None
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'submission'", (str(latest),))
+            found = submission.enter(self._db, jobs, set(rerun), latest, time.time(), continued=continued)
+            if continued is not None:
+                self._doom_lost(jobs)
+            self._db.execute(
+                "UPDATE jobs SET state = 'cancelled', held = 0, reason = 'no longer in the list'"
+                " WHERE submission < ? AND state = 'waiting'",
+                (latest,),
+            )
+            self._note_round(time.time())
+            return found
+
+    def add(self, jobs: Sequence[Job], rerun: Collection[str] = ()) -> None:
+        """Puts jobs into the queue beside those that are there, also while a dispatcher works it off (then ``poke``).
+
+        By the rules of ``submit``, but nothing else is cancelled, and ``needs`` may name jobs that are in the queue. A
+        job that needs one which has failed or was cancelled is cancelled at once, with the reason. Raises UsageError as
+        ``submit`` does; nothing is changed then.
+        """
+        with self.transaction():
+            submission.check_added(self._db, jobs)
+            submission.enter(self._db, jobs, set(rerun), self._submission(), time.time())
+            submission.check_circles(self._db, jobs)
+            self._doom_lost(jobs)
+            self._note_round(time.time())
+
+    def _doom_lost(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            for row in submission.lost_needs(self._db, job):
+                interventions.doom(self._db, row["id"], _FATE[JobState(row["state"])])
+
+    def _is_cut_off(self) -> bool:
+        """Whether the last run did not end: it was killed, or left jobs in an engine."""
+        last = self._db.execute("SELECT ended_at FROM runs ORDER BY id DESC LIMIT 1").fetchone()
+        if last is None:
+            return False
+        left = self._db.execute("SELECT 1 FROM attempts WHERE state = 'running' LIMIT 1").fetchone()
+        return last["ended_at"] is None or left is not None
+
+    # --- transitions ------------------------------------------------------------------------------------------
+
+    def begin_run(self, now: float, mono: float, engine: str = LOCAL) -> int:
+        """Writes down that a dispatcher for this engine begins; returns the run's number.
+
+        What is handed to an engine outlives this machine: from then on a power cut takes nothing back that was written.
+        """
+        if engine != LOCAL:
+            self._db.execute("PRAGMA synchronous = FULL")
+        # Who waits for a lock neither sees jobs end nor hears what is asked: a dispatcher rather tries again.
+        self._db.execute(f"PRAGMA busy_timeout = {_DISPATCHER_WAITS_MS}")
+        self._hold.keep()
+        with self.transaction():
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'inode'", (str(self.path.stat().st_ino),))
+            cursor = self._db.execute(
+                "INSERT INTO runs (pid, boot, started_at, started_mono, host, engine) VALUES (?,?,?,?,?,?)",
+                (os.getpid(), boot_id(), now, mono, machine_name(), engine),
+            )
+        return int(cursor.lastrowid or 0)
+
+    def end_run(self, run: int, now: float) -> None:
+        """Writes down that the dispatcher has ended in order."""
+        with self.transaction():
+            self._db.execute("UPDATE runs SET ended_at = ? WHERE id = ?", (now, run))
+
+    def record_start(self, attempt: AttemptRecord, run: int, *, wait_s: float, leased_mono: float | None) -> None:
+        """One start: see ``record_starts``."""
+        self.record_starts([StartRecord(attempt, wait_s, leased_mono)], run)
+
+    def record_starts(self, starts: Sequence[StartRecord], run: int) -> None:
+        """Waiting jobs run, or are handed over. To be called when their processes are there and before they get their
+        go-ahead; and before an engine gets them.
+
+        Raises Overtaken when one of them is not any more what is about to be started.
+        """
+        with self.transaction():
+            for start in starts:
+                self._record_start(start, run)
+
+    def _record_start(self, start: StartRecord, run: int) -> None:
+        attempt, handed = start.attempt, start.attempt.handed
+        process = attempt.process or _NO_PROCESS
+        self._check_is_as_read(attempt.queued, None if handed is None else handed.engine)
+        self._change(
+            "UPDATE jobs SET state = 'running', attempts = ?, reason = NULL"
+            " WHERE id = ? AND state = 'waiting' AND held = 0",
+            (attempt.number, attempt.queued.id),
+        )
+        self._db.execute(
+            "INSERT INTO attempts (id, job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
+            " leased_mono, started_at, started_mono, shared_mb, engine, batch, place, handle, node)"
+            " VALUES (?,?,?,?,'running',?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            (
+                attempt.id,
+                attempt.queued.id,
+                attempt.number,
+                run,
+                json.dumps(attempt.gpus),
+                json.dumps(attempt.labels),
+                process.pid,
+                process.start_ticks,
+                process.boot,
+                attempt.log,
+                start.wait_s,
+                start.leased_mono,
+                attempt.started_at,
+                attempt.started_mono,
+                attempt.shared_mb,
+                *((LOCAL, None, None, None, None) if handed is None else astuple(handed)),
+            ),
+        )
+
+    def withdraw(self, attempts: Collection[int]) -> None:
+        """An engine has refused these attempts: their jobs wait again, as if none of them had been recorded."""
+        with self.transaction():
+            for attempt in attempts:
+                row = self._db.execute("SELECT job FROM attempts WHERE id = ?", (attempt,)).fetchone()
+                self._change("DELETE FROM attempts WHERE id = ? AND state = 'running'", (attempt,))
+                self._change(
+                    "UPDATE jobs SET state = 'waiting', attempts = attempts - 1 WHERE id = ? AND state = 'running'",
+                    (row["job"],),
+                )
+                self._db.execute(submission.COUNT_BLOCKED, (row["job"],))
+
+    def record_handles(self, handles: Mapping[int, str]) -> None:
+        """The engine's own words for attempts that it has taken, by attempt."""
+        with self.transaction():
+            for attempt, handle in handles.items():
+                self._change("UPDATE attempts SET handle = ? WHERE id = ? AND state = 'running'", (handle, attempt))
+
+    def record_begun(self, begun: Sequence[Begun]) -> None:
+        """Attempts that were handed over have begun on their nodes: from then on their time counts."""
+        with self.transaction():
+            for each in begun:
+                self._change(
+                    "UPDATE attempts SET node = ?, gpus = ?, labels = ?, wait_s = wait_s + max(0, ? - started_at),"
+                    " started_at = ?, started_mono = ? WHERE id = ? AND state = 'running'",
+                    (
+                        each.node,
+                        json.dumps(each.gpus),
+                        json.dumps(each.labels),
+                        each.at,
+                        each.at,
+                        each.mono,
+                        each.attempt,
+                    ),
+                )
+
+    def _check_is_as_read(self, queued: QueuedJob, engine: str | None) -> None:
+        """The one change that another process may make meanwhile is to add the job again.
+
+        ``engine``: what it is handed to; that may know of all that it needs, and keep the order itself.
+        """
+        row = self._db.execute("SELECT spec, state, blocked FROM jobs WHERE id = ?", (queued.id,)).fetchone()
+        if row is None or row["state"] != JobState.WAITING:
+            return
+        blocked = row["blocked"] and (engine is None or not chains.follows(self._db, queued.id, engine))
+        if blocked or job_of(row["spec"]) != queued.job:
+            raise Overtaken(f"{queued.job.name} was changed while it was about to be started")
+
+    def record_end(self, end: AttemptEnd) -> tuple[str, ...]:
+        """One end: see ``record_ends``."""
+        return self.record_ends([end])[0]
+
+    def record_ends(self, ends: Sequence[AttemptEnd]) -> tuple[tuple[str, ...], ...]:
+        """Running attempts have ended, and their jobs are done, failed or cancelled for good, or wait again.
+
+        Returns for each the names of jobs that can't run any more because they need this one; they are cancelled.
+        """
+        with self.transaction():
+            doomed = tuple(self._record_end(end) for end in ends)
+            self._note_round(max((end.ended_at for end in ends), default=0.0))
+            return doomed
+
+    def _record_end(self, end: AttemptEnd) -> tuple[str, ...]:
+        self._change(
+            "UPDATE attempts SET state = ?, ended_at = ?, ended_mono = ?, exit_code = ?, signal = ?, class = ?,"
+            " reason = ?, peak_mb = ?, paused_s = ?, paused = '', paused_mono = NULL"
+            " WHERE id = ? AND state = 'running'",
+            (
+                end.state,
+                end.ended_at,
+                end.ended_mono,
+                end.exit_code,
+                end.signal,
+                end.failure_class,
+                end.reason,
+                end.peak_mb,
+                end.paused_s,
+                end.attempt,
+            ),
+        )
+        job = int(self._db.execute("SELECT job FROM attempts WHERE id = ?", (end.attempt,)).fetchone()[0])
+        costs = end.state is AttemptState.FAILED and end.costs_try
+        self._change(
+            "UPDATE jobs SET state = ?, reason = ?, tries = tries + ?, not_before = ?, avoid = ?, ready_at = ?,"
+            " cancelled_by = NULL WHERE id = ? AND state = 'running'",
+            (
+                end.job_state,
+                end.reason,
+                int(costs),
+                end.not_before,
+                json.dumps(sorted(end.avoid)) if end.avoid else "[]",
+                max(end.ended_at, end.not_before),
+                job,
+            ),
+        )
+        if end.job_state is JobState.WAITING:
+            # One that was handed over may have gone before what it needs had succeeded; now it may not.
+            self._db.execute(submission.COUNT_BLOCKED, (job,))
+        if end.adapted is not None:
+            self._db.execute(
+                "UPDATE jobs SET gpus = ?, memory_mb = ?, share = ? WHERE id = ?",
+                (end.adapted.gpus, end.adapted.memory_mb, end.adapted.share, job),
+            )
+        if end.job_state is JobState.DONE:
+            self._unblock(job, end.ended_at)
+        fate = _FATE.get(end.job_state)
+        return () if fate is None else interventions.doom(self._db, job, fate)
+
+    def doom_hopeless(self) -> tuple[tuple[str, JobState, tuple[str, ...]], ...]:
+        """Cancels the waiting jobs that need one which has failed or was cancelled, also by way of others that were
+        cancelled for that. Returns for each of the first its name, how it ended, and the names of the jobs cancelled.
+        """
+        with self.transaction():
+            doomed = []
+            for row in chains.ended_badly(self._db):
+                state = JobState(row["state"])
+                names = interventions.doom(self._db, row["id"], _FATE[state])
+                if names:
+                    doomed.append((row["name"], state, names))
+            return tuple(doomed)
+
+    def fail_waiting(self, job: int, reason: str) -> tuple[str, ...]:
+        """A waiting job is given up without having run. Returns the names of jobs cancelled with it."""
+        with self.transaction():
+            self._change(
+                "UPDATE jobs SET state = 'failed', reason = ? WHERE id = ? AND state = 'waiting'",
+                (reason, job),
+            )
+            doomed = interventions.doom(self._db, job, "failed")
+            self._note_round(time.time())
+            return doomed
+
+    def postpone(self, reasons: Mapping[int, str], not_before: float) -> None:
+        """These waiting jobs are not started before this wall-clock second, each for its reason."""
+        with self.transaction():
+            self._db.executemany(
+                "UPDATE jobs SET reason = ?, not_before = ?, ready_at = ? WHERE id = ? AND state = 'waiting'",
+                [(reason, not_before, not_before, job) for job, reason in reasons.items()],
+            )
+
+    def note(self, at: float, kind: str, text: str, job: str | None = None, attempt: int | None = None) -> None:
+        """Adds an event to the queue's own diary."""
+        self._db.execute(
+            "INSERT INTO events (at, kind, job, attempt, text) VALUES (?,?,?,?,?)", (at, kind, job, attempt, text)
+        )
+
+    def _note_round(self, now: float) -> None:
+        """Writes down since when the lowest unfinished round is so: its jobs could not run before, and did not wait."""
+        current = self.round()
+        if current is not None and current != self.round_opened()[0]:
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('round', ?)", (f"{current} {now!r}",))
+
+    def _unblock(self, job: int, now: float) -> None:
+        # Those that need nothing else could run from now on: the time before is none that they waited for a GPU.
+        self._db.execute(
+            "UPDATE jobs SET blocked = blocked - 1,"
+            " ready_at = CASE WHEN blocked = 1 THEN max(ready_at, ?) ELSE ready_at END"
+            " WHERE state = 'waiting' AND blocked > 0 AND id IN (SELECT job FROM needs WHERE needed = ?)",
+            (now, job),
+        )
+        chains.unblock(self._db, job, now)
+
+    # --- what people ask ---------------------------------------------------------------------------------------
+
+    def post(self, letter: Letter) -> int:
+        """Writes down what somebody asks; returns its number. Any process may, at any time."""
+        with self.transaction():
+            return mailbox.post(self._db, letter)
+
+    def answer(self, letter: int, reply: Reply, now: float) -> None:
+        """What was asked is done; to be called in the same transaction."""
+        with self.transaction():
+            mailbox.answer(self._db, letter, reply, now)
+
+    def cancel(self, names: Sequence[str], by: str) -> Changed:
+        """Ends jobs for good: waiting ones at once; running ones are marked (``QueuedJob.cancelled_by``).
+
+        Here and below ``names`` are jobs that are there; () means all that it can be done to.
+        """
+        with self.transaction():
+            changed = interventions.cancel(self._db, self._rows(names, ("waiting", "running")), by)
+            self._note_round(time.time())
+            return changed
+
+    def retry(self, names: Sequence[str], now: float) -> Changed:
+        """Failed and cancelled jobs wait again, with fresh tries, and so do those cancelled because of them."""
+        with self.transaction():
+            changed = interventions.retry(self._db, self._rows(names, ("failed", "cancelled")), now)
+            self._note_round(now)
+            return changed
+
+    def pause(self, names: Sequence[str], by: str, mono: float) -> Changed:
+        """Holds waiting jobs; running ones are marked (``AttemptRecord.paused``)."""
+        with self.transaction():
+            changed = interventions.pause(self._db, self._rows(names, ("waiting", "running")), by, mono)
+            # Who means all that can be paused has not asked for what can't.
+            return changed if names else Changed(changed.jobs, remarks=changed.refused)
+
+    def resume(self, names: Sequence[str], mono: float, now: float) -> Changed:
+        """Takes ``pause`` back."""
+        with self.transaction():
+            found = self._rows(names, ("waiting", "running"))
+            if not names:
+                found = [row for row in found if row["held"] or row["state"] == JobState.RUNNING]
+            changed = interventions.resume(self._db, found, mono, now)
+            return changed if names else Changed(changed.jobs)
+
+    def set_priority(self, names: Sequence[str], priority: int) -> Changed:
+        """Gives jobs another place in the line."""
+        with self.transaction():
+            return interventions.set_priority(self._db, self._rows(names, ("waiting", "running")), priority)
+
+    def mark_paused(self, attempt: int, why: PauseReason, mono: float) -> bool:
+        """Writes down that a running attempt is stopped for this reason too; False when it was already."""
+        with self.transaction():
+            return interventions.mark_paused(self._db, attempt, why, mono)
+
+    def mark_resumed(self, attempt: int, why: PauseReason, mono: float) -> bool:
+        """Writes down that this reason is over; False when it was none."""
+        with self.transaction():
+            return interventions.mark_resumed(self._db, attempt, why, mono)
+
+    def _rows(self, names: Sequence[str], states: tuple[str, ...]) -> list[sqlite3.Row]:
+        if not names:
+            return self._db.execute(
+                f"SELECT * FROM jobs WHERE submission = ? AND state IN ({','.join('?' * len(states))}) ORDER BY id",  # noqa: S608
+                (self._submission(), *states),
+            ).fetchall()
+        return [row for name in dict.fromkeys(names) if (row := self._named(name)) is not None]
+
+    # --- what is learned --------------------------------------------------------------------------------------
+
+    def learn(self, family: str, peak_mb: int | None, *, well: bool = False, ran_out_mb: int | None = None) -> None:
+        """A job of this family has ended: what was seen of it (``learning.learned``)."""
+        with self.transaction():
+            known = learned(self.families([family]).get(family), peak_mb=peak_mb, well=well, ran_out_mb=ran_out_mb)
+            if known != FamilyMemory():
+                # 0 is what the column has for a peak that is not known; it forbids NULL.
+                self._db.execute("INSERT OR REPLACE INTO families VALUES (?,?)", (family, known.peak_mb or 0))
+                self._db.execute(
+                    "INSERT OR REPLACE INTO family_ends VALUES (?,?,?)", (family, known.measured, known.ran_out_mb)
+                )
+
+    def save_gpu_health(self, states: Mapping[str, str]) -> None:
+        """Replaces what is remembered of these GPUs."""
+        with self.transaction():
+            self._db.executemany("INSERT OR REPLACE INTO gpu_health VALUES (?, ?)", states.items())
+
+    def _change(self, statement: str, values: tuple[object, ...]) -> None:
+        if self._db.execute(statement, values).rowcount != 1:
+            raise ImpossibleTransition(f"refused: {statement} with {values}")

@@ -1,0 +1,247 @@
+"""Leads one attempt on its node: ``python -m gpuherd.jobs.remote.agent MANIFEST INDEX``.
+
+It claims the attempt, runs it in a session of its own with its log, keeps its time limits, ends all of it when the
+node is to make room (SIGTERM, SIGINT, SIGHUP) or its time is nearly up (SIGUSR1), and tells by a file how it has ended.
+It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
+interrupted, or somebody else has it. Of an attempt on several nodes it leads all: in SLURM by ``srun`` (``rank``),
+elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
+
+Everything comes from the manifest, and everything is told in files beside it: no queue is opened here. What is imported
+is little, for this begins once for each attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from gpuherd.engines.world import Failure, Others, Stop, World, free_port, hosts
+from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.jobs import clock
+from gpuherd.jobs.remote.node_job import Part
+from gpuherd.jobs.remote.node_rank import ask_steps, srun
+from gpuherd.jobs.remote.protocol import (
+    INTERRUPTED,
+    NOT_NOW,
+    Claim,
+    EndReport,
+    Manifest,
+    Order,
+    exit_code,
+    order_of,
+    patiently,
+    present,
+    read_claim,
+    read_ended,
+    say,
+    take,
+    visible_gpus,
+)
+
+# What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
+PATIENCE_S = 60.0
+_LOOK_S = 0.1
+_TOO_EARLY = "TOO_EARLY"  # of ``settle.Blameless``, which takes long to load
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_TIME_UP = signal.SIGUSR1
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, _TIME_UP)
+
+
+def main(words: Sequence[str]) -> int:
+    """The command: a manifest's path and an index in it. Returns the exit code."""
+    if len(words) != 2 or not words[1].isdigit():
+        say("usage: python -m gpuherd.jobs.remote.agent MANIFEST INDEX")
+        return ExitCode.USAGE
+    with Stop() as stop:
+        for number in _SIGNALS:
+            signal.signal(number, lambda number, _frame: stop.ask(time_up=number == _TIME_UP))
+        try:
+            return lead(words[0], int(words[1]), stop)
+        except (GpuherdError, OSError) as problem:
+            say(str(problem))
+            return problem.exit_code if isinstance(problem, GpuherdError) else ExitCode.CANNOT_WRITE
+        finally:
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # nothing is left to be stopped
+
+
+def lead(
+    manifest: str,
+    index: int,
+    stop: Stop | None = None,
+    *,
+    handle: str | None = None,
+    others: Others | None = None,
+    patience_s: float = PATIENCE_S,
+) -> int:
+    """Runs the attempt at this place of the manifest, from its claim to the report of its end. Returns the exit code.
+
+    It may be called in a process that lives on, in any thread; it installs no signal handlers there. ``stop`` asks it
+    to make room, and so does an exception that is thrown into it (KeyboardInterrupt, SystemExit), which goes on when
+    the attempt has ended. If the process dies, a guardian ends the attempt and tells of it.
+
+    Args:
+        handle: the engine's word for the attempt, where SLURM's variables do not say it.
+        others: the other nodes of an attempt that spans several, where it is not SLURM that starts them.
+        patience_s: how long a claim, a start or a report is tried again that fails.
+
+    Raises UsageError for a manifest or an index that is none, OSError where the attempt can't be claimed or told of.
+    """
+    if stop is None:
+        with Stop() as never:
+            return lead(manifest, index, never, handle=handle, others=others, patience_s=patience_s)
+    told, order = order_of(Path(manifest), index)
+    if order.nodes > 1 and others is None and told.engine != "slurm":
+        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.nodes}")
+    inherited = environment(os.environ, told, order)
+    claim = _claim(inherited, handle, order, others)
+    missing = _missing(order, stop)
+    if missing is not None:
+        # What follows from that is decided where the queue is; here it is made sure that the attempt never begins.
+        say(f"attempt {order.attempt} does not begin: {missing}")
+        claim = replace(claim, void=True, why=_TOO_EARLY)
+    if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
+        return _taken(order)
+    if missing is not None:
+        return INTERRUPTED
+    if not _is_out(Path(manifest)):
+        say(f"the batch of attempt {order.attempt} is over")
+        return INTERRUPTED
+    part = Part(manifest, index, order, inherited, patience_s=patience_s)
+    if order.by_srun:
+        part = _spread(part, others)
+    return exit_code(part.run(stop, others))
+
+
+def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> Failure | None:
+    """Runs another node's part of an attempt, whose leader is elsewhere. Returns its failure, None if it ended well.
+
+    It may be called as ``lead`` may. Its files are the attempt's with ``node<rank>`` in their names, its log among
+    them. Raises UsageError for a manifest or an index that is none, OSError where its end can't be told.
+    """
+    if stop is None:
+        with Stop() as never:
+            return join(manifest, index, world, never)
+    told, order = order_of(Path(manifest), index)
+    inherited = environment(os.environ, told, order)
+    here = order.on_node(world.rank)
+    with suppress(OSError):  # it tells people which GPUs it has, no more
+        take(Path(here.claim), _claim(inherited, None, here, None))
+    ended = Part(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
+    if ended.well:
+        return None
+    node = os.uname().nodename
+    if not ended.started:
+        return Failure(world.rank, node, ExitCode.FAILED)
+    return Failure(world.rank, node, ExitCode.FAILED if ended.code == 0 else ended.code, ended.signal)
+
+
+def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[str, str]:
+    """What the job inherits on this node. The GPUs are those of the engine.
+
+    What is told goes over the node's own. But SLURM hands on the environment of ``sbatch`` itself, and its own has been
+    through the user's lines since (``--setup 'module load cuda'``): there the node's goes over what is told.
+    """
+    merged = {**told.environment, **own} if told.engine == "slurm" else {**own, **told.environment}
+    merged.pop(_VISIBLE, None)
+    if order.gpus == 0:
+        merged[_VISIBLE] = ""
+    elif _VISIBLE in own:
+        merged[_VISIBLE] = own[_VISIBLE]
+    return merged
+
+
+def _missing(order: Order, stop: Stop) -> str | None:
+    """Why the attempt must not begin, None where all that it follows has succeeded. That an engine begins it says
+    nothing: SLURM takes a job that it has forgotten for one that has succeeded.
+
+    A report that is not there may be on its way over the network, and is waited for. Where none was ever written (the
+    quota was used up), the job waits again until the queue has the success by the engine's word.
+    """
+    until = clock.mono() + order.delay_s
+    for path in map(Path, order.after):
+        while (ended := _read_now(path)) is None:
+            if stop.asked or clock.mono() >= until:
+                return f"{path.name} is not there, which would tell of the success of what it needs"
+            time.sleep(_LOOK_S)
+        if not ended.well:
+            return f"{path.name} tells that what it needs has not succeeded"
+    return None
+
+
+def _read_now(path: Path) -> EndReport | None:
+    """A report as the server of a network file system has it now; None where it is not there or can't be read."""
+    try:
+        return read_ended(path) if path.name in present(path.parent) else None
+    except OSError:
+        return None
+
+
+def _spread(part: Part, others: Others | None) -> Part:
+    """The leader's part of an attempt on several nodes, or of several processes."""
+    order = part.order
+    port = free_port(order.tag)
+    if others is not None:
+        return replace(part, world=World(0, order.nodes, others.address, port))
+    words = srun(order, port, part.inherited.get("SLURM_CPUS_PER_TASK"))
+    return replace(part, order=replace(order, argv=tuple(words)), ask_all=lambda: ask_steps(part.inherited))
+
+
+def _taken(order: Order) -> int:
+    """Somebody else has it. Only a success may let begin what comes after it (SLURM's ``afterok``)."""
+    claim, ended = read_claim(Path(order.claim)), read_ended(Path(order.ended))
+    if ended is not None:
+        say(f"attempt {order.attempt} has ended before")
+        return exit_code(ended)
+    if claim is not None and claim.void:
+        say(f"attempt {order.attempt} is not to run any more")
+    else:
+        say(f"attempt {order.attempt} is run by {'another' if claim is None else claim.node} already")
+    return INTERRUPTED
+
+
+def _is_out(manifest: Path) -> bool:
+    """Whether the batch is not over yet. Its manifest goes before its claims do: who has read it in time and comes late
+    with a claim of its own, though the attempt has been run, finds it gone."""
+    try:
+        with manifest.open("rb"):
+            return True
+    except OSError as problem:
+        return problem.errno not in NOT_NOW
+
+
+def _claim(inherited: Mapping[str, str], handle: str | None, order: Order, others: Others | None) -> Claim:
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+    further: tuple[str, ...] = ()
+    if order.nodes > 1:
+        further = _nodes_of_slurm(os.environ) if others is None else others.names
+    return Claim(
+        at=clock.wall(),
+        node=node,
+        others=tuple(name for name in further if name != node),
+        handle=handle or _slurm_handle(os.environ),
+        gpus=visible_gpus(inherited),
+        pid=os.getpid(),
+    )
+
+
+def _nodes_of_slurm(variables: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        return tuple(hosts(variables.get("SLURM_JOB_NODELIST", "")))
+    except UsageError:
+        return ()
+
+
+def _slurm_handle(variables: Mapping[str, str]) -> str | None:
+    array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else variables.get("SLURM_JOB_ID")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

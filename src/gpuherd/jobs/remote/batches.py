@@ -1,0 +1,144 @@
+"""Which waiting jobs are handed to the engine now, and which of them together. Pure.
+
+1. Priority first, as on this machine. Of one priority those go first that could run at once, then those that follow
+   others in the engine: else followers would take the places of jobs that need wait for nobody. Then age, or the
+   longest first.
+2. No more than ``at_most`` are in the engine's hands at once. Which of them runs where and when, it decides.
+3. Jobs that ask for the same, and follow the same, go together as a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuherd.engines.base import Placement
+from gpuherd.engines.options import EngineOptions
+from gpuherd.jobs.attempts.time_limits import TimeLimits
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.records import Predecessor, QueuedJob
+from gpuherd.jobs.scheduler.types import Wait
+
+# What SLURM takes as one array where nobody has said otherwise.
+LARGEST_BATCH = 1000
+# What a node needs to start an attempt's leader and to tell of its end.
+_AROUND_S = 60.0
+# Of time that is asked for: whole minutes up to an hour, then quarters. A partition's own limit is made of such steps,
+# too, so that what it allows is not stepped over.
+_SHORT_S, _SHORT_STEP_S, _LONG_STEP_S = 3600.0, 60, 900
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job that could be handed over: nothing holds it but what it needs. ``after``: the attempts of those of its
+    needs that are in the engine's hands and have not succeeded yet.
+    """
+
+    queued: QueuedJob
+    after: tuple[Predecessor, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLimits:
+    """How much is handed over at once.
+
+    Attributes:
+        at_most: jobs in the engine's hands; ``open``: so many are there now.
+        option: what sets that limit.
+        longest_first: of one priority the job of the highest rank goes first; else the oldest.
+        largest: so many go together at most.
+        closed: a sentence when nothing is handed over now, else None.
+    """
+
+    at_most: int
+    open: int
+    option: str = "--at-most"
+    longest_first: bool = False
+    largest: int = LARGEST_BATCH
+    closed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that go together, in their order."""
+
+    placement: Placement
+    after: tuple[Predecessor, ...]
+    jobs: tuple[QueuedJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now: each candidate is in a group, in ``waits`` or in ``refused``. Groups stand in the order of their
+    first jobs."""
+
+    groups: tuple[Group, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    refused: tuple[Wait, ...] = ()
+
+
+def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits, grace_s: float) -> Placement:
+    """What a job asks of the engine: its own words first, then those of the run. ``gpus``: on each node, now.
+
+    The engine's limit of time holds off until the job's own has ended it on its node, with the notice before it: else a
+    job that has hung would be ended by the engine again and again, and never fail. It is asked for in steps, so that
+    jobs whose limits differ a little go together.
+    """
+    time_s = options.time_limit
+    if time_s is None and limits.whole_s is not None:
+        time_s = stepped(limits.whole_s + grace_s + options.notice + _AROUND_S)
+    return Placement(
+        gpus=gpus,
+        nodes=job.nodes,
+        tasks=options.ntasks_per_node or 1,
+        cpus=job.cpus if job.cpus is not None else options.cpus_per_job,
+        memory_mb=job.host_memory_mb if job.host_memory_mb is not None else options.host_mem,
+        time_s=time_s,
+    )
+
+
+def stepped(seconds: float) -> float:
+    """So much time, in seconds, up to the whole step in which it is asked for.
+
+    >>> stepped(61), stepped(3600), stepped(3601)
+    (120, 3600, 4500)
+    """
+    step_s = _SHORT_STEP_S if seconds <= _SHORT_S else _LONG_STEP_S
+    return step_s * math.ceil(seconds / step_s)
+
+
+def decide(
+    candidates: Sequence[Candidate],
+    asks: Callable[[QueuedJob], Placement],
+    never: Mapping[Placement, str],
+    limits: BatchLimits,
+) -> Decision:
+    """What to hand over now. ``never``: what the engine can't ever give, and why."""
+    places = max(0, limits.at_most - limits.open)
+    groups: dict[tuple[Placement, tuple[Predecessor, ...], int], list[QueuedJob]] = {}
+    sizes: dict[tuple[Placement, tuple[Predecessor, ...]], int] = {}
+    waits, refused = [], []
+    for each in sorted(candidates, key=lambda one: _key(one, limits)):
+        job, placement = each.queued, asks(each.queued)
+        if placement in never:
+            refused.append(Wait(job.id, never[placement]))
+        elif limits.closed is not None:
+            waits.append(Wait(job.id, limits.closed))
+        elif places == 0:
+            text = f"{limits.at_most} jobs are in the cluster's hands, which is the most at once ({limits.option})"
+            waits.append(Wait(job.id, text))
+        else:
+            places -= 1
+            alike = placement, each.after
+            size = sizes.get(alike, 0)
+            sizes[alike] = size + 1
+            groups.setdefault((*alike, size // limits.largest), []).append(job)
+    found = [Group(placement, after, tuple(jobs)) for (placement, after, _), jobs in groups.items()]
+    return Decision(tuple(found), tuple(waits), tuple(refused))
+
+
+def _key(candidate: Candidate, limits: BatchLimits) -> tuple[int, bool, float, int]:
+    queued = candidate.queued
+    rank = -queued.rank if limits.longest_first else 0.0
+    return (-queued.job.priority, bool(candidate.after), rank, queued.id)

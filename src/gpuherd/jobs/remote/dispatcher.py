@@ -1,0 +1,383 @@
+"""Works a queue off through an engine beyond this machine: submits jobs, follows them, and records their ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import sqlite3
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, fields, replace
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from gpuherd.atomic import private_write
+from gpuherd.engines.base import Engine, Placement
+from gpuherd.engines.options import LOCAL, EngineOptions, for_this_machine
+from gpuherd.errors import CannotWrite, GpuherdError, JobCannotFit, UsageError, printable
+from gpuherd.jobs import clock
+from gpuherd.jobs.attempts.failures import clean
+from gpuherd.jobs.attempts.preempt import DiskGuard
+from gpuherd.jobs.attempts.supervise import Supervisor
+from gpuherd.jobs.control.messages import Ask, StopSignals
+from gpuherd.jobs.dispatcher_state import Standing, engine_name
+from gpuherd.jobs.event_loop import Loop, Terms
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.queue.connection import QueueFile
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.remote.attempt import Followed
+from gpuherd.jobs.remote.collect import Asking, Collecting
+from gpuherd.jobs.remote.spool import Folder
+from gpuherd.jobs.remote.submit import AGAIN_S, Handing, Sending
+from gpuherd.jobs.remote.tracker import Following
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.scheduler.types import Wait
+from gpuherd.jobs.settings import Settings
+
+if TYPE_CHECKING:
+    from gpuherd.engines.slurm.site import Allocation
+
+
+# Which engine a run hands its jobs to: made from the options, remembered for those who come after, and never changed
+# while the other one has jobs of the folder. Nothing of SLURM or Ray is imported before one of them is asked for.
+
+DispatchT = TypeVar("DispatchT", bound=DispatchOptions)
+
+
+def make(options: EngineOptions) -> Engine:
+    """The engine of ``options.engine``. Raises EngineMissing, EngineAway and UsageError."""
+    if options.engine == "slurm":
+        from gpuherd.engines.slurm.engine import SlurmEngine
+
+        return SlurmEngine(options)
+    from gpuherd.engines.ray.engine import RayEngine
+    from gpuherd.jobs.remote.agent import join, lead
+
+    return RayEngine(options, lead, join)
+
+
+@contextmanager
+def opened(options: EngineOptions) -> Iterator[Engine | None]:
+    """The engine while the context lasts; None for this machine."""
+    if options.engine == LOCAL:
+        yield None
+        return
+    with closing(make(options)) as engine:
+        yield engine
+
+
+def place_inside(wanted: Sequence[Placement], options: EngineOptions, run: RunDirectory | None) -> Allocation | None:
+    """The SLURM job, of which this process is a part, that is to run jobs with these wishes; None where they are to be
+    handed to the engine. Says which in one line on standard error, where both could be meant.
+
+    A run whose jobs were handed to SLURM before goes on so. ``run``: None where there is no folder yet.
+
+    Raises JobCannotFit where it can't be and ``in_allocation`` wants nothing else; EngineMissing, EngineAway.
+    """
+    number = os.environ.get("SLURM_JOB_ID")
+    if options.engine != "slurm" or options.in_allocation is False or (number is None and not options.in_allocation):
+        return None
+    from gpuherd.engines.slurm.foreground import place_for
+
+    found: Allocation | str
+    if not options.in_allocation and run is not None and recall(run) is not None:
+        found = f"jobs of {run.root} were submitted before (--in-allocation runs what is left in this one)"
+    else:
+        found = place_for(wanted, options, os.environ)
+    if not isinstance(found, str):
+        # Where SLURM has given this process no GPU, those that the machine has are others'.
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+        _tell(f"the jobs run in SLURM job {found.job}, on {found.nodes[0].name} (--no-in-allocation submits them)")
+        return found
+    if options.in_allocation:
+        raise JobCannotFit(f"--in-allocation: {found}; leave it out to submit jobs of their own")
+    _tell(f"inside of SLURM job {number}: new jobs are submitted, and wait in SLURM's queue: {found}")
+    return None
+
+
+def settled(jobs: Sequence[Job], options: DispatchT, run: RunDirectory | None) -> DispatchT:
+    """The options by which these jobs run: as they are, or those of this machine, where the jobs run inside of the
+    SLURM job that this process is a part of. Says so, and raises, as ``place_inside``."""
+    if options.engine != "slurm":
+        return options
+    from gpuherd.jobs.feasibility import would_ask
+
+    wanted = [would_ask(job, options) for job in jobs]
+    found = place_inside(wanted, options, run)
+    if found is None:
+        return options
+    most = [each for each in (options.max_concurrent, options.array_limit, found.at_once(wanted)) if each is not None]
+    return replace(for_this_machine(options), max_concurrent=min(most, default=None))
+
+
+def _tell(sentence: str) -> None:
+    sys.stderr.write(f"gpuherd: {printable(sentence)}\n")
+    sys.stderr.flush()
+
+
+def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptions) -> None:
+    """Raises UsageError when jobs of this folder are in other hands than those of ``options``: they must end there, or
+    be ended, before others may have it.
+    """
+    elsewhere: dict[str, int] = {}
+    for record in queue.running():
+        if not queue.owns(record):
+            continue
+        if record.handed is not None:
+            elsewhere[record.handed.engine] = elsewhere.get(record.handed.engine, 0) + 1
+        elif record.process is not None and record.process.is_alive():
+            elsewhere[LOCAL] = elsewhere.get(LOCAL, 0) + 1
+    for engine, jobs in elsewhere.items():
+        how = f"go on with --engine {engine}, or end them first: gpuherd cancel --run {run.root} --all"
+        if engine != options.engine:
+            many = jobs > 1
+            where = f"{'are' if many else 'is'} in the hands of {engine_name(engine)}"
+            if engine == LOCAL:
+                where = f"{'run' if many else 'runs'} on this machine"
+            raise UsageError(f"{jobs} job{'s' if many else ''} of {run.root} {where}; {how}")
+        before = recall(run)
+        if before is not None and before.ray_address != options.ray_address:
+            known = "the Ray of this machine" if before.ray_address is None else f"Ray at {before.ray_address}"
+            address = "without --ray-address" if before.ray_address is None else f"--ray-address {before.ray_address}"
+            raise UsageError(f"{jobs} jobs of {run.root} are in the hands of {known}; go on {address}")
+
+
+def remember(run: RunDirectory, options: EngineOptions) -> None:
+    """Writes down what the engine was asked by. Raises CannotWrite."""
+    values = asdict(options)
+    known = {each.name: values[each.name] for each in fields(EngineOptions)}
+    try:
+        run.handover.mkdir(exist_ok=True)
+        private_write(run.engine_options, json.dumps(known).encode())
+    except OSError as problem:
+        raise CannotWrite(
+            f"can't write in {run.handover}: {problem.strerror}; put that right and start again"
+        ) from None
+
+
+def recall(run: RunDirectory) -> EngineOptions | None:
+    """The options of the last engine that this folder's jobs were handed to; None where there was none."""
+    try:
+        values = json.loads(run.engine_options.read_bytes())
+        known: dict[str, Any] = {}
+        for each in fields(EngineOptions):
+            if each.name in values:
+                value = values[each.name]
+                known[each.name] = tuple(value) if isinstance(value, list) else value
+        return EngineOptions(**known)
+    except (OSError, ValueError, TypeError, AttributeError, GpuherdError):
+        return None
+
+
+# What is said of jobs in an engine's hands to those who look on. Pure.
+
+
+def in_line_sentence(followed: Iterable[Followed], title: str) -> str | None:
+    """How many wait in the engine, and what it says most often why; None when none does."""
+    waiting = [each for each in followed if not each.has_begun]
+    if not waiting:
+        return None
+    reasons = Counter(each.in_line for each in waiting if each.in_line)
+    why = f" ({clean(reasons.most_common(1)[0][0])})" if reasons else ""
+    return f"{len(waiting)} wait{'s' if len(waiting) == 1 else ''} in {title}{why}"
+
+
+# Works a queue off by way of an engine beyond this machine: hands jobs over, follows them, and collects their ends.
+#
+# A ``loop`` on the same queue as the dispatcher's, with the same signals, bell, records and displays. What it can't
+# be told it looks for: the files of nodes a few times a second while something is out, the engine as often as it
+# bears. When it is killed, jobs go on in the engine, and the next one follows them from the queue's file, the nodes'
+# files and the engine's word.
+#
+# What goes over is ``sending``'s part, how it goes ``handing``'s, what is out ``following``'s, what is told of it
+# means ``meaning``'s, and how it ends ``collecting``'s; here is when.
+
+logger = logging.getLogger(__name__)
+
+# So long a report may be on its way when the engine calls its attempt ended; after the grace, in which a leader's
+# guardian may still be ending it.
+PATIENCE_S = 15.0
+
+
+class Handover(Loop):
+    """Works a queue off by way of an engine. One use: ``run`` once.
+
+    Args:
+        queue, run, options, reporter, and by name serve, lock, settings, load_settings, on_ready, grace_s: as for
+            ``Loop``; the grace is that on the nodes.
+        engine: what takes the jobs; the caller closes it.
+        jobs: what was submitted, to see before the start that it can be had there at all.
+
+    Raises JobCannotFit when none of the jobs could ever run there, and what ``Engine.check`` raises.
+    """
+
+    _handing: Handing
+
+    def __init__(
+        self,
+        queue: Queue,
+        run: RunDirectory,
+        options: DispatchOptions,
+        engine: Engine,
+        reporter: Reporter | None = None,
+        jobs: Sequence[Job] = (),
+        **terms: Unpack[Terms],
+    ):
+        super().__init__(queue, run, options, reporter, engine=engine.name, **terms)
+        self._title = engine_name(engine.name)
+        self._asking = Asking(engine, self._tell, self._title)
+        self._folder = Folder(run)
+        self._following = Following(
+            queue,
+            run,
+            self._tell,
+            self._asking,
+            self._folder,
+            Collecting(run, self._asking, self._folder, self._grace_s + PATIENCE_S),
+            self._endings,
+            self._note_change,
+        )
+        self._disk = DiskGuard((run.root, run.logs), options.min_disk)
+        self._sending = Sending(queue, self._tell, options, self._asking, self._endings, self._disk, self._grace_s)
+        self._leaves = False
+        self._held_until = 0.0
+        self._sending.refuse_if_none_can_be_had(jobs)
+
+    def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
+        self._selector.register(held.enter_context(closing(self._asking)).listen(), selectors.EVENT_READ)
+        self._handing = Handing(
+            self._queue,
+            self._run,
+            self._asking,
+            self._folder,
+            self._tell,
+            self.options,
+            run_id=run_id,
+            began_at=began_at,
+            grace_s=self._grace_s,
+            delay_s=PATIENCE_S,
+        )
+
+    def _adopt(self) -> None:
+        self._following.adopt(Supervisor(self._run, self._queue.tag, self.options, self._grace_s))
+
+    def _readable(self, descriptors: Sequence[int]) -> None:  # noqa: ARG002 - there is one only
+        self._asking.wake()
+
+    def _left_at_work(self) -> Collection[int]:
+        return self._following.open
+
+    def _hold(self, problem: sqlite3.OperationalError) -> None:
+        logger.warning("can't use the queue now, trying again in %g s: %s", AGAIN_S, problem)
+        self._held_until = clock.mono() + AGAIN_S
+        self.decide_soon(self._held_until)
+
+    def _is_over(self) -> bool:
+        out = bool(self._following.open)
+        if self._endings.again_at is not None:
+            if self._leaves or (not out and self.asked >= Ask.STOP):
+                raise self._cannot_end()
+            return False
+        if self._leaves or out:
+            return self._leaves
+        return not self._is_work_left()
+
+    def _look_after(self, now: float) -> None:
+        if now >= self._held_until:
+            self._following.keep_time(now)
+        if self._disk.due_at is not None and now >= self._disk.due_at and self._disk.look(now):
+            low = self._disk.low
+            self._tell.notice(f"{low}; nothing is handed over" if low else "there is space on the disk again")
+            self.decide_soon(now)
+
+    def _due(self) -> Sequence[float | None]:
+        busy = [self._endings.again_at, self._following.due_at]
+        if self.asked is Ask.GO_ON:
+            # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
+            busy.append(self._sending.due_at)
+        return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
+
+    # --- deciding ---------------------------------------------------------------------------------------------
+
+    def decide_soon(self, when: float) -> None:
+        """A decision may come out otherwise at this time (by ``clock.mono``)."""
+        self._sending.soon(when)
+
+    def _start_what_can(self) -> None:
+        if self.asked is Ask.GO_ON and clock.mono() >= self._held_until:
+            self._sending.send_what_can(self._handing, self._following)
+
+    def _note_change(self) -> None:
+        self._standing.touch()
+        self.decide_soon(clock.mono())
+
+    # --- being told -------------------------------------------------------------------------------------------
+
+    def _signalled(self, signals: StopSignals) -> None:
+        if signals.asked is Ask.STOP_NOW or (signals.terminated and self.asked < Ask.STOP):
+            self._leave(signals.asked)
+        else:
+            super()._signalled(signals)
+
+    def _leave(self, asked: Ask) -> None:
+        """Ends at once. Unlike a job of this machine's, what an engine has needs nobody here: who shuts this machine
+        down must not lose a cluster's work of days."""
+        self.asked, self._leaves = asked, True
+        if self._following.open:
+            self._tell.notice(
+                f"leaving {len(self._following.open)} jobs in the hands of {self._title}; the same command follows"
+                " them again"
+            )
+
+    def end(self, asked: Ask, why: str) -> str:
+        """Hands nothing more over from now on, and with STOP takes back what is out; returns a sentence about it."""
+        self.asked = asked
+        self._standing.touch()
+        out = len(self._following.open)
+        if asked is Ask.DRAIN:
+            text = f"{why}nothing more is handed over; what {self._title} has goes on to its end ({out} jobs)"
+            hint = " (Ctrl-C again cancels them there and puts them back in the queue)" if why else ""
+            self._tell.notice(text + hint)
+        else:
+            text = f"{why}cancelling what {self._title} has and putting it back in the queue ({out} jobs)"
+            self._tell.notice(text)
+            self._following.take_back_all()
+        return text
+
+    def retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
+        """Other options from now on; those of this machine's GPUs say nothing here."""
+        self.options = options
+        self._sending.options = self._handing.options = options
+        self._disk.change(options.min_disk)
+        self.decide_soon(clock.mono())
+
+    def enforce_marks(self) -> None:
+        """Does with what is out what the queue says of it by now."""
+        self._following.enforce_marks()
+        self._note_change()
+
+    # --- telling ----------------------------------------------------------------------------------------------
+
+    def _waits(self) -> Sequence[Wait]:
+        return self._sending.waits
+
+    def _show(self) -> None:
+        running, out = self._following.running, self._following.open
+        sentences = [in_line_sentence(out.values(), self._title), self._sending.waiting_for]
+        waiting_for = "; ".join(each for each in sentences if each) or None
+        self._tell.show(running, waiting_for, max(1, len(running)), len(out) - len(running))
+
+    def _stands(self) -> Standing:
+        reasons = ((number, each.in_line) for number, each in self._following.open.items())
+        return replace(
+            super()._stands(),
+            closed=None if self._asking.away is not None else self._sending.closed(clock.mono()),
+            at_once=max(1, len(self._following.running)),
+            handed={number: clean(reason) for number, reason in reasons if reason is not None},
+            away=self._asking.away,
+        )

@@ -1,0 +1,424 @@
+"""Files between the dispatcher and the nodes: what a node reads of a batch, and what it reports of an attempt."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar
+
+from gpuherd.atomic import NO_LINKS, atomic_write
+from gpuherd.engines.local import CannotStart
+from gpuherd.engines.world import Stop
+from gpuherd.errors import ExitCode, UsageError, one_line
+
+# What a node is told of the attempts of one batch: a file that is written once, before the batch is handed over, and
+# lies where all nodes see it. For its owner alone: commands and environments may hold secrets.
+#
+# A line of JSON for what all of them share, and one for each: a leader looks at two of a thousand.
+
+# What belongs to the machine that a process is on, or to the engine that started it.
+_OF_A_PLACE = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "RAY_", "PMI_", "PMIX_")
+_OF_A_MACHINE = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_DEVICE_ORDER",
+        "GPU_DEVICE_ORDINAL",
+        "ROCR_VISIBLE_DEVICES",
+        "HOSTNAME",
+        "TMPDIR",
+        "XDG_RUNTIME_DIR",
+        "_",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "GPUHERD_ATTEMPT",
+        "GPUHERD_PROGRESS",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """One attempt: all that a node needs to run it. Paths are absolute and the same on every node; seconds.
+
+    Attributes:
+        attempt, tag: its number in the queue, and what its processes carry in their environment.
+        argv, env, cwd: the command, what it adds to the environment, and its folder.
+        log, progress: files for its output and for what it tells of itself.
+        claim, ended: files by which it is taken (``reports.claim``) and told of.
+        result: a file that must be there for a success, None for none.
+        after: the files (as ``ended``) of other attempts: it begins only if each of them tells of a success.
+        delay_s: so long such a file may be on its way, when the engine says that it can begin.
+        nodes: how many nodes it spans.
+        gpus: how many GPUs it has on each; 0 hides them all from it, None leaves what the engine shows it.
+        timeout_s, stage_timeout_s, heartbeat_s: limits that the node keeps; None for none.
+        grace_s: between SIGTERM and SIGKILL.
+        notice_s: so long before its time is up the engine tells it; None where it doesn't.
+        threads: for the numeric libraries, where nobody has told them; None for what the node gives it.
+    """
+
+    attempt: int
+    tag: str
+    argv: tuple[str, ...]
+    log: str
+    progress: str
+    claim: str
+    ended: str
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    result: str | None = None
+    after: tuple[str, ...] = ()
+    delay_s: float = 15.0
+    nodes: int = 1
+    tasks: int = 1
+    mpi: str | None = None
+    gpus: int | None = None
+    timeout_s: float | None = None
+    stage_timeout_s: float | None = None
+    heartbeat_s: float | None = None
+    grace_s: float = 10.0
+    notice_s: float | None = None
+    threads: int | None = None
+
+    @property
+    def status(self) -> Path:
+        """Where the attempt's shell writes its exit status, for a guardian: beside the report of its end."""
+        return Path(self.ended).with_suffix(".status")
+
+    @property
+    def by_srun(self) -> bool:
+        """Whether SLURM starts its processes, on one node or several."""
+        return self.nodes * self.tasks > 1
+
+    @property
+    def first_failure(self) -> Path:
+        """Where the first of several nodes that fails says how."""
+        return Path(self.ended).with_suffix(".first")
+
+    def on_node(self, rank: int) -> Order:
+        """The same for another of its nodes, 1 or more: with files and a tag of its own."""
+        there = f".node{rank}"
+        return replace(
+            self,
+            tag=f"{self.tag}{there}",
+            log=f"{self.log}{there}",
+            progress=f"{self.progress}{there}",
+            claim=str(claim_on_node(self.first_failure, rank)),
+            ended=str(Path(self.ended).with_suffix(f"{there}.ended")),
+            result=None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A batch. ``environment`` is that of whoever handed it over, without what belongs to a machine or an engine."""
+
+    batch: str
+    engine: str
+    environment: Mapping[str, str]
+    orders: tuple[Order, ...]
+
+
+def claim_on_node(beside: Path, rank: int) -> Path:
+    """Where another node of an attempt, 1 or more, tells that it has begun its part. ``beside``: a file of the attempt,
+    whose name it has but for the suffix."""
+    return beside.with_suffix(f".node{rank}.claim")
+
+
+def portable(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that mean the same on another machine."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _OF_A_MACHINE and not name.startswith(_OF_A_PLACE)
+    }
+
+
+def to_json(manifest: Manifest) -> str:
+    """The file's text."""
+    values = asdict(manifest)
+    orders = values.pop("orders")
+    return "".join(f"{json.dumps(each, separators=(',', ':'))}\n" for each in (values, *orders))
+
+
+def order_of(path: Path, index: int) -> tuple[Manifest, Order]:
+    """What all orders of a manifest's file share, as a manifest of one order, and that order.
+
+    Raises OSError, and UsageError for a file that is none, and for an index that it lacks.
+    """
+    head, *lines = path.read_bytes().splitlines() or [b""]
+    try:
+        shared = json.loads(head)
+        if not 0 <= index < len(lines):
+            raise UsageError(f"{path} holds {len(lines)} orders, and none with the index {index}")
+        values = json.loads(lines[index])
+        order = Order(**{**values, "argv": tuple(values["argv"]), "after": tuple(values.get("after", ()))})
+        return Manifest(**shared, orders=(order,)), order
+    except (ValueError, TypeError, KeyError, RecursionError) as problem:
+        raise UsageError(f"{path} is no manifest of a batch: {problem}") from problem
+
+
+# What a node tells of an attempt: files that are whole or not there, on a file system that several machines see.
+#
+# An attempt is *claimed* before anything of it runs, by a hard link to a name that can be made only once: also over
+# NFS one of two wins, whatever the other believes. Whoever follows the attempt can claim it too, and so make sure
+# that it never begins (``void``). Its end is a second file, renamed into place. Nobody on a node opens the queue.
+#
+# Who reads may see a file late, and must not take that for an answer: a client of NFS may hold for up to a minute
+# that a name is not there. ``present`` asks the server, by opening the folder. A name is only ever made once and what
+# it names never changes, so that what was read once stays true. What must not be late, whether an attempt may still
+# begin, is not read at all but claimed.
+
+_MOST_BYTES = 65536
+# More than any second, number or size that is told.
+_MOST = 1e15
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "str": (str,),
+    "str | None": (str, NoneType),
+    "int": (int,),
+    "int | None": (int, NoneType),
+    "float": (int, float),
+    "float | None": (int, float, NoneType),
+    "tuple[str, ...]": (list,),
+}
+# What is said of a file that is not there.
+NOT_NOW = frozenset({errno.ENOENT, errno.ESTALE})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """Who has an attempt, or another node's part of one. ``at`` is the node's wall clock.
+
+    Attributes:
+        void: nobody runs it: its follower has made sure that it never begins, or its leader has, which was started
+            before what the attempt needs had succeeded.
+        node, handle: where it runs, and the engine's word for it there.
+        gpus: what CUDA_VISIBLE_DEVICES holds there, taken apart.
+        others: the names of its further nodes, where they are known.
+        pid: its leader on the node.
+        why: of a void one, why it was taken back (a name of ``settle.Blameless``); "" where the engine knows.
+    """
+
+    at: float
+    void: bool = False
+    node: str = ""
+    handle: str | None = None
+    gpus: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    pid: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndReport:
+    """How an attempt has ended on its node. Seconds; MB (2^20 bytes).
+
+    Attributes:
+        at, ran_s: the end by the node's wall clock, and how long it ran by its own clock.
+        started: whether the command itself ever ran; else ``problem`` says why not.
+        code, signal: of its main process, as in ``engines.local.Exit``.
+        has_result: whether the job's result was there, as the node saw it, who wrote it (True for a job without one).
+        limit, limit_s, stage: the limit for which the node ended it (words of ``timelimits.LimitKind``).
+        interrupted: it was ended to make room, because its time is nearly up, or because its leader was lost.
+        peak_mb: the most memory that it was seen to use on one GPU, None where nobody looked.
+    """
+
+    at: float
+    ran_s: float
+    started: bool = True
+    problem: str | None = None
+    code: int | None = None
+    signal: int | None = None
+    has_result: bool = True
+    limit: str | None = None
+    limit_s: float | None = None
+    stage: str | None = None
+    interrupted: bool = False
+    peak_mb: int | None = None
+
+    @property
+    def well(self) -> bool:
+        """Whether the job has succeeded; also when it was told to end and had done its work."""
+        return self.started and self.code == 0 and self.has_result
+
+
+def visible_gpus(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """What CUDA_VISIBLE_DEVICES holds, taken apart."""
+    return tuple(name for name in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
+
+
+def take(path: Path, claim: Claim) -> bool:
+    """Claims an attempt; False when somebody has it already. Raises OSError, as on a file system without hard links."""
+    return once(path, json.dumps(asdict(claim)).encode())
+
+
+def once(path: Path, data: bytes) -> bool:
+    """Makes a file that is whole from the first moment and can be made only once; False when somebody has made it.
+
+    Raises OSError, as on a file system without hard links.
+    """
+    # A name that nobody else has, also where two nodes call themselves by one name.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            path.hardlink_to(temporary)
+        except FileExistsError:
+            # Over NFS the answer to the first try may be lost and the client try again: the number of names tells.
+            return _names(temporary) == 2
+        except OSError as problem:
+            # So it may be lost for good, where the file system is mounted soft.
+            with suppress(OSError):
+                if _names(temporary) == 2:
+                    return True
+            if problem.errno in NO_LINKS:
+                text = f"{problem.strerror} (jobs are claimed by hard links, which its file system must have)"
+                raise OSError(problem.errno, text, str(path)) from problem
+            raise
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+    return True
+
+
+def _names(path: Path) -> int:
+    """How many names a file has, as the server has it now: a client of NFS asks it when a file is opened, and may
+    believe for seconds what it was told before."""
+    with path.open("rb") as file:
+        return os.fstat(file.fileno()).st_nlink
+
+
+def present(folder: Path) -> frozenset[str]:
+    """The names in a folder of reports, as the server of a network file system has them now. Raises OSError.
+
+    Opening a folder makes a client of NFS ask whether it has changed, and drop what it holds to be not there; asking
+    for one file after the other would be answered out of its memory.
+    """
+    with os.scandir(folder) as entries:
+        return frozenset(entry.name for entry in entries)
+
+
+def read_claim(path: Path) -> Claim | None:
+    """Who has the attempt, None while nobody has it. A claim that nobody can read is one all the same."""
+    data = _read(path)
+    if data is None:
+        return None
+    values = _known(data, Claim)
+    with suppress(TypeError):
+        lists = {name: tuple(str(word) for word in values.get(name, ())) for name in ("gpus", "others")}
+        return Claim(**{**values, **lists})
+    return Claim(at=0.0)
+
+
+def write_ended(path: Path, ended: EndReport) -> None:
+    """Tells of an end. Raises OSError, as on a full disk or over a quota."""
+    atomic_write(path, json.dumps(asdict(ended)).encode() + b"\n")
+
+
+def read_ended(path: Path) -> EndReport | None:
+    """How the attempt has ended, None while it has not, or where the file is none of ours."""
+    data = _read(path)
+    if data is None:
+        return None
+    try:
+        return EndReport(**_known(data, EndReport))
+    except TypeError:
+        return None
+
+
+def _known(data: bytes, kind: type[Claim | EndReport]) -> dict[str, Any]:
+    """What a file says, without words of a later version; nothing where it says what can't be, for that is reckoned
+    with later, far from here."""
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    types = {each.name: str(each.type) for each in fields(kind)}
+    values = {name: value for name, value in told.items() if name in types} if isinstance(told, dict) else {}
+    return values if all(_fits(types[name], value) for name, value in values.items()) else {}
+
+
+def _fits(kind: str, value: object) -> bool:
+    if isinstance(value, (int, float)) and not -_MOST < value < _MOST:
+        return False
+    return isinstance(value, _KINDS[kind])
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES)
+    except OSError as problem:
+        if problem.errno in NOT_NOW:
+            return None
+        raise
+
+
+# The last words on an attempt, of its leader or of its guardian: the report of its end, the exit code, and a line for
+# the engine's file.
+
+T = TypeVar("T")
+
+INTERRUPTED = int(ExitCode.BUSY)
+_PAUSES_S = (0.1, 0.5, 2.0)
+_FOR_GOOD = frozenset({errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EOPNOTSUPP})
+
+
+def tell(order: Order, ended: EndReport, patience_s: float) -> None:
+    """Writes the report, again and again for so long when it fails. Raises OSError when that was no use."""
+    patiently(lambda: write_ended(Path(order.ended), ended), f"can't write {order.ended}, that is {ended}", patience_s)
+    for path in (order.status, order.first_failure):
+        with suppress(OSError):
+            path.unlink()
+
+
+def exit_code(ended: EndReport) -> int:
+    """0 for a success, 75 for what may run again as it is, 1 for a failure."""
+    return ExitCode.OK if ended.well else INTERRUPTED if ended.interrupted else ExitCode.FAILED
+
+
+def has_result(order: Order) -> bool:
+    """Whether what the job was to make is there."""
+    return order.result is None or Path(order.cwd or ".", order.result).exists()
+
+
+def patiently(act: Callable[[], T], trouble: str, patience_s: float, stop: Stop | None = None) -> T:
+    """What ``act`` returns, tried again for so long, and no longer than until we are stopped, while it fails in a way
+    that may pass. Raises what it raised last: OSError, CannotStart.
+    """
+    until, told, tries = time.monotonic() + patience_s, False, 0
+    while True:
+        pause_s = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
+        try:
+            return act()
+        except (OSError, CannotStart) as problem:
+            if not _may_pass(problem) or time.monotonic() + pause_s > until or (stop is not None and stop.asked):
+                raise
+            if not told:
+                say(f"{trouble}: {problem}; trying again for {patience_s:g} s")
+        told, tries = True, tries + 1
+        time.sleep(pause_s)
+
+
+def say(text: str) -> None:
+    """A line for the engine's file."""
+    with suppress(OSError):
+        sys.stderr.write(f"gpuherd: {one_line(text)}\n")
+        sys.stderr.flush()
+
+
+def _may_pass(problem: OSError | CannotStart) -> bool:
+    return problem.may_pass if isinstance(problem, CannotStart) else problem.errno not in _FOR_GOOD

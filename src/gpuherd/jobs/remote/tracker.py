@@ -1,0 +1,272 @@
+"""The attempts that are out: taken over, looked after, recorded when they begin, settled when they are over."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+
+from gpuherd.jobs import clock
+from gpuherd.jobs.attempts.complete import Ended, Endings, lost
+from gpuherd.jobs.attempts.failures import clean
+from gpuherd.jobs.attempts.retry import Blameless
+from gpuherd.jobs.attempts.supervise import LostAttempt, Supervisor
+from gpuherd.jobs.queue.errors import may_pass
+from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.records import AttemptRecord, EventKind
+from gpuherd.jobs.remote.attempt import Followed
+from gpuherd.jobs.remote.collect import Asking, Collecting, begun, with_begun
+from gpuherd.jobs.remote.spool import Folder
+from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.run_dir import RunDirectory
+
+# What takes long, since it is done once for each of thousands of jobs, is done in pieces of so many seconds.
+AT_A_TIME_S = 0.5
+# What has been over for a while is cleared away so often: a queue that stays may be served for months.
+SWEEP_S = 600.0
+
+
+class Following:
+    """Follows them for one loop.
+
+    Args:
+        changed: called when a decision may come out otherwise.
+
+    Attributes:
+        open: by number those that are not over.
+        touched: those of which something is new, to be judged.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        run: RunDirectory,
+        tell: Reporter,
+        asking: Asking,
+        folder: Folder,
+        collecting: Collecting,
+        endings: Endings,
+        changed: Callable[[], None],
+    ):
+        self._queue = queue
+        self._run = run
+        self._tell = tell
+        self._asking = asking
+        self._folder = folder
+        self._collecting = collecting
+        self._endings = endings
+        self._changed = changed
+        self._closing: dict[int, str] = {}
+        self._unwritten: dict[int, str] = {}
+        self._hopeless = True
+        self._sweep_at = 0.0
+        self.open: dict[int, Followed] = {}
+        self.touched: set[int] = set()
+
+    @property
+    def running(self) -> list[Followed]:
+        """Those that have begun."""
+        return [each for each in self.open.values() if each.has_begun]
+
+    def can_be_followed(self, now: float) -> frozenset[int]:
+        """The attempts behind which others can be handed over now."""
+        remembers_s = self._asking.engine.remembers_s
+        return frozenset(number for number, each in self.open.items() if each.can_be_followed(now, remembers_s))
+
+    @property
+    def due_at(self) -> float | None:
+        """When ``keep_time`` has something to do (by ``clock.mono``), None for never."""
+        if self.touched or self._asking.has_answer:
+            return 0.0
+        if not self.open:
+            return None
+        return self._folder.due_at if self._asking.busy else min(self._folder.due_at, self._asking.due_at)
+
+    def keep_time(self, now: float) -> None:
+        """Looks, where it is time, and does what follows from that."""
+        if self._endings.again_at is not None and now >= self._endings.again_at and self._endings.record(now):
+            self._after_ends()
+        if self.open and now >= self._folder.due_at:
+            self.touched.update(each.record.id for each in self._folder.look(self.open, now))
+        self._hear_engine()
+        if self.open and now >= self._asking.due_at and not self._asking.busy:
+            self._asking.ask([each.ticket for each in self.open.values()], now)
+        self._write_handles()
+        self._collect()
+        self._asking.keep_time(clock.mono())
+        if self.open and now >= self._sweep_at:
+            self._sweep(now)
+
+    def add(self, handed: Iterable[Followed]) -> None:
+        """These are out."""
+        for each in handed:
+            self.open[each.record.id] = each
+            if each.handed.handle is not None:
+                self._unwritten[each.record.id] = each.handed.handle
+        self._write_handles()
+
+    def take_back_all(self) -> None:
+        """All that is out is to come back and wait again."""
+        for each in self.open.values():
+            each.recalled = each.recalled or Blameless.STOPPED
+        self.touched.update(self.open)
+
+    def enforce_marks(self) -> None:
+        """Does with what is out what the queue says of it by now."""
+        for record in self._queue.running():
+            each = self.open.get(record.id)
+            if each is not None and record.queued.cancelled_by is not None:
+                each.cancelled_by = each.cancelled_by or record.queued.cancelled_by
+                self.touched.add(record.id)
+
+    def adopt(self, supervisor: Supervisor) -> None:
+        """Takes over what an earlier follower handed over, and settles what an earlier dispatcher left on this machine,
+        which has ended since."""
+        records = self._queue.running()
+        ours = [record for record in records if record.handed is not None and self._queue.owns(record)]
+        self._take_over(ours)
+        now, at = clock.mono(), clock.wall()
+        ends = []
+        for record in records:
+            if record.id in self.open:
+                continue
+            copied = record.handed is not None or not self._queue.owns(record)
+            found = supervisor.take_over(record, now, copied=copied)
+            if not isinstance(found, LostAttempt):
+                raise ValueError(f"attempt {record.id} runs on this machine")
+            ends.append(lost(found, at, now))
+        self._endings.settle(ends, now)
+        self._after_ends()
+        self._run.remove_stray_attempt_files(self.open.keys() | self._endings.unrecorded)
+
+    def settle(self, ends: Sequence[Ended]) -> None:
+        """Attempts are over."""
+        for end in ends:
+            if end.record.handed is not None:
+                self.open.pop(end.record.id, None)
+                self._closing[end.record.id] = end.record.handed.batch
+            # Whatever it waited for there may have failed for good meanwhile.
+            self._hopeless |= end.blameless is not None
+        self._endings.settle(ends, clock.mono())
+        self._after_ends()
+
+    # --- looking ----------------------------------------------------------------------------------------------
+
+    def _take_over(self, records: Sequence[AttemptRecord]) -> None:
+        self.open |= Followed.among(records, self._run)
+        self._folder.recall_gone(self.open)
+        self._collecting.adopt(self.open.values())
+        followed = self._queue.followed()
+        for batch, attempts in self._queue.open_batches().items():
+            self._folder.opened(batch, attempts, self.open.keys() & set(attempts), followed.get(batch, ()))
+        self._sweep(clock.mono())
+        self.touched.update(self.open)
+        if records:
+            begun_before = sum(record.handed is not None and record.handed.node is not None for record in records)
+            out = "1 job is" if len(records) == 1 else f"{len(records)} jobs are"
+            self._tell.notice(
+                f"{out} in the hands of {self._asking.title} from before ({begun_before} had begun), and followed again"
+            )
+
+    def _sweep(self, now: float) -> None:
+        self._sweep_at = now + SWEEP_S
+        self._queue.be_sure()
+        self._folder.sweep(clock.wall(), self._queue.has_batch)
+
+    def _hear_engine(self) -> None:
+        """Takes in what the engine has answered to the last question on how all stand."""
+        told = self._asking.told()
+        if told is None:
+            return
+        self.touched.update(self.open)
+        self._changed()
+        if told.found is None:
+            return
+        seen_at = clock.mono()
+        for number, each in self.open.items():
+            if number not in told.asked:
+                continue  # it went out since
+            sighting = told.found.get(number)
+            each.seen(sighting, seen_at, told.asked_at)
+            if sighting is not None:
+                self._hear(each, sighting.handle)
+
+    def _hear(self, each: Followed, handle: str | None) -> None:
+        if handle is not None and each.heard(handle):
+            self._unwritten[each.record.id] = handle
+
+    def _write_handles(self) -> None:
+        """Writes down the engine's words; later, where the queue can't be written now."""
+        wanted = {number: handle for number, handle in self._unwritten.items() if number in self.open}
+        self._unwritten = wanted
+        if not wanted:
+            return
+        try:
+            self._queue.record_handles(wanted)
+        except sqlite3.OperationalError as problem:
+            if not may_pass(problem):
+                raise
+            return
+        self._unwritten = {}
+        # What follows these can go now.
+        self._changed()
+
+    def _collect(self) -> None:
+        """What has begun is recorded, what is over is settled, and what is to end is told so."""
+        self.touched.intersection_update(self.open)
+        touched = [self.open[number] for number in sorted(self.touched)]
+        if not touched:
+            return
+        for each in touched:
+            if each.claim is not None:
+                self._hear(each, each.claim.handle)
+        at, mono = clock.wall(), clock.mono()
+        found = [(each, start) for each in touched if (start := begun(each, at, mono)) is not None]
+        if found:
+            self._queue.record_begun([start for _, start in found])
+        for each, start in found:
+            known_before = each.handed.node is not None
+            with_begun(each, start)
+            if known_before:
+                continue  # its other nodes have told which GPUs they have
+            # Of another node that has not told of its GPUs yet the name alone.
+            gpus = dict.fromkeys(label.partition(":?")[0] for label in start.labels)
+            place = f"GPU {', '.join(gpus)}" if gpus else f"the CPU of {clean(start.node)}"
+            self._tell.about(EventKind.STARTED, each.record, f"started on {place}")
+        ends = []
+        until = clock.mono() + AT_A_TIME_S
+        for each in touched:
+            self.touched.discard(each.record.id)
+            end = self._collecting.judge(each)
+            if end is None:
+                self._collecting.call_off(each)
+            else:
+                ends.append(end)
+            if clock.mono() > until:
+                break  # the rest when it has been heard what is asked meanwhile
+        if ends:
+            self.settle(ends)
+        elif found:
+            self._changed()
+        self._folder.keep_gone(self.open.values())
+
+    # --- after ends -------------------------------------------------------------------------------------------
+
+    def _after_ends(self) -> None:
+        """Ends are in the queue: others may go now, their files are needed no more, and followers may be stranded."""
+        unrecorded = self._endings.unrecorded
+        for number in [number for number in self._closing if number not in unrecorded]:
+            self._folder.closed(self._closing.pop(number), number)
+        if not unrecorded:
+            self._take_back_stranded()
+        self._changed()
+
+    def _take_back_stranded(self) -> None:
+        for number in self._queue.stranded() & self.open.keys():
+            each = self.open[number]
+            if not each.has_begun and each.recalled is None:
+                each.recalled = Blameless.STRANDED
+                self.touched.add(number)
+        if self._hopeless:
+            for needed, fate, names in self._queue.doom_hopeless():
+                self._tell.cancelled(names, needed, fate)
+            self._hopeless = False

@@ -1,0 +1,153 @@
+"""How many GPUs this user may hold now, and how many jobs this machine can run at once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from gpuherd.errors import JobCannotFit
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs import settings as quiet_hours
+from gpuherd.jobs.attempts.failures import clean
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.scheduler.policy import Limits, WaitingJob, why_never
+from gpuherd.jobs.settings import Hours, Settings
+
+# How many GPUs this user may hold at some moment, by their own settings and the machine's policy: a pure function.
+#
+# The smallest of: the user's own limit, the machine's limit for the user, and, in quiet hours, what those leave.
+# Limits count all GPUs that the user's gpuherds hold on this machine, so that two runs share one limit. A job that
+# runs when quiet hours begin runs on to its end; nothing new is started above the limit.
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What this run may hold now.
+
+    Attributes:
+        max_gpus: the most GPUs at once for this run; None for no limit.
+        excluded: GPUs that the machine's policy keeps for others: indices, labels or UUIDs.
+        sentence: why ``max_gpus`` is what it is; None without a limit.
+        changes_at: seconds since 1970 when quiet hours next begin or end; None without any.
+    """
+
+    max_gpus: int | None = None
+    excluded: tuple[str, ...] = ()
+    sentence: str | None = None
+    changes_at: float | None = None
+
+    @property
+    def closed(self) -> str | None:
+        """A sentence why nothing may start on a GPU now; None when something may."""
+        return self.sentence if self.max_gpus == 0 else None
+
+
+def allowance(settings: Settings, user: str, local: datetime, held_elsewhere: int = 0) -> Allowance:
+    """What this run may hold.
+
+    Args:
+        user: the name that the system knows the user by, never what the environment says.
+        local: local time, without a time zone.
+        held_elsewhere: GPUs that other gpuherds of the same user hold on this machine.
+    """
+    every = (*settings.hours.quiet, *settings.policy.hours.quiet)
+    change = quiet_hours.next_change(every, local)
+    least: tuple[int, str] | None = None
+    for most, why in _limits(settings, user, local):
+        left = max(0, most - held_elsewhere)
+        if least is None or left < least[0]:
+            elsewhere = f"; {held_elsewhere} are held by your other runs" if held_elsewhere else ""
+            least = (left, why + elsewhere)
+    return Allowance(
+        max_gpus=None if least is None else least[0],
+        excluded=settings.policy.exclude_gpus,
+        sentence=None if least is None else least[1],
+        changes_at=None if change is None else change.timestamp(),
+    )
+
+
+def most_ever(settings: Settings, user: str) -> int | None:
+    """The most GPUs that the user may hold at the best of times: a job that asks for more can never start."""
+    known = [most for most in (settings.max_gpus, settings.policy.max_gpus(user)) if most is not None]
+    return min(known, default=None)
+
+
+def _limits(settings: Settings, user: str, local: datetime) -> Iterator[tuple[int, str]]:
+    """Each limit that holds now, with its sentence."""
+    if settings.max_gpus is not None:
+        yield settings.max_gpus, f"at most {_gpus(settings.max_gpus)} by your own settings"
+    machine = settings.policy.max_gpus(user)
+    if machine is not None:
+        yield machine, f"at most {_gpus(machine)} for {user} by this machine's policy"
+    for hours, whose in ((settings.policy.hours, "this machine's"), (settings.hours, "your")):
+        quiet = _quiet(hours, whose, local)
+        if quiet is not None:
+            yield quiet
+
+
+def _quiet(hours: Hours, whose: str, local: datetime) -> tuple[int, str] | None:
+    now = quiet_hours.active(hours.quiet, local)
+    if now is None:
+        return None
+    over = quiet_hours.over_at(hours.quiet, local)
+    until = "" if over is None else f", until {over:%a %H:%M}"
+    return hours.max_gpus, f"at most {_gpus(hours.max_gpus)} in {whose} quiet hours ({now.text}){until}"
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
+# How much this machine can run at once for a set of jobs, and whether it can run any of them: pure functions.
+
+
+def limits(
+    options: DispatchOptions,
+    gpus: Sequence[Gpu] | None,
+    cores: int,
+    ever: int | None = None,
+    host_mb: int | None = None,
+) -> Limits:
+    """The limits of a run. ``gpus`` is None when no job asks for a GPU, and empty when there are none to give.
+
+    ``ever``: the most GPUs that the settings ever let the user hold (``allowance.most_ever``), None for no limit.
+    ``host_mb``: main memory in MB, None where it is not known.
+    """
+    return Limits(
+        options.max_gpus or len(gpus or ()),
+        most_ever=ever,
+        cpu_slots=options.cpu_jobs or max(1, cores // 2),
+        cpu_only=gpus is not None and not gpus,
+        max_concurrent=options.max_concurrent,
+        longest_first=options.order == "longest",
+        host_memory_mb=host_mb,
+    )
+
+
+def as_first_asked(job: Job) -> WaitingJob:
+    """The job as it is before anything was learned of it."""
+    return WaitingJob(0, job.gpus, job.memory_mb, nodes=job.nodes, host_memory_mb=job.host_memory_mb)
+
+
+def refuse_if_none_fits(jobs: Sequence[Job], gpus: Sequence[Gpu], limits: Limits) -> None:
+    """Raises JobCannotFit, with the first job's reason, when not one of the jobs could ever run here."""
+    first_of_kind = {as_first_asked(job): job for job in reversed(jobs)}
+    reasons = {job.name: why_never(asked, gpus, limits) for asked, job in first_of_kind.items()}
+    if jobs and None not in reasons.values():
+        raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)} {reasons[jobs[0].name]}")
+
+
+def most_at_once(sizes: Collection[int], jobs: int, gpus: Sequence[Gpu], limits: Limits) -> int:
+    """How many jobs can run side by side, at least 1: what the machine's cores are divided by.
+
+    ``sizes``: for how many GPUs the jobs ask, each number once; ``jobs``: how many there are.
+    """
+    on_gpus = [size for size in sizes if size and not limits.cpu_only]
+    places = min(limits.max_gpus, len(gpus)) // min(on_gpus) if on_gpus else 0
+    if len(on_gpus) < len(sizes):
+        places += limits.cpu_slots
+    if limits.max_concurrent is not None:
+        places = min(places, limits.max_concurrent)
+    return max(1, min(places, jobs))

@@ -1,0 +1,449 @@
+"""Simulated runs as a table, as lines of characters, and as an SVG picture. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from gpuherd.jobs.attempts.failures import clean
+from gpuherd.simulate.results import Ending, History, Ran, busy_spans
+from gpuherd.simulate.workload import Work
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gpuherd.simulate.scenario import Result, Scenario
+
+
+# A simulated run as a picture of characters: a line for each GPU, or for several where there are many. Pure.
+#
+# Each character stands for a stretch of time: how high it is filled, for the share of it in which our jobs ran;
+# hatched where strangers had the most of it; a dot where none of ours ran, and mostly nobody else.
+
+COLUMNS = 80
+MOST_ROWS = 16
+_LEVELS = "▁▂▃▄▅▆▇█"
+_STRANGERS = "░"
+_NOBODY = "·"
+_PLAIN_LEVELS = ".:-=+*%#"
+_PLAIN_STRANGERS = "x"
+_PLAIN_NOBODY = " "
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Some GPUs by number, and what they are called."""
+
+    label: str
+    first: int
+    last: int
+
+    @property
+    def gpus(self) -> int:
+        """How many they are."""
+        return self.last - self.first + 1
+
+
+def rows(history: History, most: int = MOST_ROWS) -> tuple[Row, ...]:
+    """The lines of the picture: a GPU each, else a machine each, else several machines or GPUs each."""
+    machines = history.machines
+    if history.gpus <= most:
+        found, number = [], 0
+        for machine, gpus in enumerate(machines):
+            for gpu in range(gpus):
+                label = f"GPU {gpu}" if len(machines) == 1 else f"{machine}/{gpu}"
+                found.append(Row(label, number, number))
+                number += 1
+        return tuple(found)
+    if len(machines) == 1:
+        return _grouped([1] * machines[0], most, "GPU")
+    return _grouped(machines, most, "machine")
+
+
+def _grouped(sizes: Sequence[int], most: int, word: str) -> tuple[Row, ...]:
+    each = -(-len(sizes) // most)
+    found, number = [], 0
+    for begin in range(0, len(sizes), each):
+        part = sizes[begin : begin + each]
+        last = begin + len(part) - 1
+        label = f"{word} {begin}" if len(part) == 1 else f"{word}s {begin}-{last}"
+        found.append(Row(label, number, number + sum(part) - 1))
+        number += sum(part)
+    return tuple(found)
+
+
+def shares(history: History, lines: Sequence[Row], columns: int) -> tuple[list[list[float]], list[list[float]]]:
+    """For each line and each of ``columns`` stretches of the makespan: the share of ours, and of strangers, 0 to 1."""
+    ours = [[0.0] * columns for _ in lines]
+    others = [[0.0] * columns for _ in lines]
+    if history.makespan_s <= 0:
+        return ours, others
+    line_of = [number for number, row in enumerate(lines) for _ in range(row.gpus)]
+    width_s = history.makespan_s / columns
+    for gpu, spans in busy_spans(history).items():
+        for start, end in spans:
+            _fill(ours[line_of[gpu]], start, end, width_s)
+    for visit in history.visits:
+        _fill(others[line_of[visit.gpu]], visit.start, visit.end, width_s)
+    for number, row in enumerate(lines):
+        for cells in (ours[number], others[number]):
+            cells[:] = [min(1.0, seconds / (width_s * row.gpus)) for seconds in cells]
+    return ours, others
+
+
+def _fill(cells: list[float], start: float, end: float, width_s: float) -> None:
+    first, last = int(start / width_s), min(int(end / width_s), len(cells) - 1)
+    for cell in range(first, last + 1):
+        cells[cell] += max(0.0, min(end, (cell + 1) * width_s) - max(start, cell * width_s))
+
+
+def timeline(history: History, *, width: int = COLUMNS, unicode: bool = True) -> str:
+    """The picture, with a scale below. ``unicode``: with blocks; else with plain signs that every terminal has."""
+    lines = rows(history)
+    if not lines or history.makespan_s <= 0:
+        return "nothing ran"
+    margin = max(len(row.label) for row in lines) + 1
+    columns = max(10, width - margin - 1)
+    ours, others = shares(history, lines, columns)
+    drawn = [
+        f"{row.label:>{margin - 1}} "
+        + "".join(_sign(our, other, unicode) for our, other in zip(ours[number], others[number], strict=True))
+        for number, row in enumerate(lines)
+    ]
+    return "\n".join([*drawn, " " * margin + scale(history.makespan_s, columns), " " * margin + legend(unicode)])
+
+
+def _sign(our: float, other: float, unicode: bool) -> str:
+    levels = _LEVELS if unicode else _PLAIN_LEVELS
+    if other > max(our, 1 - our - other):
+        return _STRANGERS if unicode else _PLAIN_STRANGERS
+    if our <= 0:
+        return _NOBODY if unicode else _PLAIN_NOBODY
+    return levels[min(len(levels) - 1, int(our * len(levels)))]
+
+
+def legend(unicode: bool) -> str:
+    """What the signs mean."""
+    levels, strangers = (_LEVELS, _STRANGERS) if unicode else (_PLAIN_LEVELS, _PLAIN_STRANGERS)
+    nobody = f"{_NOBODY} nobody" if unicode else "blank: nobody"
+    return f"{levels} share used by our jobs   {strangers} by strangers   {nobody}"
+
+
+def scale(seconds: float, columns: int) -> str:
+    """Times under the picture: at its begin, at a half if there is room, at its end.
+
+    >>> scale(7200, 30)
+    '0             1 h          2 h'
+    """
+    end, half = short_time(seconds), short_time(seconds / 2)
+    line = [" "] * columns
+    line[0] = "0"
+    middle = columns // 2 - len(half) // 2
+    if middle > 3 and middle + len(half) + 2 < columns - len(end):
+        line[middle : middle + len(half)] = half
+    line[columns - len(end) :] = end
+    return "".join(line)
+
+
+def short_time(seconds: float) -> str:
+    """A length of time in few signs, to two or three figures.
+
+    >>> [short_time(each) for each in (0.25, 45, 90, 5400, 3600 * 50)]
+    ['0.25 s', '45 s', '1.5 min', '1.5 h', '2.08 d']
+    """
+    for unit, size, least in (("d", 86400.0, 172800.0), ("h", 3600.0, 3600.0), ("min", 60.0, 60.0)):
+        if seconds >= least * 0.9995:
+            return f"{seconds / size:.3g} {unit}" if seconds / size < 1000 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+# Simulated runs as one SVG picture: a panel for each, a row for each GPU, a bar for each attempt. Pure.
+#
+# Where there are too many GPUs or attempts for bars, a row stands for several GPUs and is filled by the share of them
+# that was in use. All panels have the same scale of time, so that they can be compared by eye.
+
+WIDTH = 1000
+_LEFT = 110
+_RIGHT = 20
+_ROW = 16
+_HEAD = 44
+_FOOT = 30
+_LEGEND = 30
+_MOST_ROWS = 64
+_MOST_BARS = 8000
+_COLUMNS = 290
+# Neighbouring attempts on a GPU can be told apart, also by who sees few colours (after Okabe and Ito).
+_COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#5a9bd4", "#33709e", "#7fc8a9")
+_FAILED = "#d55e00"
+_GAVE_WAY = "#e69f00"
+_STRANGER = "url(#stranger)"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A run to draw: what it is called, its figures in a line, and what happened."""
+
+    title: str
+    line: str
+    history: History
+
+
+def gantt(panels: Sequence[Panel], works: Sequence[Work], *, title: str) -> str:
+    """The picture as the text of an SVG file."""
+    longest_s = max((panel.history.makespan_s for panel in panels), default=0.0) or 1.0
+    parts: list[str] = []
+    top = 40
+    for panel in panels:
+        lines = rows(panel.history, _MOST_ROWS)
+        parts += _panel(panel, works, lines, top, longest_s)
+        top += _HEAD + len(lines) * _ROW + _FOOT
+    height = top + _LEGEND
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+            f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="11">',
+            '<defs><pattern id="stranger" width="6" height="6" patternUnits="userSpaceOnUse">'
+            '<rect width="6" height="6" fill="#dddddd" fill-opacity="0.5"/><path d="M0 6 L6 0" stroke="#888888"/>'
+            "</pattern></defs>",
+            f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+            _text(_LEFT, 24, title, size=16, weight="bold"),
+            *parts,
+            *_legend(top + 12),
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def _panel(panel: Panel, works: Sequence[Work], lines: Sequence[Row], top: int, longest_s: float) -> list[str]:
+    width = WIDTH - _LEFT - _RIGHT
+    begin = top + _HEAD
+    height = len(lines) * _ROW
+    parts = []
+    if panel.title:
+        parts.append(_text(_LEFT, top + 18, panel.title, size=13, weight="bold"))
+    parts.append(_text(_LEFT, top + 34, panel.line, fill="#555555"))
+    parts.append(f'<rect x="{_LEFT}" y="{begin}" width="{width}" height="{height}" fill="#f4f4f4"/>')
+    for number, row in enumerate(lines):
+        parts.append(_text(_LEFT - 6, begin + number * _ROW + 12, row.label, anchor="end"))
+    bars = len(panel.history.attempts) + len(panel.history.visits)
+    if panel.history.gpus <= len(lines) and bars <= _MOST_BARS:
+        parts += _bars(panel.history, works, begin, longest_s, width)
+    else:
+        parts += _shades(panel.history, lines, begin, longest_s, width)
+    return [*parts, *_axis(begin + height, longest_s, width)]
+
+
+def _bars(history: History, works: Sequence[Work], begin: int, longest_s: float, width: int) -> list[str]:
+    scale = width / longest_s
+    parts = []
+    depth = _depths(history)
+    for number, ran in enumerate(history.attempts):
+        job = works[ran.job].job
+        name = clean(job.title or job.name)
+        how = f"{ran.ending.value}{f', {ran.failure.value}' if ran.failure is not None else ''}"
+        tip = f"{name}: {short_time(ran.start)} to {short_time(ran.end)}, {how}"
+        level, of = depth.get(number, (0, 1))
+        thick = (_ROW - 2) / of
+        for gpu in ran.gpus:
+            top = begin + gpu * _ROW + 1 + level * thick
+            parts.append(_bar(ran.start, ran.end, scale, top, thick, _colour(ran), tip))
+    # On top, because strangers may come to a GPU where a job of ours runs.
+    for visit in history.visits:
+        end = min(visit.end, history.makespan_s)
+        if end > visit.start:
+            parts.append(_bar(visit.start, end, scale, begin + visit.gpu * _ROW + 1, _ROW - 2, _STRANGER, "a stranger"))
+    return parts
+
+
+def _depths(history: History) -> dict[int, tuple[int, int]]:
+    """For attempts that shared a GPU: which lane of its row each gets, and how many lanes the row has."""
+    lanes: dict[int, list[float]] = {}
+    lane_of: dict[int, tuple[int, int]] = {}
+    shared = [(ran.start, number) for number, ran in enumerate(history.attempts) if ran.shared]
+    for start, number in sorted(shared):
+        ran = history.attempts[number]
+        ends = lanes.setdefault(ran.gpus[0], [])
+        lane = next((each for each, end in enumerate(ends) if end <= start), len(ends))
+        if lane == len(ends):
+            ends.append(0.0)
+        ends[lane] = ran.end
+        lane_of[number] = (ran.gpus[0], lane)
+    return {number: (lane, len(lanes[gpu])) for number, (gpu, lane) in lane_of.items()}
+
+
+def _shades(history: History, lines: Sequence[Row], begin: int, longest_s: float, width: int) -> list[str]:
+    """Rows filled by shares: ours from below, strangers on top."""
+    drawn = width * history.makespan_s / longest_s
+    columns = max(1, round(_COLUMNS * history.makespan_s / longest_s))
+    ours, others = shares(history, lines, columns)
+    cell = drawn / columns
+    parts = []
+    for number in range(len(lines)):
+        bottom = begin + (number + 1) * _ROW - 1
+        for column in range(columns):
+            our = ours[number][column] * (_ROW - 2)
+            other = min(others[number][column] * (_ROW - 2), _ROW - 2 - our)
+            x = _LEFT + column * cell
+            if our > 0.05:
+                parts.append(_rect(x, bottom - our, cell, our, _COLOURS[0]))
+            if other > 0.05:
+                parts.append(_rect(x, bottom - our - other, cell, other, "#bbbbbb"))
+    return parts
+
+
+def _colour(ran: Ran) -> str:
+    if ran.ending is Ending.FAILED:
+        return _FAILED
+    return _GAVE_WAY if ran.ending is Ending.GAVE_WAY else _COLOURS[ran.job % len(_COLOURS)]
+
+
+def _axis(top: int, longest_s: float, width: int) -> list[str]:
+    parts = []
+    for step in range(5):
+        x = _LEFT + width * step / 4
+        anchor = "start" if step == 0 else "end" if step == 4 else "middle"
+        parts.append(f'<path d="M{x:.1f} {top} v4" stroke="#555555"/>')
+        label = "0" if step == 0 else short_time(longest_s * step / 4)
+        parts.append(_text(x, top + 15, label, anchor=anchor, fill="#555555"))
+    return parts
+
+
+def _legend(top: int) -> list[str]:
+    parts, x = [], _LEFT
+    for fill, word in (
+        (_COLOURS[0], "jobs"),
+        (_FAILED, "failed attempts"),
+        (_GAVE_WAY, "put back for a stranger"),
+        (_STRANGER, "strangers"),
+    ):
+        parts += [_rect(x, top - 9, 12, 10, fill), _text(x + 17, top, word)]
+        x += 45 + 7 * len(word)
+    return parts
+
+
+def _bar(start: float, end: float, scale: float, top: float, thick: float, fill: str, tip: str) -> str:
+    x, wide = _LEFT + start * scale, max(0.3, (end - start) * scale)
+    # A light edge, where there is room for it, tells two bars of one colour apart.
+    edge = ' stroke="white" stroke-width="0.5"' if wide > 3 else ""
+    return (
+        f'<rect x="{x:.2f}" y="{top:.2f}" width="{wide:.2f}" height="{thick:.2f}" fill="{fill}"{edge}>'
+        f"<title>{escape(tip)}</title></rect>"
+    )
+
+
+def _rect(x: float, y: float, width: float, height: float, fill: str) -> str:
+    return f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}" fill="{fill}"/>'
+
+
+def _text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    size: int = 11,
+    weight: str = "normal",
+    anchor: str = "start",
+    fill: str = "black",
+) -> str:
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" font-weight="{weight}" text-anchor="{anchor}" '
+        f'fill="{fill}">{escape(clean(words))}</text>'
+    )
+
+
+# What is said of simulated runs: a table with a row for each, and remarks in sentences. Makes text; prints nothing.
+
+
+def headline(scenario: Scenario) -> str:
+    """What was simulated: ``64 jobs on 8 GPUs``."""
+    gpus = sum(len(machine) for machine in scenario.machines)
+    where = f"{gpus} GPUs" if len(scenario.machines) == 1 else f"{len(scenario.machines)} machines with {gpus} GPUs"
+    return f"{len(scenario.works)} jobs on {where}"
+
+
+def line(result: Result) -> str:
+    """The main figures in a line."""
+    told = result.figures
+    parts = [f"makespan {short_time(told.makespan_s)}"]
+    if told.over_least is not None:
+        parts.append(f"{told.over_least:.3g} times the least possible")
+    if told.utilisation is not None:
+        parts.append(f"GPUs used {_percent(told.utilisation)}")
+    if told.waits is not None:
+        parts.append(f"wait {short_time(told.waits.mean_s)} on average, {short_time(told.waits.p95_s)} for 95 %")
+    return "; ".join(parts)
+
+
+def table(results: Sequence[Result]) -> Table:
+    """A row for each variant."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    named = any(result.variant.name for result in results)
+    strangers = any(result.figures.strangers for result in results)
+    if named:
+        made.add_column("Rules", overflow="fold", min_width=13)
+    headings = ("Makespan", "x least", "Used", *(["Others"] if strangers else []), "Lost", "Wait", "p50", "p95", "max")
+    # Figures are never cut: where the window is narrow, the rules get more lines.
+    for heading in (*headings, "Done"):
+        made.add_column(heading, justify="right", no_wrap=True, min_width=max(5, len(heading)))
+    for result in results:
+        told, waits = result.figures, result.figures.waits
+        made.add_row(
+            *([result.variant.name] if named else []),
+            _time(told.makespan_s),
+            _figure(told.over_least, "{:.3f}"),
+            _percent(told.utilisation),
+            *([_percent(told.strangers)] if strangers else []),
+            _percent(told.lost_gpu_hours / told.gpu_hours if told.gpu_hours else None),
+            *(
+                _time(value)
+                for value in ((waits.mean_s, waits.p50_s, waits.p95_s, waits.max_s) if waits is not None else ())
+            ),
+            *(["N/A"] * 4 if waits is None else []),
+            str(told.done),
+        )
+    return made
+
+
+def remarks(scenario: Scenario, results: Sequence[Result]) -> Iterator[str]:
+    """What the table does not say: failures, refusals, jobs that never came to run; and which variant was fastest."""
+    for result in results:
+        told = result.figures
+        name = f"{result.variant.name}: " if result.variant.name else ""
+        if told.failures:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(told.failures.items()))
+            yield f"{name}attempts that failed: {kinds}; jobs failed: {told.failed}, cancelled: {told.cancelled}"
+        if told.gave_way:
+            yield f"{name}{told.gave_way} attempts were put back for a stranger"
+        for reason, count in Counter(result.history.never.values()).most_common(3):
+            first = next(job for job, why in result.history.never.items() if why == reason)
+            job = scenario.works[first].job
+            others = f" and {count - 1} more" if count > 1 else ""
+            yield f"{name}refused: {clean(job.title or job.name)}{others} {reason}"
+        if told.stuck:
+            yield f"{name}{told.stuck} jobs never came to run: in a year nothing could start"
+    if len(results) > 1:
+        ended = [result for result in results if not result.figures.stuck]
+        best = min(ended, key=lambda result: result.figures.makespan_s, default=None)
+        worst = max(ended, key=lambda result: result.figures.makespan_s, default=None)
+        if best is not None and worst is not None and worst.figures.makespan_s > best.figures.makespan_s > 0:
+            times = worst.figures.makespan_s / best.figures.makespan_s
+            yield f"Shortest: {best.variant.name}, {times:.3g} times as fast as {worst.variant.name}"
+
+
+def _time(seconds: float) -> str:
+    """A length of time in the few signs that a column has: ``1.78h``, ``35.2m``."""
+    return short_time(seconds).replace(" min", "m").replace(" ", "")
+
+
+def _percent(share: float | None) -> str:
+    return "N/A" if share is None else f"{100 * share:.1f}%"
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "N/A" if value is None else form.format(value)

@@ -1,0 +1,284 @@
+"""What happened in a simulated run, and its figures. Pure. Times are seconds, shares are from 0 to 1."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.scheduler.memory import could_share
+from gpuherd.simulate.workload import Work
+
+# What happened in a simulated run: plain data, from which the figures, the timeline and the picture are made.
+
+
+class Ending(StrEnum):
+    """How an attempt ended."""
+
+    DONE = "done"
+    FAILED = "failed"
+    GAVE_WAY = "gave way"
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """An attempt: job by number (from 0), GPUs by number over all machines (() on the CPU), seconds from the start.
+
+    ``wait_s``: how long the job could have run before it, and did not.
+    """
+
+    job: int
+    gpus: tuple[int, ...]
+    start: float
+    end: float
+    wait_s: float
+    ending: Ending
+    failure: FailureClass | None = None
+    shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A stranger's use of a GPU."""
+
+    gpu: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A whole run.
+
+    Attributes:
+        machines: how many GPUs each machine has.
+        attempts: every attempt, by its end.
+        visits: what strangers did, up to the end of the run.
+        done, failed, cancelled: jobs by how they ended; failed are also those that could never run.
+        never: for each job that was refused, why it could never run.
+        stuck: jobs that still waited when nothing more could come of it, and why.
+        decisions: how often the policy was asked.
+    """
+
+    machines: tuple[int, ...]
+    attempts: tuple[Ran, ...]
+    visits: tuple[Visit, ...]
+    done: int
+    failed: int
+    cancelled: int
+    never: dict[int, str]
+    stuck: int = 0
+    decisions: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all machines together."""
+        return sum(self.machines)
+
+    @property
+    def makespan_s(self) -> float:
+        """When the last attempt ended; 0 when nothing ran."""
+        return max((ran.end for ran in self.attempts), default=0.0)
+
+
+def busy_spans(history: History) -> dict[int, list[tuple[float, float]]]:
+    """When jobs of ours were on each GPU (by number): begins and ends, in order and without overlaps, also where
+    several shared it.
+    """
+    spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for ran in sorted(history.attempts, key=lambda ran: ran.start):
+        for gpu in ran.gpus:
+            known = spans[gpu]
+            if known and ran.start <= known[-1][1] and ran.shared:
+                known[-1] = (known[-1][0], max(known[-1][1], ran.end))
+            else:
+                known.append((ran.start, ran.end))
+    return spans
+
+
+# The figures of a simulated run: makespan, utilisation, waits. Pure. Times are seconds, shares are from 0 to 1.
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long jobs could have run and did not: over all their attempts together, for each job that started."""
+
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    max_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """What is told of a run.
+
+    Attributes:
+        jobs, done, failed, cancelled, stuck: numbers of jobs; stuck are those that still waited when nothing more came.
+        attempts, gave_way: starts, and those of them that were put back for a stranger.
+        failures: attempts that failed, by class.
+        makespan_s: from the start to the last end.
+        least_s: no scheduler could need less: the work divided by the GPUs, or the longest chain of needs with its
+            times of coming, whichever is more (strangers and memory not counted).
+        gpu_hours: hours that our jobs held GPUs; a shared GPU counts once.
+        lost_gpu_hours: those of attempts that did not succeed.
+        utilisation: share of all GPU time up to the makespan in which jobs of ours ran.
+        used_until_last_start: the same share up to the last start of a job: what the run would have come to had there
+            been no end to it.
+        strangers: share of all GPU time in which strangers were there.
+        waits: None when nothing started.
+        decisions: how often the policy was asked; None where there is no policy.
+    """
+
+    jobs: int
+    done: int
+    failed: int
+    cancelled: int
+    stuck: int
+    attempts: int
+    gave_way: int
+    failures: Mapping[str, int]
+    makespan_s: float
+    least_s: float
+    gpu_hours: float
+    lost_gpu_hours: float
+    utilisation: float | None
+    used_until_last_start: float | None
+    strangers: float | None
+    waits: Waits | None
+    decisions: int
+
+    @property
+    def over_least(self) -> float | None:
+        """The makespan as a multiple of the least possible; None when nothing ran."""
+        return self.makespan_s / self.least_s if self.least_s > 0 and self.attempts else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON; docs/what-if.md describes it."""
+        waits = self.waits
+        return {
+            "jobs": self.jobs,
+            "done": self.done,
+            "failed": self.failed,
+            "cancelled": self.cancelled,
+            "stuck": self.stuck,
+            "attempts": self.attempts,
+            "gave_way": self.gave_way,
+            "failed_attempts_by_class": dict(self.failures),
+            "makespan_seconds": round(self.makespan_s, 3),
+            "least_possible_seconds": round(self.least_s, 3),
+            "over_least_possible": _rounded(self.over_least),
+            "gpu_hours": round(self.gpu_hours, 6),
+            "lost_gpu_hours": round(self.lost_gpu_hours, 6),
+            "utilisation": _rounded(self.utilisation),
+            "utilisation_until_last_start": _rounded(self.used_until_last_start),
+            "strangers_share": _rounded(self.strangers),
+            "wait_seconds": None
+            if waits is None
+            else {
+                "mean": round(waits.mean_s, 3),
+                "p50": round(waits.p50_s, 3),
+                "p95": round(waits.p95_s, 3),
+                "max": round(waits.max_s, 3),
+            },
+        }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def figures(history: History, works: Sequence[Work]) -> Figures:
+    """The figures of a run of these works."""
+    makespan_s = history.makespan_s
+    waits: dict[int, float] = defaultdict(float)
+    lost_s = 0.0
+    for ran in history.attempts:
+        waits[ran.job] += ran.wait_s
+        if ran.ending is not Ending.DONE:
+            lost_s += (ran.end - ran.start) * len(ran.gpus)
+    spans = [span for each in busy_spans(history).values() for span in each]
+    busy_s = sum(end - start for start, end in spans)
+    last_s = max((ran.start for ran in history.attempts), default=0.0)
+    until_last_s = sum(max(0.0, min(end, last_s) - start) for start, end in spans)
+    all_s = makespan_s * history.gpus
+    strangers_s = sum(max(0.0, min(visit.end, makespan_s) - visit.start) for visit in history.visits)
+    return Figures(
+        jobs=len(works),
+        done=history.done,
+        failed=history.failed,
+        cancelled=history.cancelled,
+        stuck=history.stuck,
+        attempts=len(history.attempts),
+        gave_way=sum(ran.ending is Ending.GAVE_WAY for ran in history.attempts),
+        failures=dict(Counter(ran.failure.value for ran in history.attempts if ran.failure is not None)),
+        makespan_s=makespan_s,
+        least_s=least_possible_s(history.gpus, works),
+        gpu_hours=busy_s / 3600,
+        lost_gpu_hours=lost_s / 3600,
+        utilisation=busy_s / all_s if all_s > 0 else None,
+        used_until_last_start=until_last_s / (last_s * history.gpus) if last_s > 0 and history.gpus else None,
+        strangers=strangers_s / all_s if all_s > 0 else None,
+        waits=_waits(list(waits.values())),
+        decisions=history.decisions,
+    )
+
+
+def least_possible_s(gpus: int, works: Sequence[Work]) -> float:
+    """What no scheduler could do better than, strangers and memory not counted.
+
+    The larger of two bounds: the GPU seconds of all successful attempts over the GPUs (jobs that may share count by the
+    share of the largest GPU only when they share, so they are left out), and the longest chain of needs, from when its
+    jobs come.
+    """
+    seconds = [_work_s(work) for work in works]
+    area = sum(
+        length * work.job.gpus * work.job.nodes
+        for length, work in zip(seconds, works, strict=True)
+        if not could_share(work.job) and work.job.gpus * work.job.nodes <= gpus
+    )
+    return max(area / gpus, _longest_chain_s(works, seconds))
+
+
+def _longest_chain_s(works: Sequence[Work], seconds: Sequence[float]) -> float:
+    """The end of the last job if each could start as soon as those it needs are done. Needs are no circle."""
+    by_name = {work.job.name: number for number, work in enumerate(works)}
+    ends: list[float | None] = [None] * len(works)
+    for root in range(len(works)):
+        stack = [root]
+        while stack:
+            number = stack[-1]
+            needed = [by_name[name] for name in works[number].job.needs]
+            missing = [each for each in needed if ends[each] is None]
+            if missing and ends[number] is None:
+                stack += missing
+                continue
+            stack.pop()
+            start = max((ends[each] or 0.0 for each in needed), default=0.0)
+            ends[number] = max(start, works[number].arrives_s) + seconds[number]
+    return max((end or 0.0 for end in ends), default=0.0)
+
+
+def _work_s(work: Work) -> float:
+    """The length of the attempt that succeeds: what must be done at least. 0 for a job that never does."""
+    return next((trial.seconds for trial in work.trials if trial.failure is None), 0.0)
+
+
+def _waits(seconds: list[float]) -> Waits | None:
+    if not seconds:
+        return None
+    seconds.sort()
+    return Waits(sum(seconds) / len(seconds), quantile(seconds, 0.5), quantile(seconds, 0.95), seconds[-1])
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value that ``share`` of the values do not exceed (nearest rank).
+
+    >>> quantile([1.0, 2.0, 3.0, 4.0], 0.5)
+    2.0
+    """
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

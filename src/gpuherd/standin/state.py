@@ -1,0 +1,258 @@
+"""The state file of a simulated machine: its layout, its first content, and which of its processes are alive."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import secrets
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from ctypes import Array, Structure, c_char, c_int64, c_uint8, c_uint32, c_uint64
+from pathlib import Path
+
+from gpuherd.gpus.state import SIMULATED
+
+# The state file of a simulated machine: the fields that ``state.h`` declares, mirrored as ctypes structures.
+#
+# The file is exactly one ``State``. Whoever changes it holds an exclusive flock on it; the library reads under a
+# shared one (``state.h`` says why). A change of the layout raises ``LAYOUT_VERSION`` here and in ``state.h``; a test
+# compares what both believe. Knows only the fields; what they mean for a machine is in ``gpuherd.standin.machine``.
+
+LAYOUT_VERSION = 3
+MAGIC = b"gpuherd standin"
+MAX_GPUS = 32
+MAX_DEVICES = 128
+MAX_PROCESSES = 512
+MAX_LINKS = 18
+MAX_MIG_INSTANCES = 7
+FOLLOWS_USE = 0xFFFFFFFF  # in place of a figure: low when the GPU is idle, high when something runs on it
+
+
+class Device(Structure):
+    """A GPU or a MIG instance."""
+
+    uuid: bytes
+    name: bytes
+    serial: bytes
+    total: int  # bytes
+    ghost: int  # bytes in use that no listed process owns
+    parent: int  # 1 + the GPU that this MIG instance is cut from; 0 for a whole GPU
+    position: int  # number of the MIG instance on its GPU
+    pci_bus: int
+    numa_node: int
+    lost: int  # 1: fallen off the bus
+    mig_mode: int  # 1: split into instances
+    utilisation: int  # percent, or FOLLOWS_USE
+    temperature: int  # degrees Celsius, or FOLLOWS_USE
+    power: int  # milliwatts, or FOLLOWS_USE
+    power_limit: int  # milliwatts
+    capability_major: int
+    capability_minor: int
+    multiprocessors: int
+    compute_mode: int
+    ecc_errors: int  # uncorrectable ones since the driver was loaded
+    xid: int  # the last critical Xid error
+    xids: int  # how many there have been
+
+    _fields_ = [
+        ("uuid", c_char * 64),
+        ("name", c_char * 64),
+        ("serial", c_char * 32),
+        ("total", c_uint64),
+        ("ghost", c_uint64),
+        ("parent", c_uint32),
+        ("position", c_uint32),
+        ("pci_bus", c_uint32),
+        ("numa_node", c_uint32),
+        ("lost", c_uint32),
+        ("mig_mode", c_uint32),
+        ("utilisation", c_uint32),
+        ("temperature", c_uint32),
+        ("power", c_uint32),
+        ("power_limit", c_uint32),
+        ("capability_major", c_uint32),
+        ("capability_minor", c_uint32),
+        ("multiprocessors", c_uint32),
+        ("compute_mode", c_uint32),
+        ("ecc_errors", c_uint64),
+        ("xid", c_uint32),
+        ("xids", c_uint32),
+    ]
+
+
+class Process(Structure):
+    """Memory that a process holds on a device. It counts while the process lives and ``until`` has not come."""
+
+    counts: int  # 1: this entry is in use; written last
+    device: int
+    pid: int
+    phantom: int  # 1: no such process need exist
+    graphics: int  # 1: a display process
+    ticket: int  # tells entries apart that have used the same place
+    start: int  # clock ticks since boot: a pid that is used again is another process
+    bytes: int
+    until: int  # CLOCK_MONOTONIC nanoseconds; 0: for good
+
+    _fields_ = [
+        ("counts", c_uint32),
+        ("device", c_uint32),
+        ("pid", c_uint32),
+        ("phantom", c_uint32),
+        ("graphics", c_uint32),
+        ("ticket", c_uint32),
+        ("start", c_uint64),
+        ("bytes", c_uint64),
+        ("until", c_int64),
+    ]
+
+
+class State(Structure):
+    """The whole file."""
+
+    magic: bytes
+    version: int
+    size: int
+    seed: Array[c_uint8]  # makes the UUIDs unique
+    creator_start: int
+    creator_pid: int
+    gpus: int  # whole GPUs: the first entries of ``device``
+    attribute: int  # 1: tagged jobs show with their own memory
+    hide_pids: int  # 1: as in a container: memory is in use, but nobody is listed
+    hide_memory: int  # 1: processes are listed without their memory
+    fail_name: bytes  # the only function that fails; empty: all do
+    fail_device: int  # 1 + the only device whose calls fail; 0: calls about any, and those about none
+    fail_code: int  # the NVML code that these calls answer, if not 0
+    fail_calls: int  # how many calls more; 0: until it is changed
+    latency: int  # microseconds that every call takes
+    cuda_version: int
+    devices: int  # whole GPUs and MIG instances
+    calls: int  # calls answered so far
+    driver_version: bytes
+    nvlinks: Array[Array[c_uint8]]  # number of links between two GPUs
+    proximity: Array[Array[c_uint8]]  # nvmlGpuTopologyLevel_t between two GPUs
+    device: Array[Device]
+    process: Array[Process]
+
+    _fields_ = [
+        ("magic", c_char * 16),
+        ("version", c_uint32),
+        ("size", c_uint32),
+        ("seed", c_uint8 * 16),
+        ("creator_start", c_uint64),
+        ("creator_pid", c_uint32),
+        ("gpus", c_uint32),
+        ("attribute", c_uint32),
+        ("hide_pids", c_uint32),
+        ("hide_memory", c_uint32),
+        ("fail_name", c_char * 60),
+        ("fail_device", c_uint32),
+        ("fail_code", c_uint32),
+        ("fail_calls", c_uint32),
+        ("latency", c_uint32),
+        ("cuda_version", c_uint32),
+        ("devices", c_uint32),
+        ("calls", c_uint64),
+        ("driver_version", c_char * 80),
+        ("nvlinks", c_uint8 * MAX_GPUS * MAX_GPUS),
+        ("proximity", c_uint8 * MAX_GPUS * MAX_GPUS),
+        ("device", Device * MAX_DEVICES),
+        ("process", Process * MAX_PROCESSES),
+    ]
+
+
+# What a simulated machine is like at first: names, UUIDs, buses, nearness and the figures of its idle GPUs.
+#
+# Fills the structures of the state file; knows no file and no process.
+
+_MB = 1 << 20
+
+
+def initial_state(memory_mb: Sequence[int], attribute: bool, creator: tuple[int, int]) -> bytes:
+    """The bytes of a state file: one idle GPU for each entry of ``memory_mb``; ``creator``: pid and start time."""
+    state = State()
+    state.magic = MAGIC
+    state.version = LAYOUT_VERSION
+    state.size = ctypes.sizeof(State)
+    seed = secrets.token_bytes(16)
+    state.seed[:] = list(seed)
+    state.creator_pid, state.creator_start = creator
+    state.gpus = state.devices = len(memory_mb)
+    state.attribute = attribute
+    state.cuda_version = 13000
+    state.driver_version = b"580.00.00"
+    for index, size in enumerate(memory_mb):
+        _fill_gpu(state.device[index], seed, index, size, len(memory_mb))
+        for other in range(len(memory_mb)):
+            state.proximity[index][other] = _proximity(index, other, len(memory_mb))
+    return bytes(state)
+
+
+def _identity(seed: bytes, *numbers: int) -> str:
+    """A UUID that no other simulated machine has (leases on GPUs go by it), and no GPU that is none."""
+    digest = hashlib.sha256(seed + repr(numbers).encode()).digest()
+    return str(uuid.UUID(bytes=digest[:10] + bytes.fromhex(SIMULATED), version=4))
+
+
+def _node(index: int, count: int) -> int:
+    """Two processor sockets, half of the GPUs on each; up to three GPUs sit on one."""
+    return 0 if count < 4 else index * 2 // count
+
+
+def _proximity(one: int, other: int, count: int) -> int:
+    """Neighbours (0-1, 2-3, ...) share a PCIe switch; the rest of a socket's GPUs its host bridges."""
+    if one == other:
+        return 0
+    if one // 2 == other // 2:
+        return 10
+    return 40 if _node(one, count) == _node(other, count) else 50
+
+
+def _size_name(memory_mb: int) -> str:
+    return f"{memory_mb // 1024}GB" if memory_mb % 1024 == 0 else f"{memory_mb}MB"
+
+
+def _fill_gpu(device: Device, seed: bytes, index: int, memory_mb: int, count: int) -> None:
+    device.uuid = f"GPU-{_identity(seed, index)}".encode()
+    device.name = f"Simulated {_size_name(memory_mb)} GPU".encode()
+    device.serial = f"{int.from_bytes(seed[:4], 'big'):010d}{index:02d}".encode()
+    device.total = memory_mb * _MB
+    device.pci_bus = 0x10 + index
+    device.numa_node = _node(index, count)
+    device.utilisation = device.temperature = device.power = FOLLOWS_USE
+    device.power_limit = 400_000
+    device.capability_major, device.capability_minor = 8, 0
+    device.multiprocessors = 108
+
+
+def fill_instance(state: State, number: int, parent: int, position: int, memory_mb: int) -> None:
+    """Writes MIG instance ``position`` of GPU ``parent`` to entry ``number``."""
+    device, whole = state.device[number], state.device[parent]
+    device.uuid = f"MIG-{_identity(bytes(state.seed), parent, position)}".encode()
+    device.name = f"{whole.name.decode()} MIG {_size_name(memory_mb)}".encode()
+    device.total = memory_mb * _MB
+    device.ghost = 0
+    device.parent = parent + 1
+    device.position = position
+    device.utilisation = device.temperature = device.power = FOLLOWS_USE
+    device.multiprocessors = max(1, whole.multiprocessors * device.total // whole.total)
+
+
+# Which processes of a simulated machine live, so that their memory counts: the rule of ``is_alive`` in state.h.
+
+
+def start_of(pid: int) -> int:
+    """Start time of a process in clock ticks since boot; 0 when it is not there, or a zombie (which holds nothing)."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        if fields[0] not in (b"Z", b"X"):
+            return int(fields[19])
+    return 0
+
+
+def counts(entry: Process) -> bool:
+    """Whether the memory of this entry is in use now."""
+    if not entry.counts or (entry.until and time.monotonic_ns() >= entry.until):
+        return False
+    return bool(entry.phantom) or start_of(entry.pid) == entry.start
