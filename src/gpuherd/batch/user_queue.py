@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuherd.batch.feasibility import (
     look_at_machine,
@@ -23,10 +24,11 @@ from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
 from gpuherd.jobs.control.messages import ring
 from gpuherd.jobs.job import Job, JobState, check_needs
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.queue.errors import raising_cannot_write
-from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.queue.store import Queue
 
 # Where the user's own queues are, one for each engine: ``gpuherd submit`` adds to them, ``gpuherd up`` works one off.
 #
@@ -146,6 +148,8 @@ def make_job(
 
 def check(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | None = None) -> None:
     """Raises what ``submit`` would raise for this job, and JobCannotFit after a look at the GPUs. Changes nothing."""
+    from gpuherd.jobs.queue.store import Queue
+
     directory = RunDirectory(folder(engine)) if run is None else run
     refuse_missing_folder(job)
     if engine == LOCAL:
@@ -175,6 +179,8 @@ def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | No
             main memory than there is, on this machine.
         CannotWrite, QueueUnreadable: the queue can't be used.
     """
+    from gpuherd.jobs.queue.errors import raising_cannot_write
+
     directory = open_folder(engine=engine) if run is None else run
     refuse_missing_folder(job)
     if engine == LOCAL:
@@ -189,6 +195,8 @@ def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | No
 
 def _add(job: Job, directory: RunDirectory, *, named: bool) -> tuple[tuple[QueuedJob, JobState] | None, Job]:
     """The job as it stands in the queue afterwards, and with its name."""
+    from gpuherd.jobs.queue.store import Queue
+
     with Queue(directory.queue, check=False) as queue, queue.transaction():
         return _enter(job, queue, named=named)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from gpuherd import __version__
 from gpuherd.cli.commands import SUMMARIES
 from gpuherd.errors import Enqueued, ExitCode, GpuherdError, printable
-from gpuherd.jobs.monitor.display import escape_what_encoding_lacks
+from gpuherd.jobs.monitor.terminal import escape_what_encoding_lacks
 from gpuherd.options import Parser
 from gpuherd.report.log import configure_console
 

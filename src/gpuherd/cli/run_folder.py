@@ -179,7 +179,7 @@ def usual_engine(*, starts_jobs: bool = False) -> EngineName:
     Raises UsageError for wrong settings where the command starts or adds jobs (``starts_jobs``).
     """
     from gpuherd.errors import UsageError
-    from gpuherd.jobs.settings import user_file
+    from gpuherd.jobs.settings_place import user_file
 
     try:
         if not user_file().exists():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
+
 
 # What is known of a GPU at one moment: plain frozen data, no driver, no decisions.
 #
@@ -161,6 +164,8 @@ class ProcessTable:
         if known is not None and known[0].is_running():
             return known[1]
         self._known.pop(pid, None)
+        import psutil  # commands that only plan need none
+
         try:
             process = psutil.Process(pid)
             identity = Identity(process.username(), _printable(process.name()))

@@ -17,29 +17,12 @@ from gpuherd.engines.options import LOCAL, EngineName
 from gpuherd.errors import UsageError
 from gpuherd.gpus.policy_file import parse, read_policy
 from gpuherd.jobs.options import DispatchOptions, count, foreign, gpu_names, positive_int
+from gpuherd.jobs.settings_place import user_file
 from gpuherd.options import Option
 from gpuherd.units import duration_s
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-
-# Where the user's settings file and caches are. Light: whoever only wants to know whether there is one imports
-# nothing else.
-
-
-def user_file() -> Path:
-    """Where the user's settings are looked for: under XDG_CONFIG_HOME, else ~/.config. Raises RuntimeError for a user
-    without a home folder."""
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path("~/.config").expanduser()) / "gpuherd" / "config.toml"
-
-
-def user_cache(kind: str) -> Path:
-    """The folder, perhaps not made yet, for what can be made again: under XDG_CACHE_HOME, else ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    # expanduser of a user without a home leaves the ~, where Path's would raise.
-    return Path(os.path.expanduser(base or "~/.cache")) / "gpuherd" / kind  # noqa: PTH111
 
 
 # Hours in which gpuherd keeps itself small: ``Mon-Fri 09:00-18:00``, as people write them. Pure.

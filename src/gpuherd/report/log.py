@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.jobs.monitor.display import escape_what_encoding_lacks
+from gpuherd.jobs.monitor.terminal import escape_what_encoding_lacks
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _warned: set[tuple[str, str]] = set()  # sources and kinds of exceptions that ``warn_once`` has logged

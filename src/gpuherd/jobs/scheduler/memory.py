@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.job import Job
+
+if TYPE_CHECKING:
+    from gpuherd.gpus.state import Gpu
 
 # How much memory may still be promised on a GPU that several of our jobs share, and who uses more than it said.
 #
