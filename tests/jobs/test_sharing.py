@@ -75,4 +75,5 @@ def test_who_uses_more_than_declared_is_told() -> None:
 
 
 def test_documented_examples() -> None:
-    assert doctest.testmod(memory).failed == 0
+    ran = doctest.testmod(memory)
+    assert ran.attempted and not ran.failed

@@ -1,6 +1,6 @@
 """When the dispatcher decides, and what it decides with: the queue's head, the verdicts on the GPUs, and the limits.
 
-The decision itself is ``policy.decide``, and ``starting`` carries it out. What is left of it here is why the first job
+The decision itself is ``policy.decide``, and ``launch`` carries it out. What is left of it here is why the first job
 waits and when a decision may come out otherwise (the end of a back-off, of a GPU's time out, of quiet hours).
 """
 

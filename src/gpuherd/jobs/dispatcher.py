@@ -4,8 +4,8 @@ A ``loop`` that hears of a job's end through its pidfd, and whose timers are che
 one, strangers on ours, time limits, back-offs, leftovers and the disk. At each event it asks ``policy.decide`` what to
 start and does it.
 
-What starts is ``deciding``'s part, how a start goes ``starting``'s, how an end goes ``ending``'s, who stands still for
-a while ``pausing``'s, what the GPUs say ``gpudesk``'s, and what people ask ``obeying``'s; here is when.
+What starts is ``cycle``'s part, how a start goes ``launch``'s, how an end goes ``complete``'s, who stands still for
+a while ``preempt``'s, what the GPUs say ``manager``'s, and what people ask ``control.server``'s; here is when.
 """
 
 from __future__ import annotations

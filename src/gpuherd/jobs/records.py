@@ -37,7 +37,7 @@ class QueuedJob:
         ready_at: wall-clock second since which it could have run: its needs were met, and its round was open.
         adapted: what it asks for after a retry changed that; None while it is what the job says.
         cancelled_by: who wants it to end for good while it runs; else None.
-        rank: what goes first in the order ``longest`` (``order.rank``).
+        rank: what goes first in the order ``longest`` (``ordering.rank``).
     """
 
     id: int

@@ -1,7 +1,7 @@
 """A run whose jobs are handed to a cluster's own scheduler, in virtual time: what the hand-over costs.
 
 Here it is not our policy that decides what runs where, but ``scheduler``, a simple model of what SLURM or Ray do. Our
-part is only what ``jobs/handover`` does: no more than ``at_most`` jobs are in the cluster's hands, an array at a time;
+part is only what ``jobs/remote`` does: no more than ``at_most`` jobs are in the cluster's hands, an array at a time;
 what has ended is seen at the next look, and then others are handed over. What this costs is GPU time that nobody uses.
 """
 

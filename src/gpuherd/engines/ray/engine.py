@@ -251,9 +251,9 @@ class RayEngine:
 
     Args:
         options: how the cluster is reached and what each job takes of it. Raises UsageError for words that are none.
-        lead: leads an attempt in a worker of Ray (``jobs.handover.node.lead``); a function that its module has by
+        lead: leads an attempt in a worker of Ray (``jobs.remote.agent.lead``); a function that its module has by
             name, since the worker imports it there.
-        join: the same for the further nodes of an attempt over several (``jobs.handover.node.join``); without it none
+        join: the same for the further nodes of an attempt over several (``jobs.remote.agent.join``); without it none
             spans nodes.
     """
 

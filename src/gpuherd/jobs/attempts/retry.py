@@ -28,7 +28,7 @@ from gpuherd.jobs.scheduler.memory import after_running_out
 # 5. else the same again, on another GPU if there is one.
 #
 # On rungs 1, 3 and 5 it asks for more memory than it had asked for and was seen to use
-# (``learning.after_running_out``), if there is more to be had, but on the first one only if it used more than it
+# (``memory.after_running_out``), if there is more to be had, but on the first one only if it used more than it
 # asked for; on more GPUs for what it asked at first, since each then holds less.
 #
 # Rungs 1, 2 and 4 cost no try, since the job asked for them (``share``, ``gpus_at_most``) or can't help it, and each

@@ -124,7 +124,7 @@ def _named(jobs: tuple[str, ...]) -> str:
 
 # What people ask of a dispatcher at work: hears the bell, does what is asked, answers; and keeps their settings.
 #
-# Changes of jobs are made in the queue (``applying``); the dispatcher then does with its processes what the queue
+# Changes of jobs are made in the queue (``control.server``); the dispatcher then does with its processes what the queue
 # says.
 
 logger = logging.getLogger(__name__)

@@ -42,12 +42,6 @@ from gpuherd.jobs.queue.store import Queue
 # last job crashed on all of these, the jobs are at fault.
 #
 # The state is plain data, to and from JSON.
-#
-# >>> health = after_fault({}, ["GPU-a"], "Xid 79", now=0.0)
-# >>> excluded(health, now=60.0)
-# {'GPU-a': 'left out for 9 min more: GPU fault (Xid 79)'}
-# >>> excluded(health, now=600.0)
-# {}
 
 FIRST_FAULT_S = 600.0
 LONGEST_FAULT_S = 86_400.0
@@ -178,7 +172,14 @@ def after_success(
 
 
 def excluded(healths: Healths, now: float) -> dict[str, str]:
-    """The GPUs that are left out now, by UUID, with a sentence each."""
+    """The GPUs that are left out now, by UUID, with a sentence each.
+
+    >>> health = after_fault({}, ["GPU-a"], "Xid 79", now=0.0)
+    >>> excluded(health, now=60.0)
+    {'GPU-a': 'left out for 9 min more: GPU fault (Xid 79)'}
+    >>> excluded(health, now=600.0)
+    {}
+    """
     return {
         uuid: f"left out for {_length((health.until or now) - now)} more: {health.reason}"
         for uuid, health in healths.items()

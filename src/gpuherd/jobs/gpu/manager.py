@@ -1,6 +1,6 @@
 """The dispatcher's GPUs: when to look at them, who may have which, and the leases of those that several jobs share.
 
-It joins the eye on the GPUs (``gpuwatch``) with what else decides on them: GPUs left out because jobs fail on them
+It joins the eye on the GPUs (``watch``) with what else decides on them: GPUs left out because jobs fail on them
 (``health``), memory promised on shared ones (``sharing``), and strangers on ours (``yielding``). Which job gets what is
 decided in ``policy``.
 """

@@ -252,7 +252,7 @@ def _where(page: Page, submission: int, state: JobState) -> tuple[str, tuple[obj
 
 
 # A job and an attempt as they stand, from their rows in the queue. Why a job waits is told by its dispatcher
-# (``standing``) or follows from the queue (``waitreason``); a figure that is not known is None.
+# (``dispatcher_state``) or follows from the queue (``format``); a figure that is not known is None.
 
 _NEEDS_NAMED = 3
 # Jobs whose latest attempts one query reads: each value is a variable, and some SQLite builds take 999.

@@ -129,7 +129,7 @@ class QueueFile:
 
     def head(self, limit: int, now: float, order: Order = "age") -> tuple[QueuedJob, ...]:
         """The first ``limit`` jobs that need GPUs and the first ``limit`` that need none, of the lowest round that has
-        not ended: by priority, then age, or then the longest first (``order.rank``), then age.
+        not ended: by priority, then age, or then the longest first (``ordering.rank``), then age.
 
         Jobs that are paused, whose needs have not succeeded, or whose back-off has not passed, are not among them. (A
         back-off that is far in the future is one from before the clock was set back, and counts as passed.)

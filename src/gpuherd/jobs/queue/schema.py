@@ -36,7 +36,7 @@ _PASSING_PAGES = 64
 # blocked: how many of a job's needs have not succeeded yet; kept with every transition, so that the head of the queue
 # is one index lookup however long the queue is. held: 1 while a waiting job is paused.
 # gpus, memory_mb, share: what the job asks for now; a retry may have made it more than what its spec says.
-# rank: what goes first in the order 'longest' (``order.rank``), written down once: all jobs age alike.
+# rank: what goes first in the order 'longest' (``ordering.rank``), written down once: all jobs age alike.
 # cancelled_by: who wants a running job to end for good; kept here so that it ends also when its dispatcher dies.
 # doomed: 1 for a job that was cancelled because one that it needs failed or was cancelled; it comes back with that one.
 # attempts.paused: why its processes are stopped (words of PauseReason), '' while they are not; paused_mono since when,

@@ -4,7 +4,7 @@ The database is the only truth about progress. Whatever the dispatcher holds in 
 kill at any instant. Each method that changes something is one transaction (or part of the one that ``transaction``
 opened) and refuses a transition that can't be (``ImpossibleTransition``). Any process may read a queue, add jobs and
 post controls; only who holds its ``DispatcherLock`` starts, ends and changes jobs. What to run next is decided
-elsewhere. How the file is opened, and what can be asked of it, is in ``queuefile``.
+elsewhere. How the file is opened, and what can be asked of it, is in ``connection``.
 """
 
 from __future__ import annotations

@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 # seen to use itself. On top comes what is used by nobody that we know. Pure; MB is 2^20 bytes, as the driver counts
 # them: a process's CUDA context (some 300 to 600 MB) is part of what a job uses and should be part of what it
 # declares.
-#
-# >>> from gpuherd.gpus.state import Gpu
-# >>> gpu = Gpu(index=0, uuid="GPU-a", name="A100", total_mb=40_000, used_mb=9_100, free_mb=30_900)
-# >>> shareable_mb(gpu, [Tenant("a", 10_000, now_mb=9_000), Tenant("b", 4_000, learned_mb=6_000, now_mb=0)])
-# 23900
 
 
 def could_share(job: Job) -> bool:
@@ -91,6 +86,11 @@ def shareable_mb(gpu: Gpu, tenants: Sequence[Tenant], idle_mb: int | None = None
     """MB that may still be promised on this GPU, never more than are free now. 0 when more is promised than there is.
 
     It is what ``policy.GpuView.shareable_mb`` wants for a GPU where only sharing jobs of ours run.
+
+    >>> from gpuherd.gpus.state import Gpu
+    >>> gpu = Gpu(index=0, uuid="GPU-a", name="A100", total_mb=40_000, used_mb=9_100, free_mb=30_900)
+    >>> shareable_mb(gpu, [Tenant("a", 10_000, now_mb=9_000), Tenant("b", 4_000, learned_mb=6_000, now_mb=0)])
+    23900
     """
     if gpu.problem is not None or gpu.mig_instances:
         return 0

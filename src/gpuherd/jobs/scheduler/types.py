@@ -27,7 +27,7 @@ class WaitingJob:
         priority: higher first.
         avoid: UUIDs of GPUs on which it failed.
         share: it may have a GPU together with others that share.
-        rank: the higher goes first (``order.rank``). Read when ``Limits.longest_first``.
+        rank: the higher goes first (``ordering.rank``). Read when ``Limits.longest_first``.
         limit_s: after so many seconds it is surely over, since it is killed then; None when nothing ends it.
         nodes: how many machines it spans; more than one is for a cluster.
         host_memory_mb: main memory that it needs; None where nothing is said.

@@ -22,7 +22,7 @@ def writing_once(path: Path) -> Iterator[BinaryIO]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Named like what ``durable`` leaves behind, so that it is tidied away with that.
+        # Named like what ``atomic`` leaves behind, so that it is tidied away with that.
         temporary = path.parent / f".{path.name[:100]}.{secrets.token_hex(6)}.tmp"
         try:
             with temporary.open("xb") as file:
