@@ -16,8 +16,8 @@ from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_run
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import ExitCode, UsageError, printable
-from gpuherd.jobs.options import count
 from gpuherd.options import Parser, add_options, build
+from gpuherd.units import count
 
 if TYPE_CHECKING:
     from gpuherd.batch.export import Found

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_folder, meant, told_of_folders
 from gpuherd.errors import ExitCode
-from gpuherd.jobs.options import positive_int
 from gpuherd.options import Parser
+from gpuherd.units import positive_int
 
 if TYPE_CHECKING:
     from gpuherd.jobs.monitor.logs import Part
