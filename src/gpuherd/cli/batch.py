@@ -18,8 +18,8 @@ from gpuherd.cli.common import add_command, add_run
 from gpuherd.cli.job_start import fill_from_block, load_for
 from gpuherd.engines.options import LOCAL, EngineOptions
 from gpuherd.errors import ExitCode, UsageError, printable
-from gpuherd.jobs.options import count
 from gpuherd.options import Parser, add_options, build
+from gpuherd.units import count
 
 if TYPE_CHECKING:
     from gpuherd.batch.export import Found

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from gpuherd.cli.common import add_command, add_folder, add_watch, meant, print_json, print_tables, told_of_folders
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.jobs.options import positive_int
 from gpuherd.options import Parser
+from gpuherd.units import positive_int
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
