@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch.job_options import ModelUse, Need, Planner
 from gpuherd.errors import UsageError, printable
+from gpuherd.jobs.job import ModelUse, Need, Planner
 from gpuherd.options import option_fields
 
 if TYPE_CHECKING:
