@@ -17,7 +17,8 @@ from gpuherd.batch.assemble import STDIN, Content, read_jobs
 from gpuherd.batch.job_options import Planner
 from gpuherd.batch.user_queue import folder
 from gpuherd.columns import Column, fitted, window
-from gpuherd.engines.options import ENGINES, LOCAL
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError, printable
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.job import Job, JobState

@@ -13,7 +13,7 @@ from gpuherd.batch.batch import BatchOptions, PlannedJob
 from gpuherd.batch.job_options import BadJobFile
 from gpuherd.cli.engine_key import fill_from_block
 from gpuherd.cli.parsing import add_command, load_for
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode
 from gpuherd.options import Parser, add_options, build
 

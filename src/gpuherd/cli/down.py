@@ -7,7 +7,7 @@ import json
 
 from gpuherd.cli.parsing import add_command
 from gpuherd.cli.run_folder import add_own_queue, usual_engine
-from gpuherd.engines.options import ENGINES, EngineName
+from gpuherd.engines.options import ENGINES
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser
 
@@ -41,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
     return ExitCode.OK if ok else ExitCode.FAILED
 
 
-def _engine_at_work(args: argparse.Namespace) -> EngineName:
+def _engine_at_work(args: argparse.Namespace) -> str:
     """The engine of the queue that is meant: the one that somebody works off, where none is named."""
     from gpuherd.batch.user_queue import folder
     from gpuherd.jobs.lock import DispatcherLock
     from gpuherd.jobs.run_dir import RunDirectory
 
     if args.engine is not None:
-        named: EngineName = args.engine
+        named: str = args.engine
         return named
     usual = usual_engine()
     at_work = [each for each in ENGINES if DispatcherLock.holder(RunDirectory(folder(each)).lock) is not None]

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpuherd.engines.registry import LOCAL
 from gpuherd.options import option_fields
 
 
@@ -21,7 +22,7 @@ def fill_from_yaml(args: argparse.Namespace, config_type: type, told: Any) -> No
 
 def fill_from_block(args: argparse.Namespace, block: Mapping[str, Any]) -> None:
     """The same with what was read already. Simulated GPUs are this machine's, whatever a file says."""
-    here = None if args.simulate is None else "local"
+    here = None if args.simulate is None else LOCAL
     if getattr(args, "engine", here) not in (None, block.get("engine")):
         return
     for name, value in block.items():

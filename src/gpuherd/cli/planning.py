@@ -14,10 +14,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuherd.batch.job_options import ModelUse, Need, Planner
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import printable
 
 if TYPE_CHECKING:
-    from gpuherd.engines.options import ClusterOptions, EngineOptions
+    from gpuherd.engines.options import EngineOptions
     from gpuherd.gpus.state import Gpu
     from gpuherd.jobs.options import DispatchOptions
     from gpuherd.models.plan.card import Card
@@ -102,7 +103,7 @@ def of_gpus(gpus: Sequence[Gpu], most: int | None = None) -> Having:
 
 def of_a_run(options: DispatchOptions, most: int | None) -> Having:
     """The GPUs that a run with these options may use, ``most`` of them at once; those of a node of its cluster."""
-    if options.engine != "local":
+    if options.engine != LOCAL:
         return of_a_cluster(options)
     from gpuherd.jobs.gpu.watch import watch_for_plan
     from gpuherd.jobs.settings import load
@@ -110,7 +111,7 @@ def of_a_run(options: DispatchOptions, most: int | None) -> Having:
     return of_gpus(watch_for_plan(options, load()).gpus, most)
 
 
-def of_a_cluster(options: EngineOptions | ClusterOptions) -> Having:
+def of_a_cluster(options: EngineOptions) -> Having:
     """The GPUs of one of its nodes. No driver is asked on this machine."""
     from gpuherd.models.plan.cluster import node_cards
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.options import ENGINES, LOCAL, EngineName
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL
 
 if TYPE_CHECKING:
     from gpuherd.jobs.run_dir import RunDirectory
@@ -104,7 +105,7 @@ def _is_own_job(name: str) -> bool:
     from gpuherd.jobs.monitor.status import opened
     from gpuherd.jobs.run_dir import RunDirectory
 
-    def has_it(engine: EngineName) -> bool:
+    def has_it(engine: str) -> bool:
         with opened(RunDirectory(folder(engine))) as reader:
             return reader.one("SELECT 1 FROM jobs WHERE name = ?", (name,)) is not None
 
@@ -156,10 +157,10 @@ def meant(args: argparse.Namespace) -> RunDirectory:
     return run
 
 
-def own_engine(args: argparse.Namespace) -> EngineName:
+def own_engine(args: argparse.Namespace) -> str:
     """The engine whose queue is meant where no folder is named. Raises UsageError where it could be several."""
     if args.engine is not None:
-        named: EngineName = args.engine
+        named: str = args.engine
         return named
     from gpuherd.batch.user_queue import in_use
     from gpuherd.errors import UsageError
@@ -172,7 +173,7 @@ def own_engine(args: argparse.Namespace) -> EngineName:
     return there[0]
 
 
-def usual_engine(*, starts_jobs: bool = False) -> EngineName:
+def usual_engine(*, starts_jobs: bool = False) -> str:
     """The engine where none is named: that of the settings, or this machine.
 
     Wrong settings do not prevent looking at a run or ending it: the command prints a warning and uses this machine.

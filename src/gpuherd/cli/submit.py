@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.batch.job_options import JobOptions
 from gpuherd.cli.parsing import add_command, check_node_gpus, command_words, keep_simulation_here
 from gpuherd.cli.run_folder import add_own_queue, usual_engine
-from gpuherd.engines.options import LOCAL, EngineName, as_for_jobs
+from gpuherd.engines.options import as_for_jobs
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, printable
 from gpuherd.options import Parser, add_options, build
 
@@ -103,7 +104,7 @@ def _said(job: Job, options: JobOptions, engine: str) -> str:
     return f"would submit {options.name or '(the next number)'}{to}: {printable(shlex.join(job.argv))}"
 
 
-def _planner(engine: EngineName, node_gpus: str | None) -> Planner:
+def _planner(engine: str, node_gpus: str | None) -> Planner:
     from gpuherd.cli.planning import of_a_cluster, of_the_queue, planner
     from gpuherd.engines.options import EngineOptions
 

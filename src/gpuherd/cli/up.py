@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import dataclass
 
 from gpuherd.cli.parsing import add_command, load_for
 from gpuherd.cli.planning import on_stderr
-from gpuherd.errors import ExitCode, UsageError
+from gpuherd.errors import ExitCode
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.options import Parser, add_options, build, option
 
@@ -29,11 +28,6 @@ examples:
 
 Exit codes: 0 it is at work, 75 another one is already; with --foreground 130 and 143 when a signal left jobs undone.
 """
-
-_NOT_INSIDE = (
-    "what will be added to this queue may ask for more than a SLURM job has, and for longer; to use the GPUs of the "
-    "SLURM job that this is typed in, work off your queue of this machine there: gpuherd up --engine local"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
     load_for(args, UpOptions, stays=False)
     options = build(UpOptions, args)
-    _tell_of_allocation(options)
+    notice = options.spec.queue_notice(options)
+    if notice is not None:
+        on_stderr(notice)
     directory = open_folder(engine=options.engine)
     if options.foreground:
         from rich.console import Console
@@ -83,12 +79,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"gpuherd (pid {pid}) works off {directory.root}; log: {log_file(directory)}")
     return ExitCode.OK
-
-
-def _tell_of_allocation(options: UpOptions) -> None:
-    """Inside a SLURM job: says that jobs are submitted all the same. Raises UsageError where that is not wanted."""
-    number = os.environ.get("SLURM_JOB_ID")
-    if options.in_allocation:
-        raise UsageError(f"--in-allocation: {_NOT_INSIDE}")
-    if options.engine == "slurm" and number is not None and options.in_allocation is None:
-        on_stderr(f"inside of SLURM job {number}: jobs are submitted to SLURM's queue; {_NOT_INSIDE}")
