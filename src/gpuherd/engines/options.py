@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.engines.registry import LOCAL, foreign, names, specs
 from gpuherd.errors import UsageError
-from gpuherd.options import Option, option
+from gpuherd.options import Option, did_you_mean, option, parse_value
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -85,8 +85,8 @@ def refuse_ranks(options: EngineOptions) -> None:
     flag = options.spec.ranks_flag(options)
     if flag is not None:
         raise UsageError(
-            f"{flag} is for programs whose processes the engine starts (gpuherd run, batch and up); the jobs of this "
-            "command start their own: leave it out"
+            f"{flag} is for programs whose processes {options.spec.ranks_by} starts (gpuherd run, batch and up); the "
+            "jobs of this command start their own: leave it out"
         )
 
 
@@ -128,35 +128,13 @@ def read_block(told: Any, possible: Collection[str] = tuple(_OPTIONS), where: st
         name = "engine" if key == "name" else str(key).replace("-", "_")
         if name not in possible or name not in _OPTIONS or key == "engine":
             raise UsageError(f"{where}.{key} is no option of an engine{_nearest(str(key), possible)}")
-        found[name] = _value(_OPTIONS[name], value, f"{where}.{key}")
+        try:
+            found[name] = parse_value(_OPTIONS[name], value)
+        except ValueError as problem:
+            raise UsageError(f"{where}.{key}: {problem}") from None
     return found
 
 
-def _value(spec: Option, value: Any, where: str) -> Any:
-    if spec.many:
-        return tuple(_one(spec, each, where) for each in (value if isinstance(value, list) else [value]))
-    return _one(spec, value, where)
-
-
-def _one(spec: Option, value: Any, where: str) -> Any:
-    if spec.yes_or_no:
-        if not isinstance(value, bool):
-            raise UsageError(f"{where}: {value!r} should be true or false")
-        return value
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UsageError(f"{where}: {value!r} should be a text or a number")
-    word = str(value)
-    if spec.choices is not None and word not in spec.choices:
-        raise UsageError(f"{where}: {word!r} is not possible; possible: {', '.join(spec.choices)}")
-    try:
-        return word if spec.parse is None else spec.parse(word)
-    except ValueError as problem:
-        raise UsageError(f"{where}: {problem}") from None
-
-
 def _nearest(key: str, possible: Collection[str]) -> str:
-    import difflib  # slow to import, and seldom needed
-
     known = ["name", *(name.replace("_", "-") for name in possible if name in _OPTIONS and name != "engine")]
-    near = difflib.get_close_matches(key.replace("_", "-"), known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; possible: {', '.join(known)}"
+    return did_you_mean(key.replace("_", "-"), known, f"possible: {', '.join(known)}")

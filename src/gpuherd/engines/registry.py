@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
 from gpuherd.options import option
-from gpuherd.units import duration_s, size_mb
+from gpuherd.units import duration_s, positive_int, size_mb
 
 if TYPE_CHECKING:
     from gpuherd.checks import CheckResult
@@ -30,13 +30,6 @@ ENTRY_POINTS = "gpuherd.engines"
 OptionsT = TypeVar("OptionsT")
 
 # --- Options ----------------------------------------------------------------------------------------------------------
-
-
-def positive(word: str) -> int:
-    """A whole number above 0."""
-    if not word.isascii() or not word.isdigit() or int(word) == 0:
-        raise ValueError(f"{word!r} is not a whole number above 0")
-    return int(word)
 
 
 def for_many(declared: Any) -> Any:
@@ -79,7 +72,7 @@ class ClusterOptions(LocalOptions):
         option(
             None,
             help="CPU cores that each job gets on each node, like 8",
-            parse=positive,
+            parse=positive_int,
             metavar="N",
             group="engine",
         )
@@ -111,7 +104,12 @@ class ClusterOptions(LocalOptions):
     )
     at_most: int = for_many(
         option(
-            1000, help="most jobs in the cluster's queue at once, like 200", parse=positive, metavar="N", group="engine"
+            1000,
+            help="most jobs in the cluster's queue at once, like 200",
+            parse=positive_int,
+            metavar="N",
+            group="engine",
+            settable=True,
         )
     )
     node_gpus: str | None = option(
@@ -171,6 +169,7 @@ class EngineSpec:
         export_to: the word of ``gpuherd export --to``; None where nothing can be exported.
         not_exported: names of the options that say nothing to exported files.
         submit_file: the exported file that starts all.
+        ranks_by: the program that starts several processes of a job on a node, like srun.
         gpu_type_flag: the flag that chooses the GPUs' type where a site has several; None where there is none.
         examples: lines for the examples in the ``--help`` of commands, by command.
     """
@@ -186,6 +185,7 @@ class EngineSpec:
     export_to: str | None = None
     not_exported: frozenset[str] = frozenset({"engine", "at_most"})
     submit_file = "submit.sh"
+    ranks_by: str = "the engine"
     gpu_type_flag: str | None = None
     examples: Mapping[str, str] = {}
 
@@ -206,7 +206,7 @@ class EngineSpec:
         return 1
 
     def ranks_flag(self, options: EngineOptions) -> str | None:  # noqa: ARG002
-        """The flag by which these options make the engine start several processes of a job on a node; None without."""
+        """The flag that makes ``ranks_by`` start several processes of a job on a node; None without."""
         return None
 
     def launcher(self, options: EngineOptions) -> str | None:  # noqa: ARG002

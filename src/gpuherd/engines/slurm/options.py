@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuherd.engines.registry import ClusterOptions, for_many, positive
+from gpuherd.engines.registry import ClusterOptions, for_many
 from gpuherd.options import option
+from gpuherd.units import positive_int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class SlurmOptions(ClusterOptions):
         option(
             None,
             help="most jobs of one SLURM array that run at once, like 16",
-            parse=positive,
+            parse=positive_int,
             metavar="N",
             group="engine",
         )
@@ -35,7 +36,7 @@ class SlurmOptions(ClusterOptions):
         None,
         help="processes of the job that srun starts on each SLURM node, as MPI and Lightning want it (default: one, "
         "which starts its own)",
-        parse=positive,
+        parse=positive_int,
         metavar="N",
         group="engine",
     )

@@ -27,6 +27,7 @@ class _Slurm(EngineSpec):
     kept_variables = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_")
     export_to = "slurm"
     not_exported = EngineSpec.not_exported | {"in_allocation"}
+    ranks_by = "srun"
     gpu_type_flag = "--gpu-type"
 
     def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:  # noqa: ARG002

@@ -8,9 +8,10 @@ from gpuherd.batch.run import RunOptions
 from gpuherd.engines.options import EngineOptions, as_for_jobs, engine_values, for_one_command, refuse_ranks
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import DispatchOptions, count
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.options import option
 from gpuherd.posttrain.learning.launching import Where
+from gpuherd.units import count
 
 _RUN = {declared.name: declared for declared in fields(RunOptions)}
 
