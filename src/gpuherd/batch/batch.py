@@ -16,7 +16,8 @@ from gpuherd import __version__
 from gpuherd.batch.assemble import STDIN, Content, FileRules, JobFile, read_job_file
 from gpuherd.batch.user_queue import folder
 from gpuherd.columns import Column, fitted, window
-from gpuherd.engines.options import ENGINES, LOCAL
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError, printable
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.job import Job, JobState, Planner

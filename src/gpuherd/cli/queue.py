@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.common import add_command, add_own_queue, command_words, usual_engine
 from gpuherd.cli.job_start import check_node_gpus, keep_simulation_here, load_for, on_stderr
-from gpuherd.engines.options import ENGINES, LOCAL, EngineName, as_for_jobs
+from gpuherd.engines.options import ENGINES, as_for_jobs
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.jobs.job import Job, ModelUse, job_fields
 from gpuherd.jobs.options import DispatchOptions
@@ -107,7 +108,7 @@ def _sentence(job: Job, name: str | None, engine: str) -> str:
     return f"would submit {name or '(the next number)'}{to}: {printable(shlex.join(job.argv))}"
 
 
-def _planner(engine: EngineName, node_gpus: str | None) -> Planner:
+def _planner(engine: str, node_gpus: str | None) -> Planner:
     from gpuherd.cli.job_start import of_a_cluster, of_the_queue, planner
     from gpuherd.engines.options import EngineOptions
 
@@ -141,11 +142,6 @@ examples:
 Exit codes: 0 it is at work, 75 another one is already; with --foreground 130 and 143 when a signal left jobs undone.
 """
 
-_NOT_INSIDE = (
-    "what will be added to this queue may ask for more than a SLURM job has, and for longer; to use the GPUs of the "
-    "SLURM job that this is typed in, work off your queue of this machine there: gpuherd up --engine local"
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions(DispatchOptions):
@@ -176,7 +172,9 @@ def run_up(args: argparse.Namespace) -> int:
 
     load_for(args, UpOptions, stays=False)
     options = build(UpOptions, args)
-    _tell_of_allocation(options)
+    notice = options.spec.queue_notice(options)
+    if notice is not None:
+        on_stderr(notice)
     directory = open_folder(engine=options.engine)
     if options.foreground:
         from rich.console import Console
@@ -194,15 +192,6 @@ def run_up(args: argparse.Namespace) -> int:
     else:
         print(f"gpuherd (pid {pid}) works off {directory.root}; log: {log_file(directory)}")
     return ExitCode.OK
-
-
-def _tell_of_allocation(options: UpOptions) -> None:
-    """Inside a SLURM job: says that jobs are submitted all the same. Raises UsageError where that is not wanted."""
-    number = os.environ.get("SLURM_JOB_ID")
-    if options.in_allocation:
-        raise UsageError(f"--in-allocation: {_NOT_INSIDE}")
-    if options.engine == "slurm" and number is not None and options.in_allocation is None:
-        on_stderr(f"inside of SLURM job {number}: jobs are submitted to SLURM's queue; {_NOT_INSIDE}")
 
 
 DOWN = """\
@@ -235,14 +224,14 @@ def run_down(args: argparse.Namespace) -> int:
     return ExitCode.OK if ok else ExitCode.FAILED
 
 
-def _engine_at_work(args: argparse.Namespace) -> EngineName:
+def _engine_at_work(args: argparse.Namespace) -> str:
     """The engine of the queue that is meant: the one that somebody works off, where none is named."""
     from gpuherd.batch.user_queue import folder
     from gpuherd.jobs.lock import DispatcherLock
     from gpuherd.jobs.run_dir import RunDirectory
 
     if args.engine is not None:
-        named: EngineName = args.engine
+        named: str = args.engine
         return named
     usual = usual_engine()
     at_work = [each for each in ENGINES if DispatcherLock.holder(RunDirectory(folder(each)).lock) is not None]
