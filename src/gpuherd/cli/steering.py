@@ -18,7 +18,7 @@ from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.control.messages import Answer
+    from gpuherd.jobs.control.messages import Response
 
 
 def add_steering_command(
@@ -47,20 +47,20 @@ def ask(
     args: argparse.Namespace, kind: str, jobs: tuple[str, ...] = (), settings: Mapping[str, str] | None = None
 ) -> int:
     """Asks it of the run that is meant and prints the answer. Returns 0 when all of it was done, 1 when not, and 75
-    when no answer came in time: it stays asked then.
+    when no answer came in time: the request then waits in the queue.
     """
     from gpuherd.jobs.control.client import send
-    from gpuherd.jobs.control.messages import Control, ControlKind
+    from gpuherd.jobs.control.messages import ControlKind, Request
 
     with told_of_folders(args, jobs, "write --run {}"):
-        answer = send(meant(args), Control(ControlKind(kind), jobs, settings or {}))
+        answer = send(meant(args), Request(ControlKind(kind), jobs, settings or {}))
     _tell(answer, as_json=args.json)
     if answer.applied_by is None:
         return ExitCode.BUSY
     return ExitCode.OK if answer.ok else ExitCode.FAILED
 
 
-def _tell(answer: Answer, *, as_json: bool) -> None:
+def _tell(answer: Response, *, as_json: bool) -> None:
     from gpuherd.errors import printable
 
     if as_json:
