@@ -26,7 +26,7 @@ from gpuherd.jobs.attempts.preempt import DiskGuard, Pausing
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.control.messages import StopLevel
 from gpuherd.jobs.cycle import Deciding
-from gpuherd.jobs.dispatcher_state import GpuStanding, Standing
+from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.gpu.manager import GpuDesk
 from gpuherd.jobs.job import Job
@@ -157,7 +157,7 @@ class Dispatcher(Loop):
             return
         self._pausing.look_at_disk(now)
         self._deciding.start_what_can(starter, self._watch_for_end)
-        self._standing.touch()
+        self._state_file.touch()
 
     def _watch_for_end(self, attempt: Attempt) -> None:
         self._selector.register(attempt.process.pidfd, selectors.EVENT_READ)
@@ -221,7 +221,7 @@ class Dispatcher(Loop):
     def end(self, asked: StopLevel, why: str) -> str:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
         self.asked = asked
-        self._standing.touch()
+        self._state_file.touch()
         # No job waits for a GPU any more: nothing of ours shall be in the way of those who do.
         self._desk.wanted(False, clock.mono())
         running = len(self._supervisor.running)
@@ -264,11 +264,11 @@ class Dispatcher(Loop):
         deciding = self._deciding
         self._tell.show(attempts, deciding.waiting_for, deciding.at_once(), back_in_s=deciding.back_in_s())
 
-    def _stands(self) -> Standing:
+    def _state(self) -> DispatcherState:
         views = self._desk.views(clock.mono(), clock.wall()) if self._desk.is_open else ()
         return replace(
-            super()._stands(),
+            super()._state(),
             closed=self._closed(),
-            gpus=tuple(GpuStanding.of(view) for view in views),
+            gpus=tuple(GpuState.of(view) for view in views),
             at_once=self._deciding.at_once(),
         )

@@ -23,7 +23,7 @@ from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
-from gpuherd.jobs.dispatcher_state import Standing, engine_name
+from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
@@ -313,7 +313,7 @@ class Handover(Loop):
             self._sending.send_what_can(self._handing, self._following)
 
     def _note_change(self) -> None:
-        self._standing.touch()
+        self._state_file.touch()
         self.decide_soon(clock.mono())
 
     # --- being told -------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ class Handover(Loop):
     def end(self, asked: StopLevel, why: str) -> str:
         """Hands nothing more over from now on, and with STOP takes back what is out; returns a sentence about it."""
         self.asked = asked
-        self._standing.touch()
+        self._state_file.touch()
         out = len(self._following.open)
         if asked is StopLevel.DRAIN:
             text = f"{why}nothing more is handed over; what {self._title} has goes on to its end ({out} jobs)"
@@ -372,10 +372,10 @@ class Handover(Loop):
         waiting_for = "; ".join(each for each in sentences if each) or None
         self._tell.show(running, waiting_for, max(1, len(running)), len(out) - len(running))
 
-    def _stands(self) -> Standing:
+    def _state(self) -> DispatcherState:
         reasons = ((number, each.in_line) for number, each in self._following.open.items())
         return replace(
-            super()._stands(),
+            super()._state(),
             closed=None if self._asking.away is not None else self._sending.closed(clock.mono()),
             at_once=max(1, len(self._following.running)),
             handed={number: clean(reason) for number, reason in reasons if reason is not None},
