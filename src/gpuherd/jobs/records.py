@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from gpuherd.engines.process_tree import ProcessId
 from gpuherd.engines.progress import Progress
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode
 from gpuherd.jobs.attempts.failures import FailureClass, in_words
 from gpuherd.jobs.job import Job, JobState
@@ -95,7 +96,7 @@ class Handed:
     """By what an attempt that an engine beyond this machine has is found again.
 
     Attributes:
-        engine: ``slurm`` or ``ray``.
+        engine: its name.
         batch, index: the hand-over that it was a part of, and its place there.
         handle: the engine's own word for it; None while we have not heard it.
         node: where it runs; None while it waits there.
@@ -237,7 +238,7 @@ class AttemptRow:
     paused_s: float = 0.0
     peak_mb: int | None = None
     shared_mb: int | None = None
-    engine: str = "local"
+    engine: str = LOCAL
     node: str | None = None
 
 
