@@ -30,6 +30,24 @@ def count(word: str) -> int:
     return int(word)
 
 
+def whole_number(word: str) -> int:
+    """A whole number of up to nine digits, negative ones too."""
+    if not re.fullmatch(r"[+-]?\d{1,9}", word, re.ASCII):
+        raise ValueError(f"{word!r} is not a whole number")
+    return int(word)
+
+
+def amount(word: str) -> float:
+    """A finite number of 0 or more."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{word!r} is not a number of 0 or more")
+    return value
+
+
 def seconds(word: str) -> float:
     """A number of seconds, 0 or more."""
     value = float(word)

@@ -24,7 +24,7 @@ from gpuherd.units import count
 
 if TYPE_CHECKING:
     from gpuherd.batch.export import Found
-    from gpuherd.batch.job_options import Planner
+    from gpuherd.jobs.job import Planner
     from gpuherd.jobs.records import Outcome
     from gpuherd.jobs.run_dir import RunDirectory
 
@@ -109,21 +109,21 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
 
     # With --json standard output belongs to the JSON alone.
     console = Console(stderr=args.json, highlight=False)
-    jobs, unfit = jobs_of(args.file, options, _planner(options))
-    options = with_sharing(options, jobs)
+    file = jobs_of(args.file, options, _planner(options))
+    options = with_sharing(options, file.jobs)
     directory = run_folder(args.file, options)
     directory.create()
 
     def record() -> None:
-        directory.write_run_record(run_record(args.file, options, jobs))
+        directory.write_run_record(run_record(args.file, options, file.jobs))
 
     with run_log(directory.logs, datetime.now(), "batch"), display(console) as shown:
         outcome = run_jobs(
-            jobs,
+            file.jobs,
             options,
             directory,
             before=record,
-            refused=unfit,
+            refused=file.unfit,
             display=shown,
             enqueue_only=options.enqueue_only,
         )
