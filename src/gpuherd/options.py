@@ -69,9 +69,10 @@ def option(default: Any = MISSING, **declared: Any) -> Any:
 
 
 def same_option(config_type: type, name: str) -> Any:
-    """An option of another dataclass as a field of this one: the same spelling, parser, default and help."""
+    """An option of another dataclass as a field of this one: the same spelling, parser and help, and the same default,
+    or None where it has none."""
     known = next(each for each in fields(config_type) if each.name == name)
-    return field(default=known.default, metadata=known.metadata)
+    return field(default=None if known.default is MISSING else known.default, metadata=known.metadata)
 
 
 def accepts_aliases(config_type: type[ConfigT]) -> type[ConfigT]:
