@@ -15,7 +15,7 @@ from gpuherd.errors import GpuherdError, printable
 MADE_ROOM, DELETED = 75, 76
 # Codes of the field "failed" of an accounting record (sge_status(5)).
 _LIMIT_ENFORCED, _AFTER_JOB = 37, 100
-_SIGKILL = 128 + 9
+_SIGNALLED = 128
 
 _TASKS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _JOB = re.compile(r"^\s*(\d{1,18})(?:\.\S*)?\s*$")
@@ -263,7 +263,8 @@ class Record:
     def _end(self, *, deleted: bool) -> tuple[End, str | None]:
         if self.failed == 0 and self.exit_status == 0:
             return End.OK, None
-        if self._is_over("s_rt") and (self.failed == _LIMIT_ENFORCED or self.exit_status in (MADE_ROOM, _SIGKILL)):
+        by_signal = self.exit_status == MADE_ROOM or self.exit_status > _SIGNALLED
+        if self._is_over("s_rt") and (self.failed == _LIMIT_ENFORCED or by_signal):
             return End.TIME_UP, "its time was up"
         if deleted or self.exit_status == DELETED:
             return End.CANCELLED, "deleted"

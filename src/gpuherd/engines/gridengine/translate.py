@@ -116,7 +116,7 @@ def requests(
         resources.append(_memory(asked.memory_mb, options.sge_memory, known, slots))
     if asked.time_s is not None:
         limit = math.ceil(asked.time_s)
-        resources += [f"h_rt={limit}", f"s_rt={limit - notice_s(options.notice, limit)}"]
+        resources += [f"h_rt={limit}", f"s_rt={max(1, limit - notice_s(options.notice, limit))}"]
     if resources:
         words += ["-l", ",".join(resources)]
     return [*words, *checked(options.sge_args)]
