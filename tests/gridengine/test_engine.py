@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.gridengine.cluster import Cluster
+from tests.gridengine.configuration import Plan
 from tests.gridengine.conftest import HandTo
 from tests.patience import Gate, wait_until
 
-from gpuherd.engines.base import End, Phase, Placement, Ticket
+from gpuherd.engines.base import End, EngineAway, Phase, Placement, Ticket
+from gpuherd.engines.gridengine import parse
 from gpuherd.errors import UsageError
 
 
@@ -119,3 +123,88 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         hand(**options).engine.check([Placement(gpus=1, cpus=2)])
+
+
+def test_what_no_queue_has_can_never_be(gridengine: Cluster, hand: HandTo) -> None:
+    to = hand(sge_queue="brief", sge_project="theory", sge_memory="mem_total")
+    node = gridengine.names[0]
+    fits = Placement(gpus=8, cpus=8, memory_mb=1000, time_s=600)
+    wishes = {
+        Placement(gpus=9): f'"{node}" because it offers only hc:gpu=8.000000',
+        Placement(gpus=1, time_s=601): 'cannot run in queue "brief" because of cluster queue',
+        Placement(gpus=1, memory_mb=10**9): "mem_total",
+        Placement(gpus=0, cpus=65): 'PE "smp" because it only offers 0 slots',
+        Placement(gpus=3, cpus=2): "counts gpu by slot",
+        Placement(gpus=0, nodes=2, cpus=3): "no parallel environment that gives 3 slots on each node",
+        Placement(gpus=0, nodes=2): 'PE "spread1" because it only offers',
+        Placement(gpus=0, tasks=2): "starts one process on each node",
+    }
+    found = to.engine.check([fits, *wishes])
+    assert found.keys() == wishes.keys()
+    assert [each for each, words in wishes.items() if words not in found[each]] == [], found
+    (attempt,) = to.over("true", placement=fits)
+    assert to.until_ended(attempt)[attempt].end is End.OK
+    assert "no resource ngpus for GPUs" in hand(sge_gpu="ngpus").engine.check([Placement(gpus=1)])[Placement(gpus=1)]
+
+
+def test_grid_engines_own_refusal_is_told(gridengine: Cluster, hand: HandTo) -> None:
+    with pytest.raises(UsageError, match='unknown resource "nvlink"'):
+        hand(sge_args=("-l nvlink=1",)).over("true")
+
+
+def test_a_job_that_can_not_be_started_has_failed_with_the_reason_and_is_removed(
+    gridengine: Cluster, hand: HandTo
+) -> None:
+    to = hand(sge_args=("-wd /nowhere",))
+    (attempt,) = to.over("true")
+    seen = to.until_ended(attempt)[attempt]
+    assert seen.end is End.FAILED
+    assert seen.reason == "Grid Engine could not start it: can't chdir to /nowhere: No such file or directory"
+    assert to.sighting(attempt).end is End.FAILED
+    to.engine.close()
+    assert gridengine.command("qstat") == ""
+
+
+def test_deleted_while_it_waited(gridengine: Cluster, hand: HandTo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grid Engine keeps no record of a job that never ran."""
+    monkeypatch.setattr("gpuherd.engines.gridengine.engine._ACCOUNTED_S", 0.5)
+    to = hand(sge_args=("-h",))
+    attempt, other = to.over("true", count=2)
+    to.until(lambda seen: len(seen) == 2)
+    gridengine.command("qdel", to.handle(attempt))
+    seen = to.until_ended(attempt)
+    assert (seen[attempt].end, seen[attempt].reason) == (End.CANCELLED, "deleted")
+    assert seen[other].phase is Phase.WAITING
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_while_sge_qmaster_is_away(own_gridengine: Callable[[Plan], Cluster], hand: HandTo) -> None:
+    cluster = own_gridengine(Plan())
+    to = hand()
+    gate = Gate(to.folder / "gate")
+    attempts = to.over("bash", "-c", gate.wait, count=2, at_once=1)
+    to.until_running(attempts[0])
+    cluster.stop_master(signal.SIGKILL)
+    for ask in (lambda: to.look(), lambda: to.engine.cancel(["1"]), lambda: to.over("true")):
+        with pytest.raises(EngineAway, match=r"unable to (contact|send message to) qmaster"):
+            ask()
+    cluster.start_master()
+    assert {each.phase for each in to.until(lambda seen: len(seen) == 2).values()} == {Phase.RUNNING, Phase.WAITING}
+    gate.open()
+    assert {each.end for each in to.until_ended(*attempts).values()} == {End.OK}
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost(
+    own_gridengine: Callable[[Plan], Cluster], hand: HandTo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = own_gridengine(Plan(max_unheard="00:00:04"))
+    monkeypatch.setattr("gpuherd.engines.gridengine.engine._UNKNOWN_EVERY_S", 0.5)
+    monkeypatch.setattr("gpuherd.engines.gridengine.engine._LOST_S", 3.0)
+    to = hand()
+    (attempt,) = to.over("bash", "-c", "sleep 600")
+    to.until_running(attempt)
+    cluster.kill_node(cluster.names[0])
+    to.until(lambda seen: seen[attempt].reason == "its node does not answer")
+    assert to.until_ended(attempt)[attempt].end is End.NODE_LOST
+    assert [row.is_being_deleted for row in parse.qstat(cluster.command("qstat", "-xml"))] == [True]
