@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.jobs.attempts import attempt_of
 
-from gpuherd.engines.local import Exit
+from gpuherd.engines.local.process import Exit
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.attempts.complete import lost
 from gpuherd.jobs.attempts.supervise import LostAttempt

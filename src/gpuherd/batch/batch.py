@@ -17,15 +17,17 @@ from gpuherd.batch.assemble import STDIN, Content, read_jobs
 from gpuherd.batch.job_options import Planner
 from gpuherd.batch.user_queue import folder
 from gpuherd.columns import Column, fitted, window
-from gpuherd.engines.options import ENGINES, LOCAL
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError, printable
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.options import DispatchOptions, count
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.memory import could_share
 from gpuherd.options import option
+from gpuherd.units import count
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.job_options import OF_A_MODEL, JobOptions, Planner, job_name
-from gpuherd.engines.local import THREAD_VARIABLES
-from gpuherd.engines.options import LOCAL, ClusterOptions
+from gpuherd.engines.local.process import THREAD_VARIABLES
+from gpuherd.engines.options import EngineOptions, for_one_command
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.options import DispatchOptions, GpuOptions, count
+from gpuherd.jobs.options import DispatchOptions, GpuOptions
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.options import option
-from gpuherd.units import duration_s, size_mb
+from gpuherd.units import count, duration_s, size_mb
 
 if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease
@@ -106,18 +107,21 @@ class CommandOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(ClusterOptions, CommandOptions):
+@for_one_command
+class RunOptions(EngineOptions, CommandOptions):
     """The same, and where it runs."""
 
     def __post_init__(self) -> None:
         CommandOptions.__post_init__(self)
-        ClusterOptions.__post_init__(self)
+        EngineOptions.__post_init__(self)
         if self.engine == LOCAL:
             return
         if self.gpu_list:
-            raise UsageError(f"--gpu-list is for this machine's GPUs, and the engine is {self.engine}: use --gpu-type")
+            hint = "" if self.spec.gpu_type_flag is None else f": use {self.spec.gpu_type_flag}"
+            raise UsageError(f"--gpu-list is for this machine's GPUs, and the engine is {self.engine}{hint}")
         if self.mem is not None and self.model is None:
-            raise UsageError(f"--mem is for this machine; {self.engine} gives whole GPUs, which --gpu-type chooses")
+            hint = "" if self.spec.gpu_type_flag is None else f", which {self.spec.gpu_type_flag} chooses"
+            raise UsageError(f"--mem is for this machine; {self.engine} gives whole GPUs{hint}")
 
     @property
     def gpus(self) -> int:

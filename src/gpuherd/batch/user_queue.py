@@ -19,7 +19,8 @@ from gpuherd.batch.feasibility import (
     refuse_missing_folder,
 )
 from gpuherd.batch.job_options import JobOptions, Planner
-from gpuherd.engines.options import ENGINES, LOCAL, EngineName
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
 from gpuherd.jobs.control.messages import ring
 from gpuherd.jobs.job import Job, JobState, check_needs
@@ -47,12 +48,12 @@ def folder(engine: str = LOCAL) -> Path:
     return base if engine == LOCAL else base.with_name(f"{base.name}-{engine}")
 
 
-def in_use() -> tuple[EngineName, ...]:
+def in_use() -> tuple[str, ...]:
     """The engines for which the user has a queue already."""
     return tuple(engine for engine in ENGINES if _is_in_use(engine))
 
 
-def _is_in_use(engine: EngineName) -> bool:
+def _is_in_use(engine: str) -> bool:
     from gpuherd.jobs.queue.reader import is_there  # with SQLite, which not every command needs
 
     try:

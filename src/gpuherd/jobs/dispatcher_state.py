@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.engines.registry import title
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.records import Handed
 
@@ -157,8 +158,6 @@ def _gpu(told: Mapping[str, Any]) -> GpuStanding:
 
 # Where an attempt is that an engine beyond this machine has, in words for people. Pure.
 
-_NAMES: Mapping[str, str] = {"slurm": "SLURM", "ray": "Ray"}
-
 
 @dataclass(frozen=True, slots=True)
 class InEngine:
@@ -175,7 +174,7 @@ def engine_name(engine: str) -> str:
     >>> engine_name("slurm"), engine_name("ray")
     ('SLURM', 'Ray')
     """
-    return _NAMES.get(engine) or clean(engine)
+    return title(engine) or clean(engine)
 
 
 def why_in_line(handed: Handed, attempt: int, standing: Standing | None) -> str:

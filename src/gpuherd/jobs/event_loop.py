@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from typing import TypedDict
 
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import Endings

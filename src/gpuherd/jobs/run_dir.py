@@ -89,7 +89,7 @@ class RunDirectory:
     def attempt_status(self, attempt: int) -> Path:
         """Where a running attempt's shell writes its exit status: one file for a block of attempts, a line each.
 
-        (A file each would cost the file system more than the queue costs us: see ``engines.local``.)
+        (A file each would cost the file system more than the queue costs us: see ``engines.local.process``.)
         """
         return self.attempts / f"{attempt // ATTEMPTS_A_FILE:06d}.status"
 

@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuherd.engines.options import LOCAL
 from gpuherd.engines.process_tree import boot_id, identify
+from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs import clock, dispatcher_state
 from gpuherd.jobs.dispatcher_state import InEngine
 from gpuherd.jobs.gpu import health

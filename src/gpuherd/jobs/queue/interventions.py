@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.submission import COUNT_BLOCKED, ENDED_BADLY, job_of, pause_reasons, spec_of

@@ -16,8 +16,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 
-from gpuherd.engines.options import LOCAL
 from gpuherd.engines.process_tree import ProcessId, boot_id
+from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs.job import Job, JobState, check_needs
 from gpuherd.jobs.one_host import machine_name
 from gpuherd.jobs.queue import interventions, submission

@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from gpuherd.engines.options import LOCAL
 from gpuherd.engines.process_tree import ProcessId
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.job import Job, JobState, check_needs
