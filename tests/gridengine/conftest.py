@@ -73,7 +73,7 @@ def hand() -> Iterator[HandTo]:
     def make(**options: object) -> Hand:
         # Where every node and user can read; its name makes those of the batches unlike any other's.
         folder = Path(tempfile.mkdtemp(prefix="hand-", dir="/tmp"))
-        hands.append(Hand(GridEngine(GridEngineOptions(**options)), folder))  # type: ignore[arg-type]
+        hands.append(Hand(GridEngine(GridEngineOptions(engine="gridengine", **options)), folder))  # type: ignore[arg-type]
         return hands[-1]
 
     yield make

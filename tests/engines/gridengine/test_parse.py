@@ -152,13 +152,6 @@ def test_fields_of_a_parallel_environment() -> None:
     }
 
 
-def test_hosts_of_a_parallel_job() -> None:
-    assert parse.hosts("n2 2 main@n2 UNDEFINED\nn1 1 main@n1 UNDEFINED\nn2 1 b@n2 UNDEFINED\n") == [
-        ("n2", 3),
-        ("n1", 1),
-    ]
-
-
 def test_qdel_complains_only_of_what_has_ended() -> None:
     assert parse.only_ended('denied: job "1" does not exist\nroot has registered the job 4 for deletion\n')
     assert not parse.only_ended("denied: you have no permission to delete job 3\n")

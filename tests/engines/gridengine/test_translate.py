@@ -79,7 +79,7 @@ def test_what_is_asked_for(
     environment: tuple[str, int] | None,
     words: list[str],
 ) -> None:
-    assert requests(asked, GridEngineOptions(**options), known, environment) == words
+    assert requests(asked, GridEngineOptions(engine="gridengine", **options), known, environment) == words
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_is_asked_for(
 )
 def test_what_can_not_be_asked_for(asked: Placement, known: Mapping[str, Complex], said: str) -> None:
     with pytest.raises(CannotRequest, match=said):
-        requests(asked, GridEngineOptions(), known, ("smp", 2) if asked.cpus else None)
+        requests(asked, GridEngineOptions(engine="gridengine"), known, ("smp", 2) if asked.cpus else None)
 
 
 def test_which_parallel_environments_will_do() -> None:
@@ -135,7 +135,7 @@ def test_the_script_runs_its_own_parcel_with_its_gpus(tmp_path: Path, variables:
     folder = tmp_path / HOSTILE
     folder.mkdir()
     command = ("/bin/sh", "-c", 'echo "$CUDA_VISIBLE_DEVICES $MODULE $1"', HOSTILE)
-    options = GridEngineOptions(setup=("export MODULE=cuda",))
+    options = GridEngineOptions(engine="gridengine", setup=("export MODULE=cuda",))
     text = script(batch(folder, 3, command=command), options, {"PATH": "/usr/bin:/bin"})
     own = {"SGE_TASK_ID": "2", **variables}
     done = subprocess.run(["/bin/bash", "-s"], input=text, text=True, env=own, cwd=tmp_path, timeout=30, check=False)
@@ -145,16 +145,20 @@ def test_the_script_runs_its_own_parcel_with_its_gpus(tmp_path: Path, variables:
 
 
 def test_without_gpus_none_are_seen_and_where_the_site_names_none_they_are_leased(tmp_path: Path) -> None:
-    none = script(batch(tmp_path, command=("true",), placement=Placement(gpus=0)), GridEngineOptions(), {})
+    none = script(
+        batch(tmp_path, command=("true",), placement=Placement(gpus=0)), GridEngineOptions(engine="gridengine"), {}
+    )
     assert "export CUDA_VISIBLE_DEVICES=\n" in none
     assert "gpuherd run" not in none
-    some = script(batch(tmp_path, command=("true",)), GridEngineOptions(), {})
+    some = script(batch(tmp_path, command=("true",)), GridEngineOptions(engine="gridengine"), {})
     assert "-m gpuherd run --engine local --num-gpus 1" in some
 
 
 @pytest.mark.parametrize(("sent", "code"), [("USR2", 76), ("TERM", 75), ("USR1", 75)])
 def test_the_exit_status_tells_accounting_of_a_deletion(tmp_path: Path, sent: str, code: int) -> None:
     command = ("/bin/bash", "-c", f"trap 'exit 75' USR1 USR2 TERM; kill -{sent} 0; sleep 9", "lead")
-    text = script(batch(tmp_path, command=command, placement=Placement(gpus=0)), GridEngineOptions(), {})
+    text = script(
+        batch(tmp_path, command=command, placement=Placement(gpus=0)), GridEngineOptions(engine="gridengine"), {}
+    )
     done = subprocess.run(["/bin/bash", "-s"], input=text, text=True, start_new_session=True, timeout=30, check=False)
     assert done.returncode == code

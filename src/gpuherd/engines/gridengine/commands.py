@@ -18,6 +18,14 @@ _SUBMIT_S = 60.0
 _ACCOUNTING_S = 120.0
 
 
+PROGRAMS = ("qsub", "qstat", "qdel", "qalter", "qconf", "qselect", "qacct")
+
+
+def missing_programs() -> list[str]:
+    """Those of Grid Engine's programs that are not in PATH."""
+    return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """How a program ended."""

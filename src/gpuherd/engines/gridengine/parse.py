@@ -407,16 +407,6 @@ def fields_of(text: str) -> dict[str, str]:
     return {match[1]: match[2] for line in joined.splitlines() if (match := _WORD.match(line))}
 
 
-def hosts(text: str) -> list[tuple[str, int]]:
-    """The hosts of a parallel job and their slots, out of its PE_HOSTFILE; the first is the one that leads."""
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) >= 2 and words[1].isdigit():
-            found[words[0]] = found.get(words[0], 0) + int(words[1])
-    return list(found.items())
-
-
 def _xml(text: str) -> ElementTree.Element:
     try:
         return ElementTree.fromstring(text)  # noqa: S314 - what the site's own program prints

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 
 from gpuherd.engines.base import Batch, Placement
+from gpuherd.engines.gridengine.node import GPUS, lease
 from gpuherd.engines.gridengine.options import GridEngineOptions
 from gpuherd.engines.gridengine.parse import DELETED, MADE_ROOM, Complex, job_of
 from gpuherd.errors import UsageError
@@ -42,8 +42,6 @@ _OURS = {
     "-help": "nothing would be submitted",
 }
 _MB = "M"
-# So long the script on a node waits for GPUs that gpuherd's leases call free.
-_LEASE_WAIT = "10m"
 # Variables that Grid Engine sets for every job, or that the user's lines of --setup extend.
 _HIDDEN = (
     *("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "MANPATH", "PYTHONPATH", "SHELL", "TERM", "LANG", "LC_ALL"),
@@ -195,6 +193,7 @@ def script(batch: Batch, options: GridEngineOptions, own: Mapping[str, str]) -> 
         f"cd {folder} || exit 1",
         f"exec >>{folder}/{shlex.quote(batch.name)}.{index}.out 2>&1",
         *[f"export {name}={shlex.quote(own[name])}" for name in _HIDDEN if name in own],
+        f"export {GPUS}={batch.placement.gpus}",
         *options.setup,
         *_choice_of_gpus(batch, job_name(batch.name)),
         "gpuherd_deleted=",
@@ -216,7 +215,6 @@ def _choice_of_gpus(batch: Batch, name: str) -> list[str]:
     gpus = batch.placement.gpus
     if gpus == 0:
         return ["export CUDA_VISIBLE_DEVICES=", "gpuherd_lease=()"]
-    run = ["-m", "gpuherd", "run", "--engine", "local", "--num-gpus", str(gpus), "--wait", _LEASE_WAIT, "--name", name]
     return [
         "gpuherd_lease=()",
         'if [ -z "${CUDA_VISIBLE_DEVICES+set}" ]; then',
@@ -224,7 +222,7 @@ def _choice_of_gpus(batch: Batch, name: str) -> list[str]:
         '    if [ -n "$gpuherd_gpus" ]; then',
         '        export CUDA_VISIBLE_DEVICES="${gpuherd_gpus// /,}"',
         "    else",
-        f"        gpuherd_lease=({shlex.join([sys.executable, *run])} --)",
+        f"        gpuherd_lease=({shlex.join(lease(gpus, name))})",
         "    fi",
         "fi",
     ]
