@@ -38,13 +38,13 @@ _PATIENCE_S = 10.0
 
 # Runs in a mount namespace, where the machine has the names that the cluster gives its hosts: $1 its folder.
 _MASTER = """
-mount --bind "$1/hosts" /etc/hosts
+mount --bind "$1/hosts.master" /etc/hosts
 exec "$2/sge_qmaster"
 """
 # Runs as the first process of a node, in its namespaces: $1 the cluster's folder, $2 the programs, $3 the node, $4
 # "apart" or "".
 _NODE = """
-mount --bind "$1/hosts" /etc/hosts
+mount --bind "$1/hosts.node" /etc/hosts
 if [ -n "$4" ]; then
     hostname "$3"
     touch "$1/$3.ready-for-a-network"

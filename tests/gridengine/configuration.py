@@ -96,9 +96,11 @@ class Layout:
         (common / "cluster_name").write_text("test\n")
         # Clients outside of the cluster's namespaces may find that they are "localhost".
         (common / "host_aliases").write_text(f"{self.master} localhost\n")
-        hosts = [f"127.0.0.1 {self.master} localhost", f"{self.address(self.master)} {self.master}"]
-        hosts += [f"{self.address(node)} {node}" for node in self.names if node != self.master]
-        (self.folder / "hosts").write_text("\n".join(hosts) + "\n")
+        known = [f"{self.address(each)} {each}" for each in dict.fromkeys((self.master, *self.names))]
+        loop = {"master": f"127.0.0.1 {self.master} localhost", "node": "127.0.0.1 localhost"}
+        for where, first in loop.items():
+            lines = known if self.network is None else [first, *known]
+            (self.folder / f"hosts.{where}").write_text("\n".join([*lines, "127.0.0.1 localhost"]) + "\n")
         (self.folder / "gpus").mkdir()
         for name, text in (("prolog", _PROLOG), ("epilog", _EPILOG)):
             (self.folder / name).write_text(text)

@@ -14,17 +14,10 @@ from tests.slurm.cluster import Cluster, Unavailable, cluster, why_not
 from tests.slurm.configuration import Plan
 
 from gpuherd.engines.base import EngineAway
-from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm.engine import SlurmEngine
+from gpuherd.engines.slurm.options import SlurmOptions
 
 HandTo = Callable[..., Hand]
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """A folder that all nodes see."""
-    with tempfile.TemporaryDirectory(prefix="shows-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        yield Path(name)
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +71,7 @@ def hand() -> Iterator[HandTo]:
     def make(**options: object) -> Hand:
         # Where every node and user can read; its name makes those of the batches unlike any other's.
         folder = Path(tempfile.mkdtemp(prefix="hand-", dir="/tmp"))
-        hands.append(Hand(SlurmEngine(EngineOptions(engine="slurm", **options)), folder))  # type: ignore[arg-type]
+        hands.append(Hand(SlurmEngine(SlurmOptions(engine="slurm", **options)), folder))  # type: ignore[arg-type]
         return hands[-1]
 
     yield make

@@ -114,7 +114,7 @@ def _on_all_nodes(argv: Sequence[str], stops: Sequence[int]) -> int:
             pipe.flush()
         pipes.append(pipe)
     failed, asked_at = 0, 0.0
-    while any(each.poll() is None for each in (here, *others)):
+    while None in [each.poll() for each in (here, *others)]:
         failed = failed or next((each.returncode for each in (here, *others) if each.returncode), 0)
         if not asked_at and (failed or stops):
             asked_at = time.monotonic()

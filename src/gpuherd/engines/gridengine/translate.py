@@ -192,7 +192,7 @@ def script(batch: Batch, options: GridEngineOptions, own: Mapping[str, str]) -> 
         f"# {job_name(batch.name)}: {len(batch.parcels)} of gpuherd's jobs.",
         f"cd {folder} || exit 1",
         f"exec >>{folder}/{shlex.quote(batch.name)}.{index}.out 2>&1",
-        *[f"export {name}={shlex.quote(own[name])}" for name in _HIDDEN if name in own],
+        *[f"export {name}={shlex.quote(own[name])}" for name in _HIDDEN if own.get(name)],
         f"export {GPUS}={batch.placement.gpus}",
         *options.setup,
         *_choice_of_gpus(batch, job_name(batch.name)),
