@@ -126,13 +126,13 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(
 
 
 def test_what_no_queue_has_can_never_be(gridengine: Cluster, hand: HandTo) -> None:
-    to = hand(sge_queue="brief", sge_project="theory", sge_memory="mem_total")
+    to = hand(sge_queue="brief", sge_project="theory")
     node = gridengine.names[0]
     fits = Placement(gpus=8, cpus=8, memory_mb=1000, time_s=600)
     wishes = {
         Placement(gpus=9): f'"{node}" because it offers only hc:gpu=8.000000',
         Placement(gpus=1, time_s=601): 'cannot run in queue "brief" because of cluster queue',
-        Placement(gpus=1, memory_mb=10**9): "mem_total",
+        Placement(gpus=1, memory_mb=10**7): "mem_total",
         Placement(gpus=0, cpus=65): 'PE "smp" because it only offers 0 slots',
         Placement(gpus=3, cpus=2): "counts gpu by slot",
         Placement(gpus=0, nodes=2, cpus=3): "no parallel environment that gives 3 slots on each node",

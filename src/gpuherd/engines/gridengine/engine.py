@@ -172,7 +172,7 @@ class GridEngine:
             reasons = []
             for choice in choices:
                 words = translate.requests(placement, self._options, self._complexes, choice)
-                told = self._programs.verify(translate.verification(words))
+                told = self._programs.verify(translate.verification(words, self._complexes))
                 if told is None:
                     self._requests[placement] = words
                     return None

@@ -49,6 +49,9 @@ _HIDDEN = (
 )
 
 
+_IN_ALL = {"mem_free": "mem_total", "mf": "mem_total", "virtual_free": "virtual_total", "vf": "virtual_total"}
+
+
 class CannotRequest(Exception):
     """A placement can't be asked for in this cluster's terms; the message says why."""
 
@@ -81,9 +84,24 @@ def _plain() -> list[str]:
     return ["-b", "n", "-C", "", "-S", "/bin/bash", "-o", "/dev/null", "-e", "/dev/null", "-wd", "/"]
 
 
-def verification(request: Sequence[str]) -> list[str]:
-    """The words by which qsub says whether an empty cluster could ever run such a job; nothing is submitted."""
-    return ["-w", "v", *_plain(), *request]
+def verification(request: Sequence[str], known: Mapping[str, Complex]) -> list[str]:
+    """The words by which qsub says whether an empty cluster could ever run such a job; nothing is submitted.
+
+    What is free on a node is not known of an empty cluster, and Grid Engine takes it for nothing: what the node has in
+    all is asked for in its place.
+    """
+    words = ["-w", "v", *_plain()]
+    for before, word in zip(("", *request), request, strict=False):
+        if before == "-l":
+            pairs = (each.partition("=") for each in word.split(","))
+            word = ",".join(f"{_in_all(name, known)}={value}" for name, _, value in pairs)
+        words.append(word)
+    return words
+
+
+def _in_all(name: str, known: Mapping[str, Complex]) -> str:
+    found = known.get(name)
+    return name if found is None or found.consumable != "NO" else _IN_ALL.get(name, name)
 
 
 def requests(
