@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuherd.atomic import replacing
-from gpuherd.batch.assemble import read_jobs
-from gpuherd.batch.job_options import Planner
+from gpuherd.batch.assemble import FileRules, read_jobs
 from gpuherd.engines.base import ExportJob, Placement
 from gpuherd.engines.export import quoted
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.jobs.job import Job, JobState, check_needs
+from gpuherd.jobs.job import Job, JobState, Planner, check_needs
 from gpuherd.jobs.queue.reader import QueueReader, is_there
 from gpuherd.jobs.queue.submission import job_of
 from gpuherd.jobs.run_dir import RunDirectory
@@ -142,7 +141,7 @@ class Found:
 
 def of_file(path: str, *, shell: bool, gpus: int, planner: Planner | None) -> Found:
     """The jobs of a job file. Raises NoJobFile and BadJobFile."""
-    return Found(read_jobs(path, shell=shell, gpus=gpus, planner=planner), str(Path.cwd()), {})
+    return Found(read_jobs(path, FileRules(shell=shell, gpus=gpus, planner=planner)), str(Path.cwd()), {})
 
 
 def of_folder(run: RunDirectory) -> Found:

@@ -24,7 +24,7 @@ from gpuherd.units import count
 
 if TYPE_CHECKING:
     from gpuherd.batch.export import Found
-    from gpuherd.batch.job_options import Planner
+    from gpuherd.jobs.job import Planner
     from gpuherd.jobs.records import Outcome
     from gpuherd.jobs.run_dir import RunDirectory
 
@@ -37,8 +37,6 @@ examples:
   gpuherd batch commands.txt --dry-run                    what would run, and what can't
   gpuherd batch jobs.yaml --output-dir sweep --order longest --timeout 2h
   generate-commands | gpuherd batch - --shell
-  gpuherd batch commands.txt --engine slurm --partition gpu --time-limit 4h --array-limit 16
-  salloc --gres=gpu:4, and in it: gpuherd batch commands.txt --engine slurm --in-allocation     on the GPUs of that job
   gpuherd --simulate 4x40GB batch commands.txt            try it without GPUs
 
 In commands.txt a line above a command says what it needs:
@@ -86,7 +84,7 @@ def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
     from gpuherd.batch.batch import plan
 
     planned = plan(args.file, options, _planner(options))
-    # Inside of a SLURM job they may run on this machine.
+    # Inside of a job of the cluster they may run on this machine.
     engine = LOCAL if planned and planned[0].asks is None else options.engine
     if args.json:
         _print_json({"engine": engine, "jobs": [_planned_entry(each) for each in planned]})
@@ -111,21 +109,21 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
 
     # With --json standard output belongs to the JSON alone.
     console = Console(stderr=args.json, highlight=False)
-    jobs, unfit = jobs_of(args.file, options, _planner(options))
-    options = with_sharing(options, jobs)
+    file = jobs_of(args.file, options, _planner(options))
+    options = with_sharing(options, file.jobs)
     directory = run_folder(args.file, options)
     directory.create()
 
     def record() -> None:
-        directory.write_run_record(run_record(args.file, options, jobs))
+        directory.write_run_record(run_record(args.file, options, file.jobs))
 
     with run_log(directory.logs, datetime.now(), "batch"), display(console) as shown:
         outcome = run_jobs(
-            jobs,
+            file.jobs,
             options,
             directory,
             before=record,
-            refused=unfit,
+            refused=file.unfit,
             display=shown,
             enqueue_only=options.enqueue_only,
         )
@@ -184,19 +182,16 @@ def _print_json(told: dict[str, Any]) -> None:
 
 
 EXPORT = """\
-Writes jobs as files that a person can read, change and submit by hand: for SLURM a script and a file of commands for
-each group of like jobs, and submit.sh, which submits them with what they need; for a shell one script, a block a job.
-They run the commands themselves: gpuherd need not be there.
+Writes jobs as files that a person can read, change and submit by hand: for a cluster the scripts of each group of like
+jobs, and submit.sh, which submits them with what they need; for a shell one script, a block a job. They run the
+commands themselves: gpuherd need not be there.
 
 The jobs are those of a job file, as for gpuherd batch, or the waiting ones of a run's folder. So every command's plan
 can be exported: give the command --enqueue-only, and export its folder.
 
 examples:
-  gpuherd export --to slurm jobs.yaml --output slurm --partition gpu --time-limit 4h
   gpuherd export --to shell commands.txt --output by-hand
-  gpuherd export --to slurm commands.txt --output slurm --dry-run          shows the files, and writes none
   gpuherd esd --model-list models.csv --output-dir results --enqueue-only
-  gpuherd export --to slurm results --output results/slurm --account lab
 """
 
 

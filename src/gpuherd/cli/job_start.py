@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch.job_options import ModelUse, Need, Planner
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError, printable
+from gpuherd.jobs.job import ModelUse, Need, Planner
 from gpuherd.options import option_fields
 
 if TYPE_CHECKING:

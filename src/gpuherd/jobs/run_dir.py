@@ -42,7 +42,7 @@ class RunDirectory:
         self.gpu_metrics = self.root / "gpu_metrics.json"
         self.failures = self.root / "failures.jsonl"
         self.attempts = self.root / "attempts"
-        self.standing = self.root / "standing.json"
+        self.state_file = self.root / "standing.json"
         self.handover = self.root / "handover"
         self.engine_options = self.handover / "engine.json"
         self.gone = self.handover / "gone.json"
