@@ -21,26 +21,12 @@ from ray.exceptions import AuthenticationError, RayError
 
 from gpuherd.engines.base import EngineAway
 from gpuherd.engines.ray.engine import refused_token
-from gpuherd.engines.ray.messages import (
-    Address,
-    Answer,
-    Cancel,
-    Check,
-    Kind,
-    Look,
-    Office,
-    Problem,
-    Question,
-    Setup,
-    Submit,
-    answers,
-    problem_of,
-)
+from gpuherd.engines.ray.messages import SETUP, Address, Answer, Kind, Question, RayClient, Setup, answers
 from gpuherd.engines.ray.resources import NodeRoom, in_short
 from gpuherd.errors import GpuherdError, UsageError
 
 # Joins a Ray cluster as a driver, or starts one of our own on this machine; leaves the first as it was found, and
-# nothing of the second. Runs in the process beside Ray.
+# nothing of the second. Runs in the process next to Ray.
 
 # Nothing but exit codes goes through Ray's object store; this is the least that it takes.
 _STORE_BYTES = 80 * 2**20
@@ -144,56 +130,49 @@ def _mismatch(address: str, problem: RuntimeError) -> str:
     )
 
 
-# The process beside Ray: ``python -m gpuherd.engines.ray.driver DESCRIPTOR``. It answers the follower's questions
-# over a socket until that is closed, which it also is when the follower dies.
+# The process next to Ray: ``python -m gpuherd.engines.ray.driver DESCRIPTOR``. It answers the dispatcher's questions
+# over a socket until that is closed, which it also is when the dispatcher dies.
 
 
 def serve(connection: Connection) -> None:
-    """Answers until the follower has gone; then leaves Ray as it was found."""
-    office: Office | None = None
+    """Answers until the dispatcher has gone; then leaves Ray as it was found."""
+    client: RayClient | None = None
     try:
         while True:
             try:
                 question: Question = connection.recv()
             except (EOFError, OSError):
                 return
-            reply: Answer | Problem
+            method, argument = question
+            answer: Answer
             try:
-                if isinstance(question, Setup):
-                    office = _open(question)
-                    reply = Answer(None)
-                elif office is not None:
-                    reply = Answer(_answer(office, question))
+                if method == SETUP:
+                    client = _open(argument)
+                    answer = True, None
                 else:
-                    reply = Problem("bug", "it was asked before it was set up")
+                    answer = True, getattr(client, method)(argument)
             except GpuherdError as problem:
-                reply = problem_of(problem)
-            except Exception:
-                reply = Problem("bug", traceback.format_exc())
+                answer = False, problem
+            except Exception as problem:
+                answer = False, bug(problem)
             try:
-                connection.send(reply)
+                connection.send(answer)
             except OSError:
                 return
     finally:
-        if office is not None:
-            office.close()
+        if client is not None:
+            client.close()
 
 
-def _answer(office: Office, question: Question) -> object:
-    match question:
-        case Check(placements):
-            return office.check(placements)
-        case Submit(batch):
-            return office.submit(batch)
-        case Look(handles):
-            return office.look(handles)
-        case Cancel(handles):
-            office.cancel(handles)
-            return None
-    raise AssertionError(f"no question: {question!r}")
+def bug(problem: Exception) -> RuntimeError:
+    """An error that nobody has foreseen, for the dispatcher, which may be unable to load the original."""
+    lines = traceback.format_exception(problem)
+    error = RuntimeError(f"the process next to Ray has failed: {lines[-1].strip()}")
+    error.add_note("".join(lines))
+    return error
 
 
-def _open(setup: Setup) -> Office:
+def _open(setup: Setup) -> RayClient:
     if setup.address.kind is Kind.SERVER:
         from gpuherd.engines.ray.job_server import JobServer
 

@@ -21,19 +21,7 @@ from typing import Any
 
 from gpuherd.engines.base import Batch, EngineAway, EngineMissing, Placement, Sighting, Ticket
 from gpuherd.engines.host import finding_us
-from gpuherd.engines.ray.messages import (
-    Answer,
-    Cancel,
-    Check,
-    Kind,
-    Look,
-    Question,
-    Setup,
-    Submit,
-    error_of,
-    handle_of,
-    resolve,
-)
+from gpuherd.engines.ray.messages import SETUP, Answer, Kind, Setup, handle_of, resolve
 from gpuherd.engines.ray.options import RayOptions
 from gpuherd.engines.ray.resources import custom
 from gpuherd.engines.world import Join, Lead
@@ -96,7 +84,7 @@ def _remove_left(path: Path) -> None:
     os.close(descriptor)
 
 
-# The process beside Ray, from the follower's side. Ray has a process of its own, apart from the follower, because it
+# The process next to Ray, from the follower's side. Ray has a process of its own, apart from the dispatcher, because it
 # ends its process when its head has gone, sets signal handlers and environment variables, and takes a second to
 # import. When the follower dies, that process sees it, ends what runs, and leaves Ray as it was.
 
@@ -110,7 +98,7 @@ _REFUSED_TOKEN = (b"InvalidAuthToken", b"Unauthenticated")
 
 
 class Channel:
-    """A process beside Ray that is connected. Raises as ``ask``, and UsageError for a token that is refused.
+    """A process next to Ray that is connected. Raises as ``ask``, and UsageError for a token that is refused.
 
     Args:
         connect_s: the most that this may take.
@@ -140,34 +128,36 @@ class Channel:
             ours.close()
             self._log.close()
             self._sweep()
-            raise EngineAway(f"can't start the process beside Ray: {problem}") from problem
+            raise EngineAway(f"can't start the process next to Ray: {problem}") from problem
         finally:
             theirs.close()
         try:
-            self.ask(replace(setup, folder=None if self._folder is None else self._folder.path), connect_s)
+            self.ask(SETUP, replace(setup, folder=None if self._folder is None else self._folder.path), connect_s)
         except BaseException:
             self.end()
             raise
 
     @property
     def pid(self) -> int:
-        """The process beside Ray."""
+        """The process next to Ray."""
         return self._process.pid
 
-    def ask(self, question: Question, within_s: float) -> Any:
-        """The answer. Raises what was raised there, and EngineAway when none comes; then the channel is of no use."""
+    def ask(self, method: str, argument: object, within_s: float) -> Any:
+        """The result of a method of ``RayClient`` there. Raises what it raises, and EngineAway when no answer comes;
+        then the channel is of no use."""
         try:
-            self._connection.send(question)
-            self._wait(isinstance(question, Setup) and self._address.kind is Kind.JOINED, within_s)
-            reply = self._connection.recv()
+            self._connection.send((method, argument))
+            self._wait(method == SETUP and self._address.kind is Kind.JOINED, within_s)
+            answer: Answer = self._connection.recv()
         except (EOFError, OSError):
             self._process.wait()
             said = self._tail()
             self.end()
             raise EngineAway(f"Ray has ended our connection{f': {said}' if said else ''}") from None
-        if isinstance(reply, Answer):
-            return reply.value
-        raise error_of(reply)
+        well, result = answer
+        if not well:
+            raise result
+        return result
 
     def close(self) -> None:
         """Leaves Ray as it was found: what runs is ended with its grace, a cluster of our own is shut down."""
@@ -276,24 +266,24 @@ class RayEngine:
     def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
         """As ``Engine.check``. Raises EngineMissing without Ray, UsageError for a cluster of another version, one that
         refuses our token, and one whose nodes have no gpuherd."""
-        refused: Mapping[Placement, str] = self._ask(Check(tuple(dict.fromkeys(wanted))))
+        refused: Mapping[Placement, str] = self._ask("check", tuple(dict.fromkeys(wanted)))
         return refused
 
     def submit(self, batch: Batch) -> Sequence[str]:
         """As ``Engine.submit``."""
-        handles: Sequence[str] = self._ask(Submit(batch), _ASK_S + _PARCEL_S * len(batch.parcels))
+        handles: Sequence[str] = self._ask("submit", batch, _ASK_S + _PARCEL_S * len(batch.parcels))
         return handles
 
     def look(self, tickets: Collection[Ticket]) -> Mapping[int, Sighting]:
         """As ``Engine.look``."""
         attempts = {each.handle or handle_of(each.batch, each.index): each.attempt for each in tickets}
-        seen: Mapping[str, Sighting] = self._ask(Look(tuple(attempts)))
+        seen: Mapping[str, Sighting] = self._ask("look", tuple(attempts))
         return {attempts[handle]: sighting for handle, sighting in seen.items()}
 
     def cancel(self, handles: Collection[str]) -> None:
         """As ``Engine.cancel``. A job gets its grace; asked again, Ray ends its worker, and the guardian the rest."""
         if handles:
-            self._ask(Cancel(tuple(handles)), _ASK_S + _PARCEL_S * len(handles))
+            self._ask("cancel", tuple(handles), _ASK_S + _PARCEL_S * len(handles))
 
     def close(self) -> None:
         """Leaves the cluster. Tasks are ended, as Ray would do anyhow; jobs of the job server go on."""
@@ -302,10 +292,10 @@ class RayEngine:
             if channel is not None and not channel.ended:
                 channel.close()
 
-    def _ask(self, question: Question, within_s: float = _ASK_S) -> Any:
+    def _ask(self, method: str, argument: object, within_s: float = _ASK_S) -> Any:
         with self._asks:
             if self._channel is None or self._channel.ended:
                 if find_spec("ray") is None:
                     raise EngineMissing("Ray is not installed here; pip install 'gpuherd[ray]' brings it")
                 self._channel = Channel(self._setup)
-            return self._channel.ask(question, within_s)
+            return self._channel.ask(method, argument, within_s)

@@ -1,5 +1,5 @@
 """Parcels as jobs of Ray's job server: they go on when their follower dies, and are found again by their names. Runs in
-the process beside Ray.
+the process next to Ray.
 """
 
 from __future__ import annotations

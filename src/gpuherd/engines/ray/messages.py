@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from gpuherd.engines.base import Batch, EngineAway, EngineMissing, Placement, Refused, Sighting
+from gpuherd.engines.base import Batch, Placement, Sighting
 from gpuherd.engines.world import Join, Lead
-from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.errors import UsageError
 
 # Which Ray cluster is meant: one that is joined, one behind its job server, or one of our own.
 
@@ -106,7 +106,13 @@ def _running_here(environment: Mapping[str, str]) -> str | None:
     return text if joined else None
 
 
-# What the follower and its process beside Ray say to each other. Both are ours and of one version: pickled.
+# What the dispatcher and its process next to Ray exchange: a question is the name of a method of ``RayClient`` and its
+# argument (``SETUP``: that makes one), an answer whether that went well, and its result or error. Both processes are
+# ours and of one version, so all is pickled.
+
+SETUP = "setup"
+Question = tuple[str, Any]
+Answer = tuple[bool, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,71 +137,8 @@ class Setup:
     folder: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    placements: tuple[Placement, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    batch: Batch
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    handles: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    handles: tuple[str, ...]
-
-
-Question = Setup | Check | Submit | Look | Cancel
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """An error that was raised on purpose, or ``kind`` "bug" with a traceback."""
-
-    kind: str
-    text: str
-    may_pass: bool = False
-
-
-_KINDS: dict[str, type[GpuherdError]] = {
-    "missing": EngineMissing,
-    "away": EngineAway,
-    "usage": UsageError,
-}
-
-
-def problem_of(error: GpuherdError) -> Problem:
-    """An error to be told."""
-    if isinstance(error, Refused):
-        return Problem("refused", str(error), error.may_pass)
-    kind = next((name for name, type_ in _KINDS.items() if isinstance(error, type_)), "away")
-    return Problem(kind, str(error))
-
-
-def error_of(problem: Problem) -> Exception:
-    """The error that was told."""
-    if problem.kind == "refused":
-        return Refused(problem.text, may_pass=problem.may_pass)
-    if problem.kind in _KINDS:
-        return _KINDS[problem.kind](problem.text)
-    error = RuntimeError(f"the process beside Ray has failed: {problem.text.strip().splitlines()[-1]}")
-    error.add_note(problem.text)
-    return error
-
-
-class Office(Protocol):
-    """Who does the work beside Ray: with tasks, or by the job server. Parcels are called by their handles."""
+class RayClient(Protocol):
+    """Does the work next to Ray: with tasks, or by the job server. Parcels are named by their handles."""
 
     def check(self, placements: tuple[Placement, ...]) -> dict[Placement, str]: ...
 
@@ -209,5 +152,5 @@ class Office(Protocol):
 
 
 def handle_of(batch: str, index: int) -> str:
-    """A parcel's handle: known before Ray has heard of it, so that a lost answer loses nothing."""
+    """A parcel's handle: known before Ray has it, so that a lost answer loses nothing."""
     return f"{batch}-{index}"

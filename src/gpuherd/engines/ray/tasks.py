@@ -139,7 +139,7 @@ def _failure(answer: Any, rank: int) -> Failure | None:
         return Failure(rank, f"of rank {rank}", 1 if own else None)
 
 
-# Parcels as tasks of Ray: one task leads one attempt. Runs in the process beside Ray, which is their driver: they
+# Parcels as tasks of Ray: one task leads one attempt. Runs in the process next to Ray, which is their driver: they
 # live no longer than it does.
 #
 # A task never runs twice: another turn is another attempt, and that is decided elsewhere (``max_retries=0``). Its

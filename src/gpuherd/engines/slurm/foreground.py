@@ -36,7 +36,7 @@ _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 _OF_OWN_JOBS = ("setup", "slurm_args", "ntasks_per_node", "mpi")
 # What says how jobs wait in SLURM's queue and how long they may run.
 _OF_THE_QUEUE = frozenset({"partition", "account", "qos", "array_limit", "at_most", "time_limit", "notice"})
-_OUTSIDE = "this is not typed in a SLURM job (SLURM_JOB_ID is not set); salloc starts one"
+_NUMBER = "SLURM_JOB_ID"
 _NOT_FOR_A_QUEUE = (
     "what will be added to this queue may ask for more than a SLURM job has, and for longer; to use the GPUs of the "
     "SLURM job that this is typed in, work off your queue of this machine there: gpuherd up --engine local"
@@ -135,25 +135,28 @@ def _allocated(
     asked: Placement, options: SlurmOptions, tell: Callable[[str], None], own: Mapping[str, str]
 ) -> Allocation | None:
     """The SLURM job of which a command is to be a step, None for a job of its own."""
-    number = own.get("SLURM_JOB_ID")
-    if options.in_allocation is False:
+    if options.in_allocation is False or not (options.in_allocation or _NUMBER in own):
         return None
-    if number is None:
-        if options.in_allocation:
-            raise UsageError(f"--in-allocation: {_OUTSIDE}")
-        return None
-    found = allocation(commands.Programs().job(number))
-    if found is None:
-        reason = f"SLURM job {number}, in which this is typed, does not run any more"
-    else:
+    found = _own_job(own)
+    if _NUMBER not in own:
+        raise UsageError(f"--in-allocation: {found}")
+    if not isinstance(found, str):
         lacks = found.lacks(asked, options)
         if lacks is None:
             return found
-        reason = f"SLURM job {number}, in which this is typed, can't give it: {lacks}"
+        found = f"SLURM job {found.job}, in which this is typed, can't give it: {lacks}"
     if options.in_allocation:
-        raise JobCannotFit(f"--in-allocation: {reason}")
-    tell(f"{reason}; asking for a job of its own")
+        raise JobCannotFit(f"--in-allocation: {found}")
+    tell(f"{found}; asking for a job of its own")
     return None
+
+
+def _own_job(own: Mapping[str, str]) -> Allocation | str:
+    """The SLURM job that this is typed in; else why there is none. Raises EngineMissing, EngineAway."""
+    if _NUMBER not in own:
+        return f"this is not typed in a SLURM job ({_NUMBER} is not set); salloc starts one"
+    found = allocation(commands.Programs().job(own[_NUMBER]))
+    return found or f"SLURM job {own[_NUMBER]}, in which this is typed, does not run any more"
 
 
 def inside(
@@ -174,7 +177,7 @@ def inside(
         return _inside(found, wanted, options)
     if options.in_allocation:
         raise JobCannotFit(f"--in-allocation: {found}; leave it out to submit jobs of their own")
-    tell(f"inside of SLURM job {own['SLURM_JOB_ID']}: new jobs are submitted, and wait in SLURM's queue: {found}")
+    tell(f"inside of SLURM job {own[_NUMBER]}: new jobs are submitted, and wait in SLURM's queue: {found}")
     return None
 
 
@@ -208,27 +211,20 @@ def queue_notice(options: SlurmOptions, own: Mapping[str, str]) -> str | None:
     """As ``EngineSpec.queue_notice``."""
     if options.in_allocation:
         raise UsageError(f"--in-allocation: {_NOT_FOR_A_QUEUE}")
-    number = own.get("SLURM_JOB_ID")
-    if number is None or options.in_allocation is False:
+    if _NUMBER not in own or options.in_allocation is False:
         return None
-    return f"inside of SLURM job {number}: jobs are submitted to SLURM's queue; {_NOT_FOR_A_QUEUE}"
+    return f"inside of SLURM job {own[_NUMBER]}: jobs are submitted to SLURM's queue; {_NOT_FOR_A_QUEUE}"
 
 
 def _only_node(own: Mapping[str, str]) -> Allocation | str:
-    """The SLURM job of one node that this is typed in; else why jobs of this machine's engine can't run in one. Raises
-    EngineMissing, EngineAway."""
-    number = own.get("SLURM_JOB_ID")
-    if number is None:
-        return _OUTSIDE
-    found = allocation(commands.Programs().job(number))
-    if found is None:
-        return f"SLURM job {number}, in which this is typed, does not run any more"
-    if len(found.nodes) != 1:
-        return (
-            f"SLURM job {number}, in which this is typed, has {len(found.nodes)} nodes, and jobs would run on one "
-            "of them only; to use all, start this command with --engine local on each node (srun --nodes=1)"
-        )
-    return found
+    """The SLURM job of one node that this is typed in; else why jobs of this machine's engine can't run in one."""
+    found = _own_job(own)
+    if isinstance(found, str) or len(found.nodes) == 1:
+        return found
+    return (
+        f"SLURM job {found.job}, in which this is typed, has {len(found.nodes)} nodes, and jobs would run on one of "
+        "them only; to use all, start this command with --engine local on each node (srun --nodes=1)"
+    )
 
 
 def _is_terminal() -> bool:

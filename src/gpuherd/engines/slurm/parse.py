@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuherd.engines.base import End, Phase, Sighting
-from gpuherd.errors import printable
+from gpuherd.engines.slurm.node import hosts
+from gpuherd.errors import UsageError, printable
 
 # Job or array, place in it, state, first node, name; then what it waits for or how it ended.
 SQUEUE_FORMAT = "%F|%K|%T|%B|%j|%r"
@@ -56,7 +57,6 @@ _NO_NODE = frozenset({"", "n/a", "N/A", "(null)", "None assigned", "None"})
 _JOB = re.compile(r"(\d{1,20})(?:_(?:(\d{1,20})|\[([^\]]*)\]))?(?:\+\d+)?")
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12})(?::(\d{1,12}))?)?")
 _BY = re.compile(r"CANCELLED by (\d{1,20})")
-_FIRST_NODE = re.compile(r"^([^\[,]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?.*$", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,12 +158,15 @@ def sacct(text: str) -> Iterator[Row]:
 
 
 def first_node(nodes: str) -> str:
-    """The first of a list in SLURM's short form.
+    """The first of a list of nodes; the text itself where that is none.
 
     >>> first_node("n[08-11,20],gpu3"), first_node("a,b"), first_node("rack[1-2]-n7")
     ('n08', 'a', 'rack1-n7')
     """
-    return _FIRST_NODE.sub(lambda found: found[1] + (found[2] or "") + (found[3] or ""), nodes)
+    try:
+        return next(hosts(nodes))
+    except UsageError:
+        return nodes
 
 
 def job_number(printed: str) -> str | None:
