@@ -1,4 +1,4 @@
-"""Messages between the dispatcher and its process next to Ray, and which Ray cluster is meant."""
+"""Messages between the dispatcher and its process next to Ray, and the address of the Ray cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpuherd.engines.base import Batch, Placement, Sighting
 from gpuherd.engines.world import Join, Lead
 from gpuherd.errors import UsageError
 
-# Which Ray cluster is meant: one that is joined, one behind its job server, or one of our own.
+# The Ray cluster: one that we join, one behind its job server, or one of our own.
 
 _FORMS = "HOST:PORT (a cluster that this machine belongs to) or http://HOST:8265 (its job server, from anywhere)"
 _PROBE_S = 5.0
@@ -24,7 +24,7 @@ _LONGEST_NOTE = 1000
 
 
 class Kind(Enum):
-    """How the cluster is spoken to."""
+    """How the cluster is reached."""
 
     OWN = "own"
     JOINED = "joined"
@@ -40,9 +40,9 @@ class Address:
 
 
 def resolve(word: str | None, environment: Mapping[str, str]) -> Address:
-    """The cluster that is meant by ``--ray-address``, and without it by RAY_ADDRESS; ``local`` is one of our own. Where
-    neither says any (or ``auto``): one that runs on this machine, as Ray itself would look for it, else one of our own.
-    Raises UsageError."""
+    """The cluster of ``--ray-address``, or without it of RAY_ADDRESS; ``local`` is one of our own. Where neither is
+    given (or is ``auto``): one that runs on this machine, found as Ray itself would, else one of our own. Raises
+    UsageError."""
     where = "--ray-address"
     if word is None:
         word, where = environment.get("RAY_ADDRESS") or "auto", "RAY_ADDRESS"
@@ -55,7 +55,7 @@ def resolve(word: str | None, environment: Mapping[str, str]) -> Address:
 
 
 def answers(address: str, within_s: float = _PROBE_S) -> bool:
-    """Whether anybody takes a connection at HOST:PORT."""
+    """Whether something accepts a connection at HOST:PORT."""
     host, _, port = address.rpartition(":")
     with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), within_s):
         return True
@@ -80,13 +80,13 @@ def _names_a_host(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, half an IPv6 address
+    except ValueError:  # not a port, half an IPv6 address
         return False
 
 
 def _running_here(environment: Mapping[str, str]) -> str | None:
-    """The cluster that ``ray start`` has left a note of on this machine, if somebody answers there still. Raises
-    UsageError where the note is another user's: who is joined can have anything run by us, and may have all GPUs.
+    """The cluster that ``ray start`` has noted on this machine, if it still answers. Raises UsageError where the note
+    is another user's: the owner of a cluster can run anything in our name there, and may have all GPUs.
     """
     folder = environment.get("RAY_TMPDIR") or environment.get("TMPDIR") or "/tmp"  # noqa: S108 - Ray's own place
     try:
@@ -117,16 +117,16 @@ Answer = tuple[bool, Any]
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the process begins with.
+    """The first message to the process.
 
     Attributes:
-        lead: leads an attempt in a worker of Ray: ``lead(manifest, index, stop, handle=…, others=…)``; a
-            function that its module has by name.
-        join: runs another node's part of an attempt over several: ``join(manifest, index, world, stop)``; None where
-            there is none.
+        lead: leads an attempt in a worker of Ray: ``lead(manifest, index, stop, handle=…, others=…)``; a function that
+            is importable from its module.
+        join: runs another node's part of an attempt over several: ``join(manifest, index, world, stop)``; None
+            without one.
         resources: custom resources of each parcel.
-        notice_s: so long before the time of a parcel is up it is asked to make room.
-        folder: for the files of a cluster of our own; None for a cluster that is there.
+        notice_s: seconds before its time is up at which a parcel is asked to make room.
+        folder: for the files of a cluster of our own; None for one that runs already.
     """
 
     address: Address
