@@ -24,7 +24,7 @@ from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.settings import user_file
 from gpuherd.standin.machine import Machine
 
 
