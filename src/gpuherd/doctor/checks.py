@@ -162,7 +162,7 @@ def torch_build(version: str | None, answer: Answer, machine: Machine, *, simula
 
     Args:
         version: of the installed distribution, None if there is none.
-        answer: of ``gpuherd.doctor.torch_build``, run without CUDA_VISIBLE_DEVICES.
+        answer: of ``gpuherd.doctor.child build``, run without CUDA_VISIBLE_DEVICES.
     """
     if version is None:
         return CheckResult("torch", Status.WARN, "torch is not installed; gpuherd esd needs it", _ADD_ESD)

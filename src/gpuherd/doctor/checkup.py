@@ -105,7 +105,7 @@ def _torch(version: str | None, machine: Machine, *, simulated: bool) -> CheckRe
     if version is not None:
         # All GPUs: what hides some of them is another line's subject.
         environment = {"CUDA_VISIBLE_DEVICES": None}
-        answer = ask("gpuherd.doctor.torch_build", environment=environment, timeout_s=_TORCH_TIMEOUT_S)
+        answer = ask("gpuherd.doctor.child", ["build"], environment=environment, timeout_s=_TORCH_TIMEOUT_S)
     return checks.torch_build(version, answer, machine, simulated=simulated)
 
 

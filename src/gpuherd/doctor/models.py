@@ -17,7 +17,7 @@ from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.leases import Lease, LeaseFolder, LeaseNote
 from gpuherd.gpus.state import Gpu
 
-_MODULE = "gpuherd.doctor.small_model"
+_MODULE = "gpuherd.doctor.child"
 _TIMEOUT_S = 180.0  # a first start of CUDA on a slow disk takes its time
 _MOST_ERROR = 1e-2  # float32 on any GPU (TF32 included) stays well below; another function of the weights doesn't
 _LATER = "run gpuherd doctor again when it is free"

@@ -95,7 +95,7 @@ class Handed:
     """By what an attempt that an engine beyond this machine has is found again.
 
     Attributes:
-        engine: ``slurm`` or ``ray``.
+        engine: its name.
         batch, index: the hand-over that it was a part of, and its place there.
         handle: the engine's own word for it; None while we have not heard it.
         node: where it runs; None while it waits there.
