@@ -82,14 +82,14 @@ def test_the_names_that_we_give_to_cuda_show_the_same_gpus_in_the_same_order(
     gpus: list[Gpu], data: st.DataObject
 ) -> None:
     chosen = data.draw(st.permutations(gpus)) if gpus else []
-    assert list(visible(gpus, ",".join(each.cuda_name for each in chosen))) == list(chosen)
+    assert list(visible(gpus, ",".join(each.visible_name for each in chosen))) == list(chosen)
     assert list(visible(gpus, ",".join(each.uuid for each in chosen))) == list(chosen)
 
 
 @given(machines())
 def test_names_of_all_usable_gpus_find_them_again_with_mig_too(gpus: list[Gpu]) -> None:
     usable = visible(gpus, None)
-    assert visible(gpus, ",".join(each.cuda_name for each in usable)) == usable
+    assert visible(gpus, ",".join(each.visible_name for each in usable)) == usable
     assert find(gpus, [each.label for each in usable]) == usable
     assert find(gpus, [each.uuid for each in usable]) == usable
 

@@ -24,6 +24,7 @@ from gpuherd.batch.user_queue import open_folder
 from gpuherd.engines import host
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode, GpuherdError, QueueBusy
+from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.run_dir import RunDirectory
@@ -38,7 +39,7 @@ START_WITHIN_S = 60.0
 # and of the cluster. (Not all of SLURM's: others tell of the job in which somebody typed the command.)
 _KEPT = frozenset(
     {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM", "SLURM_CONF", "SLURM_CLUSTERS"}
-)
+).union(VARIABLES)
 _KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL", "SBATCH_", "RAY_")
 _LOG_BYTES, _LOGS_KEPT = 10 * 2**20, 3
 _LOOK_S = 0.05

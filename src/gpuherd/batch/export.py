@@ -20,6 +20,7 @@ from gpuherd.batch.job_options import Planner
 from gpuherd.engines.base import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import CannotWrite, UsageError, printable
+from gpuherd.gpus.visible import CUDA, ORDER, PCI_ORDER
 from gpuherd.jobs.job import Job, JobState, check_needs
 from gpuherd.jobs.queue.reader import QueueReader, is_there
 from gpuherd.jobs.queue.submission import job_of
@@ -319,7 +320,8 @@ ended() {{
 _GPUS = """\
 # The GPUs to use, by number or UUID; or from outside: {first}=2 bash {name}
 {lines}
-export CUDA_DEVICE_ORDER=PCI_BUS_ID"""
+export {order}"""
+_HIDDEN = f"export {CUDA}="
 _TAIL = """\
 
 if [[ $failures != 0 ]]; then echo "$failures failed"; exit 1; fi
@@ -343,7 +345,9 @@ def files(jobs: Sequence[Job], folder: str) -> Mapping[str, str]:
 def _head(jobs: Sequence[Job]) -> str:
     most = max((job.gpus for job in jobs), default=0)
     lines = "\n".join(f"GPU_{number}=${{GPU_{number}:-{number}}}" for number in range(most))
-    gpus = _GPUS.format(first="GPU_0", name=RUN, lines=lines) if most else "export CUDA_VISIBLE_DEVICES="
+    gpus = _HIDDEN
+    if most:
+        gpus = _GPUS.format(first="GPU_0", name=RUN, lines=lines, order=f"{ORDER}={PCI_ORDER}")
     return _HEAD.format(jobs="1 job" if len(jobs) == 1 else f"{len(jobs)} jobs", name=RUN, gpus=gpus)
 
 
@@ -354,7 +358,7 @@ def _block(number: int, job: Job, numbers: Mapping[str, int], folder: str) -> st
     return (
         f"\n# {number}: {comment(job.name)}\n"
         f"if begin {number} {name}{needs}; then\n"
-        f'    (\n        export CUDA_VISIBLE_DEVICES="{visible}"\n'
+        f'    (\n        export {CUDA}="{visible}"\n'
         f"        {line_of(job, folder)}\n"
         f"    ) >logs/{number}.log 2>&1 </dev/null\n"
         f"    ended {number} $?\n"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, one_line, printable
+from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import count
 from gpuherd.options import Option, option, option_fields
@@ -122,7 +123,6 @@ Planner = Callable[[ModelUse], Need]
 
 LONGEST_NAME = 200
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_OURS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _YES_NO = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 
 
@@ -384,7 +384,7 @@ def variable(name: str, value: str) -> str:
     """The name, when a job may have it in its environment. Raises ValueError, when not or when the value can't be."""
     if not _VARIABLE.fullmatch(name):
         raise ValueError(f"{name!r} is no name of an environment variable")
-    if name in _OURS:
+    if name in VARIABLES:
         raise ValueError(f"{name} is set by gpuherd when it knows the job's GPUs; choose GPUs by --gpu-list")
     if name.startswith("GPUHERD_"):
         raise ValueError(f"{name} is gpuherd's own; a job can't set it")

@@ -21,6 +21,7 @@ from gpuherd.batch.feasibility import (
 from gpuherd.batch.job_options import JobOptions, Planner
 from gpuherd.engines.options import ENGINES, LOCAL, EngineName
 from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
+from gpuherd.gpus.visible import without
 from gpuherd.jobs.control.messages import ring
 from gpuherd.jobs.job import Job, JobState, check_needs
 from gpuherd.jobs.lock import DispatcherLock
@@ -132,14 +133,11 @@ def make_job(
     """The job of a command typed in this folder with this environment; without a name it is to get one. ``planner``
     says what it needs if it names a model.
 
-    CUDA_VISIBLE_DEVICES stays behind, since GPUs are chosen when it starts, and so does what is gpuherd's own.
+    What restricts this process to GPUs stays behind, since GPUs are chosen when the job starts, and so does what is
+    gpuherd's own.
     """
     folder = os.path.join(cwd, options.cwd or "")  # noqa: PTH118 - text: a job's folder need not exist here and now
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if name not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") and not name.startswith("GPUHERD_")
-    }
+    kept = {name: value for name, value in without(environment).items() if not name.startswith("GPUHERD_")}
     words = tuple(argv)
     job = replace(options, env=kept, cwd=folder).job(options.name or "new", words, planner=planner)
     # Not the environment: half of what a shell exports changes from one terminal to the next.

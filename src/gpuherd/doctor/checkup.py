@@ -16,11 +16,11 @@ from gpuherd.doctor.checks import CheckResult
 from gpuherd.doctor.child import Answer, ask
 from gpuherd.engines.slurm.commands import Programs
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.gpus.driver import Nvml
 from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.leases import Holder, LeaseFolder
+from gpuherd.gpus.query import GpuReader
 from gpuherd.gpus.state import Gpu, Machine
-from gpuherd.gpus.visible import visible
+from gpuherd.gpus.visible import VARIABLES, value_in, visible_in
 from gpuherd.jobs.one_host import kind_of
 
 _TORCH_TIMEOUT_S = 120.0
@@ -45,12 +45,12 @@ def steps(
         engine: ``slurm`` or ``ray`` to look at that too, None for a line on what is there.
         ray_address: of the Ray cluster that is meant.
     """
-    machine = Nvml().snapshot(topology=True)
-    inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
-    shown = visible(machine.gpus, inherited)
+    machine = GpuReader().snapshot(topology=True)
+    inherited, shown = value_in(os.environ, machine.maker), visible_in(machine.gpus, os.environ)
     torch = software.installed(["torch"])["torch"]
     yield Step("versions", lambda: [software.python(), _libraries()])
-    yield Step("the NVIDIA driver", lambda: [hardware.driver(machine, hardware.nvidia_cards(), simulated=simulated)])
+    cards = hardware.nvidia_cards()
+    yield Step(f"the {machine.maker} driver", lambda: [hardware.driver(machine, cards, simulated=simulated)])
     yield Step("torch", lambda: [_torch(torch, machine, simulated=simulated)])
     yield Step("visible GPUs", lambda: [hardware.visibility(inherited, machine, shown)])
     yield Step("who uses the GPUs", lambda: _usage(shown))
@@ -78,7 +78,7 @@ def _torch(version: str | None, machine: Machine, *, simulated: bool) -> CheckRe
     answer = Answer()
     if version is not None:
         # All GPUs: what hides some of them is another line's subject.
-        environment = {"CUDA_VISIBLE_DEVICES": None}
+        environment = dict.fromkeys(VARIABLES)
         answer = ask("gpuherd.doctor.torch_build", environment=environment, timeout_s=_TORCH_TIMEOUT_S)
     return software.torch_build(version, answer, machine, simulated=simulated)
 

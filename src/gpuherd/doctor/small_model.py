@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.gpus.visible import setting
+
 if TYPE_CHECKING:
     import torch
 
@@ -34,7 +36,7 @@ def main(device_name: str) -> None:
         found = loaded(tokens.to(device)).cpu()
     answer: dict[str, Any] = {
         "device": str(next(loaded.parameters()).device),
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "visible": setting(os.environ),
         "cuda_available": torch.cuda.is_available(),
         "parameters": sum(parameter.numel() for parameter in loaded.parameters()),
         "relative_error": float((found - wanted).abs().max() / wanted.abs().max()),

@@ -7,13 +7,14 @@ import sys
 
 
 def main() -> None:
-    """Prints version, CUDA version of the build (or null), whether CUDA starts, and how many GPUs it shows."""
+    """Prints version, CUDA and ROCm version of the build (or null), whether CUDA starts, and how many GPUs it shows."""
     import torch
 
     available = torch.cuda.is_available()
     answer = {
         "version": str(torch.__version__),
         "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
         "available": available,
         "devices": torch.cuda.device_count() if available else 0,
     }

@@ -18,6 +18,8 @@ from gpuherd.engines.slurm import commands, translate
 from gpuherd.engines.slurm.site import Allocation, Node, allocation
 from gpuherd.engines.world import SHELL_MEETING, SHELL_PLACE
 from gpuherd.errors import ExitCode
+from gpuherd.gpus.visible import ORDER, PCI_ORDER, named_in, without
+from gpuherd.gpus.visible import environment as visible_environment
 
 # By these srun is told what to end with. The command is not to find them: it may start an srun of its own.
 _EXIT_CODES = ("SLURM_EXIT_IMMEDIATE", "SLURM_EXIT_ERROR")
@@ -31,7 +33,6 @@ exec "$@\""""
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 # What only the script of a job of its own can follow.
 _OF_OWN_JOBS = ("setup", "slurm_args", "ntasks_per_node", "mpi")
-_ORDER, _VISIBLE = "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
 
 
 def srun(
@@ -83,10 +84,8 @@ def srun(
 
 def environment(own: Mapping[str, str], asked: Placement) -> dict[str, str]:
     """What srun inherits, and the command after it. GPUs are as SLURM gives them, none where none were asked for."""
-    found = {**commands.environment(own), _ORDER: "PCI_BUS_ID"}
-    found.pop(_VISIBLE, None)
-    if asked.gpus == 0:
-        found[_VISIBLE] = ""
+    found = without(commands.environment(own))
+    found |= {ORDER: PCI_ORDER} if asked.gpus else visible_environment(())
     if asked.cpus is not None:
         found["SRUN_CPUS_PER_TASK"] = str(translate.cpus_of_task(asked))
     return found | dict.fromkeys(_EXIT_CODES, str(int(ExitCode.BUSY)))
@@ -147,7 +146,7 @@ def place_for(wanted: Sequence[Placement], options: EngineOptions, own: Mapping[
 
 def _part(node: Node, own: Mapping[str, str]) -> Node:
     """What of the job's node this process may use: a step can have less than its job."""
-    visible = len([word for word in own.get(_VISIBLE, "").split(",") if word])
+    visible = len(named_in(own))
     cpus = own.get("SLURM_CPUS_ON_NODE", "")
     return replace(
         node,
@@ -165,7 +164,7 @@ def in_step(own: Mapping[str, str]) -> bool:
 
 def _on_the_node(argv: Sequence[str], asked: Placement, setup: Sequence[str]) -> list[str]:
     """The command behind a shell that becomes it, after the user's own lines."""
-    hidden = [f"export {_VISIBLE}="] if asked.gpus == 0 else []
+    hidden = [] if asked.gpus else [f"export {name}={value}" for name, value in visible_environment(()).items()]
     several = [SHELL_PLACE] if asked.nodes * asked.tasks > 1 else []
     text = "\n".join([_FORGET, *hidden, *several, *setup, 'exec "$@"'])
     # As in a script for sbatch: what sites define for their users ("module") they define for bash.

@@ -23,6 +23,8 @@ from pathlib import Path
 
 from gpuherd.engines.world import Failure, Others, Stop, World, free_port, hosts
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.gpus.visible import chosen_in, named_in, without
+from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.jobs import clock
 from gpuherd.jobs.remote.node_job import Part
 from gpuherd.jobs.remote.node_rank import ask_steps, srun
@@ -41,14 +43,12 @@ from gpuherd.jobs.remote.protocol import (
     read_ended,
     say,
     take,
-    visible_gpus,
 )
 
 # What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
 PATIENCE_S = 60.0
 _LOOK_S = 0.1
 _TOO_EARLY = "TOO_EARLY"  # of ``settle.Blameless``, which takes long to load
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TIME_UP = signal.SIGUSR1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, _TIME_UP)
 
@@ -149,12 +149,7 @@ def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[st
     through the user's lines since (``--setup 'module load cuda'``): there the node's goes over what is told.
     """
     merged = {**told.environment, **own} if told.engine == "slurm" else {**own, **told.environment}
-    merged.pop(_VISIBLE, None)
-    if order.gpus == 0:
-        merged[_VISIBLE] = ""
-    elif _VISIBLE in own:
-        merged[_VISIBLE] = own[_VISIBLE]
-    return merged
+    return without(merged) | (visible_environment(()) if order.gpus == 0 else chosen_in(own))
 
 
 def _missing(order: Order, stop: Stop) -> str | None:
@@ -226,7 +221,7 @@ def _claim(inherited: Mapping[str, str], handle: str | None, order: Order, other
         node=node,
         others=tuple(name for name in further if name != node),
         handle=handle or _slurm_handle(os.environ),
-        gpus=visible_gpus(inherited),
+        gpus=named_in(inherited),
         pid=os.getpid(),
     )
 

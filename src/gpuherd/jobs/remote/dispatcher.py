@@ -18,6 +18,7 @@ from gpuherd.atomic import private_write
 from gpuherd.engines.base import Engine, Placement
 from gpuherd.engines.options import LOCAL, EngineOptions, for_this_machine
 from gpuherd.errors import CannotWrite, GpuherdError, JobCannotFit, UsageError, printable
+from gpuherd.gpus.visible import hide_unless_named
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
@@ -91,7 +92,7 @@ def place_inside(wanted: Sequence[Placement], options: EngineOptions, run: RunDi
         found = place_for(wanted, options, os.environ)
     if not isinstance(found, str):
         # Where SLURM has given this process no GPU, those that the machine has are others'.
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+        hide_unless_named(os.environ)
         _tell(f"the jobs run in SLURM job {found.job}, on {found.nodes[0].name} (--no-in-allocation submits them)")
         return found
     if options.in_allocation:

@@ -23,8 +23,9 @@ from pathlib import Path
 from gpuherd.engines import progress
 from gpuherd.engines.world import Failure, World, of_slurm, ranks_of_slurm
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.gpus.visible import named_in
 from gpuherd.jobs import clock
-from gpuherd.jobs.remote.protocol import Claim, Order, claim_on_node, once, say, take, visible_gpus
+from gpuherd.jobs.remote.protocol import Claim, Order, claim_on_node, once, say, take
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _ANSWER_S = 10.0
@@ -75,7 +76,7 @@ def main(words: Sequence[str]) -> int:
         signal.signal(number, lambda *_: None)  # not ignored: the job would inherit that
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     if world.rank > 0 and os.environ.get("SLURM_LOCALID", "0") == "0":
-        claim = Claim(at=clock.wall(), node=node, gpus=visible_gpus(os.environ), pid=os.getpid())
+        claim = Claim(at=clock.wall(), node=node, gpus=named_in(os.environ), pid=os.getpid())
         with suppress(OSError):  # it tells people which GPUs it has, no more
             take(claim_on_node(Path(words[1]), world.rank), claim)
     code = _run(words[3:], world)
