@@ -364,16 +364,16 @@ def _remarks(view: View) -> list[Text]:
     """What the table does not say."""
     from rich.text import Text
 
-    from gpuherd.gpus.visible import value_in, variable_of
+    from gpuherd.gpus.visible import naming_in
 
     remarks = list(view.warnings)
     if view.limits.sentence is not None:
         remarks.append(f"Your runs: {view.limits.sentence}; they hold {view.held} now.")
     hidden = [row.gpu.label for row in view.rows if not row.visible]
     if hidden:
-        maker = view.machine.maker
-        value = value_in(os.environ, maker) or ""
-        remarks.append(f"{variable_of(maker)}={value!r} hides from jobs started here: GPU {', '.join(hidden)}")
+        named = naming_in(os.environ, view.machine.maker)
+        words = " ".join(f"{name}={value!r}" for name, value in named.items())
+        remarks.append(f"{words} hides from jobs started here: GPU {', '.join(hidden)}")
     if view.lease_problem is not None:
         remarks.append(f"What gpuherd holds is not known: {view.lease_problem}")
     return [Text(remark, style="yellow") for remark in remarks]

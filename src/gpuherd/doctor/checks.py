@@ -154,14 +154,15 @@ def interconnect(gpus: Sequence[Gpu]) -> CheckResult:
     near: dict[str, list[str]] = {}
     for pair, peer in ways.items():
         if peer.nvlinks:
-            linked.setdefault(f"NVLink x{peer.nvlinks}", []).append(pair)
+            link = f"NVLink x{peer.nvlinks}" if whole[0].maker is Maker.NVIDIA else "XGMI"
+            linked.setdefault(link, []).append(pair)
         if peer.proximity < Proximity.NUMA_NODE:
             near.setdefault(_WAYS[peer.proximity], []).append(pair)
     nodes: dict[str, list[str]] = {}
     for gpu in whole:
         if gpu.numa_node is not None:
             nodes.setdefault(f"NUMA node {gpu.numa_node}", []).append(gpu.label)
-    groups = (linked or {"no NVLink": []}) | near | nodes
+    groups = (linked or {"no NVLink" if whole[0].maker is Maker.NVIDIA else "no XGMI": []}) | near | nodes
     return CheckResult(
         name, Status.OK, "; ".join(": ".join(filter(None, (how, ", ".join(who)))) for how, who in groups.items())
     )

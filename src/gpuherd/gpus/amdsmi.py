@@ -99,6 +99,7 @@ class AmdSmi:
 
     maker = Maker.AMD
     error: type[Exception] = AmdSmiError
+    numbers_in_order = False  # by PCI bus, where ROCm counts the kernel driver's nodes
 
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None

@@ -108,6 +108,7 @@ class Driver(Protocol):
 
     maker: Maker
     error: type[Exception]
+    numbers_in_order: bool  # whether the library numbers GPUs as the maker's runtime counts them
 
     def open(self) -> None:
         """Starts the library. Raises ``error``."""

@@ -93,6 +93,7 @@ class Nvml:
 
     maker = Maker.NVIDIA
     error: type[Exception] = pynvml.NVMLError
+    numbers_in_order = True  # by PCI bus, as CUDA does under CUDA_DEVICE_ORDER=PCI_BUS_ID
 
     def open(self) -> None:
         """See ``Driver``."""

@@ -231,12 +231,18 @@ class _DriverReader:
             count = self._driver.count()
             self._ever_answered = True
             devices = [self._open_device(number, last=last) for number in range(count)]
-            if all(device.identity.place for device in devices):
+            if not self._driver.numbers_in_order or all(device.identity.place for device in devices):
+                # First those whose place is not known yet: the index of every other one is unsure then.
                 devices.sort(key=lambda device: device.identity.place or ())
             return _Session(self._driver.versions(), devices)
         except self._driver.error:
             self._driver.close()
             raise
+
+    def _is_out_of_order(self, session: _Session) -> bool:
+        """Whether a GPU has told its place among the others since the session began, so that indices are wrong."""
+        places = [device.identity.place or () for device in session.devices]
+        return not self._driver.numbers_in_order and places != sorted(places)
 
     def _open_device(self, number: int, *, last: bool) -> _Device:
         never_seen = Identity(uuid=f"{UNREAD}{number}", name="unreadable GPU")
@@ -290,6 +296,9 @@ class _DriverReader:
             if request.errors:
                 read = [self._with_errors(gpu, device, events.get(device.identity.uuid)) for gpu in read]
             gpus += read
+        if self._is_out_of_order(session):
+            self.end_session()
+            return self._read(request, last=last)
         first_broken = min((gpu.index for gpu in gpus if gpu.problem is not None), default=len(session.devices))
         gpus = [replace(gpu, index_unsure=True) if gpu.index > first_broken else gpu for gpu in gpus]
         if request.topology:

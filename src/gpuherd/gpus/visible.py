@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from gpuherd.errors import CudaAlreadyStarted, NoSuchGpu
-from gpuherd.gpus.state import Gpu, Maker
+from gpuherd.gpus.state import SIMULATED, Gpu, Maker
 
 CUDA, ORDER, PCI_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
@@ -42,7 +42,16 @@ def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
     """The variables that show a process these GPUs, in this order, and no other; () hides the GPUs of every maker."""
     if not gpus:
         return {ORDER: PCI_ORDER, CUDA: "", ROCR: "", HIP: ""}
-    return showing([gpu.visible_name for gpu in gpus], gpus[0].maker)
+    maker = gpus[0].maker
+    # On a simulated machine nothing may come to real GPUs of another maker.
+    hidden = hide_makers_but(maker) if gpus[0].uuid.endswith(SIMULATED) else {}
+    return showing([gpu.visible_name for gpu in gpus], maker) | hidden
+
+
+def hide_makers_but(maker: Maker) -> dict[str, str]:
+    """The variables that hide the GPUs of all other makers. AMD's runtime reads CUDA's variable too, so that it is not
+    hidden where that is wanted."""
+    return {ROCR: "", HIP: ""} if maker is Maker.NVIDIA else {}
 
 
 def showing(names: Sequence[str], maker: Maker) -> dict[str, str]:
@@ -83,16 +92,20 @@ def variable_of(maker: Maker) -> str:
     return _NAMING[maker][0]
 
 
+def naming_in(variables: Mapping[str, str], maker: Maker | None = None) -> dict[str, str]:
+    """The variables of an environment that name this maker's GPUs, in the order in which they count; those of every
+    maker where it is not known."""
+    order = (CUDA, ROCR, HIP) if maker is None else _NAMING[maker]
+    return {name: variables[name] for name in order if name in variables}
+
+
 def setting(variables: Mapping[str, str], maker: Maker | None = None) -> str | None:
     """How an environment restricts a process to GPUs, for people: ``CUDA_VISIBLE_DEVICES=0,1``; None where it doesn't.
-
-    ``maker``: by the variables of its runtime only; None where it is not known.
 
     >>> setting({"CUDA_VISIBLE_DEVICES": "2"}), setting({"ROCR_VISIBLE_DEVICES": "", "PATH": "/bin"}), setting({})
     ('CUDA_VISIBLE_DEVICES=2', 'ROCR_VISIBLE_DEVICES=', None)
     """
-    order = _NAMING[Maker.AMD] if maker is None else _NAMING[maker]
-    return " ".join(f"{name}={variables[name]}" for name in order if name in variables) or None
+    return " ".join(f"{name}={value}" for name, value in naming_in(variables, maker).items()) or None
 
 
 def described(variables: Mapping[str, str]) -> str:
@@ -101,19 +114,17 @@ def described(variables: Mapping[str, str]) -> str:
     >>> described({}), described({"CUDA_VISIBLE_DEVICES": "0,1"})
     ('CUDA_VISIBLE_DEVICES: not set', 'CUDA_VISIBLE_DEVICES: 0,1')
     """
-    found = [f"{name}: {variables[name]}" for name in (CUDA, ROCR, HIP) if name in variables]
-    return "\n".join(found) or f"{CUDA}: not set"
+    return "\n".join(f"{name}: {value}" for name, value in naming_in(variables).items()) or f"{CUDA}: not set"
 
 
 def value_in(variables: Mapping[str, str], maker: Maker | None = None) -> str | None:
     """The list of GPUs that an environment shows, as it stands there: "" for none, None where nothing is set."""
-    order = (CUDA, ROCR, HIP) if maker is None else _NAMING[maker]
-    return next((variables[name] for name in order if name in variables), None)
+    return next(iter(naming_in(variables, maker).values()), None)
 
 
 def named_in(variables: Mapping[str, str]) -> tuple[str, ...]:
     """The names of the GPUs that an environment shows, whichever maker's; () where it names none."""
-    found = next((variables[name] for name in (CUDA, ROCR, HIP) if variables.get(name, "").strip()), "")
+    found = next((value for value in naming_in(variables).values() if value.strip()), "")
     return tuple(name.strip() for name in found.split(",") if name.strip())
 
 
