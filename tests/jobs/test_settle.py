@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.engines.local import Exit
+from gpuherd.engines.local.process import Exit
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.attempts.retry import Blameless, Facts, Seen, settle
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed

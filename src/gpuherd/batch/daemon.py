@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.user_queue import open_folder
 from gpuherd.engines import host
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import ExitCode, GpuherdError, QueueBusy
 from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.lock import DispatcherLock
@@ -30,17 +30,15 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.run_dir import RunDirectory
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.control.messages import Answer
+    from gpuherd.jobs.control.messages import Response
     from gpuherd.jobs.records import Outcome
     from gpuherd.jobs.reporter import Display
 
 START_WITHIN_S = 60.0
-# What a process needs anywhere, what notices to a webhook go by, and what tells us of GPUs, real and simulated ones,
-# and of the cluster. (Not all of SLURM's: others tell of the job in which somebody typed the command.)
-_KEPT = frozenset(
-    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM", "SLURM_CONF", "SLURM_CLUSTERS"}
-).union(VARIABLES)
-_KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL", "SBATCH_", "RAY_")
+# What a process needs anywhere, and what describes GPUs, real and simulated ones. Kept besides: proxies, by which
+# notices to a webhook go, and what says how to reach an engine.
+_KEPT = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM", *VARIABLES})
+_KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL")
 _LOG_BYTES, _LOGS_KEPT = 10 * 2**20, 3
 _LOOK_S = 0.05
 # The shell goes as soon as it has started the dispatcher, which so becomes nobody's child and nobody's zombie.
@@ -125,7 +123,7 @@ def _pid_when_ready(pipe: int, raw: Path) -> int:
 
 def down(
     *, now: bool = False, engine: str = LOCAL, run: RunDirectory | None = None, wait_s: float = 30.0
-) -> Answer | None:
+) -> Response | None:
     """Ends the dispatcher of the queue, when there is one; None when there is none.
 
     Args:
@@ -135,12 +133,12 @@ def down(
         run: the queue's folder; the user's own for the engine if not given.
     """
     from gpuherd.jobs.control.client import send
-    from gpuherd.jobs.control.messages import Control, ControlKind
+    from gpuherd.jobs.control.messages import ControlKind, Request
 
     directory = open_folder(engine=engine) if run is None else run
     if DispatcherLock.holder(directory.lock) is None:
         return None
-    answer = send(directory, Control(ControlKind.STOP if now else ControlKind.DRAIN))
+    answer = send(directory, Request(ControlKind.STOP if now else ControlKind.DRAIN))
     deadline = time.monotonic() + wait_s
     while now and DispatcherLock.holder(directory.lock) is not None and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
@@ -153,10 +151,11 @@ def forget_environment(engine: str = LOCAL) -> None:
     whose nodes its part of a job is started in our name."""
     if engine != LOCAL and os.environ.get(host.NAME):
         os.environ[host.NAME] = host.absolute(os.environ[host.NAME])
+    kept = (*_KEPT_BEGINNINGS, *(beginning for spec in specs() for beginning in spec.kept_variables))
     for name in list(os.environ):
         proxy = name.lower().endswith("_proxy")
         ours = engine != LOCAL and name == host.NAME
-        if name not in _KEPT and not proxy and not ours and not name.startswith(_KEPT_BEGINNINGS):
+        if name not in _KEPT and not proxy and not ours and not name.startswith(kept):
             del os.environ[name]
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from gpuherd.cli import COMMANDS
 from gpuherd.columns import Column, fitted, window
-from gpuherd.engines.options import ENGINES, LOCAL, EngineName
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import UsageError
 from gpuherd.options import Parser
 
@@ -29,8 +30,13 @@ if TYPE_CHECKING:
 
 
 def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, description: str) -> Parser:
-    """The parser of a command of ``COMMANDS``, with ``description`` and its examples in its --help."""
-    parser = subparsers.add_parser(name.rpartition(" ")[2], help=COMMANDS[name].summary, description=description)
+    """The parser of a command of ``COMMANDS``, with ``description`` and its examples in its --help; the engines' own
+    examples stand behind the others."""
+    before, heading, examples = description.partition("examples:\n")
+    end = examples.find("\n\n") + 1 or len(examples)
+    of_engines = "".join(spec.examples.get(name, "") for spec in specs())
+    text = before + heading + examples[:end] + of_engines + examples[end:]
+    parser = subparsers.add_parser(name.rpartition(" ")[2], help=COMMANDS[name].summary, description=text)
     parser.set_defaults(parser=parser)
     # Also accepted after the command, where people put it; it must not reset a value given before the command.
     parser.add_argument("--simulate", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -131,7 +137,7 @@ def _is_own_job(name: str) -> bool:
     from gpuherd.jobs.monitor.status import opened
     from gpuherd.jobs.run_dir import RunDirectory
 
-    def has_it(engine: EngineName) -> bool:
+    def has_it(engine: str) -> bool:
         with opened(RunDirectory(folder(engine))) as reader:
             return reader.one("SELECT 1 FROM jobs WHERE name = ?", (name,)) is not None
 
@@ -183,10 +189,10 @@ def meant(args: argparse.Namespace) -> RunDirectory:
     return run
 
 
-def own_engine(args: argparse.Namespace) -> EngineName:
+def own_engine(args: argparse.Namespace) -> str:
     """The engine whose queue is meant where no folder is named. Raises UsageError where it could be several."""
     if args.engine is not None:
-        named: EngineName = args.engine
+        named: str = args.engine
         return named
     from gpuherd.batch.user_queue import in_use
     from gpuherd.errors import UsageError
@@ -199,7 +205,7 @@ def own_engine(args: argparse.Namespace) -> EngineName:
     return there[0]
 
 
-def usual_engine(*, starts_jobs: bool = False) -> EngineName:
+def usual_engine(*, starts_jobs: bool = False) -> str:
     """The engine where none is named: that of the settings, or this machine.
 
     Wrong settings do not prevent looking at a run or ending it: the command prints a warning and uses this machine.

@@ -13,9 +13,8 @@ from contextlib import suppress
 
 from gpuherd import __version__
 from gpuherd.cli import COMMANDS
-from gpuherd.errors import Enqueued, ExitCode, GpuherdError, printable
-from gpuherd.jobs.monitor.terminal import escape_what_encoding_lacks
-from gpuherd.options import Parser
+from gpuherd.errors import Enqueued, ExitCode, GpuherdError, escape_unencodable, printable
+from gpuherd.options import Parser, did_you_mean
 from gpuherd.report.log import configure_console
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -97,11 +96,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     command = _command(words)
     parser = build_parser(_needed(command, words)) if command and command in COMMANDS else _outline()
     if command is not None and command not in COMMANDS:
-        import difflib  # slow to import, and seldom needed
-
-        nearest = difflib.get_close_matches(command, COMMANDS, n=1)
         parser.words = words
-        parser.error(f"unknown command {command!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
+        parser.error(f"unknown command {command!r}{did_you_mean(command, COMMANDS)}")
     args, unknown = parser.parse_known_args(words)
     command_parser: Parser = getattr(args, "parser", parser)
     _reject_unknown_tool(command, unknown, command_parser)
@@ -196,11 +192,8 @@ def _reject_unknown_tool(command: str | None, unknown: Sequence[str], parser: Pa
     """Exits with the nearest command of this command, where a word that is no flag was not understood."""
     tools = [tool for group, _, tool in (name.partition(" ") for name in COMMANDS) if tool and group == command]
     if tools and unknown and not unknown[0].startswith("-"):
-        import difflib
-
-        nearest = difflib.get_close_matches(unknown[0], tools, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(tools)}"
-        parser.error(f"unknown command {unknown[0]!r}; {hint}")
+        hint = did_you_mean(unknown[0], tools, f"there are {', '.join(tools)}")
+        parser.error(f"unknown command {unknown[0]!r}{hint}")
 
 
 def main() -> None:
@@ -264,7 +257,7 @@ def _have_standard_streams() -> None:
         sys.stdout = os.fdopen(os.dup(1), "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.dup(2), "w")
-    escape_what_encoding_lacks(sys.stdout)
+    escape_unencodable(sys.stdout)
 
 
 def _is_environmental(problem: Exception) -> bool:

@@ -28,7 +28,6 @@ examples:
   gpuherd posttrain experiment.name=mine --config mine.yaml algos.PITA.lr=1e-5 --max-gpus 8
   gpuherd posttrain experiment.name=first --dry-run       the jobs as a tree, with GPUs and memory
   gpuherd posttrain --resume outputs/first/2026-11-22_04-30-00
-  gpuherd posttrain experiment.name=first --engine slurm --partition gpu --node-gpus 4xA100-80GB
   gpuherd posttrain --test-setup                          are GPUs found, and do jobs get one each?
   gpuherd --simulate 4x80GB posttrain experiment.name=try models=gpt2 --dry-run
 
@@ -141,7 +140,6 @@ examples:
   gpuherd train --config config.yaml --device cpu --output outputs/try
   gpuherd train --config config.yaml --num-gpus 8 --dry-run   what would run, and will it fit
   gpuherd train --resume --output outputs/try                 go on with what was stopped
-  gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --engine slurm --partition gpu --time-limit 4h
   gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500
 
 The words behind are settings over the file's, key=value. docs/train.md tells of every key.

@@ -11,8 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gpuherd.doctor.checks import CheckResult, Status
-from gpuherd.doctor.child import Answer, ask
+from gpuherd.checks import Answer, CheckResult, Status, ask
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus import visible
 from gpuherd.gpus.idle import IdleRule, check
@@ -20,7 +19,7 @@ from gpuherd.gpus.leases import Lease, LeaseFolder, LeaseNote
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import VARIABLES
 
-_MODULE = "gpuherd.doctor.small_model"
+_MODULE = "gpuherd.doctor.child"
 _TIMEOUT_S = 180.0  # a first start of CUDA on a slow disk takes its time
 _MOST_ERROR = 1e-2  # float32 on any GPU (TF32 included) stays well below; another function of the weights doesn't
 _LATER = "run gpuherd doctor again when it is free"

@@ -93,10 +93,13 @@ def variable_of(maker: Maker) -> str:
 
 
 def naming_in(variables: Mapping[str, str], maker: Maker | None = None) -> dict[str, str]:
-    """The variables of an environment that name this maker's GPUs, in the order in which they count; those of every
-    maker where it is not known."""
+    """The variables of an environment that name this maker's GPUs, in the order in which they count. Where the maker is
+    not known, those that name any GPU; or the first, where none does."""
     order = (CUDA, ROCR, HIP) if maker is None else _NAMING[maker]
-    return {name: variables[name] for name in order if name in variables}
+    found = {name: variables[name] for name in order if name in variables}
+    if maker is not None:
+        return found
+    return {name: value for name, value in found.items() if value.strip()} or dict(list(found.items())[:1])
 
 
 def setting(variables: Mapping[str, str], maker: Maker | None = None) -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuherd.engines.local import Exit
+from gpuherd.engines.local.process import Exit
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.attempts.log_file import tail
 from gpuherd.jobs.attempts.retry import Blameless, Facts, Seen, Settlement, settle

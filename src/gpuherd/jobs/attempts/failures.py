@@ -167,7 +167,7 @@ class Ending:
 
     Attributes:
         started: whether the command itself ever ran.
-        code, signal: as in ``engines.local.Exit``; both None when the end was not recorded.
+        code, signal: as in ``engines.local.process.Exit``; both None when the end was not recorded.
         log_tail: the last part of its output.
         timeout_s, stage_timeout_s, heartbeat_s: the limit, when we ended it for that one.
         stage: the stage that it was in for too long, as it called it.

@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
-from gpuherd.engines.local import Exit
+from gpuherd.engines.local.process import Exit
 from gpuherd.jobs.attempts.failures import Diagnosis, Ending, FailureClass, back_off_s, classify
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.gpu.health import MAY_BE_THE_GPU

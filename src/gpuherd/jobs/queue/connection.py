@@ -13,24 +13,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from gpuherd.errors import GpuherdError
+from gpuherd.jobs.control.messages import Request, Response
+from gpuherd.jobs.eta import Waiting
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.one_host import Hold
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import interventions as chains
-from gpuherd.jobs.queue import interventions as mailbox
 from gpuherd.jobs.queue import submission
 from gpuherd.jobs.queue.errors import taken_back
-from gpuherd.jobs.queue.interventions import Letter, Reply
 from gpuherd.jobs.queue.schema import connect, damage_behind, make, passing_through
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, Predecessor, QueuedJob
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import BEYOND, MOST_KINDS
-
-if TYPE_CHECKING:
-    from gpuherd.jobs.monitor.format import Waiting
 
 COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submission = ? AND state = 'waiting'"
 _LONGEST_BACK_OFF_S = 120.0
@@ -298,8 +295,6 @@ class QueueFile:
 
     def those_waiting(self) -> Waiting:
         """How many jobs of the latest submission wait, and what they cost; from an index."""
-        from gpuherd.jobs.monitor.format import Waiting  # here: who only submits asks no such thing
-
         row = self._db.execute(COSTS_WAITING, (self._submission(),)).fetchone()
         return Waiting(row[0], row[1], row[2])
 
@@ -336,7 +331,7 @@ class QueueFile:
         found = self._db.execute(
             "SELECT a.*, j.name FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.run, a.started_mono, a.id"
         )
-        return (submission.attempt_row(row) for row in found)
+        return (submission.attempt_row(row, row["name"]) for row in found)
 
     def runs(self) -> tuple[tuple[float, float], ...]:
         """Start and end of each dispatcher's run in wall-clock seconds; a killed one ends with the last that it saw to,
@@ -361,13 +356,13 @@ class QueueFile:
 
     # --- what is asked and what is learned ---------------------------------------------------------------------
 
-    def letters(self) -> tuple[Letter, ...]:
-        """What is asked and not yet done, oldest first."""
-        return mailbox.open_letters(self._db)
+    def requests(self) -> tuple[Request, ...]:
+        """The requests without a response, oldest first."""
+        return chains.open_requests(self._db)
 
-    def reply_to(self, letter: int) -> Reply | None:
-        """What came of it, None while it is not done."""
-        return mailbox.reply_to(self._db, letter)
+    def response(self, request: int) -> Response | None:
+        """The response to a request, None while it is open."""
+        return chains.response(self._db, request)
 
     def unknown(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those of the names that no job has."""

@@ -18,7 +18,15 @@ from pathlib import Path
 from gpuherd.errors import CannotOpenQueue, GpuherdError, QueueUnreadable, UsageError
 from gpuherd.gpus.state import SIMULATED
 from gpuherd.jobs.one_host import refuse_elsewhere
-from gpuherd.jobs.queue.schema import APPLICATION, VERSION, damage_behind, may, owner, refuse_no_queue, told
+from gpuherd.jobs.queue.schema import (
+    APPLICATION,
+    damage_behind,
+    may,
+    owner,
+    refuse_no_queue,
+    refuse_other_version,
+    told,
+)
 
 SIMULATED_GPUS = "GPUs were simulated: jobs ran on the CPU, and no time, memory or utilization here is that of a GPU."
 
@@ -61,7 +69,6 @@ class QueueReader:
             raise _unreadable(path, problem) from problem
         try:
             self._refuse_strangers()
-            self._columns = {table: self._columns_of(table) for table in ("jobs", "attempts", "family_ends")}
         except sqlite3.Error as problem:
             self._db.close()
             raise _unreadable(path, problem) from problem
@@ -107,10 +114,6 @@ class QueueReader:
         found = self.rows(query, values)
         return found[0] if found else None
 
-    def has(self, table: str, column: str) -> bool:
-        """Whether the file knows this column of ``jobs`` or ``attempts``; files of an older gpuherd lack some."""
-        return column in self._columns[table]
-
     def can(self, query: str) -> bool:
         """Whether this SQLite understands the query."""
         try:
@@ -119,11 +122,6 @@ class QueueReader:
             return False
         return True
 
-    def column(self, table: str, name: str, alias: str = "") -> str:
-        """The column for a SELECT, or NULL under its name where the file has none."""
-        prefix = f"{alias}." if alias else ""
-        return f"{prefix}{name}" if self.has(table, name) else f"NULL AS {name}"
-
     def _refuse_elsewhere(self) -> None:
         """Again and again: somebody may begin on another machine while a log is followed on this one."""
         if time.monotonic() >= self._looks_next:
@@ -131,19 +129,11 @@ class QueueReader:
             refuse_elsewhere(self.path)
 
     def _refuse_strangers(self) -> None:
-        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
         if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise _none(self.path)  # a dispatcher is about to make it
         if int(self._db.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION:
             raise QueueUnreadable(f"{self.path} is no gpuherd queue")
-        if version > VERSION:
-            raise QueueUnreadable(
-                f"the queue {self.path} is of a newer gpuherd (its version is {version}, this one reads up to "
-                f"{VERSION}); use that gpuherd"
-            )
-
-    def _columns_of(self, table: str) -> frozenset[str]:
-        return frozenset(row["name"] for row in self._db.execute(f"PRAGMA table_info({table})"))
+        refuse_other_version(self.path, int(self._db.execute("PRAGMA user_version").fetchone()[0]))
 
 
 def is_there(path: Path) -> bool:

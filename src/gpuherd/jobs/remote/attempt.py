@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from gpuherd.engines.base import End, Phase, Sighting, Ticket
-from gpuherd.engines.local import Exit
+from gpuherd.engines.local.process import Exit
 from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs.attempts.retry import Blameless

@@ -19,7 +19,7 @@ from typing import Self
 
 from gpuherd.engines import progress
 from gpuherd.engines.host import finding_us
-from gpuherd.engines.local import LocalProcess, adopt, read_exit
+from gpuherd.engines.local.process import LocalProcess, adopt, read_exit
 from gpuherd.engines.process_tree import (
     ATTEMPT_VARIABLE,
     ProcessId,

@@ -164,7 +164,7 @@ class Handing:
             command=(sys.executable, "-m", _LEADER, str(self._run.manifest(name))),
             folder=self._run.handover,
             after=tuple(each.handle for each in group.after),
-            at_once=self.options.array_limit,
+            at_once=self.options.spec.at_once(self.options),
         )
 
     def _record(self, queued: QueuedJob, number: int, batch: str, place: int) -> AttemptRecord:
@@ -211,7 +211,7 @@ class Handing:
             delay_s=self._delay_s,
             nodes=placement.nodes,
             tasks=placement.tasks,
-            mpi=self.options.mpi,
+            mpi=self.options.spec.launcher(self.options),
             gpus=placement.gpus,
             timeout_s=limits.whole_s,
             stage_timeout_s=limits.stage_s,

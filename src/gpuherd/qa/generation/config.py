@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gpuherd.engines.options import EngineName
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import DispatchOptions, count, positive_int
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.lm.asked import Decoding
 from gpuherd.lm.guidance.guide import Mode
@@ -22,6 +21,7 @@ from gpuherd.qa.generation.guiding import GuideOptions
 from gpuherd.qa.prompts.options import PromptOptions
 from gpuherd.qa.prompts.style import STYLES
 from gpuherd.qa.working.options import RunsOptions, WorkOptions, plain_values
+from gpuherd.units import count, positive_int
 
 Backend = Literal["transformers", "vllm"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -115,9 +115,7 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, G
         metavar="MODEL",
         group="model",
     )
-    engine: EngineName = field(
-        default="local", metadata={"option": replace(_ENGINE.metadata["option"], parse=_no_backend)}
-    )
+    engine: str = field(default="local", metadata={"option": replace(_ENGINE.metadata["option"], parse=_no_backend)})
     run_id: str | None = option(
         None,
         help="name of the run (default: of its model, data set and settings, so that the same command goes on with it)",
