@@ -1,7 +1,8 @@
 """Leads one attempt on its node: ``python -m gpuherd.jobs.remote.agent MANIFEST INDEX``.
 
 It claims the attempt, runs it in a session of its own with its log, keeps its time limits, ends all of it when the
-node is to make room (SIGTERM, SIGINT, SIGHUP) or its time is nearly up (SIGUSR1), and tells by a file how it has ended.
+node is to make room (SIGTERM, SIGINT, SIGHUP, SIGUSR2) or its time is nearly up (SIGUSR1), and tells by a file how it
+has ended.
 It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
 interrupted, or somebody else has it. Of an attempt on several nodes it leads all: by a command of the engine that
 starts a ``node_rank`` on each, elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
@@ -50,7 +51,8 @@ _LOOK_S = 0.1
 _TOO_EARLY = "TOO_EARLY"  # of ``settle.Blameless``, which takes long to load
 _RANK = "gpuherd.jobs.remote.node_rank"
 _TIME_UP = signal.SIGUSR1
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, _TIME_UP)
+# SIGUSR2 is Grid Engine's word that SIGKILL follows.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, _TIME_UP)
 
 
 def main(words: Sequence[str]) -> int:
