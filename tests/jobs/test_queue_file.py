@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from tests.jobs.attempts import attempt_of
+from tests.jobs.attempts import attempt_of, settled
 
 from gpuherd.cli import main
 from gpuherd.errors import ExitCode, GpuherdError, QueueUnreadable, UsageError
@@ -26,7 +26,7 @@ from gpuherd.jobs.monitor.status import attempts_of, opened
 from gpuherd.jobs.queue import schema
 from gpuherd.jobs.queue.schema import VERSION, connect, passing_through
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import AttemptEnd, AttemptState, Handed
+from gpuherd.jobs.records import AttemptState, Handed
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 
@@ -83,7 +83,7 @@ def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
     with Queue(path) as queue:
         (record,) = queue.running()
         assert (record.queued.job.name, record.queued.memory_mb, record.paused) == ("b", 200, frozenset())
-        end = AttemptEnd(attempt=1, state=AttemptState.DONE, job_state=JobState.DONE, ended_at=2.0, ended_mono=2.0)
+        end = settled(1, AttemptState.DONE, JobState.DONE)
         queue.record_ends([end])
         assert [(q.job.name, q.memory_mb) for q in queue.head(9, time.time())] == [("c", 300)]
         queue.add([Job(name="d", argv=("true",), needs=("a",))])
@@ -308,7 +308,7 @@ def test_a_file_of_version_4_goes_on_with_what_runs(tmp_path: Path) -> None:
     with Queue(path) as queue:
         (record,) = queue.running()
         assert record.handed is None and record.process is not None
-        end = AttemptEnd(attempt=1, state=AttemptState.DONE, job_state=JobState.DONE, ended_at=2.0, ended_mono=2.0)
+        end = settled(1, AttemptState.DONE, JobState.DONE)
         queue.record_ends([end])
         (queued,) = queue.head(9, time.time())
         run = queue.begin_run(3.0, 3.0, "slurm")
@@ -345,9 +345,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         run = queue.begin_run(1.0, 1.0)
         for number, queued in enumerate(queue.head(40, time.time()), 1):
             queue.record_start(attempt_of(queued, number), run, wait_s=0.0, leased_mono=None)
-            end = AttemptEnd(
-                attempt=number, state=AttemptState.DONE, job_state=JobState.DONE, ended_at=2.0, ended_mono=2.0
-            )
+            end = settled(number, AttemptState.DONE, JobState.DONE)
             queue.record_end(end)
         queue.end_run(run, 3.0)
     return path.read_bytes()

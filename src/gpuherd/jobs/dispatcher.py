@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Unpack
 
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import ended, lost
 from gpuherd.jobs.attempts.launch import START_AGAIN_S, Starter
 from gpuherd.jobs.attempts.orphans import Leftovers
 from gpuherd.jobs.attempts.preempt import DiskGuard, Pausing
@@ -96,7 +95,7 @@ class Dispatcher(Loop):
         self._deciding.due_at = None
 
     def _is_over(self) -> bool:
-        if self._supervisor.running or self._endings.again_at is not None:
+        if self._supervisor.running or self._completion.again_at is not None:
             if not self._supervisor.running and self.asked >= Ask.STOP:
                 raise self._cannot_end()
             return False
@@ -108,7 +107,7 @@ class Dispatcher(Loop):
     def _look_after(self, now: float) -> None:
         standby = self._starter.standby
         self._supervisor.keep_time(now)
-        if self._endings.again_at is not None and now >= self._endings.again_at and self._endings.record(now):
+        if self._completion.again_at is not None and now >= self._completion.again_at and self._completion.record(now):
             self.decide_soon(now)
         if self._leftovers.due_at is not None and now >= self._leftovers.due_at:
             running = [attempt.process.traces for attempt in self._supervisor.running.values()]
@@ -128,7 +127,7 @@ class Dispatcher(Loop):
         times = [
             self._supervisor.next_deadline(),
             self._leftovers.due_at,
-            self._endings.again_at,
+            self._completion.again_at,
             self._desk.next_at(may_start=may_start),
             self._starter.standby.due_at,
         ]
@@ -163,8 +162,8 @@ class Dispatcher(Loop):
         self._selector.register(attempt.process.pidfd, selectors.EVENT_READ)
 
     def _closed(self) -> str | None:
-        if self._endings.again_at is not None:
-            return self._endings.trouble
+        if self._completion.again_at is not None:
+            return self._completion.trouble
         return self._pausing.disk_low
 
     # --- ending -----------------------------------------------------------------------------------------------
@@ -177,14 +176,14 @@ class Dispatcher(Loop):
             self._selector.unregister(pidfd)
             attempt, found = self._supervisor.collect(pidfd)
             problem = self._desk.problem_of(attempt.record) if found.code != 0 else None
-            seen = self._desk.seen(attempt, disk_low=found.code != 0 and self._is_disk_low(attempt, now))
-            ends.append(ended(attempt, found, at=at, now=now, gpu_problem=problem, seen=seen))
+            observed = self._desk.observed(attempt, disk_low=found.code != 0 and self._is_disk_low(attempt, now))
+            ends.append(attempt.ended(found, at=at, now=now, gpu_problem=problem, observed=observed))
             self._starter.standby.ended(now - attempt.record.started_mono, now)
             self._leftovers.expect(now, attempt.process.traces)
             self._desk.released(attempt.record, now)
-        self._endings.machine = [gpu.uuid for gpu in self._desk.gpus]
-        self._endings.in_use = self._supervisor.gpus
-        self._endings.settle(ends, now)
+        self._completion.machine = [gpu.uuid for gpu in self._desk.gpus]
+        self._completion.in_use = self._supervisor.gpus
+        self._completion.complete(ends, now)
         for label, sentence in self._desk.fetch_left_out(at):
             self._tell.notice(f"GPU {label} is {sentence}")
         self.decide_soon(now)
@@ -202,20 +201,20 @@ class Dispatcher(Loop):
         now, at = clock.mono(), clock.wall()
         ends = []
         for record in self._queue.running():
-            found = self._supervisor.take_over(record, now, copied=not self._queue.owns(record))
+            found = self._supervisor.take_over(record, now, at, copied=not self._queue.owns(record))
             if isinstance(found, Attempt):
                 self._watch_for_end(found)
                 self._tell.about(EventKind.ADOPTED, record, "left running by an earlier gpuherd; taken over")
             else:
-                ends.append(lost(found, at, now))
+                ends.append(found)
         if self._supervisor.gpus:
             self._desk.open()
             self._desk.started(now)
         if ends:
-            self._endings.settle(ends, now)
+            self._completion.complete(ends, now)
         self._pausing.taken_over(now)
         running = {attempt.record.id for attempt in self._supervisor.running.values()}
-        self._run.remove_stray_attempt_files(running | self._endings.unrecorded)
+        self._run.remove_stray_attempt_files(running | self._completion.unrecorded)
         self._leftovers.expect(clock.mono() - 1)
 
     def end(self, asked: Ask, why: str) -> str:

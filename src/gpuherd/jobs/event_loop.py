@@ -21,7 +21,7 @@ from typing import TypedDict
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import Endings
+from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.control.messages import Ask, StopSignals
@@ -98,7 +98,7 @@ class Loop(ABC):
         self._on_ready = on_ready
         self._grace_s = grace_s
         self._health = HealthBook(queue)
-        self._endings = Endings(queue, run, self._tell, self._health)
+        self._completion = Completion(queue, run, self._tell, self._health)
         self._obeying = Obeying(queue, run, self, settings, load_settings)
         self._standing = StandingFile(run.standing)
         self._show_at = 0.0
@@ -260,7 +260,7 @@ class Loop(ABC):
 
     def _cannot_end(self) -> CannotWrite:
         """What to raise when it was told to stop and ends can't be recorded: the next start finds them again."""
-        return CannotWrite(f"can't write {self._run.queue}: {self._endings.trouble}; put that right and start again")
+        return CannotWrite(f"can't write {self._run.queue}: {self._completion.trouble}; put that right and start again")
 
     def _end_run(self, run_id: int) -> None:
         try:

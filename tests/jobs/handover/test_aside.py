@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from gpuherd.jobs.remote.collect import Aside
+from gpuherd.jobs.remote.query import Aside
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import AttemptRecord, Handed, QueuedJob
 from gpuherd.jobs.remote import spool as module
-from gpuherd.jobs.remote.attempt import Followed
+from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import Claim, EndReport, read_ended, take, write_ended
 from gpuherd.jobs.remote.spool import Folder
 from gpuherd.jobs.run_dir import RunDirectory
@@ -20,7 +20,7 @@ from gpuherd.jobs.run_dir import RunDirectory
 TAG, OTHER = "0123456789ab.17", "0123456789ab.18"
 
 
-def followed(run: RunDirectory, number: int) -> Followed:
+def followed(run: RunDirectory, number: int) -> RemoteAttempt:
     queued = QueuedJob(
         id=number,
         job=Job(name=f"j{number}", argv=("true",)),
@@ -43,7 +43,7 @@ def followed(run: RunDirectory, number: int) -> Followed:
         started_at=0.0,
         started_mono=0.0,
     )
-    return Followed(record, handed, run.attempt_progress(number))
+    return RemoteAttempt(record, handed, run.attempt_progress(number))
 
 
 @pytest.fixture
@@ -172,10 +172,10 @@ def a_look(run: RunDirectory, clocks: Clocks, sighting: Sighting | None = None) 
     each = followed(run, 1)
     folder = Folder(run)
     folder.recall_gone({1: each})
-    assert not each.known("SLURM", clocks.mono, 15.0).late  # the engine has not been heard yet
+    assert not each.is_late(clocks.mono, 15.0)  # the engine has not been heard yet
     each.seen(sighting, clocks.mono, clocks.mono)
     folder.keep_gone([each])
-    return each.known("SLURM", clocks.mono, 15.0).late
+    return each.is_late(clocks.mono, 15.0)
 
 
 def test_patience_goes_on_with_the_next_follower(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from gpuherd.engines.base import Batch, End, EngineAway, Phase, Placement, Sighting, Ticket
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, clock
 from gpuherd.jobs.remote import agent, dispatcher, node_job
-from gpuherd.jobs.remote.attempt import Followed
 from gpuherd.jobs.remote.dispatcher import Handover
+from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import EndReport, Order, exit_code, order_of, write_ended
 from gpuherd.jobs.reporter import Reporter
 
@@ -369,7 +369,7 @@ class WithoutFollower(World):
 
     def __init__(self) -> None:
         super().__init__()
-        known = patch.object(Followed, "can_be_followed", lambda self, *_: self.handed.handle is not None)
+        known = patch.object(RemoteAttempt, "can_be_followed", lambda self, *_: self.handed.handle is not None)
         self._patches.enter_context(known)
 
 

@@ -12,8 +12,13 @@ import signal as signals
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from gpuherd.errors import ExitCode
+from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
+
+if TYPE_CHECKING:
+    from gpuherd.engines.local import Exit
 
 
 class FailureClass(StrEnum):
@@ -161,32 +166,6 @@ _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u20
 _LONGEST_REASON = 300
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """What is known of an attempt that did not succeed.
-
-    Attributes:
-        started: whether the command itself ever ran.
-        code, signal: as in ``engines.local.Exit``; both None when the end was not recorded.
-        log_tail: the last part of its output.
-        timeout_s, stage_timeout_s, heartbeat_s: the limit, when we ended it for that one.
-        stage: the stage that it was in for too long, as it called it.
-        gpu_problem: what the driver says is wrong with one of its GPUs ("Xid 79"), when it came up while it ran.
-        missing_result: the file that should be there after a success, when the command ended well without it.
-    """
-
-    started: bool = True
-    code: int | None = None
-    signal: int | None = None
-    log_tail: str = ""
-    timeout_s: float | None = None
-    stage_timeout_s: float | None = None
-    stage: str | None = None
-    heartbeat_s: float | None = None
-    gpu_problem: str | None = None
-    missing_result: str | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """A failure's class, the reason as one clean line, and whether another try may help, and on another GPU.
@@ -203,13 +182,28 @@ class Diagnosis:
     exit_code: int | None = None
 
 
-def classify(ending: Ending) -> Diagnosis:
-    """Diagnoses an attempt that did not succeed."""
-    failure, reason = _judge(ending)
+def classify(
+    end: Exit,
+    log_tail: str = "",
+    *,
+    passed: Passed | None = None,
+    gpu_problem: str | None = None,
+    missing_result: str | None = None,
+) -> Diagnosis:
+    """Diagnoses an attempt that did not succeed.
+
+    Args:
+        end: what its main process did; neither code nor signal when the end was not recorded.
+        log_tail: the last part of its output.
+        passed: the time limit for which we ended it.
+        gpu_problem: what the driver says is wrong with one of its GPUs ("Xid 79"), when it came up while it ran.
+        missing_result: the file that should be there after a success, when the command ended well without it.
+    """
+    failure, reason = _judge(end, log_tail, passed, gpu_problem, missing_result)
     retry = failure not in _FOR_GOOD
     out_of_memory = failure is FailureClass.OUT_OF_MEMORY and "cuda" not in reason.lower()
     on_host = out_of_memory and _HOST_MEMORY.search(reason) is not None
-    return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE, on_host, ending.code)
+    return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE, on_host, end.code)
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
@@ -229,21 +223,22 @@ def is_out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, RuntimeError) and ("out of memory" in words or _NO_MEMORY.search(words) is not None)
 
 
-def _judge(ending: Ending) -> tuple[FailureClass, str]:
-    line = telling_line(ending.log_tail)
-    if not ending.started and ending.timeout_s is None:
+def _judge(
+    end: Exit, log_tail: str, passed: Passed | None, gpu_problem: str | None, missing_result: str | None
+) -> tuple[FailureClass, str]:
+    line = telling_line(log_tail)
+    if not end.started and (passed is None or passed.kind is not LimitKind.WHOLE):
         return FailureClass.NEVER_STARTED, line or "it ended before it could be given the go-ahead"
-    if ending.gpu_problem is not None and ending.code not in _BY_CODE:
+    if gpu_problem is not None and end.code not in _BY_CODE:
         # Also for one that we had to stop: a job hangs when its GPU does.
-        return FailureClass.GPU_FAULT, f"the driver reports {ending.gpu_problem}" + (f"; {line}" if line else "")
-    stopped = _judge_stop(ending)
-    if stopped is not None:
-        return stopped
-    if ending.missing_result is not None:
-        return FailureClass.NO_RESULT, f"it ended well, but its result {ending.missing_result} is not there"
-    if ending.code in _BY_CODE:
-        return _BY_CODE[ExitCode(ending.code)], line or f"exit code {ending.code}"
-    return _judge_log(ending.log_tail.splitlines(), line) or _judge_exit(ending, line)
+        return FailureClass.GPU_FAULT, f"the driver reports {gpu_problem}" + (f"; {line}" if line else "")
+    if passed is not None:
+        return _judge_limit(passed)
+    if missing_result is not None:
+        return FailureClass.NO_RESULT, f"it ended well, but its result {missing_result} is not there"
+    if end.code in _BY_CODE:
+        return _BY_CODE[ExitCode(end.code)], line or f"exit code {end.code}"
+    return _judge_log(log_tail.splitlines(), line) or _judge_exit(end, line)
 
 
 def _judge_log(lines: Sequence[str], line: str | None) -> tuple[FailureClass, str] | None:
@@ -257,26 +252,24 @@ def _judge_log(lines: Sequence[str], line: str | None) -> tuple[FailureClass, st
     return next(((failure, line) for failure, pattern in _TELLING if line and pattern.search(line)), None)
 
 
-def _judge_exit(ending: Ending, line: str | None) -> tuple[FailureClass, str]:
-    if ending.signal is not None:
-        return _judge_signal(ending.signal, line)
-    if ending.code is None:
+def _judge_exit(end: Exit, line: str | None) -> tuple[FailureClass, str]:
+    if end.signal is not None:
+        return _judge_signal(end.signal, line)
+    if end.code is None:
         return FailureClass.KILLED, "it was gone without leaving an exit status: killed, with its shell"
-    if ending.code in _SHELL_CODES:
-        return FailureClass.MISSING, line or f"exit code {ending.code}: {_SHELL_CODES[ending.code]}"
-    return FailureClass.CRASH, line or f"exit code {ending.code}, and nothing in its log"
+    if end.code in _SHELL_CODES:
+        return FailureClass.MISSING, line or f"exit code {end.code}: {_SHELL_CODES[end.code]}"
+    return FailureClass.CRASH, line or f"exit code {end.code}, and nothing in its log"
 
 
-def _judge_stop(ending: Ending) -> tuple[FailureClass, str] | None:
-    """The class of an attempt that we ended for one of its limits."""
-    if ending.timeout_s is not None:
-        return FailureClass.TIMEOUT, f"stopped after its time limit of {ending.timeout_s:g} s"
-    if ending.stage_timeout_s is not None:
-        stage = f" in stage {ending.stage}" if ending.stage else ""
-        return FailureClass.TIMEOUT, f"stopped{stage} after the time limit of {ending.stage_timeout_s:g} s for a stage"
-    if ending.heartbeat_s is not None:
-        return FailureClass.NO_HEARTBEAT, f"stopped after it had told no progress for {ending.heartbeat_s:g} s"
-    return None
+def _judge_limit(passed: Passed) -> tuple[FailureClass, str]:
+    """The class of an attempt that we ended for one of its time limits."""
+    if passed.kind is LimitKind.WHOLE:
+        return FailureClass.TIMEOUT, f"stopped after its time limit of {passed.limit_s:g} s"
+    if passed.kind is LimitKind.STAGE:
+        stage = f" in stage {passed.stage}" if passed.stage else ""
+        return FailureClass.TIMEOUT, f"stopped{stage} after the time limit of {passed.limit_s:g} s for a stage"
+    return FailureClass.NO_HEARTBEAT, f"stopped after it had told no progress for {passed.limit_s:g} s"
 
 
 def _judge_signal(number: int, line: str | None) -> tuple[FailureClass, str]:

@@ -8,8 +8,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpuherd.jobs.attempts.retry import Blameless
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
+from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.gpu.usage import Action, ActionKind
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue.errors import may_pass
@@ -165,7 +165,7 @@ class Pausing:
     def _give_way(self, attempt: Attempt, action: Action, now: float) -> None:
         self._tell.notice(action.sentence)
         if action.kind is ActionKind.REQUEUE:
-            attempt.blameless = Blameless.GAVE_WAY
+            attempt.no_fault = NoFault.GAVE_WAY
             self._supervisor.stop(attempt, now)
         elif action.kind is ActionKind.PAUSE:
             self._pause(attempt, PauseReason.STRANGER, now)

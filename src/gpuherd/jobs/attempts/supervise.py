@@ -16,8 +16,8 @@ from gpuherd.engines.process_tree import Traces, boot_id, locks_held
 from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.attempts.retry import Blameless
 from gpuherd.jobs.attempts.time_limits import Passed, TimeLimits, Timer
+from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.run_dir import ATTEMPTS_A_FILE, RunDirectory
@@ -33,7 +33,7 @@ class Attempt:
         tag: what its processes carry in their environment.
         timer: its time limits.
         kill_at: set (by ``clock.mono``) while it is being stopped.
-        passed: the limit for which it is being stopped; ``blameless``: the reason that is none of its own;
+        passed: the limit for which it is being stopped; ``no_fault``: the reason that is none of its own;
             ``cancelled_by``: who wants it to end for good.
         paused: why its processes are stopped now, () while they are not.
     """
@@ -46,7 +46,7 @@ class Attempt:
     adopted: bool = False
     kill_at: float | None = None
     passed: Passed | None = None
-    blameless: Blameless | None = None
+    no_fault: NoFault | None = None
     cancelled_by: str | None = None
     paused: frozenset[PauseReason] = frozenset()
 
@@ -67,14 +67,22 @@ class Attempt:
         told = None if mark is None else self.progress()
         self.timer.look(now, mark, None if told is None else told.stage)
 
-
-@dataclass(frozen=True, slots=True)
-class LostAttempt:
-    """An attempt of a dead dispatcher that has ended meanwhile."""
-
-    record: AttemptRecord
-    exit: Exit
-    blameless: Blameless | None
+    def ended(
+        self, end: Exit, *, at: float, now: float, gpu_problem: str | None = None, observed: Observed | None = None
+    ) -> Known:
+        """What is known of its end: ``at`` by the wall clock, ``now`` by the machine's."""
+        return Known(
+            record=self.record,
+            exit=end,
+            at=at,
+            mono=now,
+            no_fault=NoFault.NEVER_WENT if self.adopted and not end.started else self.no_fault,
+            cancelled_by=self.cancelled_by,
+            passed=self.passed,
+            paused_s=self.timer.paused_s(now),
+            gpu_problem=gpu_problem,
+            observed=observed or Observed(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,24 +185,26 @@ class Supervisor:
         self.running[attempt.process.pidfd] = attempt
         attempt.process.go()
 
-    def take_over(self, record: AttemptRecord, now: float, *, copied: bool) -> Attempt | LostAttempt:
-        """An attempt that a dead dispatcher left: running still, or ended meanwhile. What the queue says of it (paused,
-        to be cancelled) is carried out.
+    def take_over(self, record: AttemptRecord, now: float, at: float, *, copied: bool) -> Attempt | Known:
+        """An attempt that a dead dispatcher left: it still runs, or it has ended meanwhile. What the queue says of it
+        (paused, to be cancelled) is carried out.
 
-        ``copied``: the queue is a copy of another, whose attempts are none of ours.
+        Args:
+            now, at: this moment by the machine's clock and by the wall clock.
+            copied: the queue is a copy of another, whose attempts are none of ours.
         """
         status = self.run.attempt_status(record.id)
         if copied:
-            return LostAttempt(record, Exit(started=True), Blameless.COPIED)
+            return lost(record, Exit(started=True), NoFault.COPIED, None, at)
         if record.process is None:
             raise ValueError(f"attempt {record.id} is in the hands of {record.handed}; no process of this machine")
         if record.process.boot != boot_id():
-            return LostAttempt(record, Exit(started=True), Blameless.REBOOT)
+            return lost(record, Exit(started=True), NoFault.REBOOT, None, at)
         tag = self._tag(record.id)
         process = adopt(record.process, status, tag)
         if process is None:
             ended = read_exit(status, tag)
-            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT)
+            return lost(record, ended, None if ended.started else NoFault.NEVER_WENT, now, at)
         attempt = Attempt(
             record, process, self.run.attempt_progress(record.id), tag, self._timer(record, now), adopted=True
         )
@@ -263,7 +273,7 @@ class Supervisor:
     def stop_all(self, now: float, grace_s: float | None = None) -> None:
         """The same to every attempt; each waits again."""
         for attempt in self.running.values():
-            attempt.blameless = Blameless.STOPPED
+            attempt.no_fault = NoFault.STOPPED
             self.stop(attempt, now, grace_s)
 
     def keep_time(self, now: float) -> None:
@@ -301,3 +311,22 @@ class Supervisor:
         if record.paused_mono is not None:
             timer.pause(min(now, record.paused_mono))
         return timer
+
+
+def lost(record: AttemptRecord, end: Exit, no_fault: NoFault | None, now: float | None, at: float) -> Known:
+    """An attempt of a dead dispatcher that has ended since. ``now``: None where the machine's clock began anew."""
+    mono = now
+    if now is not None and end.ran_s is not None:
+        # By the status file, so that hours without a dispatcher don't count as the job's.
+        mono = min(now, record.started_mono + end.ran_s)
+        at -= now - mono
+    return Known(
+        record=record,
+        exit=end,
+        at=at,
+        mono=mono,
+        no_fault=no_fault,
+        cancelled_by=record.queued.cancelled_by,
+        paused_s=record.paused_s,
+        observed=Observed(gpus=record.gpus),
+    )

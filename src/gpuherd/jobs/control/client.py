@@ -13,11 +13,11 @@ from contextlib import closing
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError, QueueBusy, UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import Ended, Endings, lost
+from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.orphans import Leftovers
-from gpuherd.jobs.attempts.retry import Blameless
 from gpuherd.jobs.attempts.supervise import GRACE_S, Attempt, Supervisor
+from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.control.messages import OF_JOBS, Answer, Control, ControlKind, priority_of, ring
 from gpuherd.jobs.control.server import apply
 from gpuherd.jobs.dispatcher_state import engine_name
@@ -30,8 +30,8 @@ from gpuherd.jobs.queue.reader import is_there
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord
 from gpuherd.jobs.remote import dispatcher
-from gpuherd.jobs.remote.attempt import Followed
-from gpuherd.jobs.remote.collect import Asking, Collecting
+from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
+from gpuherd.jobs.remote.query import Asking
 from gpuherd.jobs.remote.spool import Folder
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
@@ -170,15 +170,15 @@ def take_care(queue: Queue, run: RunDirectory) -> None:
     if not running or queue.copied:
         return
     tell = Reporter(queue, run)
-    endings = Endings(queue, run, tell, HealthBook(queue))
+    completion = Completion(queue, run, tell, HealthBook(queue))
     handed = [record for record in running if record.handed is not None and queue.owns(record)]
     if any(record.queued.cancelled_by is not None for record in handed):
-        end_cancelled(queue, run, tell, endings, handed, GRACE_S)
+        end_cancelled(queue, run, tell, completion, handed, GRACE_S)
     here = [record for record in running if record.handed is None]
     requested = {record.id for record in here if _is_requested(record, before.get(record.id))}
     if requested:
         with closing(Supervisor(run, queue.tag, DispatchOptions())) as supervisor:
-            _end_here(queue, supervisor, endings, here, requested)
+            _end_here(queue, supervisor, completion, here, requested)
 
 
 def _is_requested(record: AttemptRecord, before: AttemptRecord | None) -> bool:
@@ -189,7 +189,7 @@ def _is_requested(record: AttemptRecord, before: AttemptRecord | None) -> bool:
 def _end_here(
     queue: Queue,
     supervisor: Supervisor,
-    endings: Endings,
+    completion: Completion,
     records: Sequence[AttemptRecord],
     requested: Collection[int],
 ) -> None:
@@ -198,9 +198,9 @@ def _end_here(
     for record in records:
         if record.id not in requested:
             continue
-        found = supervisor.take_over(record, now, copied=False)
+        found = supervisor.take_over(record, now, at, copied=False)
         if not isinstance(found, Attempt) and record.queued.cancelled_by is not None:
-            endings.settle([lost(found, at, now)], now)
+            completion.complete([found], now)
     ending = {fd: attempt for fd, attempt in supervisor.running.items() if attempt.cancelled_by is not None}
     leftovers = Leftovers(queue.tag)
     ends = select.poll()  # not select, which knows no descriptor above 1023
@@ -215,15 +215,7 @@ def _end_here(
             del ending[fd]
             now = clock.mono()
             leftovers.expect(now, attempt.process.traces)
-            ended = Ended(
-                record=attempt.record,
-                exit=how,
-                at=clock.wall(),
-                mono=now,
-                cancelled_by=attempt.cancelled_by,
-                paused_s=attempt.timer.paused_s(now),
-            )
-            endings.settle([ended], now)
+            completion.complete([attempt.ended(how, at=clock.wall(), now=now)], now)
     others = [record for record in records if record.id not in requested]
     while leftovers.due_at is not None:
         leftovers.hurry(clock.mono())
@@ -241,7 +233,12 @@ _PATIENCE_S = 5.0
 
 
 def end_cancelled(
-    queue: Queue, run: RunDirectory, tell: Reporter, endings: Endings, records: Sequence[AttemptRecord], grace_s: float
+    queue: Queue,
+    run: RunDirectory,
+    tell: Reporter,
+    completion: Completion,
+    records: Sequence[AttemptRecord],
+    grace_s: float,
 ) -> None:
     """Ends those that are to end, and those that wait there to follow them, and records it. One that its engine can't
     be told of now, or that takes longer to end than its grace, stays marked, and is ended by the next gpuherd that
@@ -250,7 +247,7 @@ def end_cancelled(
     Args:
         records: all attempts in an engine's hands.
     """
-    handed = Followed.among(records, run)
+    handed = RemoteAttempt.among(records, run)
     wanted = {
         number: followed for number, followed in handed.items() if followed.record.queued.cancelled_by is not None
     }
@@ -263,7 +260,7 @@ def end_cancelled(
     try:
         with closing(dispatcher.make(options)) as engine:
             asking = Asking(engine, tell, engine_name(name))
-            _Ending(queue, run, tell, asking, endings, handed, grace_s).follow(wanted)
+            _Ending(queue, run, tell, asking, completion, handed, grace_s).follow(wanted)
     except GpuherdError as problem:
         logger.warning("can't tell %s that jobs are cancelled: %s", engine_name(name), problem)
 
@@ -277,24 +274,24 @@ class _Ending:
         run: RunDirectory,
         tell: Reporter,
         asking: Asking,
-        endings: Endings,
-        handed: dict[int, Followed],
+        completion: Completion,
+        handed: dict[int, RemoteAttempt],
         grace_s: float,
     ):
         self._queue = queue
         self._tell = tell
         self._asking = asking
-        self._endings = endings
+        self._completion = completion
         self._handed = handed
         self._folder = Folder(run)
-        self._collecting = Collecting(run, asking, self._folder, grace_s)
+        self._outcomes = Outcomes(run, asking, self._folder, grace_s)
         self._folder.recall_gone(handed)
         self._until = clock.mono() + grace_s + _PATIENCE_S
 
-    def follow(self, wanted: dict[int, Followed]) -> None:
+    def follow(self, wanted: dict[int, RemoteAttempt]) -> None:
         """Returns when these have ended, or it has taken too long."""
         asking = self._asking
-        self._collecting.adopt(wanted.values())
+        self._outcomes.adopt(wanted.values())
         while True:
             now = clock.mono()
             if now >= asking.due_at:
@@ -313,27 +310,27 @@ class _Ending:
             select.select([], [], [], max(0.0, until - clock.mono()))
             self._folder.look(wanted, clock.mono())
 
-    def _without_ended(self, wanted: dict[int, Followed]) -> dict[int, Followed]:
+    def _without_ended(self, wanted: dict[int, RemoteAttempt]) -> dict[int, RemoteAttempt]:
         """Those of them that have not ended, and what is to end now that the others have."""
         left, ends = {}, []
         for number, followed in wanted.items():
-            end = self._collecting.judge(followed)
+            end = self._outcomes.judge(followed)
             if end is None:
-                self._collecting.call_off(followed)
+                self._outcomes.call_off(followed)
                 left[number] = followed
             else:
                 ends.append(end)
                 del self._handed[number]
         if not ends:
             return left
-        self._endings.settle(ends, clock.mono())
-        if any(end.blameless is not None for end in ends) and not self._endings.unrecorded:
+        self._completion.complete(ends, clock.mono())
+        if any(end.no_fault is not None for end in ends) and not self._completion.unrecorded:
             for needed, fate, names in self._queue.doom_hopeless():
                 self._tell.cancelled(names, needed, fate)
         stranded = [self._handed[number] for number in self._queue.stranded() & self._handed.keys() - left.keys()]
-        self._collecting.adopt(stranded)
+        self._outcomes.adopt(stranded)
         for followed in stranded:
             if not followed.has_begun:
-                followed.recalled = followed.recalled or Blameless.STRANDED
+                followed.recalled = followed.recalled or NoFault.DEPENDENCY_FAILED
                 left[followed.record.id] = followed
         return left

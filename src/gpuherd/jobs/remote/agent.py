@@ -24,6 +24,7 @@ from pathlib import Path
 from gpuherd.engines.world import Failure, Others, Stop, World, free_port, hosts
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs import clock
+from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.remote.node_job import Part
 from gpuherd.jobs.remote.node_rank import ask_steps, srun
 from gpuherd.jobs.remote.protocol import (
@@ -47,7 +48,6 @@ from gpuherd.jobs.remote.protocol import (
 # What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
 PATIENCE_S = 60.0
 _LOOK_S = 0.1
-_TOO_EARLY = "TOO_EARLY"  # of ``settle.Blameless``, which takes long to load
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _TIME_UP = signal.SIGUSR1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, _TIME_UP)
@@ -105,7 +105,7 @@ def lead(
     if missing is not None:
         # What follows from that is decided where the queue is; here it is made sure that the attempt never begins.
         say(f"attempt {order.attempt} does not begin: {missing}")
-        claim = replace(claim, void=True, why=_TOO_EARLY)
+        claim = replace(claim, void=True, why=NoFault.TOO_EARLY.name)
     if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
         return _taken(order)
     if missing is not None:

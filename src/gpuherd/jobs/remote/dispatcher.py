@@ -29,8 +29,8 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.remote.attempt import Followed
-from gpuherd.jobs.remote.collect import Asking, Collecting
+from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
+from gpuherd.jobs.remote.query import Asking
 from gpuherd.jobs.remote.spool import Folder
 from gpuherd.jobs.remote.submit import AGAIN_S, Handing, Sending
 from gpuherd.jobs.remote.tracker import Following
@@ -177,7 +177,7 @@ def recall(run: RunDirectory) -> EngineOptions | None:
 # What is said of jobs in an engine's hands to those who look on. Pure.
 
 
-def in_line_sentence(followed: Iterable[Followed], title: str) -> str | None:
+def in_line_sentence(followed: Iterable[RemoteAttempt], title: str) -> str | None:
     """How many wait in the engine, and what it says most often why; None when none does."""
     waiting = [each for each in followed if not each.has_begun]
     if not waiting:
@@ -238,12 +238,12 @@ class Handover(Loop):
             self._tell,
             self._asking,
             self._folder,
-            Collecting(run, self._asking, self._folder, self._grace_s + PATIENCE_S),
-            self._endings,
+            Outcomes(run, self._asking, self._folder, self._grace_s + PATIENCE_S),
+            self._completion,
             self._note_change,
         )
         self._disk = DiskGuard((run.root, run.logs), options.min_disk)
-        self._sending = Sending(queue, self._tell, options, self._asking, self._endings, self._disk, self._grace_s)
+        self._sending = Sending(queue, self._tell, options, self._asking, self._completion, self._disk, self._grace_s)
         self._leaves = False
         self._held_until = 0.0
         self._sending.refuse_if_none_can_be_had(jobs)
@@ -279,7 +279,7 @@ class Handover(Loop):
 
     def _is_over(self) -> bool:
         out = bool(self._following.open)
-        if self._endings.again_at is not None:
+        if self._completion.again_at is not None:
             if self._leaves or (not out and self.asked >= Ask.STOP):
                 raise self._cannot_end()
             return False
@@ -296,7 +296,7 @@ class Handover(Loop):
             self.decide_soon(now)
 
     def _due(self) -> Sequence[float | None]:
-        busy = [self._endings.again_at, self._following.due_at]
+        busy = [self._completion.again_at, self._following.due_at]
         if self.asked is Ask.GO_ON:
             # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
             busy.append(self._sending.due_at)

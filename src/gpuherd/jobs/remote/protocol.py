@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from gpuherd.atomic import NO_LINKS, atomic_write
-from gpuherd.engines.local import CannotStart
+from gpuherd.engines.local import CannotStart, Exit
 from gpuherd.engines.world import Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
 
@@ -205,7 +205,7 @@ class Claim:
         gpus: what CUDA_VISIBLE_DEVICES holds there, taken apart.
         others: the names of its further nodes, where they are known.
         pid: its leader on the node.
-        why: of a void one, why it was taken back (a name of ``settle.Blameless``); "" where the engine knows.
+        why: of a void one, why it was taken back (a name of ``completion.NoFault``); "" where the engine knows.
     """
 
     at: float
@@ -244,6 +244,11 @@ class EndReport:
     stage: str | None = None
     interrupted: bool = False
     peak_mb: int | None = None
+
+    @property
+    def exit(self) -> Exit:
+        """What the main process did."""
+        return Exit(self.started, self.code, self.signal, self.ran_s)
 
     @property
     def well(self) -> bool:

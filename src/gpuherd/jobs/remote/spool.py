@@ -19,7 +19,7 @@ from pathlib import Path
 from gpuherd.atomic import atomic_write
 from gpuherd.engines.process_tree import boot_id
 from gpuherd.jobs import clock
-from gpuherd.jobs.remote.attempt import LOOKS, Followed, Gone
+from gpuherd.jobs.remote.outcome import LOOKS, Gone, RemoteAttempt
 from gpuherd.jobs.remote.protocol import NOT_NOW, claim_on_node, present, read_claim, read_ended
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -61,7 +61,7 @@ class Folder:
         if after:
             self._after[batch] = frozenset(after)
 
-    def look(self, followed: Mapping[int, Followed], now: float) -> list[Followed]:
+    def look(self, followed: Mapping[int, RemoteAttempt], now: float) -> list[RemoteAttempt]:
         """The attempts of which there is something new: a claim, or a report of the end."""
         began = time.monotonic()
         names = self.names()
@@ -80,10 +80,10 @@ class Folder:
             logger.warning("can't read %s: %s", self._run.handover, problem.strerror)
             return frozenset()
 
-    def read(self, followed: Followed, names: Collection[str] | None = None) -> bool:
+    def read(self, followed: RemoteAttempt, names: Collection[str] | None = None) -> bool:
         """Reads what is told of one attempt; whether there was something new. ``names``: what is there, where that is
         known: who asks for each of thousands of files over a network waits for each."""
-        number, before = followed.record.id, (followed.claim, followed.further, followed.ended)
+        number, before = followed.record.id, (followed.claim, followed.further, followed.report)
         claim, ended = self._run.attempt_claim(number), self._run.attempt_ended(number)
         try:
             if followed.claim is None and (names is None or claim.name in names):
@@ -93,19 +93,19 @@ class Folder:
                 if rank not in followed.further and (names is None or part.name in names):
                     told = read_claim(part)
                     followed.further = followed.further if told is None else {**followed.further, rank: told}
-            if followed.ended is None and (names is None or ended.name in names):
-                followed.ended = read_ended(ended)
+            if followed.report is None and (names is None or ended.name in names):
+                followed.report = read_ended(ended)
         except OSError as problem:
             logger.warning("can't read what is told of attempt %d: %s", number, problem)
-        return (followed.claim, followed.further, followed.ended) != before
+        return (followed.claim, followed.further, followed.report) != before
 
-    def recall_gone(self, followed: Mapping[int, Followed]) -> None:
+    def recall_gone(self, followed: Mapping[int, RemoteAttempt]) -> None:
         """Since when an earlier follower has missed these, so that its patience and ours are one."""
         for number, gone in _read_gone(self._run.gone).items():
             if number in followed:
                 followed[number].gone_before = gone
 
-    def keep_gone(self, followed: Iterable[Followed]) -> None:
+    def keep_gone(self, followed: Iterable[RemoteAttempt]) -> None:
         """Writes down for the next follower since when the engine misses which of these: all that are out."""
         known = ((each.record.id, each.gone_before or each.gone) for each in followed)
         wanted = {number: gone for number, gone in known if gone is not None and gone.looks}

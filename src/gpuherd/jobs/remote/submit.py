@@ -15,7 +15,7 @@ from gpuherd.atomic import private_write
 from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement, Refused
 from gpuherd.errors import CannotWrite, JobCannotFit
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import Endings
+from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import FailureClass, back_off_s, clean
 from gpuherd.jobs.attempts.launch import give_up
 from gpuherd.jobs.attempts.preempt import DiskGuard
@@ -25,10 +25,10 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
 from gpuherd.jobs.records import AttemptRecord, Event, EventKind, Handed, Predecessor, QueuedJob, StartRecord
-from gpuherd.jobs.remote.attempt import Followed
 from gpuherd.jobs.remote.batches import LARGEST_BATCH, BatchLimits, Candidate, Group, decide, placement_of
-from gpuherd.jobs.remote.collect import Asking
+from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import Manifest, Order, portable, to_json
+from gpuherd.jobs.remote.query import Asking
 from gpuherd.jobs.remote.spool import Folder
 from gpuherd.jobs.remote.tracker import AT_A_TIME_S, Following
 from gpuherd.jobs.reporter import Reporter
@@ -54,7 +54,7 @@ class Outgoing:
         unwritten: what could not be written, here or by the engine; with more space trying again may do.
     """
 
-    followed: tuple[Followed, ...] = ()
+    followed: tuple[RemoteAttempt, ...] = ()
     refused: Refused | None = None
     unwritten: Exception | None = None
 
@@ -116,11 +116,11 @@ class Handing:
                 raise
             return Outgoing(unwritten=problem)
         self._folder.opened(batch.name, numbers, numbers, [each.attempt for each in group.after])
-        return self._submit(batch, tuple(Followed.among(records, self._run).values()))
+        return self._submit(batch, tuple(RemoteAttempt.among(records, self._run).values()))
 
     # --- one hand-over ----------------------------------------------------------------------------------------
 
-    def _submit(self, batch: Batch, followed: tuple[Followed, ...]) -> Outgoing:
+    def _submit(self, batch: Batch, followed: tuple[RemoteAttempt, ...]) -> Outgoing:
         asked_at = clock.mono()
         try:
             handles = self._asking.engine.submit(batch)
@@ -140,7 +140,7 @@ class Handing:
         self._told(followed, handles)
         return Outgoing(followed)
 
-    def _withdrawn(self, batch: Batch, followed: tuple[Followed, ...], refused: Refused) -> Outgoing:
+    def _withdrawn(self, batch: Batch, followed: tuple[RemoteAttempt, ...], refused: Refused) -> Outgoing:
         numbers = [each.record.id for each in followed]
         try:
             self._queue.withdraw(numbers)
@@ -221,7 +221,7 @@ class Handing:
             threads=None if placement.cpus is None else max(1, placement.cpus // placement.tasks),
         )
 
-    def _told(self, followed: Sequence[Followed], handles: Sequence[str]) -> None:
+    def _told(self, followed: Sequence[RemoteAttempt], handles: Sequence[str]) -> None:
         title = self._asking.title
         if len(followed) == 1:
             record = followed[0].record
@@ -265,7 +265,7 @@ class Sending:
         tell: Reporter,
         options: DispatchOptions,
         asking: Asking,
-        endings: Endings,
+        completion: Completion,
         disk: DiskGuard,
         grace_s: float,
     ):
@@ -273,7 +273,7 @@ class Sending:
         self._tell = tell
         self.options = options
         self._asking = asking
-        self._endings = endings
+        self._completion = completion
         self._disk = disk
         self._grace_s = grace_s
         self._largest = LARGEST_BATCH
@@ -302,8 +302,8 @@ class Sending:
 
     def closed(self, now: float) -> str | None:
         """A sentence while nothing is handed over."""
-        if self._endings.again_at is not None:
-            return self._endings.trouble
+        if self._completion.again_at is not None:
+            return self._completion.trouble
         if self._asking.silent(now):
             return self._asking.away
         return self._disk.low

@@ -6,15 +6,15 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import Ended, Endings, lost
+from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.attempts.retry import Blameless
-from gpuherd.jobs.attempts.supervise import LostAttempt, Supervisor
+from gpuherd.jobs.attempts.supervise import Supervisor
+from gpuherd.jobs.completion import Known, NoFault
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, EventKind
-from gpuherd.jobs.remote.attempt import Followed
-from gpuherd.jobs.remote.collect import Asking, Collecting, begun, with_begun
+from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt, begun, with_begun
+from gpuherd.jobs.remote.query import Asking
 from gpuherd.jobs.remote.spool import Folder
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
@@ -43,8 +43,8 @@ class Following:
         tell: Reporter,
         asking: Asking,
         folder: Folder,
-        collecting: Collecting,
-        endings: Endings,
+        outcomes: Outcomes,
+        completion: Completion,
         changed: Callable[[], None],
     ):
         self._queue = queue
@@ -52,18 +52,18 @@ class Following:
         self._tell = tell
         self._asking = asking
         self._folder = folder
-        self._collecting = collecting
-        self._endings = endings
+        self._outcomes = outcomes
+        self._completion = completion
         self._changed = changed
         self._closing: dict[int, str] = {}
         self._unwritten: dict[int, str] = {}
         self._hopeless = True
         self._sweep_at = 0.0
-        self.open: dict[int, Followed] = {}
+        self.open: dict[int, RemoteAttempt] = {}
         self.touched: set[int] = set()
 
     @property
-    def running(self) -> list[Followed]:
+    def running(self) -> list[RemoteAttempt]:
         """Those that have begun."""
         return [each for each in self.open.values() if each.has_begun]
 
@@ -83,7 +83,7 @@ class Following:
 
     def keep_time(self, now: float) -> None:
         """Looks, where it is time, and does what follows from that."""
-        if self._endings.again_at is not None and now >= self._endings.again_at and self._endings.record(now):
+        if self._completion.again_at is not None and now >= self._completion.again_at and self._completion.record(now):
             self._after_ends()
         if self.open and now >= self._folder.due_at:
             self.touched.update(each.record.id for each in self._folder.look(self.open, now))
@@ -96,7 +96,7 @@ class Following:
         if self.open and now >= self._sweep_at:
             self._sweep(now)
 
-    def add(self, handed: Iterable[Followed]) -> None:
+    def add(self, handed: Iterable[RemoteAttempt]) -> None:
         """These are out."""
         for each in handed:
             self.open[each.record.id] = each
@@ -107,7 +107,7 @@ class Following:
     def take_back_all(self) -> None:
         """All that is out is to come back and wait again."""
         for each in self.open.values():
-            each.recalled = each.recalled or Blameless.STOPPED
+            each.recalled = each.recalled or NoFault.STOPPED
         self.touched.update(self.open)
 
     def enforce_marks(self) -> None:
@@ -130,31 +130,31 @@ class Following:
             if record.id in self.open:
                 continue
             copied = record.handed is not None or not self._queue.owns(record)
-            found = supervisor.take_over(record, now, copied=copied)
-            if not isinstance(found, LostAttempt):
+            found = supervisor.take_over(record, now, at, copied=copied)
+            if not isinstance(found, Known):
                 raise ValueError(f"attempt {record.id} runs on this machine")
-            ends.append(lost(found, at, now))
-        self._endings.settle(ends, now)
+            ends.append(found)
+        self._completion.complete(ends, now)
         self._after_ends()
-        self._run.remove_stray_attempt_files(self.open.keys() | self._endings.unrecorded)
+        self._run.remove_stray_attempt_files(self.open.keys() | self._completion.unrecorded)
 
-    def settle(self, ends: Sequence[Ended]) -> None:
+    def settle(self, ends: Sequence[Known]) -> None:
         """Attempts are over."""
         for end in ends:
             if end.record.handed is not None:
                 self.open.pop(end.record.id, None)
                 self._closing[end.record.id] = end.record.handed.batch
             # Whatever it waited for there may have failed for good meanwhile.
-            self._hopeless |= end.blameless is not None
-        self._endings.settle(ends, clock.mono())
+            self._hopeless |= end.no_fault is not None
+        self._completion.complete(ends, clock.mono())
         self._after_ends()
 
     # --- looking ----------------------------------------------------------------------------------------------
 
     def _take_over(self, records: Sequence[AttemptRecord]) -> None:
-        self.open |= Followed.among(records, self._run)
+        self.open |= RemoteAttempt.among(records, self._run)
         self._folder.recall_gone(self.open)
-        self._collecting.adopt(self.open.values())
+        self._outcomes.adopt(self.open.values())
         followed = self._queue.followed()
         for batch, attempts in self._queue.open_batches().items():
             self._folder.opened(batch, attempts, self.open.keys() & set(attempts), followed.get(batch, ()))
@@ -190,7 +190,7 @@ class Following:
             if sighting is not None:
                 self._hear(each, sighting.handle)
 
-    def _hear(self, each: Followed, handle: str | None) -> None:
+    def _hear(self, each: RemoteAttempt, handle: str | None) -> None:
         if handle is not None and each.heard(handle):
             self._unwritten[each.record.id] = handle
 
@@ -236,9 +236,9 @@ class Following:
         until = clock.mono() + AT_A_TIME_S
         for each in touched:
             self.touched.discard(each.record.id)
-            end = self._collecting.judge(each)
+            end = self._outcomes.judge(each)
             if end is None:
-                self._collecting.call_off(each)
+                self._outcomes.call_off(each)
             else:
                 ends.append(end)
             if clock.mono() > until:
@@ -253,7 +253,7 @@ class Following:
 
     def _after_ends(self) -> None:
         """Ends are in the queue: others may go now, their files are needed no more, and followers may be stranded."""
-        unrecorded = self._endings.unrecorded
+        unrecorded = self._completion.unrecorded
         for number in [number for number in self._closing if number not in unrecorded]:
             self._folder.closed(self._closing.pop(number), number)
         if not unrecorded:
@@ -264,7 +264,7 @@ class Following:
         for number in self._queue.stranded() & self.open.keys():
             each = self.open[number]
             if not each.has_begun and each.recalled is None:
-                each.recalled = Blameless.STRANDED
+                each.recalled = NoFault.DEPENDENCY_FAILED
                 self.touched.add(number)
         if self._hopeless:
             for needed, fate, names in self._queue.doom_hopeless():
