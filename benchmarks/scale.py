@@ -325,7 +325,7 @@ def _order(root: RunDirectory, number: int) -> Order:
     return Order(
         attempt=number,
         tag=f"0123456789ab.1234567.{number}",
-        argv=(*_ARGV, str(number)),
+        job=Job(name=name, argv=(*_ARGV, str(number))),
         log=str(root.attempt_log(name, 1)),
         progress=str(root.attempt_progress(number)),
         claim=str(root.attempt_claim(number)),

@@ -20,9 +20,8 @@ from gpuherd.batch.job_options import Planner
 from gpuherd.engines.base import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import CannotWrite, UsageError, printable
-from gpuherd.jobs.job import Job, JobState, check_needs
+from gpuherd.jobs.job import Job, JobState, check_needs, job_of
 from gpuherd.jobs.queue.reader import QueueReader, is_there
-from gpuherd.jobs.queue.submission import job_of
 from gpuherd.jobs.run_dir import RunDirectory
 
 # Jobs put in order and together: like ones in a group, each group behind all that it needs. Pure.

@@ -18,9 +18,8 @@ from gpuherd.engines.local import Exit
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass, classify
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
-from gpuherd.jobs.job import Job, check_needs
+from gpuherd.jobs.job import Job, check_needs, job_of
 from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.queue.submission import job_of
 from gpuherd.units import duration_s
 
 # Lengths of time that differ from job to job, as people write them: ``5m``, ``uniform:1m,10m``, ``lognormal:300,1``.

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -75,7 +75,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_words_of_srun(tmp_path: Path) -> None:
-    two = replace(order(tmp_path, ("true",), nodes=2), argv=("a", "b c"), ended="/f/1.ended")
+    two = order(tmp_path, ("a", "b c"), nodes=2, ended="/f/1.ended")
     assert srun(two, 20001, None) == [
         "srun",
         "--nodes=2",
@@ -93,7 +93,7 @@ def test_words_of_srun(tmp_path: Path) -> None:
         "a",
         "b c",
     ]
-    several = srun(replace(two, nodes=3, tasks=4, mpi="pmix"), 20001, "2")
+    several = srun(order(tmp_path, ("a", "b c"), nodes=3, tasks=4, mpi="pmix"), 20001, "2")
     assert several[1:4] == ["--nodes=3", "--ntasks=12", "--ntasks-per-node=4"]
     assert several[7:9] == ["--mpi=pmix", "--cpus-per-task=2"]
 

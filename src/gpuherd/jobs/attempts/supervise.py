@@ -146,9 +146,7 @@ class Supervisor:
         process = start(
             Launch(
                 tag=self._tag(attempt_id),
-                argv=queued.job.argv,
-                env=queued.job.env,
-                cwd=queued.job.cwd,
+                job=queued.job,
                 log=log,
                 status=self.run.attempt_status(attempt_id),
                 progress=self.run.attempt_progress(attempt_id),

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpuherd.errors import GpuherdError
-from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.job import Job, JobState, job_of
 from gpuherd.jobs.one_host import Hold
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import interventions as chains
@@ -314,7 +314,7 @@ class QueueFile:
 
     def jobs(self) -> Iterator[Job]:
         """Every job as it was last submitted, in order of age."""
-        return (submission.job_of(row["spec"]) for row in self._db.execute("SELECT spec FROM jobs ORDER BY id"))
+        return (job_of(row["spec"]) for row in self._db.execute("SELECT spec FROM jobs ORDER BY id"))
 
     def running(self) -> tuple[AttemptRecord, ...]:
         """The attempts that have no end yet: those of this dispatcher, or those that a dead one left."""

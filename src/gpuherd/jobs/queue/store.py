@@ -19,14 +19,14 @@ from dataclasses import astuple
 from gpuherd.engines.options import LOCAL
 from gpuherd.engines.process_tree import ProcessId, boot_id
 from gpuherd.jobs.completion import Settlement
-from gpuherd.jobs.job import Job, JobState, check_needs
+from gpuherd.jobs.job import Job, JobState, check_needs, job_of
 from gpuherd.jobs.one_host import machine_name
 from gpuherd.jobs.queue import interventions, submission
 from gpuherd.jobs.queue import interventions as chains
 from gpuherd.jobs.queue import interventions as mailbox
 from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.interventions import Changed, Letter, Reply
-from gpuherd.jobs.queue.submission import SubmissionChanges, job_of
+from gpuherd.jobs.queue.submission import SubmissionChanges
 from gpuherd.jobs.records import AttemptRecord, Begun, PauseReason, QueuedJob, StartRecord
 from gpuherd.jobs.scheduler.memory import FamilyMemory, learned
 

@@ -97,8 +97,8 @@ def lead(
         with Stop() as never:
             return lead(manifest, index, never, handle=handle, others=others, patience_s=patience_s)
     told, order = order_of(Path(manifest), index)
-    if order.nodes > 1 and others is None and told.engine != "slurm":
-        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.nodes}")
+    if order.job.nodes > 1 and others is None and told.engine != "slurm":
+        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.job.nodes}")
     inherited = environment(os.environ, told, order)
     claim = _claim(inherited, handle, order, others)
     missing = _missing(order, stop)
@@ -188,9 +188,11 @@ def _spread(part: Part, others: Others | None) -> Part:
     order = part.order
     port = free_port(order.tag)
     if others is not None:
-        return replace(part, world=World(0, order.nodes, others.address, port))
+        return replace(part, world=World(0, order.job.nodes, others.address, port))
     words = srun(order, port, part.inherited.get("SLURM_CPUS_PER_TASK"))
-    return replace(part, order=replace(order, argv=tuple(words)), ask_all=lambda: ask_steps(part.inherited))
+    return replace(
+        part, order=replace(order, job=replace(order.job, argv=tuple(words))), ask_all=lambda: ask_steps(part.inherited)
+    )
 
 
 def _taken(order: Order) -> int:
@@ -219,7 +221,7 @@ def _is_out(manifest: Path) -> bool:
 def _claim(inherited: Mapping[str, str], handle: str | None, order: Order, others: Others | None) -> Claim:
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     further: tuple[str, ...] = ()
-    if order.nodes > 1:
+    if order.job.nodes > 1:
         further = _nodes_of_slurm(os.environ) if others is None else others.names
     return Claim(
         at=clock.wall(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -154,9 +154,7 @@ class Part:
         place = {} if self.world is None else self.world.variables()
         launch = Launch(
             tag=order.tag,
-            argv=order.argv,
-            env={**order.env, **place},
-            cwd=order.cwd,
+            job=replace(order.job, env={**order.job.env, **place}) if place else order.job,
             log=Path(order.log),
             status=order.status,
             progress=Path(order.progress),
@@ -167,7 +165,7 @@ class Part:
 
     def _lead(self, process: LocalProcess, guardian: Guardian, stop: Stop, others: Others | None) -> EndReport:
         order, began = self.order, clock.mono()
-        limits = TimeLimits(order.timeout_s, order.stage_timeout_s, order.heartbeat_s)
+        limits = TimeLimits(order.job.timeout_s, order.job.stage_timeout_s, order.job.heartbeat_s)
         timer = Timer(began, limits, seen_at=began)
         course = Course(process, Path(order.progress), timer, order.grace_s, order.notice_s, others, self.ask_all)
         thrown: BaseException | None = None

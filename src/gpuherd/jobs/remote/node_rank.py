@@ -40,9 +40,9 @@ def srun(order: Order, port: int, cpus: str | None) -> list[str]:
     from gpuherd.engines.base import Placement  # here: only what srun starts needs these
     from gpuherd.engines.slurm.translate import steps
 
-    asked = Placement(gpus=order.gpus or 0, nodes=order.nodes, tasks=order.tasks)
+    asked = Placement(gpus=order.gpus or 0, nodes=order.job.nodes, tasks=order.tasks)
     words = [*steps(asked, cpus=cpus, mpi=order.mpi), sys.executable, "-m", "gpuherd.jobs.remote.node_rank"]
-    return [*words, str(port), str(order.first_failure), "--", *order.argv]
+    return [*words, str(port), str(order.first_failure), "--", *order.job.argv]
 
 
 def ask_steps(variables: Mapping[str, str]) -> bool:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from gpuherd.atomic import NO_LINKS, atomic_write
 from gpuherd.engines.local import CannotStart, Exit
 from gpuherd.engines.world import Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
+from gpuherd.jobs.job import Job, job_of, spec_of
 
 # What a node is told of the attempts of one batch: a file that is written once, before the batch is handed over, and
 # lies where all nodes see it. For its owner alone: commands and environments may hold secrets.
@@ -47,43 +48,35 @@ _OF_A_MACHINE = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """One attempt: all that a node needs to run it. Paths are absolute and the same on every node; seconds.
+    """One attempt: the job, and all that a node needs beyond it to run it. Paths are absolute and the same on every
+    node; seconds.
 
     Attributes:
         attempt, tag: its number in the queue, and what its processes carry in their environment.
-        argv, env, cwd: the command, what it adds to the environment, and its folder.
-        log, progress: files for its output and for what it tells of itself.
-        claim, ended: files by which it is taken (``reports.claim``) and told of.
-        result: a file that must be there for a success, None for none.
-        after: the files (as ``ended``) of other attempts: it begins only if each of them tells of a success.
+        job: as submitted, with the folder that it works in, and with the time limits that the node keeps.
+        log, progress: files for its output and for its progress.
+        claim, ended: files by which it is taken (``take``), and which reports its end.
+        after: the files (as ``ended``) of other attempts: it begins only if each of them reports a success.
         delay_s: so long such a file may be on its way, when the engine says that it can begin.
-        nodes: how many nodes it spans.
-        gpus: how many GPUs it has on each; 0 hides them all from it, None leaves what the engine shows it.
-        timeout_s, stage_timeout_s, heartbeat_s: limits that the node keeps; None for none.
+        gpus: how many GPUs it has on each node; 0 hides them all from it, None leaves what the engine shows it.
+        tasks: how many processes SLURM starts on each node; ``mpi``: how they find each other (srun --mpi).
         grace_s: between SIGTERM and SIGKILL.
-        notice_s: so long before its time is up the engine tells it; None where it doesn't.
-        threads: for the numeric libraries, where nobody has told them; None for what the node gives it.
+        notice_s: so long before its time is up the engine announces that; None where it doesn't.
+        threads: for the numeric libraries, unless the user has set them; None for what the node gives it.
     """
 
     attempt: int
     tag: str
-    argv: tuple[str, ...]
+    job: Job
     log: str
     progress: str
     claim: str
     ended: str
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
-    result: str | None = None
     after: tuple[str, ...] = ()
     delay_s: float = 15.0
-    nodes: int = 1
+    gpus: int | None = None
     tasks: int = 1
     mpi: str | None = None
-    gpus: int | None = None
-    timeout_s: float | None = None
-    stage_timeout_s: float | None = None
-    heartbeat_s: float | None = None
     grace_s: float = 10.0
     notice_s: float | None = None
     threads: int | None = None
@@ -96,7 +89,7 @@ class Order:
     @property
     def by_srun(self) -> bool:
         """Whether SLURM starts its processes, on one node or several."""
-        return self.nodes * self.tasks > 1
+        return self.job.nodes * self.tasks > 1
 
     @property
     def first_failure(self) -> Path:
@@ -113,7 +106,7 @@ class Order:
             progress=f"{self.progress}{there}",
             claim=str(claim_on_node(self.first_failure, rank)),
             ended=str(Path(self.ended).with_suffix(f"{there}.ended")),
-            result=None,
+            job=replace(self.job, result=None),
         )
 
 
@@ -144,9 +137,13 @@ def portable(environment: Mapping[str, str]) -> dict[str, str]:
 
 def to_json(manifest: Manifest) -> str:
     """The file's text."""
-    values = asdict(manifest)
-    orders = values.pop("orders")
-    return "".join(f"{json.dumps(each, separators=(',', ':'))}\n" for each in (values, *orders))
+    shared = {"batch": manifest.batch, "engine": manifest.engine, "environment": dict(manifest.environment)}
+    orders = ({**_values(each), "job": json.loads(spec_of(each.job))} for each in manifest.orders)
+    return "".join(f"{json.dumps(each, separators=(',', ':'))}\n" for each in (shared, *orders))
+
+
+def _values(order: Order) -> dict[str, Any]:
+    return {each.name: getattr(order, each.name) for each in fields(order)}
 
 
 def order_of(path: Path, index: int) -> tuple[Manifest, Order]:
@@ -160,7 +157,12 @@ def order_of(path: Path, index: int) -> tuple[Manifest, Order]:
         if not 0 <= index < len(lines):
             raise UsageError(f"{path} holds {len(lines)} orders, and none with the index {index}")
         values = json.loads(lines[index])
-        order = Order(**{**values, "argv": tuple(values["argv"]), "after": tuple(values.get("after", ()))})
+        if "argv" in values:
+            raise ValueError(
+                "an earlier version of gpuherd wrote it; cancel the jobs of its queue and submit them again"
+            )
+        job = job_of(json.dumps(values["job"]))
+        order = Order(**{**values, "job": job, "after": tuple(values.get("after", ()))})
         return Manifest(**shared, orders=(order,)), order
     except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise UsageError(f"{path} is no manifest of a batch: {problem}") from problem
@@ -397,7 +399,8 @@ def exit_code(ended: EndReport) -> int:
 
 def has_result(order: Order) -> bool:
     """Whether what the job was to make is there."""
-    return order.result is None or Path(order.cwd or ".", order.result).exists()
+    job = order.job
+    return job.result is None or Path(job.cwd or ".", job.result).exists()
 
 
 def patiently(act: Callable[[], T], trouble: str, patience_s: float, stop: Stop | None = None) -> T:
