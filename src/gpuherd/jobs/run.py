@@ -11,8 +11,8 @@ from types import MappingProxyType
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import Enqueued
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts.complete import give_up
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.launch import give_up
 from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.event_loop import Loop, Terms

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.attempts.failures import FailureClass, clean
 from gpuherd.jobs.attempts.log_file import tail
 from gpuherd.jobs.attempts.retry import settle
 from gpuherd.jobs.completion import Known, Settlement
@@ -21,6 +21,7 @@ from gpuherd.jobs.gpu.health import HealthBook
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.errors import may_pass, why
 from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.records import Failure, QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -141,3 +142,26 @@ def _ran_out_mb(settlement: Settlement) -> int | None:
     declared_mb = record.queued.memory_mb or 0
     had_mb = declared_mb if observed.gpu_total_mb is None else min(declared_mb, observed.gpu_total_mb)
     return max(peak_mb, had_mb) or None
+
+
+def give_up(
+    queue: Queue, tell: Reporter, jobs: Sequence[QueuedJob], failure: FailureClass, reason: str
+) -> sqlite3.OperationalError | None:
+    """Jobs that can never run fail without an attempt, all for one reason: records that, and reports it once.
+
+    Returns the error when the queue can't be written now: the caller tries again.
+    """
+    try:
+        with queue.transaction():
+            cancelled = [queue.fail_waiting(each.id, reason) for each in jobs]
+    except sqlite3.OperationalError as problem:
+        if not may_pass(problem):
+            raise
+        return problem
+    reason = clean(reason)
+    tell.given_up(
+        [Failure(each.job.name, each.job.title or each.job.name, failure, reason, each.attempts, None) for each in jobs]
+    )
+    for each, names in zip(jobs, cancelled, strict=True):
+        tell.cancelled(names, each.job.name)
+    return None

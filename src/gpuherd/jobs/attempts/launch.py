@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from gpuherd.engines.local import CannotStart
 from gpuherd.engines.process_tree import Traces
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import FailureClass, clean
+from gpuherd.jobs.attempts.complete import give_up
+from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor, Waiting
 from gpuherd.jobs.gpu.manager import GpuDesk
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
-from gpuherd.jobs.records import EventKind, Failure, QueuedJob, StartRecord
+from gpuherd.jobs.records import EventKind, QueuedJob, StartRecord
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.scheduler.policy import Start
 
@@ -158,30 +159,6 @@ class Standby:
             return False
         self._ready[queued.id] = Ready(waiting, leases, now)
         return True
-
-
-# Jobs that can't ever run fail without an attempt.
-
-
-def give_up(
-    queue: Queue, tell: Reporter, jobs: Sequence[QueuedJob], failure: FailureClass, reason: str
-) -> sqlite3.OperationalError | None:
-    """Records and reports it, once for all jobs that have this reason. Returns the error when the queue can't be
-    written now: the caller tries again."""
-    try:
-        with queue.transaction():
-            cancelled = [queue.fail_waiting(each.id, reason) for each in jobs]
-    except sqlite3.OperationalError as problem:
-        if not may_pass(problem):
-            raise
-        return problem
-    reason = clean(reason)
-    tell.given_up(
-        [Failure(each.job.name, each.job.title or each.job.name, failure, reason, each.attempts, None) for each in jobs]
-    )
-    for each, names in zip(jobs, cancelled, strict=True):
-        tell.cancelled(names, each.job.name)
-    return None
 
 
 # The order of a start: leases, one more look at the GPUs under them, a shell that waits, the record in the queue, the

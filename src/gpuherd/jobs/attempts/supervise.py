@@ -13,10 +13,8 @@ from pathlib import Path
 
 from gpuherd.engines.local import Exit, Launch, LocalProcess, adopt, read_exit, start
 from gpuherd.engines.process_tree import Traces, boot_id, locks_held
-from gpuherd.engines.progress import Progress
-from gpuherd.engines.progress import read as read_progress
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.attempts.time_limits import Passed, TimeLimits, Timer
+from gpuherd.jobs.attempts.time_limits import Supervised, TimeLimits, Timer
 from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
@@ -25,27 +23,21 @@ from gpuherd.jobs.run_dir import ATTEMPTS_A_FILE, RunDirectory
 GRACE_S = 10.0
 
 
-@dataclass(eq=False)
-class Attempt:
-    """A running attempt.
+@dataclass(eq=False, kw_only=True)
+class Attempt(Supervised):
+    """A running attempt of this machine.
 
     Attributes:
         tag: what its processes carry in their environment.
-        timer: its time limits.
-        kill_at: set (by ``clock.mono``) while it is being stopped.
-        passed: the limit for which it is being stopped; ``no_fault``: the reason that is none of its own;
-            ``cancelled_by``: who wants it to end for good.
+        adopted: an earlier dispatcher has started it.
+        no_fault: while it is being ended, the reason that is none of its own; ``cancelled_by``: who wants it to end
+            for good.
         paused: why its processes are stopped now, () while they are not.
     """
 
     record: AttemptRecord
-    process: LocalProcess
-    progress_file: Path
     tag: str
-    timer: Timer
     adopted: bool = False
-    kill_at: float | None = None
-    passed: Passed | None = None
     no_fault: NoFault | None = None
     cancelled_by: str | None = None
     paused: frozenset[PauseReason] = frozenset()
@@ -53,19 +45,6 @@ class Attempt:
     def paused_s(self, now: float, /) -> float:
         """Seconds for which we have paused it until now."""
         return self.timer.paused_s(now)
-
-    def progress(self) -> Progress | None:
-        """What the job last told of itself."""
-        return read_progress(self.progress_file)
-
-    def note_progress(self, now: float) -> None:
-        """Looks how far it is, for its time limits."""
-        try:
-            mark = self.progress_file.stat().st_mtime_ns
-        except OSError:
-            mark = None
-        told = None if mark is None else self.progress()
-        self.timer.look(now, mark, None if told is None else told.stage)
 
     def ended(
         self, end: Exit, *, at: float, now: float, gpu_problem: str | None = None, observed: Observed | None = None
@@ -175,8 +154,7 @@ class Supervisor:
             started_mono=mono,
             shared_mb=shared_mb,
         )
-        progress = self.run.attempt_progress(waiting.attempt)
-        return Attempt(record, waiting.process, progress, self._tag(waiting.attempt), self._timer(record, mono))
+        return self._attempt(record, waiting.process, mono)
 
     def let_go(self, attempt: Attempt) -> None:
         """Lets a prepared attempt run; it is recorded by now."""
@@ -203,9 +181,7 @@ class Supervisor:
         if process is None:
             ended = read_exit(status, tag)
             return lost(record, ended, None if ended.started else NoFault.NEVER_WENT, now, at)
-        attempt = Attempt(
-            record, process, self.run.attempt_progress(record.id), tag, self._timer(record, now), adopted=True
-        )
+        attempt = self._attempt(record, process, now, adopted=True)
         self.running[process.pidfd] = attempt
         self.set_paused(attempt, record.paused, now)
         self.enforce(attempt, record, now)
@@ -259,14 +235,10 @@ class Supervisor:
 
     def stop(self, attempt: Attempt, now: float, grace_s: float | None = None) -> None:
         """TERM now, KILL after the grace; a paused one goes on to be able to obey."""
-        grace = self.grace_s if grace_s is None else grace_s
-        if attempt.kill_at is not None:
-            attempt.kill_at = min(attempt.kill_at, now + grace)
-            return
-        attempt.process.terminate()
-        attempt.timer.resume(now)
-        attempt.paused = frozenset()
-        attempt.kill_at = now + grace
+        if attempt.kill_at is None:
+            attempt.timer.resume(now)
+            attempt.paused = frozenset()
+        attempt.end(now, self.grace_s if grace_s is None else grace_s)
 
     def stop_all(self, now: float, grace_s: float | None = None) -> None:
         """The same to every attempt; each waits again."""
@@ -275,26 +247,13 @@ class Supervisor:
             self.stop(attempt, now, grace_s)
 
     def keep_time(self, now: float) -> None:
-        """Stops what has passed a time limit, and kills what has passed its grace."""
+        """Ends what has passed a time limit, and kills what has passed its grace."""
         for attempt in self.running.values():
-            if attempt.kill_at is not None:
-                if now >= attempt.kill_at:
-                    attempt.process.kill()
-                    attempt.kill_at = now + self.grace_s
-                continue
-            if attempt.timer.wants_look(now):
-                attempt.note_progress(now)
-            passed = attempt.timer.passed(now)
-            if passed is not None:
-                attempt.passed = passed
-                self.stop(attempt, now)
+            attempt.keep_time(now, self.grace_s)
 
     def next_deadline(self) -> float | None:
         """When ``keep_time`` has something to do, None for never."""
-        times = (
-            attempt.timer.next_at() if attempt.kill_at is None else attempt.kill_at for attempt in self.running.values()
-        )
-        return min((at for at in times if at is not None), default=None)
+        return min((at for attempt in self.running.values() if (at := attempt.next_at()) is not None), default=None)
 
     def retune(self, options: DispatchOptions) -> None:
         """Other options for attempts that start from now on."""
@@ -303,12 +262,19 @@ class Supervisor:
     def _tag(self, attempt_id: int) -> str:
         return f"{self.queue_id}/{attempt_id}"
 
-    def _timer(self, record: AttemptRecord, now: float) -> Timer:
+    def _attempt(self, record: AttemptRecord, process: LocalProcess, now: float, *, adopted: bool = False) -> Attempt:
         limits = TimeLimits.of(record.queued.job, self.options)
         timer = Timer(record.started_mono, limits, seen_at=now, idle_s=record.paused_s)
         if record.paused_mono is not None:
             timer.pause(min(now, record.paused_mono))
-        return timer
+        return Attempt(
+            record=record,
+            process=process,
+            progress_file=self.run.attempt_progress(record.id),
+            tag=self._tag(record.id),
+            timer=timer,
+            adopted=adopted,
+        )
 
 
 def lost(record: AttemptRecord, end: Exit, no_fault: NoFault | None, now: float | None, at: float) -> Known:

@@ -1,8 +1,11 @@
-"""The time limits of one attempt: for the whole, for each stage that it tells of, and for its heartbeat. Pure.
+"""The time limits of one attempt: for the whole, for each stage that it reports, and for its heartbeat.
 
 A heartbeat is a change of the progress file. It counts from when we saw it, by the machine's own clock and not by the
-file's time, so that a clock that is set can't end a job. It is looked for eight times in each limit.
+file's time, so that setting a clock can't end a job. Each limit is checked for heartbeats eight times.
 Time in which we had stopped the job's processes counts for none of the limits.
+
+``Timer`` is pure. ``Supervised`` ends a process that has passed a limit; it is the same for jobs of this machine
+(``attempts.supervise``) and for the part of an attempt on a cluster's node (``remote.node_job``).
 """
 
 from __future__ import annotations
@@ -11,12 +14,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from gpuherd.engines import progress
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuherd.engines.local import LocalProcess
     from gpuherd.jobs.job import Job
     from gpuherd.jobs.options import DispatchOptions
 
 _LOOKS_A_LIMIT = 8
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 60.0
+# After SIGKILL; a process in uninterruptible sleep gets it again and again.
+_KILL_AGAIN_S = 5.0
 
 
 class LimitKind(Enum):
@@ -151,3 +161,60 @@ class Timer:
             (LimitKind.STAGE, self._stage_began, self.limits.stage_s),
             (LimitKind.HEARTBEAT, self._told, self.limits.heartbeat_s),
         )
+
+
+@dataclass(eq=False, kw_only=True)
+class Supervised:
+    """A running process whose time limits are enforced.
+
+    Attributes:
+        kill_at: set (by ``clock.mono``) while it is being ended: SIGTERM was sent, SIGKILL follows then.
+        passed: the limit for which it is being ended.
+    """
+
+    process: LocalProcess
+    progress_file: Path
+    timer: Timer
+    kill_at: float | None = None
+    passed: Passed | None = None
+
+    def progress(self) -> progress.Progress | None:
+        """The job's last report of its progress."""
+        return progress.read(self.progress_file)
+
+    def keep_time(self, now: float, grace_s: float) -> None:
+        """Ends it once it has passed a limit, and kills it once it has passed its grace."""
+        if self.kill_at is not None:
+            if now >= self.kill_at:
+                self.kill_at = now + _KILL_AGAIN_S
+                self.kill()
+            return
+        if self.timer.wants_look(now):
+            try:
+                mark = self.progress_file.stat().st_mtime_ns
+            except OSError:
+                mark = None
+            found = None if mark is None else self.progress()
+            self.timer.look(now, mark, None if found is None else found.stage)
+        self.passed = self.timer.passed(now)
+        if self.passed is not None:
+            self.end(now, grace_s)
+
+    def next_at(self) -> float | None:
+        """When ``keep_time`` has something to do, None for never."""
+        return self.timer.next_at() if self.kill_at is None else self.kill_at
+
+    def end(self, now: float, grace_s: float) -> None:
+        """SIGTERM now, SIGKILL after the grace; called again, it can only shorten the grace."""
+        if self.kill_at is None:
+            self.kill_at = now + grace_s
+            self.terminate()
+        self.kill_at = min(self.kill_at, now + grace_s)
+
+    def terminate(self) -> None:
+        """SIGTERM to all that belongs to it."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL to all that belongs to it."""
+        self.process.kill()

@@ -24,12 +24,12 @@ from pathlib import Path
 from gpuherd.engines.world import Failure, Others, Stop, World, free_port, hosts
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.remote.node_job import Part
 from gpuherd.jobs.remote.node_rank import ask_steps, srun
 from gpuherd.jobs.remote.protocol import (
     INTERRUPTED,
     NOT_NOW,
+    TOO_EARLY,
     Claim,
     EndReport,
     Manifest,
@@ -105,7 +105,7 @@ def lead(
     if missing is not None:
         # What follows from that is decided where the queue is; here it is made sure that the attempt never begins.
         say(f"attempt {order.attempt} does not begin: {missing}")
-        claim = replace(claim, void=True, why=NoFault.TOO_EARLY.name)
+        claim = replace(claim, void=True, why=TOO_EARLY)
     if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
         return _taken(order)
     if missing is not None:

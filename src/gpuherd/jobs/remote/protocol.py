@@ -192,7 +192,9 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "float | None": (int, float, NoneType),
     "tuple[str, ...]": (list,),
 }
-# What is said of a file that is not there.
+# ``Claim.why`` where a leader does not begin its attempt: ``completion.NoFault.TOO_EARLY``, which takes long to load.
+TOO_EARLY = "TOO_EARLY"
+# Errors of a file that is not there.
 NOT_NOW = frozenset({errno.ENOENT, errno.ESTALE})
 
 

@@ -15,9 +15,8 @@ from gpuherd.atomic import private_write
 from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement, Refused
 from gpuherd.errors import CannotWrite, JobCannotFit
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import Completion
+from gpuherd.jobs.attempts.complete import Completion, give_up
 from gpuherd.jobs.attempts.failures import FailureClass, back_off_s, clean
-from gpuherd.jobs.attempts.launch import give_up
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.job import Job
