@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import ExitCode
-from gpuherd.jobs.options import GpuOptions, count
+from gpuherd.jobs.options import GpuOptions
 from gpuherd.options import Parser, add_options, build, option
+from gpuherd.units import count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""Options exist once: a field of a dataclass carries its default, help text and spellings, and becomes a flag.
+"""The one option system: a dataclass field declares an option once, for every place where people write it.
 
-Every spelling is accepted with dashes and with underscores; only the main one is shown in ``--help``. An unknown flag
-is answered with the nearest known one. Knows nothing of any one command.
+The declaration (``Option``) is the argparse flag, the key in TOML and YAML, the word in a job file, and what
+``gpuherd set`` may change. ``parse`` reads a word of any of these, ``parse_value`` a value that TOML or YAML has typed,
+``did_you_mean`` ends every message about an unknown name. Knows no single command.
 """
 
 from __future__ import annotations
@@ -11,35 +12,33 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, NoReturn, TypeVar
 
 from gpuherd.errors import ExitCode, UsageError, one_line
-
-# Options exist once: a field of a dataclass carries its own default, help text and spellings.
-#
-# ``gpuherd.options`` turns such a dataclass into flags, a Python caller passes the same names as keywords. This
-# module only declares; it knows neither argparse nor YAML.
 
 ConfigT = TypeVar("ConfigT")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What the command line has to know about a field.
+    """How people write the value of a field.
 
     Attributes:
-        help: one sentence; the default is appended by the parser.
+        help: one sentence; the parser appends the default.
         flag: the main spelling without dashes when it differs from the field name (``gpu-mem-threshold``).
-        aliases: further spellings without dashes. Underscore forms of every spelling are accepted anyway.
-        parse: turns one command-line word into a value; raises ValueError with a sentence.
-        choices: the words that are allowed.
-        metavar: the word for the value in ``--help``.
-        many: takes one word or more (``--gpu-list 0 1 2``), giving a tuple.
-        alone: the word that is meant where the flag stands without one (``--lora``, ``--lora 8``).
-        yes_or_no: True by ``--name``, False by ``--no-name``, and the default where neither is given.
+        aliases: further spellings without dashes. Every spelling also has an underscore form.
+        parse: turns one word into a value; raises ValueError with a sentence.
+        choices: the allowed words.
+        metavar: the name of the value in ``--help``.
+        many: takes one or more words (``--gpu-list 0 1 2``); the value is a tuple.
+        alone: the word that the bare flag stands for (``--lora`` for ``--lora 8``).
+        yes_or_no: True by ``--name``, False by ``--no-name``, the default without either.
         group: the heading under which ``--help`` lists it.
+        settable: ``gpuherd set`` may change it while a run goes on.
+        unset: words with which ``gpuherd set`` restores the default (``all``, ``none``).
+        is_switch: the value is True or False.
     """
 
     help: str
@@ -52,6 +51,9 @@ class Option:
     alone: str | None = None
     yes_or_no: bool = False
     group: str = "options"
+    settable: bool = False
+    unset: Sequence[str] = ()
+    is_switch: bool = False
 
 
 def option(
@@ -67,8 +69,10 @@ def option(
     alone: str | None = None,
     yes_or_no: bool = False,
     group: str = "options",
+    settable: bool = False,
+    unset: Sequence[str] = (),
 ) -> Any:
-    """A dataclass field with its command-line spelling. Boolean fields with default False become plain flags."""
+    """A dataclass field that is an option (see ``Option``). A field whose default is False becomes a plain flag."""
     spec = Option(
         help=help,
         flag=flag,
@@ -80,6 +84,9 @@ def option(
         alone=alone,
         yes_or_no=yes_or_no,
         group=group,
+        settable=settable,
+        unset=unset,
+        is_switch=yes_or_no or default is False,
     )
     if default is MISSING:
         return field(metadata={"option": spec})
@@ -115,19 +122,122 @@ def accepts_aliases(config_type: type[ConfigT]) -> type[ConfigT]:
     return config_type
 
 
-# Turns option dataclasses into argparse flags and back, for the commands and for the workers that run by hand.
-#
-# Every spelling is accepted with dashes and with underscores; only the main one is shown in ``--help``. An unknown
-# flag is answered with the nearest known one. Knows nothing of any one command.
+# --- words and values ---------------------------------------------------------------------------------------------
+
+_YES_NO = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
+
+
+def yes_no(word: str) -> bool:
+    """The only table of words for True and False. Raises ValueError with a sentence."""
+    if word.lower() not in _YES_NO:
+        raise ValueError(f"{word!r} is neither on nor off; write yes or no")
+    return _YES_NO[word.lower()]
+
+
+def parse(spec: Option, word: str) -> Any:
+    """The value that one word gives an option: flag, job file, ``gpuherd set``. Raises ValueError with a sentence.
+
+    >>> parse(Option(help="", choices=("age", "longest")), "age"), parse(Option(help="", parse=int, many=True), "3")
+    ('age', (3,))
+    """
+    value = _parse_one(spec, word)
+    return (value,) if spec.many else value
+
+
+class WrongType(ValueError):
+    """A typed file gives a value of another type than the option has; the message begins with the value."""
+
+
+def parse_value(spec: Option, value: Any) -> Any:
+    """The value of an option that a file gives typed (TOML, YAML, JSON).
+
+    Raises WrongType for a value of another type, ValueError for a wrong value, each with a sentence.
+
+    A switch takes true or false, an option of many words a list or a single value.
+
+    >>> parse_value(Option(help="", parse=int), 3), parse_value(Option(help="", is_switch=True), True)
+    (3, True)
+    """
+    if spec.is_switch:
+        if not isinstance(value, bool) and value not in ("true", "false"):
+            raise WrongType(f"{value!r} should be true or false")
+        return value in (True, "true")
+    values = value if spec.many and isinstance(value, list) else [value]
+    for each in values:
+        if isinstance(each, bool) or not isinstance(each, str | int | float):
+            raise WrongType(f"{each!r} should be a number or a text in quotes")
+    found = tuple(_parse_one(spec, str(each)) for each in values)
+    return found if spec.many else found[0]
+
+
+def _parse_one(spec: Option, word: str) -> Any:
+    if spec.is_switch:
+        return yes_no(word)
+    if spec.choices is not None and word not in spec.choices:
+        near = nearest(word, spec.choices)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise ValueError(f"{word!r} is not possible; possible: {', '.join(spec.choices)}{hint}")
+    try:
+        return word if spec.parse is None else spec.parse(word)
+    except UsageError as problem:
+        raise ValueError(str(problem)) from None
+
+
+def nearest(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:
+    """Up to ``most`` of the known names that are most like the word, best first.
+
+    >>> nearest("lerning_rate", ["seed", "learning_rate"])
+    ['learning_rate']
+    """
+    import difflib  # slow to import, and seldom needed
+
+    return difflib.get_close_matches(word, list(known), most, cutoff)
+
+
+def did_you_mean(
+    word: str,
+    known: Iterable[str],
+    otherwise: str = "",
+    *,
+    most: int = 1,
+    cutoff: float = 0.6,
+    show: Callable[[str], str] = str,
+) -> str:
+    """The end of a message about an unknown word: the nearest known names, or ``otherwise``; empty without either.
+
+    >>> did_you_mean("oder", ["order", "share"]), did_you_mean("x", ["order"], "possible: order")
+    ('; did you mean order?', '; possible: order')
+    """
+    near = nearest(word, known, most, cutoff)
+    if near:
+        return f"; did you mean {' or '.join(map(show, near))}?"
+    return f"; {otherwise}" if otherwise else ""
+
+
+def by_spelling(config_type: type, only: Collection[str] | None = None) -> Mapping[str, tuple[Field[Any], Option]]:
+    """Fields and their options by every spelling, written with underscores; ``only``: of these fields.
+
+    Look a person's word up as ``word.replace("-", "_")``.
+    """
+    found: dict[str, tuple[Field[Any], Option]] = {}
+    for declared, spec in option_fields(config_type):
+        if only is None or declared.name in only:
+            for spelling in (declared.name, spec.flag or declared.name, *spec.aliases):
+                found[spelling.replace("-", "_")] = (declared, spec)
+    return found
+
+
+# --- flags --------------------------------------------------------------------------------------------------------
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that exits with our usage code and names the nearest flag when one is unknown. With --json its
-    errors are JSON too, on standard output.
+    """An ArgumentParser that exits with our usage code and names the nearest flag when one is unknown.
+
+    With --json it prints errors as JSON on standard output, too.
 
     Attributes:
         intermixed: flags may stand between the arguments (``key=value --dry-run key=value``).
-        words: what is parsed: --json among them makes an error JSON.
+        words: the command line; --json in it makes an error JSON.
     """
 
     intermixed = False
@@ -142,7 +252,7 @@ class Parser(argparse.ArgumentParser):
         self.words = list(sys.argv[1:] if args is None else args)
         if not self.intermixed:
             return super().parse_known_args(args, namespace)
-        self.intermixed = False  # argparse's way for such words calls this method again
+        self.intermixed = False  # argparse calls this method again from parse_known_intermixed_args
         try:
             return self.parse_known_intermixed_args(args, namespace)
         finally:
@@ -155,20 +265,17 @@ class Parser(argparse.ArgumentParser):
         self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")
 
     def _wants_json(self) -> bool:
-        """Whether --json is among our own words, and asks for JSON on standard output, as everywhere but in workers."""
+        """Whether our own words hold --json, and it is the flag for JSON output (a worker's --json takes a value)."""
         own = list(itertools.takewhile(lambda word: word != "--", self.words))
         action = self._option_string_actions.get("--json")
         return "--json" in own and (action is None or action.nargs == 0)
 
     def reject_unknown(self, words: Iterable[str]) -> None:
-        """Exits with the nearest known flag for the first unknown word, if there is one."""
+        """Exits with an error about the first of these words, which names the nearest flag; returns without any."""
         for word in words:
-            flag = word.split("=", 1)[0]
-            import difflib  # slow to import, and seldom needed
-
+            flag = word.split("=", 1)[0].replace("_", "-")
             known = [spelling for spelling in self._option_string_actions if "_" not in spelling]
-            nearest = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)
-            self.error(f"unknown argument {word!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
+            self.error(f"unknown argument {word!r}{did_you_mean(flag, known)}")
 
 
 def option_fields(config_type: type) -> list[tuple[Field[Any], Option]]:
@@ -177,7 +284,7 @@ def option_fields(config_type: type) -> list[tuple[Field[Any], Option]]:
 
 
 def spellings(name: str, spec: Option) -> tuple[list[str], list[str]]:
-    """The flags shown in ``--help`` and those accepted silently (aliases and underscore forms)."""
+    """The flag that ``--help`` shows, and those that are accepted without being shown (aliases, underscore forms)."""
     shown = "--" + (spec.flag or name.replace("_", "-"))
     quiet: list[str] = []
     for alias in (shown[2:], name, *spec.aliases):
@@ -188,8 +295,9 @@ def spellings(name: str, spec: Option) -> tuple[list[str], list[str]]:
 
 
 def add_options(parser: argparse.ArgumentParser, config_type: type, only: Collection[str] | None = None) -> None:
-    """Adds one flag for each option field of the dataclass, or for those named in ``only``. Absent flags leave no trace
-    in the namespace.
+    """Adds one flag for each option field of the dataclass, or for those named in ``only``.
+
+    A flag that is not given sets nothing in the namespace.
     """
     groups: dict[str, Any] = {}
     for declared, spec in option_fields(config_type):
@@ -205,7 +313,7 @@ def add_options(parser: argparse.ArgumentParser, config_type: type, only: Collec
         elif spec.yes_or_no:
             common["action"] = argparse.BooleanOptionalAction
         else:
-            common |= {"type": _parse_with(spec), "metavar": spec.metavar or declared.name.upper()}
+            common |= {"type": _argparse_type(spec), "metavar": spec.metavar or declared.name.upper()}
             if spec.choices is not None:
                 common |= {"choices": tuple(spec.choices)}
                 common["metavar"] = spec.metavar or "|".join(spec.choices)
@@ -218,15 +326,15 @@ def add_options(parser: argparse.ArgumentParser, config_type: type, only: Collec
             group.add_argument(*quiet, help=argparse.SUPPRESS, **common)
 
 
-def _parse_with(spec: Option) -> Any:
-    parse = spec.parse
-    if parse is None:
+def _argparse_type(spec: Option) -> Callable[[str], Any]:
+    """One word's parser for argparse, which itself checks the choices."""
+    if spec.parse is None:
         return str
 
     def checked(word: str) -> Any:
         try:
-            return parse(word)
-        except (ValueError, UsageError) as problem:
+            return _parse_one(spec, word)
+        except ValueError as problem:
             raise argparse.ArgumentTypeError(str(problem)) from None
 
     return checked
@@ -240,9 +348,9 @@ def _help(declared: Field[Any], spec: Option) -> str:
 
 
 def build(config_type: type[ConfigT], args: argparse.Namespace) -> ConfigT:
-    """The dataclass with what was given on the command line; its own ``__post_init__`` validates.
+    """The dataclass with the values from the command line; its own ``__post_init__`` validates.
 
-    Raises UsageError when an option without a default was not given.
+    Raises UsageError when an option without a default is missing.
     """
     given: dict[str, Any] = {}
     for declared, spec in option_fields(config_type):
@@ -255,7 +363,7 @@ def build(config_type: type[ConfigT], args: argparse.Namespace) -> ConfigT:
 
 
 def words_of(values: Any, config_type: type) -> list[str]:
-    """The words that give a command these options: what ``build`` reads back as equal. Floats keep every digit.
+    """The words that give a command these options: ``build`` reads back an equal object. Floats keep all digits.
 
     Args:
         values: an object that has the options of ``config_type`` as attributes.

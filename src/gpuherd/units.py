@@ -1,7 +1,7 @@
-"""Sizes and times as people write them: ``20GB``, ``2h``, ``1h30m``. Pure; imports nothing of gpuherd.
+"""Parsers of numbers, sizes and times as people write them: ``2``, ``20GB``, ``1h30m``. Imports nothing of gpuherd.
 
-A megabyte is 2^20 bytes and a gigabyte 2^10 of those, with or without the i (``20GB`` = ``20GiB``): that is what GPU
-tools print.
+Every parser raises ValueError with a sentence. A megabyte is 2^20 bytes and a gigabyte 2^10 of those, with or without
+the i (``20GB`` = ``20GiB``), as GPU tools print them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,30 @@ _CLOCK = re.compile(r"(?:(\d{1,4})-)?(\d{1,6}):([0-5]\d)(?::([0-5]\d))?", re.ASC
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
+def positive_int(word: str) -> int:
+    """A whole number above 0."""
+    if not word.isascii() or not word.isdigit() or int(word) == 0:
+        raise ValueError(f"{word!r} is not a whole number above 0")
+    return int(word)
+
+
+def count(word: str) -> int:
+    """A whole number, 0 or more."""
+    if not word.isascii() or not word.isdigit():
+        raise ValueError(f"{word!r} is not a whole number of 0 or more")
+    return int(word)
+
+
+def seconds(word: str) -> float:
+    """A number of seconds, 0 or more."""
+    value = float(word)
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{word!r} is not a number of seconds")
+    return value
+
+
 def size_mb(word: str) -> int:
-    """A size in MB (2^20 bytes), rounded up. A number without a unit is one of MB. Raises ValueError with a sentence.
+    """A size in MB (2^20 bytes), rounded up. A number without a unit is one of MB.
 
     >>> size_mb("20GB"), size_mb("1.5GiB"), size_mb("800"), size_mb("1k")
     (20480, 1536, 800, 1)
@@ -30,7 +52,7 @@ def size_mb(word: str) -> int:
 
 
 def size_or_none_mb(word: str) -> int:
-    """A size as ``size_mb`` reads it, or 0 for a limit that is switched off. Raises ValueError with a sentence.
+    """A size as ``size_mb`` reads it, or 0 for a limit that is switched off.
 
     >>> size_or_none_mb("2GB"), size_or_none_mb("0"), size_or_none_mb("0MB")
     (2048, 0, 0)
@@ -42,7 +64,6 @@ def size_or_none_mb(word: str) -> int:
 
 def duration_s(word: str) -> float:
     """A length of time in seconds, above 0. A number without a unit is one of seconds; SLURM's forms are known too.
-    Raises ValueError with a sentence.
 
     >>> duration_s("2h"), duration_s("1h30m"), duration_s("90"), duration_s("500ms"), duration_s("1-12:00:00")
     (7200.0, 5400.0, 90.0, 0.5, 129600.0)
@@ -65,7 +86,7 @@ def duration_s(word: str) -> float:
 
 
 def gpu_range(word: str) -> tuple[int, int]:
-    """How many GPUs: ``2``, or ``1-4`` for one that may become up to four. Raises ValueError with a sentence.
+    """How many GPUs: ``2``, or ``1-4`` for one that may become up to four.
 
     >>> gpu_range("2"), gpu_range("1-4"), gpu_range("0")
     ((2, 2), (1, 4), (0, 0))

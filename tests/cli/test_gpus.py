@@ -29,12 +29,7 @@ from gpuherd.standin.machine import Machine as Simulated
 
 Standin = Callable[..., Simulated]
 # The command's own module under the shared parser: other commands have tests of their own.
-RUN = """
-import sys
-from gpuherd.cli import gpus, main
-main.COMMANDS = ("gpus",)
-main.main()
-"""
+RUN = "from gpuherd.cli.main import main; main()"
 
 
 def gpus(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -232,7 +232,7 @@ def test_an_exception_that_nothing_foresaw_is_a_sentence_and_a_file(
     def fails(_: object) -> int:
         raise problem
 
-    monkeypatch.setattr("gpuherd.cli.doctor.run", fails)
+    monkeypatch.setattr("gpuherd.cli.doctor.run_doctor", fails)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["gpuherd", "doctor", *(["--json"] if as_json else [])])
     with pytest.raises(SystemExit) as ended:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuherd.batch.job_options import ModelUse
+from gpuherd.cli.job_start import Having, planner
 from gpuherd.cli.main import run
-from gpuherd.cli.planning import Having, planner
 from gpuherd.errors import BadModel, ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs import Queue
 from gpuherd.jobs.options import DispatchOptions

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from gpuherd.cli.checking import agrees, tell_check, worker_words
 from gpuherd.cli.main import build_parser, run
+from gpuherd.cli.plan import agrees, tell_check, worker_words
 from gpuherd.errors import BadModel, ExitCode, GpuherdError, UsageError
 from gpuherd.models.load.worker import WorkerOptions
 from gpuherd.models.plan.cards import parse_cards

@@ -33,7 +33,7 @@ def test_a_name_or_a_mapping() -> None:
         ({"name": "slurm", "time-limit": "soon"}, "engine.time-limit: "),
         ({"name": "slurm", "cpus-per-job": 0}, "engine.cpus-per-job: '0' is not a whole number above 0"),
         ({"name": "slurm", "partition": {"a": 1}}, "engine.partition: "),
-        ({"name": "slurm", "partition": True}, "engine.partition: True should be a text or a number"),
+        ({"name": "slurm", "partition": True}, "engine.partition: True should be a number or a text"),
         (True, "engine.name: "),
         ([], "engine.name: "),
     ],

@@ -1,4 +1,4 @@
-"""The queue's file: an old one goes on, a damaged one can be kept aside, nobody else can read it."""
+"""The queue's file: one of another version is refused, a damaged one can be kept aside, nobody else can read it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from tests.jobs.attempts import attempt_of, settled
@@ -24,159 +22,26 @@ from gpuherd.jobs.control.messages import Control, ControlKind
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.monitor.status import attempts_of, opened
 from gpuherd.jobs.queue import schema
+from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.queue.schema import VERSION, connect, passing_through
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import AttemptState, Handed
+from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.scheduler.memory import FamilyMemory
-
-_INDEXES_OF_2 = """
-CREATE INDEX jobs_count ON jobs (submission, state);
-CREATE INDEX jobs_by_age ON jobs ((gpus > 0), round, priority DESC, id)
-    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
-CREATE INDEX jobs_by_cost ON jobs ((gpus > 0), round, priority DESC, cost DESC, id)
-    WHERE state = 'waiting' AND blocked = 0 AND held = 0;
-"""
-_SINCE_5 = {"attempts": ("engine", "batch", "place", "handle", "node"), "runs": ("host", "engine")}
-_V1 = (Path(__file__).parent / "queue_v1.sql").read_text()
 
 
-def without_engines(db: sqlite3.Connection) -> None:
-    """Takes away what version 5 has beside version 4."""
-    for table, columns in _SINCE_5.items():
-        for column in columns:
-            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
-
-
-def old_file(path: Path) -> None:
-    """As version 1 left it: one job done, one running, one waiting that needs the running one."""
-    with sqlite3.connect(path) as db:
-        db.executescript(_V1)
-        db.execute("INSERT INTO meta VALUES ('queue', 'abc'), ('submission', '1'), ('inode', '')")
-        db.execute(f"PRAGMA application_id = {0x67706864}")  # "gphd"
-        db.execute("PRAGMA user_version = 1")
-        db.execute("INSERT INTO runs (pid, boot, started_at, started_mono) VALUES (1, 'b', 1.0, 1.0)")
-        for number, (name, state, blocked) in enumerate(
-            [("a", "done", 0), ("b", "running", 0), ("c", "waiting", 1)], 1
-        ):
-            spec = (
-                f'{{"argv":["true"],"cwd":null,"env":{{}},"gpus":1,"identity":null,"memory_mb":{number * 100},'
-                f'"name":"{name}","needs":[],"priority":0,"result":null,"retries":1,"timeout_s":null,"title":null}}'
-            )
-            db.execute(
-                "INSERT INTO jobs (id, name, spec, gpus, priority, submission, state, blocked, ready_at)"
-                " VALUES (?,?,?,1,0,1,?,?,1.0)",
-                (number, name, spec, state, blocked),
-            )
-        db.execute("INSERT INTO needs VALUES (3, 2)")
-        db.execute(
-            "INSERT INTO attempts (id, job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
-            " started_at, started_mono) VALUES (1, 2, 1, 1, 'running', '[]', '[]', 1, 2, 'b', 'log', 0, 1.0, 1.0)"
-        )
-    db.close()
-    path.chmod(0o644)
-
-
-def test_a_file_of_version_1_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "queue.sqlite"
-    old_file(path)
-    with Queue(path) as queue:
-        (record,) = queue.running()
-        assert (record.queued.job.name, record.queued.memory_mb, record.paused) == ("b", 200, frozenset())
-        end = settled(1, AttemptState.DONE, JobState.DONE)
-        queue.record_ends([end])
-        assert [(q.job.name, q.memory_mb) for q in queue.head(9, time.time())] == [("c", 300)]
-        queue.add([Job(name="d", argv=("true",), needs=("a",))])
-        assert queue.families(["f"]) == {}
-    with Queue(path) as queue:  # a second time it is one of this version
-        assert queue.states() == {"a": "done", "b": "done", "c": "waiting", "d": "waiting"}
-    with sqlite3.connect(path) as db:
-        assert db.execute("PRAGMA user_version").fetchone()[0] == VERSION
-    db.close()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
-def test_somebody_elses_file_of_version_1_goes_on_too() -> None:
-    with TemporaryDirectory() as shared:
-        Path(shared).chmod(0o777)
-        path = Path(shared) / "queue.sqlite"
-        old_file(path)
-        path.chmod(0o666)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                os.setgroups([])
-                os.setgid(65534)
-                os.setuid(65534)
-                with Queue(path) as queue:
-                    code = 0 if len(queue.states()) == 3 else 2
-            finally:
-                os._exit(code)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_a_file_of_version_2_goes_on_with_its_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "age"), [(0, "an older"), (VERSION - 1, "an older"), (VERSION + 1, "a newer")])
+def test_a_file_of_another_version_is_refused_and_left_as_it_is(tmp_path: Path, version: int, age: str) -> None:
     path = tmp_path / "queue.sqlite"
     with Queue(path) as queue:
-        queue.add([Job(name=name, argv=("true",), cost=cost) for name, cost in (("a", 1.0), ("b", None), ("c", 9.0))])
-        queue.learn("f", 900)
+        queue.add([Job(name="a", argv=("true",))])
     with sqlite3.connect(path) as db:
-        without_engines(db)
-        db.execute("DROP TABLE family_ends")
-        for index in ("jobs_by_rank", "jobs_of_kind", "jobs_of_kind_by_rank"):
-            db.execute(f"DROP INDEX {index}")
-        columns = "id, name, spec, gpus, priority, submission, state, blocked, tries, attempts, not_before, avoid,"
-        columns += " ready_at, reason, held, memory_mb, share, cost, round, cancelled_by, doomed"
-        kept = db.execute(f"SELECT {columns} FROM jobs").fetchall()
-        db.executescript("PRAGMA legacy_alter_table = ON; ALTER TABLE jobs RENAME TO with_rank;")
-        table = db.execute("SELECT sql FROM sqlite_master WHERE name = 'with_rank'").fetchone()[0]
-        table = table.replace("with_rank", "jobs").replace('"', "").replace(",\n    rank REAL NOT NULL DEFAULT 0", "")
-        assert "rank" not in table
-        db.executescript(f"DROP TABLE with_rank; {table};")
-        db.executemany(f"INSERT INTO jobs ({columns}) VALUES ({','.join('?' * 21)})", kept)
-        db.executescript(_INDEXES_OF_2)
-        db.execute("PRAGMA user_version = 2")
+        db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with Queue(path) as queue:
-        assert [q.job.name for q in queue.head(9, time.time(), "longest")] == ["c", "a", "b"]
-        names = {row[0] for row in queue._db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
-        assert "jobs_of_kind" in names and "jobs_by_cost" not in names
-        assert queue.families(["f"]) == {"f": FamilyMemory(peak_mb=900)}
-
-
-def test_a_dispatcher_of_version_3_at_work_goes_on_in_the_changed_file(tmp_path: Path) -> None:
-    path = tmp_path / "queue.sqlite"
-    with Queue(path):
-        pass
-    with sqlite3.connect(path, isolation_level=None) as old:
-        without_engines(old)
-        old.execute("DROP TABLE family_ends")
-        old.execute("PRAGMA user_version = 3")
-        with Queue(path) as queue:
-            queue.learn("f", 100, well=True)
-            # What version 3 does at the end of a job.
-            old.execute("INSERT OR REPLACE INTO families VALUES (?, ?)", ("f", 900))
-            old.execute("INSERT OR REPLACE INTO families VALUES (?, ?)", ("g", 700))
-            assert queue.families(["f", "g"]) == {
-                "f": FamilyMemory(peak_mb=900, measured=1),
-                "g": FamilyMemory(peak_mb=700),
-            }
-    old.close()
-
-
-def test_an_old_and_a_new_file_have_the_same_tables(tmp_path: Path) -> None:
-    old_file(tmp_path / "old.sqlite")
-    found = []
-    for name in ("old", "new"):
-        with Queue(tmp_path / f"{name}.sqlite"), sqlite3.connect(tmp_path / f"{name}.sqlite") as db:
-            tables = [row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-            columns = {t: {row[1:5] for row in db.execute(f"PRAGMA table_info({t})")} for t in tables}
-            indexes = set(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"))
-        db.close()
-        found.append((columns, indexes))
-    assert found[0] == found[1]
+    before = path.read_bytes()
+    for how in (Queue, QueueReader):
+        with pytest.raises(QueueUnreadable, match=f"{age} gpuherd .*keep it aside: mkdir"):
+            how(path)
+    assert path.read_bytes() == before
 
 
 def test_only_its_owner_can_read_a_queue(tmp_path: Path) -> None:
@@ -292,35 +157,6 @@ def test_a_job_that_is_named_twice_is_changed_once(tmp_path: Path) -> None:
         queue.add([Job(name="a", argv=("true",)), Job(name="b", argv=("true",))])
         changed = queue.cancel(["a", "b", "a"], "me")
         assert (changed.jobs, changed.refused) == (("a", "b"), ())
-
-
-def test_a_file_of_version_4_goes_on_with_what_runs(tmp_path: Path) -> None:
-    path = tmp_path / "queue.sqlite"
-    with Queue(path) as queue:
-        queue.add([Job(name="a", argv=("true",)), Job(name="b", argv=("true",), needs=("a",))])
-        run = queue.begin_run(1.0, 1.0)
-        (queued,) = queue.head(9, time.time())
-        queue.record_start(attempt_of(queued, 1), run, wait_s=0.0, leased_mono=None)
-    with sqlite3.connect(path) as db:
-        without_engines(db)
-        db.execute("PRAGMA user_version = 4")
-    db.close()
-    with Queue(path) as queue:
-        (record,) = queue.running()
-        assert record.handed is None and record.process is not None
-        end = settled(1, AttemptState.DONE, JobState.DONE)
-        queue.record_ends([end])
-        (queued,) = queue.head(9, time.time())
-        run = queue.begin_run(3.0, 3.0, "slurm")
-        handed = replace(attempt_of(queued, 2), process=None, handed=Handed("slurm", "batch", 0))
-        queue.record_start(handed, run, wait_s=0.0, leased_mono=None)
-        queue.record_handles({2: "7_0"})
-        (record,) = queue.running()
-        assert (record.process, record.handed) == (None, Handed("slurm", "batch", 0, "7_0"))
-    with sqlite3.connect(path) as db:
-        assert db.execute("PRAGMA user_version").fetchone()[0] == VERSION
-        assert db.execute("SELECT host, engine FROM runs ORDER BY id").fetchall()[0] == ("", "local")
-    db.close()
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 from gpuherd.batch.job_options import BadJobFile, Draft, JobOptions, ModelUse, Need, Planner, Problem
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit
 from gpuherd.jobs.job import BadNeeds, Job, check_needs
+from gpuherd.options import did_you_mean
 
 # Makes jobs of drafts: names, needs, settings. Pure.
 #
@@ -171,10 +172,7 @@ def _expanded(needs: Sequence[str], name: str, meant: Mapping[str, tuple[str, ..
     found: dict[str, None] = {}
     for need in needs:
         if need not in meant:
-            import difflib  # slow to import, and seldom needed
-
-            nearest = difflib.get_close_matches(need, meant, n=1)
-            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            hint = did_you_mean(need, meant, show=repr)
             raise ValueError(f"{name!r} needs {need!r}, and there is no such job{hint}")
         found |= dict.fromkeys(meant[need])
     return tuple(found)

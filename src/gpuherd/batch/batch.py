@@ -21,11 +21,12 @@ from gpuherd.engines.options import ENGINES, LOCAL
 from gpuherd.errors import UsageError, printable
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.options import DispatchOptions, count
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.memory import could_share
 from gpuherd.options import option
+from gpuherd.units import count
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,9 +10,8 @@ from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, one_line, printable
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.options import count
-from gpuherd.options import Option, option, option_fields
-from gpuherd.units import duration_s, gpu_range, size_mb
+from gpuherd.options import Option, did_you_mean, option, option_fields, parse
+from gpuherd.units import count, duration_s, gpu_range, size_mb
 
 # A command as a job file asks for it, before it is a job; and what can be wrong with such a file.
 #
@@ -123,7 +122,6 @@ Planner = Callable[[ModelUse], Need]
 LONGEST_NAME = 200
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _OURS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-_YES_NO = {"yes": True, "true": True, "on": True, "1": True, "no": False, "false": False, "off": False, "0": False}
 
 
 def job_name(word: str) -> str:
@@ -372,12 +370,7 @@ def field_of(key: str) -> str:
 
 def value_of(name: str, word: str) -> Any:
     """The value that a word means for this field. Raises ValueError with a sentence."""
-    if name == "share":
-        if word.lower() not in _YES_NO:
-            raise ValueError(f"share={word!r}; write share=yes or share=no")
-        return _YES_NO[word.lower()]
-    parse: Callable[[str], Any] = _OPTIONS[name].parse or str
-    return parse(word)
+    return parse(_OPTIONS[name], word)
 
 
 def variable(name: str, value: str) -> str:
@@ -395,10 +388,8 @@ def variable(name: str, value: str) -> str:
 
 def unknown(word: str, known: tuple[str, ...]) -> str:
     """A sentence about a word that is not among the known ones, with the nearest."""
-    import difflib  # slow to import, and seldom needed
-
-    nearest = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.5)
-    return f"unknown key {word!r}; " + (f"did you mean {nearest[0]}?" if nearest else f"possible: {', '.join(known)}")
+    hint = did_you_mean(word.replace("_", "-"), known, f"possible: {', '.join(known)}", cutoff=0.5)
+    return f"unknown key {word!r}{hint}"
 
 
 def merged(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:

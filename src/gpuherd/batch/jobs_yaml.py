@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -39,6 +38,7 @@ from gpuherd.batch.sweep import (
 from gpuherd.batch.yaml_tree import Mapping, Node, Scalar, Sequence, Wrong, mapping_of, plain, read_tree, word_of
 from gpuherd.engines.options import read_block
 from gpuherd.errors import UsageError
+from gpuherd.options import nearest
 
 # What one entry of ``jobs.yaml`` expands to: the combinations of its ``matrix`` with the settings of its ``sweep``.
 #
@@ -309,7 +309,7 @@ def _expanded(entry: Node, number: int, defaults: dict[str, Any], shell: bool) -
     command = job.items.get("command")
     if command is None:
         near = next((key for key in job.items if key in ("cmd", "run", "argv", "script", "commands")), None)
-        near = near or next(iter(difflib.get_close_matches("command", job.items, n=1)), None)
+        near = near or next(iter(nearest("command", job.items)), None)
         raise Wrong(job.line, "a job without a command" + (f"; did you mean it by {near!r}?" if near else ""))
     values, rounds = combinations_of(job), _rounds(job)
     expands = any(key in job.items for key in ("matrix", "include", "sweep", "rounds"))

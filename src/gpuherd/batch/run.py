@@ -25,10 +25,10 @@ from gpuherd.engines.local import THREAD_VARIABLES
 from gpuherd.engines.options import LOCAL, ClusterOptions
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.options import DispatchOptions, GpuOptions, count
+from gpuherd.jobs.options import DispatchOptions, GpuOptions
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.options import option
-from gpuherd.units import duration_s, size_mb
+from gpuherd.units import count, duration_s, size_mb
 
 if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import re
@@ -13,6 +12,7 @@ from itertools import count, product
 from typing import Protocol
 
 from gpuherd.jobs.run_dir import safe_name
+from gpuherd.options import did_you_mean, yes_no
 
 # A matrix of values and the combinations that it stands for; placeholders like ``{lr}`` in words. Pure.
 #
@@ -67,9 +67,8 @@ def filled(text: str, values: Combination, *, for_shell: bool = False) -> str:
             return f"{{{found[1]}}}"
         key = found[2]
         if key not in values:
-            nearest = difflib.get_close_matches(key, values, n=1)
-            hint = f"did you mean {{{nearest[0]}}}?" if nearest else f"write {{{{{key}}}}} for the word itself"
-            raise ValueError(f"{{{key}}} is no key of the matrix; {hint}")
+            hint = did_you_mean(key, values, f"write {{{{{key}}}}} for the word itself", show="{{{}}}".format)
+            raise ValueError(f"{{{key}}} is no key of the matrix{hint}")
         if for_shell and not _PLAIN.fullmatch(values[key]):
             raise ValueError(
                 f"the value {values[key]!r} of {key} can't be put into a line for a shell; give command as a list"
@@ -105,7 +104,6 @@ _MOST_DIGITS = 17  # a float has no more
 _WHOLE = re.compile(r"[+-]?\d{1,15}", re.ASCII)
 # Bounded before it becomes a number: 1e-999999999 as an exact fraction would fill the memory.
 _REAL = re.compile(r"[+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?", re.ASCII)
-_YES_NO = {"true": True, "yes": True, "false": False, "no": False}
 _BETWEEN = ("low", "high", "step", "log")
 _NORMAL = ("mean", "std")
 # What other tools call the same.
@@ -330,10 +328,10 @@ def _between(said: Mapping[str, str]) -> Distribution:
     low, high = _number(said, "low"), _number(said, "high")
     if high < low:
         raise BadParameter(f"high={said['high']} is below low={said['low']}", "high")
-    word = said.get("log", "false")
-    if word.lower() not in _YES_NO:
-        raise BadParameter(f"log={word!r}; write log: true or log: false", "log")
-    log = _YES_NO[word.lower()]
+    try:
+        log = yes_no(said.get("log", "false"))
+    except ValueError as problem:
+        raise BadParameter(f"log: {problem}", "log") from None
     whole = all(_WHOLE.fullmatch(said[key]) for key in ("low", "high", "step") if key in said)
     if log and "step" in said:
         raise BadParameter("step doesn't go with log: true; leave one of them out, or write a list", "step")

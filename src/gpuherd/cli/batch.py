@@ -1,28 +1,33 @@
-"""``gpuherd batch``: the commands of a file, each a job, on free GPUs."""
+"""``gpuherd batch`` runs the commands of a file as jobs; ``gpuherd export`` writes jobs as files to submit by hand."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.assemble import read_engine
 from gpuherd.batch.batch import BatchOptions, PlannedJob
 from gpuherd.batch.job_options import BadJobFile
-from gpuherd.cli.engine_key import fill_from_block
-from gpuherd.cli.parsing import add_command, load_for
-from gpuherd.engines.options import LOCAL
-from gpuherd.errors import ExitCode
+from gpuherd.cli.common import add_command, add_run
+from gpuherd.cli.job_start import fill_from_block, load_for
+from gpuherd.engines.options import LOCAL, EngineOptions
+from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.options import Parser, add_options, build
+from gpuherd.units import count
 
 if TYPE_CHECKING:
+    from gpuherd.batch.export import Found
     from gpuherd.batch.job_options import Planner
     from gpuherd.jobs.records import Outcome
     from gpuherd.jobs.run_dir import RunDirectory
 
-DESCRIPTION = """\
+BATCH = """\
 Runs the commands of a file on free GPUs, each as a job: commands.txt, a line a command, or jobs.yaml, with a matrix or
 a sweep of values to expand. The same command again goes on where it stopped; what is done is not done twice.
 
@@ -48,16 +53,16 @@ there, 130 stopped by Ctrl-C.
 _MOST_PROBLEMS = 100
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_batch(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "batch", DESCRIPTION)
+    parser = add_command(subparsers, "batch", BATCH)
     parser.add_argument("file", metavar="FILE", help="commands.txt, jobs.yaml, or - for commands on standard input")
     add_options(parser, BatchOptions)
     parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_batch)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_batch(args: argparse.Namespace) -> int:
     """Runs the file's jobs. Returns the exit code."""
     try:
         fill_from_block(args, read_engine(args.file))
@@ -132,7 +137,7 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
 def _planner(options: BatchOptions) -> Planner:
     from functools import partial
 
-    from gpuherd.cli.planning import JOB_FILE, of_a_run, planner
+    from gpuherd.cli.job_start import JOB_FILE, of_a_run, planner
 
     return planner(partial(of_a_run, options, options.max_gpus), spelling=JOB_FILE)
 
@@ -175,3 +180,163 @@ def _outcome_entry(outcome: Outcome, directory: RunDirectory) -> dict[str, Any]:
 
 def _print_json(told: dict[str, Any]) -> None:
     print(json.dumps(told, indent=2, allow_nan=False))
+
+
+EXPORT = """\
+Writes jobs as files that a person can read, change and submit by hand: for SLURM a script and a file of commands for
+each group of like jobs, and submit.sh, which submits them with what they need; for a shell one script, a block a job.
+They run the commands themselves: gpuherd need not be there.
+
+The jobs are those of a job file, as for gpuherd batch, or the waiting ones of a run's folder. So every command's plan
+can be exported: give the command --enqueue-only, and export its folder.
+
+examples:
+  gpuherd export --to slurm jobs.yaml --output slurm --partition gpu --time-limit 4h
+  gpuherd export --to shell commands.txt --output by-hand
+  gpuherd export --to slurm commands.txt --output slurm --dry-run          shows the files, and writes none
+  gpuherd esd --model-list models.csv --output-dir results --enqueue-only
+  gpuherd export --to slurm results --output results/slurm --account lab
+"""
+_SLURM = (
+    "node_gpus",
+    "partition",
+    "account",
+    "qos",
+    "constraint",
+    "gpu_type",
+    "cpus_per_job",
+    "host_mem",
+    "time_limit",
+    "notice",
+    "array_limit",
+    "ntasks_per_node",
+    "mpi",
+    "slurm_args",
+    "setup",
+)
+
+
+def add_export(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "export", EXPORT)
+    add_run(
+        parser,
+        "path",
+        metavar="FILE|DIR",
+        help_text="a job file, - for standard input, or a run's folder",
+        required=True,
+    )
+    parser.add_argument("--to", required=True, choices=("slurm", "shell"), help="for whom the files are")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files, made if it is not there")
+    parser.add_argument("--force", action="store_true", help="replace files that are there")
+    parser.add_argument("--dry-run", action="store_true", help="show the files and write none")
+    parser.add_argument("--shell", action="store_true", help="the file's command lines are for /bin/sh")
+    parser.add_argument(
+        "--gpus-per-job",
+        type=count,
+        default=1,
+        metavar="N",
+        help="GPUs of jobs that don't say how many; 0: none (default: 1)",
+    )
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    add_options(parser, EngineOptions, only=_SLURM)
+    parser.set_defaults(run=run_export)
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Writes or shows the files."""
+    from gpuherd.batch.export import of, write
+
+    options = _engine(args)
+    found = of(args.path, shell=args.shell, gpus=args.gpus_per_job, planner=_planner_of_engine(options))
+    files = _files(args, options, found)
+    folder = Path(args.output).absolute()
+    if not args.dry_run:
+        write(folder, files, force=args.force)
+    if args.json:
+        _print_export_json(args, found, files, folder)
+    elif args.dry_run:
+        _show(files)
+    else:
+        _tell(args.to, found, folder)
+    return ExitCode.OK
+
+
+def _engine(args: argparse.Namespace) -> EngineOptions:
+    """The options of SLURM, with what the job file and the settings say; none for a shell."""
+    if args.to == "shell":
+        given = next((name for name in _SLURM if hasattr(args, name)), None)
+        if given is not None:
+            raise UsageError(f"--{given.replace('_', '-')} is for --to slurm")
+        return EngineOptions()
+    from gpuherd.batch.assemble import read_engine
+    from gpuherd.jobs.settings import load
+
+    args.engine = "slurm"  # whatever file and settings take for running jobs
+    fill_from_block(args, read_engine(args.path))
+    load().fill(args, EngineOptions)
+    named = {name: getattr(args, name) for name in _SLURM if hasattr(args, name)}
+    options = build(EngineOptions, argparse.Namespace(engine="slurm", **named))
+    from gpuherd.engines.slurm.commands import Programs
+    from gpuherd.engines.slurm.engine import refuse_unknown_mpi
+
+    refuse_unknown_mpi(options, Programs())
+    return options
+
+
+def _planner_of_engine(options: EngineOptions) -> Planner:
+    """For jobs that name a model: by the GPUs of the cluster, or of this machine."""
+    from functools import partial
+
+    from gpuherd.cli.job_start import JOB_FILE, of_a_run, planner
+    from gpuherd.jobs.options import DispatchOptions
+
+    engine = {each.name: getattr(options, each.name) for each in fields(EngineOptions)}
+    return planner(partial(of_a_run, DispatchOptions(**engine), None), spelling=JOB_FILE)
+
+
+def _files(args: argparse.Namespace, options: EngineOptions, found: Found) -> Mapping[str, str]:
+    from gpuherd.batch import export, export_slurm
+    from gpuherd.batch.export import groups_of
+
+    if args.to == "shell":
+        return export.files(found.jobs, found.folder)
+    return export_slurm.files(groups_of(found.jobs, options), options, found.folder)
+
+
+def _show(files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        sys.stdout.buffer.write(_bytes(f"==> {name} <==\n{text}\n"))
+    sys.stdout.flush()
+
+
+def _bytes(text: str) -> bytes:
+    """As it is written: a command may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _tell(to: str, found: Found, folder: Path) -> None:
+    from gpuherd.batch import export, export_slurm
+    from gpuherd.batch.export import left_over
+
+    jobs = f"{len(found.jobs)} job{'s' if len(found.jobs) != 1 else ''}"
+    script = folder / (export_slurm.SUBMIT if to == "slurm" else export.RUN)
+    print(printable(f"{jobs} written to {folder}; to run them: bash {shlex.quote(str(script))}"))
+    for what, many in left_over(found.jobs).items():
+        print(f"gpuherd: these files don't keep {what}, which {many} of the jobs say", file=sys.stderr)
+    if found.left_out:
+        first = next(iter(found.left_out.items()))
+        more = f" (and {len(found.left_out) - 1} more)" if len(found.left_out) > 1 else ""
+        print(printable(f"gpuherd: {first[0]} is left out: {first[1]}{more}"), file=sys.stderr)
+
+
+def _print_export_json(args: argparse.Namespace, found: Found, files: Mapping[str, str], folder: Path) -> None:
+    told = {
+        "to": args.to,
+        "folder": str(folder),
+        "written": not args.dry_run,
+        "jobs": [job.name for job in found.jobs],
+        "left_out": dict(found.left_out),
+        "files": {name: _bytes(text).decode("utf-8", "replace") for name, text in files.items()},
+    }
+    print(json.dumps(told, indent=2))

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gpuherd.cli.parsing import add_command
+from gpuherd.cli.common import add_command
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.options import Parser
 
-DESCRIPTION = """\
+COMPLETION = """\
 Prints a completion script: for commands, flags and their values, names of jobs, and files.
 
 examples:
@@ -54,18 +54,18 @@ _JOBS = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_completion(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "completion", DESCRIPTION)
+    parser = add_command(subparsers, "completion", COMPLETION)
     parser.add_argument(
         "shell", choices=(*SHELLS, _JOBS_ASKED), metavar="|".join(SHELLS), help="which shell the script is for"
     )
     # The scripts call this command too: with the beginning of a job's name, and the words of the line before it.
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_completion)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_completion(args: argparse.Namespace) -> int:
     """Prints the script for ``args.shell``, or the names of jobs for a script."""
     if args.shell == _JOBS_ASKED:
         beginning, *words = args.words or [""]
@@ -100,7 +100,7 @@ def _set_completions(parser: argparse.ArgumentParser) -> None:
 
 def _names(beginning: str, words: Sequence[str]) -> list[str]:
     """Names of jobs that begin so, of the run that the words of the line name, else of the user's own queue."""
-    from gpuherd.cli.run_folder import meant
+    from gpuherd.cli.common import meant
     from gpuherd.jobs.monitor.status import opened
     from gpuherd.jobs.queue.reader import is_there
     from gpuherd.jobs.run_dir import RunDirectory

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command
+from gpuherd.cli.common import add_command
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpuherd.doctor.checks import CheckResult
 
-DESCRIPTION = """\
+DOCTOR = """\
 Checks driver, CUDA, torch, each visible GPU (a small model is loaded and run on it), interconnect, disk and versions.
 Exits with 0 when all is well and with 1 when something is wrong.
 
@@ -38,16 +38,16 @@ _NAME_WIDTH = 20
 _LONG_S = 2.0
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_doctor(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "doctor", DESCRIPTION)
+    parser = add_command(subparsers, "doctor", DOCTOR)
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
     parser.add_argument("--engine", choices=("slurm", "ray"), help="look at this engine too, and at this folder")
     parser.add_argument("--ray-address", metavar="ADDRESS", help="of the Ray cluster (default: one on this machine)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_doctor)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_doctor(args: argparse.Namespace) -> int:
     """Makes all checks, printing each as it comes."""
     from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""``gpuherd esd``: ESD analysis of a list of models, or of one, on free GPUs."""
+"""``gpuherd esd`` analyses models on free GPUs; ``esd import`` reads published results; ``esd plot`` draws spectra."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command, load_for
-from gpuherd.errors import UsageError
+from gpuherd.cli.common import add_command, add_run
+from gpuherd.cli.job_start import load_for
+from gpuherd.errors import BadModel, CannotWrite, ExitCode, UsageError, naming_extras, printable
 from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.look.plot import KINDS
 from gpuherd.options import Parser, add_options, build
 
 if TYPE_CHECKING:
-    from gpuherd.esd import ESDExperiment
+    from matplotlib.figure import Figure
 
-DESCRIPTION = """\
+    from gpuherd.esd import ESDExperiment
+    from gpuherd.esd.tables.importing import Imported
+
+ESD = """\
 Computes the spectra of the weight matrices of models and fits power laws to their tails, one job a model, on GPUs
 that are free. The same command again goes on where it stopped; what is done is not done twice.
 
@@ -34,9 +39,9 @@ Ctrl-C.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_esd(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "esd", DESCRIPTION)
+    parser = add_command(subparsers, "esd", ESD)
     add_options(parser, ExperimentConfig)
     parser.add_argument(
         "--resume",
@@ -47,10 +52,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "figure can be other ones",
     )
     parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_esd)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_esd(args: argparse.Namespace) -> int:
     """Runs the experiment. Returns its exit code."""
     experiment = _experiment(args)
     outcome = experiment.run()
@@ -98,3 +103,152 @@ def _experiment(args: argparse.Namespace) -> ESDExperiment:
 
     # With --json standard output belongs to the JSON alone.
     return ESDExperiment(config, console=Console(stderr=args.json))
+
+
+ESD_IMPORT = """\
+Takes stats files that others have published (the Model-Zoo's form, one CSV a model) into a folder of results, so that
+report, compare and export work on them. A row whose alpha is -1 becomes a row without a fit, with its reason. Their
+xmin is not taken: it means something else there.
+
+examples:
+  gpuherd esd import Model-Zoo/output/results/stats --output-dir published
+  gpuherd report published
+"""
+
+
+def add_esd_import(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "esd import", ESD_IMPORT)
+    parser.add_argument("folder", metavar="FOLDER", help="folder with the published files, *.csv")
+    parser.add_argument("--output-dir", "--output_dir", metavar="DIR", required=True, help="folder for the results")
+    parser.add_argument("--json", action="store_true", help="print what was done as JSON")
+    parser.set_defaults(run=run_esd_import)
+
+
+def run_esd_import(args: argparse.Namespace) -> int:
+    """Imports the folder. Returns 0 when every file could be taken, else 1."""
+    from pathlib import Path
+
+    from gpuherd.esd.folder import ESDDirectory
+    from gpuherd.esd.tables.importing import import_published
+
+    source = Path(args.folder)
+    if not source.is_dir():
+        raise BadModel(f"there is no folder {args.folder}")
+    directory = ESDDirectory(args.output_dir)
+    done = []
+    for each in import_published(source, directory):
+        done.append(each)
+        if not args.json:
+            print(_line(each), flush=True)
+    refused = sum(each.problem is not None for each in done)
+    if args.json:
+        print(json.dumps(_as_json(done, str(directory.root)), indent=2))
+    else:
+        print(f"{len(done) - refused} imported, {refused} refused; results: {directory.stats}")
+    return ExitCode.FAILED if refused else ExitCode.OK
+
+
+def _line(each: Imported) -> str:
+    if each.problem is not None:
+        return printable(f"refused  {each.problem}")
+    return printable(f"{each.model_id}: {each.fits} of {each.layers} matrices with a fit")
+
+
+def _as_json(done: list[Imported], root: str) -> dict[str, object]:
+    return {
+        "output_dir": root,
+        "models": [
+            {"model": each.model_id, "file": str(each.file), "layers": each.layers, "fits": each.fits}
+            for each in done
+            if each.problem is None
+        ],
+        "refused": [{"file": str(each.file), "reason": each.problem} for each in done if each.problem is not None],
+    }
+
+
+ESD_PLOT = """\
+Draws the spectrum of each matching layer in log-log with its fitted power law and xmin, or all alphas of a model by
+layer and module.
+
+examples:
+  gpuherd esd plot results --model gpt2 --layer h.0.mlp.c_fc
+  gpuherd esd plot results --model gpt2 --layer '*.mlp.c_fc' --kind both --output c_fc.svg
+  gpuherd esd plot results --model gpt2 --kind alpha --output alpha.png
+"""
+
+_EXTRAS = {"matplotlib": "page", "numpy": "esd"}
+
+
+def add_esd_plot(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "esd plot", ESD_PLOT)
+    add_run(parser, "run_folder", metavar="RUN", help_text="the run's folder (its --output-dir)", required=True)
+    parser.add_argument("--model", metavar="M", help="its id, or a part of it (not needed for a run of one model)")
+    parser.add_argument("--layer", metavar="PATTERN", help="layers to draw, like h.0.mlp.c_fc or '*.q_proj'")
+    parser.add_argument(
+        "--kind",
+        choices=KINDS,
+        default="ccdf",
+        help="the share of eigenvalues from each on, their histogram, both, or a heat map of alpha (default: ccdf)",
+    )
+    parser.add_argument("--output", metavar="FILE", type=Path, default=Path("esd.png"), help="*.png, *.svg or *.pdf")
+    parser.add_argument("--json", action="store_true", help="print what was drawn as JSON")
+    parser.set_defaults(run=run_esd_plot)
+
+
+def run_esd_plot(args: argparse.Namespace) -> int:
+    """Draws and writes the picture."""
+    with naming_extras(_EXTRAS):
+        drawn, figure = _draw(args)
+        from gpuherd.report.pictures import check_format, picture_bytes
+
+        data = picture_bytes(figure, check_format(args.output.name))
+    path = args.output.absolute()
+    from gpuherd.atomic import atomic_write
+
+    try:
+        atomic_write(path, data)
+    except OSError as problem:
+        raise CannotWrite(f"can't write {path}: {problem.strerror}; name another file with --output") from None
+    if args.json:
+        print(json.dumps({"plot": str(path), "kind": args.kind, **drawn}, indent=2))
+    else:
+        print(path)
+    return ExitCode.OK
+
+
+def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
+    """What is drawn, and the figure. Raises UsageError, MissingModel."""
+    from gpuherd.esd.folder import ESDDirectory
+    from gpuherd.esd.look.plot import alpha_figure, matching, spectra_figure, title_of
+    from gpuherd.esd.look.results import finite_or_none, table_of
+    from gpuherd.esd.tables.results import model_in, read_model
+    from gpuherd.report.pictures import check_format
+
+    check_format(args.output.name)
+    if args.kind != "alpha" and args.layer is None:
+        raise UsageError("say which layers: --layer '*.q_proj' (or --kind alpha for all alphas)")
+    directory = ESDDirectory(args.run_folder)
+    model = table_of(read_model(model_in(directory, args.model)))
+    title = title_of(model.model_id, model.convention)
+    if args.kind == "alpha":
+        if args.layer is not None:
+            raise UsageError("--kind alpha draws all layers; leave --layer out")
+        alphas = [(name, finite_or_none(float(alpha))) for name, alpha in zip(model.names, model.alpha, strict=True)]
+        return {"model": model.model_id}, alpha_figure(alphas, title)
+
+    from gpuherd.esd.tables.spectra_file import read_spectra
+
+    path = directory.spectra / f"{model.stem}.npz"
+    if not path.exists():
+        raise UsageError(
+            f"{directory.root} holds no spectra of {model.model_id!r}: results that were imported have none; "
+            "analyse it again with gpuherd esd --overwrite"
+        )
+    stored = read_spectra(path).layers
+    drawable = {layer.longname for layer in stored}
+    pairs = zip(model.names, model.status, strict=True)
+    layers = matching(stored, args.layer, {name: status for name, status in pairs if name not in drawable})
+    drawn: dict[str, object] = {"model": model.model_id, "layers": [layer.longname for layer in layers]}
+    return drawn, spectra_figure(layers, args.kind, title)

@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.parsing import add_command
-from gpuherd.cli.run_folder import add_run
-from gpuherd.cli.watching import add_watch, print_json, print_tables
+from gpuherd.cli.common import add_command, add_run, add_watch, print_json, print_tables
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.options import Parser, add_options, build
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from gpuherd.jobs.run_dir import RunDirectory
     from gpuherd.jobs.scheduler.limits import Allowance
 
-DESCRIPTION = """\
+GPUS = """\
 Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free, or why not.
 
 examples:
@@ -55,14 +53,14 @@ class ViewOptions:
     gpu_memory_threshold: int = field(default=GpuOptions().gpu_memory_threshold, metadata=_THRESHOLD.metadata)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_gpus(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "gpus", DESCRIPTION)
+    parser = add_command(subparsers, "gpus", GPUS)
     parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
     add_watch(parser)
     add_run(parser, help_text="a run's folder: tell which GPUs it leaves out")
     add_options(parser, ViewOptions)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_gpus)
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class View:
     warnings: tuple[str, ...]
 
 
-def run(args: argparse.Namespace) -> int:
+def run_gpus(args: argparse.Namespace) -> int:
     """Prints the table or JSON once, or again and again until Ctrl-C."""
     from gpuherd.gpus.driver import Nvml
 
@@ -123,7 +121,7 @@ def _queues(args: argparse.Namespace) -> tuple[RunDirectory, ...]:
     Raises UsageError when there is no queue in that folder.
     """
     from gpuherd.batch.user_queue import folder
-    from gpuherd.cli.run_folder import meant
+    from gpuherd.cli.common import meant
     from gpuherd.jobs.run_dir import RunDirectory
 
     named = () if args.folder is None else (meant(args),)

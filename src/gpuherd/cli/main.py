@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from gpuherd import __version__
-from gpuherd.cli.commands import SUMMARIES
+from gpuherd.cli import COMMANDS
 from gpuherd.errors import Enqueued, ExitCode, GpuherdError, printable
 from gpuherd.jobs.monitor.terminal import escape_what_encoding_lacks
-from gpuherd.options import Parser
+from gpuherd.options import Parser, did_you_mean
 from gpuherd.report.log import configure_console
 
-COMMANDS = tuple(SUMMARIES)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 DESCRIPTION = """\
@@ -38,28 +37,26 @@ examples:
 """
 
 
-def build_parser(commands: Sequence[str] = COMMANDS) -> Parser:
+def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
     """The command line with these commands. Their modules are light: what is heavy they import when they run."""
     parser, subparsers = _program()
     nested: dict[str, argparse._SubParsersAction[Parser]] = {}
     for name in commands:
         group, _, tool = name.partition(" ")
-        if not tool:
-            importlib.import_module(f"gpuherd.cli.{group}").add_parser(subparsers)
-            continue
-        if group not in nested:
+        if tool and group not in nested:
             owner = subparsers.choices.get(group) or subparsers.add_parser(group)
             nested[group] = owner.add_subparsers(title="commands on results", dest="tool", parser_class=Parser)
-        importlib.import_module(f"gpuherd.cli.{group}_{tool}").add_parser(nested[group])
+        module = importlib.import_module(f"gpuherd.cli.{COMMANDS[name].module}")
+        getattr(module, f"add_{name.replace(' ', '_')}")(nested[group] if tool else subparsers)
     return parser
 
 
 def _outline() -> Parser:
     """The program with the names of its commands alone, for words that name none: no module of theirs is loaded."""
     parser, subparsers = _program()
-    for name, summary in SUMMARIES.items():
+    for name, command in COMMANDS.items():
         if " " not in name:
-            subparsers.add_parser(name, help=summary)
+            subparsers.add_parser(name, help=command.summary)
     return parser
 
 
@@ -98,13 +95,10 @@ def run(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     # Only the parser that is needed: making all of them would take longer than many a command.
     command = _command(words)
-    parser = build_parser(_needed(command, words)) if command in COMMANDS else _outline()
+    parser = build_parser(_needed(command, words)) if command and command in COMMANDS else _outline()
     if command is not None and command not in COMMANDS:
-        import difflib  # slow to import, and seldom needed
-
-        nearest = difflib.get_close_matches(command, COMMANDS, n=1)
         parser.words = words
-        parser.error(f"unknown command {command!r}" + (f"; did you mean {nearest[0]}?" if nearest else ""))
+        parser.error(f"unknown command {command!r}{did_you_mean(command, COMMANDS)}")
     args, unknown = parser.parse_known_args(words)
     command_parser: Parser = getattr(args, "parser", parser)
     _reject_unknown_tool(command, unknown, command_parser)
@@ -199,11 +193,8 @@ def _reject_unknown_tool(command: str | None, unknown: Sequence[str], parser: Pa
     """Exits with the nearest command of this command, where a word that is no flag was not understood."""
     tools = [tool for group, _, tool in (name.partition(" ") for name in COMMANDS) if tool and group == command]
     if tools and unknown and not unknown[0].startswith("-"):
-        import difflib
-
-        nearest = difflib.get_close_matches(unknown[0], tools, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(tools)}"
-        parser.error(f"unknown command {unknown[0]!r}; {hint}")
+        hint = did_you_mean(unknown[0], tools, f"there are {', '.join(tools)}")
+        parser.error(f"unknown command {unknown[0]!r}{hint}")
 
 
 def main() -> None:

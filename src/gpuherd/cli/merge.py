@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.parsing import add_command
+from gpuherd.cli.common import add_command
 from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError, naming_extras, printable
 from gpuherd.options import Parser
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuherd.models.merging import MergeResult, OnProgress
     from gpuherd.models.names import ModelRef
 
-DESCRIPTION = """\
+MERGE = """\
 Writes the model that a LoRA adapter makes of its base: W + s B A, rsLoRA, DoRA, modules saved whole, biases. The
 weights equal those of PEFT's merge_and_unload bit for bit, for less than half the CPU time and memory. Config and
 tokenizer are copied. A merge that was interrupted goes on when the same command is given again.
@@ -34,9 +34,9 @@ _SHORT = {short: name for name, short in _FORMATS.items()} | {"F64": "fp64"}
 _GB = 1 << 30
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_merge(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "merge", DESCRIPTION)
+    parser = add_command(subparsers, "merge", MERGE)
     parser.add_argument("adapter", metavar="ADAPTER", help="the adapter: a folder, or a Hugging Face id")
     parser.add_argument(
         "--output-dir", required=True, metavar="DIR", help="folder of the result; not there yet, or empty"
@@ -52,10 +52,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--dry-run", action="store_true", help="check both and tell what would be written; write nothing"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_merge)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_merge(args: argparse.Namespace) -> int:
     """Merges, or tells what a merge would write."""
     with naming_extras(dict.fromkeys(("numpy", "huggingface_hub", "torch"), "load"), "merging needs"):
         return _run(args)

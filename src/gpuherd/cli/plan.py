@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.lines import print_lines, window
-from gpuherd.cli.parsing import add_command
-from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras
+from gpuherd.cli.common import add_command, plan_window, print_lines
+from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras, printable
+from gpuherd.models.plan.drawing import Line, Span, Window, wrapped
 from gpuherd.models.plan.options import AUTO, PlanOptions, TrainingOptions
 from gpuherd.options import Parser, add_options, build
 
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from gpuherd.models.plan.result import MemoryPlan, Refusal
     from gpuherd.models.plan.training_job import TrainingJob
 
-DESCRIPTION = """\
+PLAN = """\
 Says before anything is loaded whether a model fits: what lies on which GPU to the byte, how many answers at once, and
 what would fit if it doesn't. MODEL is a folder, a safetensors or GGUF file (headers only are read), a Hugging Face id,
 or a known name. -8bit or -4bit behind it asks for that dtype.
@@ -43,9 +46,9 @@ Exit codes: 0 it fits, 1 it doesn't, 2 wrong usage, 65 bad model, 66 no such mod
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_plan(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "plan", DESCRIPTION)
+    parser = add_command(subparsers, "plan", PLAN)
     parser.add_argument(
         "models", nargs="+", metavar="MODEL", help="a folder, a file, a Hugging Face id or a known name"
     )
@@ -58,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--check", action="store_true", help="load the model as planned, and lay what it takes beside the plan"
     )
     parser.add_argument("--json", action="store_true", help="print JSON in place of text")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_plan)
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Gpus:
     remarks: tuple[str, ...] = ()
 
 
-def run(args: argparse.Namespace) -> int:
+def run_plan(args: argparse.Namespace) -> int:
     """Plans and prints. Returns 0 when all fits, 1 when something doesn't."""
     from gpuherd.models.plan.naming import split_precision
     from gpuherd.models.plan.next_steps import Asked
@@ -186,7 +189,7 @@ def _one(asked: Asked, gpus: Gpus, as_json: bool, check: bool) -> int:
     else:
         from gpuherd.models.plan.telling import Scene, tell
 
-        print_lines(tell(told, Scene(gpus.cards, asked, gpus.remarks), window()))
+        print_lines(tell(told, Scene(gpus.cards, asked, gpus.remarks), plan_window()))
         if check and isinstance(told, MemoryPlan):
             report = _checked(told, asked, quiet=False)
     good = isinstance(told, MemoryPlan) and (report is None or _agrees(report))
@@ -195,16 +198,14 @@ def _one(asked: Asked, gpus: Gpus, as_json: bool, check: bool) -> int:
 
 def _checked(plan: MemoryPlan, asked: Asked, *, quiet: bool) -> dict[str, Any]:
     """Loads as planned, and tells how it went unless ``quiet``."""
-    from gpuherd.cli.checking import check, tell_check
 
     report = check(plan, asked, quiet=quiet)
     if not quiet:
-        print_lines(tell_check(report, window()))
+        print_lines(tell_check(report, plan_window()))
     return report
 
 
 def _agrees(report: dict[str, Any]) -> bool:
-    from gpuherd.cli.checking import agrees
 
     return agrees(report)
 
@@ -235,7 +236,7 @@ def _many(asked: Asked, gpus: Gpus, as_json: bool) -> int:
             gpus,
         )
     else:
-        print_lines(tell_many(rows, gpus.cards, gpus.remarks, window()))
+        print_lines(tell_many(rows, gpus.cards, gpus.remarks, plan_window()))
     if problems:
         return problems[0].exit_code
     return ExitCode.OK if all(isinstance(row.told, MemoryPlan) for row in rows) else ExitCode.FAILED
@@ -270,7 +271,9 @@ def _usual(asked: Asked, as_json: bool) -> int:
         print(json.dumps({"fits": None, "plans": told}, indent=2))
         return ExitCode.OK
     for number, (architecture, rows, alone) in enumerate(found):
-        print_lines([*([()] if number else []), *tell_usual(architecture, options.workload(), rows, alone, window())])
+        print_lines(
+            [*([()] if number else []), *tell_usual(architecture, options.workload(), rows, alone, plan_window())]
+        )
     return ExitCode.OK
 
 
@@ -298,7 +301,7 @@ def _train(asked: Asked, gpus: Gpus, as_json: bool) -> int:
     if as_json:
         _print_json([training_as_json(told, asked)], gpus)
     else:
-        print_lines(tell_training(told, Scene(gpus.cards, asked, gpus.remarks), window()))
+        print_lines(tell_training(told, Scene(gpus.cards, asked, gpus.remarks), plan_window()))
     return ExitCode.OK if isinstance(told, TrainingPlan) else ExitCode.FAILED
 
 
@@ -315,7 +318,7 @@ def _train_usual(
         told = {"model": model_as_json(architecture), "usual_gpus": training_usual_as_json(rows)}
         print(json.dumps({"fits": None, "plans": [told]}, indent=2))
     else:
-        print_lines(tell_training_usual(architecture, rows, asked, window()))
+        print_lines(tell_training_usual(architecture, rows, asked, plan_window()))
     return ExitCode.OK
 
 
@@ -351,3 +354,104 @@ def _print_json(plans: list[dict[str, Any]], gpus: Gpus) -> None:
         "left_out": list(gpus.remarks),
     }
     print(json.dumps(told, indent=2, allow_nan=False))
+
+
+# ``gpuherd plan --check``: the model is loaded as planned, and what it really takes is laid beside the plan.
+#
+# Loading is done by ``gpuherd.models.load.worker``, a program of its own: on this machine's GPUs under ``gpuherd
+# run``, which takes them as any job does; for GPUs that are not here, pretended, with everything in the CPU's memory.
+
+
+class CheckFailed(GpuherdError):
+    """The model could not be loaded as planned; the worker's own lines say why. Its exit code is the worker's."""
+
+
+def check(plan: MemoryPlan, asked: Asked, *, quiet: bool) -> dict[str, Any]:
+    """Loads the model as the plan says, computes one prompt, and returns the worker's report.
+
+    Args:
+        quiet: what the worker tells goes to standard error, because standard output is for something else.
+
+    Raises:
+        UsageError: with tensor parallelism there is no device map to load by.
+        CheckFailed: the worker did not come to its end.
+    """
+    if plan.parallel == "tensor":
+        raise UsageError("--check loads by a device map, and with --parallel tensor there is none")
+    with tempfile.TemporaryDirectory(prefix="gpuherd-check-") as folder:
+        device_map, report = Path(folder) / "map.json", Path(folder) / "report.json"
+        device_map.write_text(json.dumps(plan.device_map), encoding="utf-8")
+        words = worker_words(plan, asked, device_map, report)
+        sys.stdout.flush()
+        code = subprocess.run(words, stdout=sys.stderr if quiet else None, check=False).returncode
+        if code or not report.exists():
+            failure = CheckFailed(f"the model was not loaded as planned: its worker ended with exit code {code}")
+            failure.exit_code = ExitCode(code) if code in set(ExitCode) else ExitCode.FAILED
+            raise failure
+        read: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+        return read
+
+
+def worker_words(plan: MemoryPlan, asked: Asked, device_map: Path, report: Path) -> list[str]:
+    """The command that loads a plan's model by its map and writes the report; behind ``gpuherd run`` where the GPUs are
+    this machine's."""
+    from gpuherd.models.plan.precision import Precision
+
+    pretended = not asked.here or asked.simulate is not None
+    worker = [sys.executable, "-m", "gpuherd.models.load.worker", asked.without_dtype[0]]
+    worker += ["--device-map", str(device_map), "--json", str(report)]
+    worker += ["--simulate"] if pretended else []
+    worker += [] if plan.precision is Precision.AS_STORED else ["--dtype", str(plan.precision)]
+    worker += [] if asked.options.adapter is None else ["--adapter", asked.options.adapter]
+    workload = plan.workload
+    for flag, number in (
+        ("--batch", workload.batch),
+        ("--prompt-tokens", workload.prompt_tokens),
+        ("--new-tokens", workload.new_tokens),
+    ):
+        worker += [flag, str(number)]
+    if pretended:
+        return worker
+    gpus = ["--num-gpus", str(plan.gpus), "--mem", f"{plan.memory_mb}MB"]
+    return [sys.executable, "-m", "gpuherd", "run", "--no-wait", *gpus, "--", *worker]
+
+
+def agrees(report: dict[str, Any]) -> bool:
+    """Whether memory is as predicted, and the trial came out well."""
+    trial = report.get("trial")
+    return bool(report["within_tolerance"]) and (trial is None or bool(trial["finite"] and trial["within_plan"]))
+
+
+def tell_check(report: dict[str, Any], window: Window) -> list[Line]:
+    """Predicted and real memory side by side."""
+    from gpuherd.columns import Column
+    from gpuherd.models.plan.drawing import table
+
+    columns = (
+        Column("on", 0),
+        Column("predicted bytes", 1, right=True),
+        Column("real bytes", 2, right=True),
+        Column("difference", 3, right=True),
+        Column("blocks", 4, least=10),
+    )
+    rows = [_row(each) for each in report["devices"]]
+    head, body = table(columns, rows, window)
+    good = agrees(report)
+    how = "pretended GPUs, in the CPU's memory" if report["simulated"] else "its GPUs"
+    verdict = f"Loaded as {report['class']} on {how} in {report['seconds']:.1f} s: " + (
+        "weights lie where the plan says, and take what it says." if good else "it is NOT as planned."
+    )
+    return [
+        (),
+        *wrapped(verdict, window, "good" if good else "bad"),
+        (Span(head, "head"),),
+        *body,
+        *[line for note in report["notes"] for line in wrapped(note, window, "note", first="note: ")],
+    ]
+
+
+def _row(each: dict[str, Any]) -> Sequence[str]:
+    device, predicted, real = each["device"], each["predicted_bytes"], each["real_bytes"]
+    where = f"GPU {device}" if isinstance(device, int) else printable(str(device))
+    difference = "-" if real is None or not predicted else f"{100 * (real / predicted - 1):+.3f} %"
+    return [where, f"{predicted:,}", "-" if real is None else f"{real:,}", difference, printable(each["blocks"])]

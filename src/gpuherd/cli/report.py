@@ -10,13 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gpuherd.cli.parsing import add_command
-from gpuherd.cli.run_folder import add_run
+from gpuherd.cli.common import add_command, add_run
 from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras, printable
 from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions
 
-DESCRIPTION = """\
+REPORT = """\
 Makes one HTML page of a run's results. Of a run of gpuherd esd: a table of all models, their lineage by alpha, outliers
 and failures; for each model a heat map of alpha by layer and module, and the spectrum with its fit for any layer. Of a
 run of answers (gpuherd generate): measures of uncertainty with their intervals and curves, how far the labels can be
@@ -38,9 +37,9 @@ _EXTRAS = {"jinja2": "page", "markupsafe": "page", "matplotlib": "page", "numpy"
 Progress = Callable[[int, int], None]
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_report(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "report", DESCRIPTION)
+    parser = add_command(subparsers, "report", REPORT)
     add_run(
         parser,
         "run_folder",
@@ -61,10 +60,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="open the page in a browser; auto: where a person looks on at a desktop (default: auto)",
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON; implies --open no")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_report)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_report(args: argparse.Namespace) -> int:
     """Writes the page. Exit code 0, also when models of the run have failed: the page tells."""
     from gpuherd.posttrain.look.kinds import made_by
 

@@ -12,13 +12,13 @@ from functools import partial
 
 from gpuherd.batch.feasibility import refuse_beyond_this_machine
 from gpuherd.batch.run import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
-from gpuherd.cli.parsing import add_command, command_words, load_for
-from gpuherd.cli.planning import of_a_cluster, of_a_run, planner
+from gpuherd.cli.common import add_command, command_words
+from gpuherd.cli.job_start import load_for, of_a_cluster, of_a_run, planner
 from gpuherd.engines.options import LOCAL
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError, printable
 from gpuherd.options import Parser, add_options, build
 
-DESCRIPTION = """\
+RUN = """\
 Waits until GPUs are free, takes them, and becomes the command: signals, terminal, pipes and exit status are its own.
 The GPUs are given back when it ends, however it ends. With --engine slurm it becomes SLURM's srun with the command;
 with --engine ray the command is a job of Ray's whose output is shown here; Ctrl-C ends it, and so does a reader of the
@@ -40,16 +40,16 @@ run 1 where it can never run.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_run(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "run", DESCRIPTION)
+    parser = add_command(subparsers, "run", RUN)
     add_options(parser, RunOptions)
     parser.add_argument("--json", action="store_true", help="with --dry-run: as JSON")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command and its words")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_run)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_run(args: argparse.Namespace) -> int:
     """Becomes the command. Returns only when that can't be, or with ``--dry-run``."""
     inherited = open_descriptors()
     argv = command_words(args)

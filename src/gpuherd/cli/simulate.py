@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.parsing import add_command
+from gpuherd.cli.common import add_command
 from gpuherd.errors import CannotWrite, ExitCode, UsageError
 from gpuherd.options import Parser, add_options, build
 from gpuherd.simulate.options import Rules, SimulateOptions
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpuherd.batch.job_options import Planner
     from gpuherd.simulate.scenario import Progress, Result, Scenario
 
-DESCRIPTION = """\
+SIMULATE = """\
 Replays jobs on machines of any size in virtual time, with the policy that real runs use, and tells how long it would
 take, how well the GPUs would be used, and how long jobs would wait. Nothing is started.
 
@@ -36,9 +36,9 @@ docs/what-if.md says what is modelled and what is not.
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_simulate(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "simulate", DESCRIPTION)
+    parser = add_command(subparsers, "simulate", SIMULATE)
     parser.add_argument(
         "source", nargs="?", metavar="SOURCE", help="a run folder, or a job file as for gpuherd batch (or say --jobs)"
     )
@@ -53,10 +53,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw all runs into this file")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON in place of tables")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_simulate)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_simulate(args: argparse.Namespace) -> int:
     """Simulates and prints. Exit code 0, also when jobs failed in the simulation: that is a result."""
     from gpuherd.simulate.options import variants
     from gpuherd.simulate.scenario import simulate
@@ -120,7 +120,7 @@ def _works(source: str | None, options: SimulateOptions) -> Any:
 
 def _planner(options: SimulateOptions) -> Planner:
     """What jobs that name a model need on the largest of the machines: a job runs on one."""
-    from gpuherd.cli.planning import JOB_FILE, Having, of_gpus, planner
+    from gpuherd.cli.job_start import JOB_FILE, Having, of_gpus, planner
 
     def largest() -> Having:
         machines = options.machine or options.machines or ()

@@ -1,26 +1,27 @@
-"""``gpuherd status``: how a run stands: its counts, what runs, what has failed and why, what waits and for what."""
+"""``gpuherd status``, ``logs`` and ``top``: how a run stands, what a job writes, and both on the full screen."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.parsing import add_command
-from gpuherd.cli.run_folder import add_folder, meant
-from gpuherd.cli.watching import add_watch, print_json, print_tables
-from gpuherd.errors import ExitCode
+from gpuherd.cli.common import add_command, add_folder, add_watch, meant, print_json, print_tables, told_of_folders
+from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser
+from gpuherd.units import positive_int
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpuherd.jobs.monitor.job_status import Page
+    from gpuherd.jobs.monitor.logs import Part
     from gpuherd.jobs.run_dir import RunDirectory
 
-DESCRIPTION = """\
+STATUS = """\
 Shows how a run stands, while gpuherd works on it or after: counts, running jobs with their progress, failures with the
 reason, and what the next jobs wait for.
 
@@ -36,9 +37,9 @@ EACH = 8
 STATES = ("waiting", "running", "done", "failed", "cancelled")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
+def add_status(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
-    parser = add_command(subparsers, "status", DESCRIPTION)
+    parser = add_command(subparsers, "status", STATUS)
     add_folder(parser)
     parser.add_argument(
         "--state",
@@ -52,10 +53,10 @@ def add_parser(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--all", action="store_true", dest="everything", help="all jobs, not the first of each state")
     add_watch(parser)
     parser.add_argument("--json", action="store_true", help="print JSON; with --watch one line a look")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run_status)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_status(args: argparse.Namespace) -> int:
     """Prints it once, or again and again until Ctrl-C."""
     from gpuherd.jobs.monitor.tables import json_text
 
@@ -91,3 +92,120 @@ def _page(args: argparse.Namespace) -> Page:
     states = tuple(JobState(word) for word in args.state)
     every = args.everything or args.json or states or args.match
     return Page(states=states, text=args.match, limit=EVERYTHING.limit, each=None if every else EACH)
+
+
+LOGS = """\
+Prints what a job has written in its latest attempt. With -f it goes on as the job writes, over further attempts, until
+the job has ended; while the job waits, standard error says why. On a terminal control characters are left out; a pipe
+or a file gets the log as it is.
+
+examples:
+  gpuherd logs train-7                         in your own queue
+  gpuherd logs results model-3 -f
+  gpuherd logs results model-3 --attempt 1 --last-lines 50
+"""
+
+
+def add_logs(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "logs", LOGS)
+    add_folder(parser)
+    parser.add_argument("job", metavar="JOB", help="name of the job, as gpuherd status tells it")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on as the job writes, until it has ended")
+    parser.add_argument("--attempt", type=_number, metavar="N", help="which attempt, from 1 (default: the latest)")
+    parser.add_argument("--last-lines", type=_number, metavar="N", help="only the last lines (default: all)")
+    parser.add_argument("--json", action="store_true", help="print JSON: with -f a line for each line of the log")
+    parser.set_defaults(run=run_logs)
+
+
+def _number(word: str) -> int:
+    try:
+        return positive_int(word)
+    except ValueError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
+
+
+def run_logs(args: argparse.Namespace) -> int:
+    """Prints the log. Ctrl-C ends following, and nothing else."""
+    from gpuherd.jobs.monitor.logs import follow, read
+
+    try:
+        with told_of_folders(args, [args.job], "gpuherd logs {} JOB"):
+            run, which = meant(args), (args.job, args.attempt, args.last_lines)
+            parts = follow(run, *which, on_wait=_print_note) if args.follow else read(run, *which)
+            if args.json and not args.follow:
+                _print_whole(list(parts))
+            else:
+                whole = True
+                for part in parts:
+                    _print_part(part, as_json=args.json, after_whole_line=whole)
+                    whole = part.ended_line
+    except KeyboardInterrupt:
+        if not args.follow:
+            raise
+    return ExitCode.OK
+
+
+def _print_note(sentence: str) -> None:
+    """On standard error: standard output is the log's."""
+    print(f"gpuherd: {sentence}", file=sys.stderr, flush=True)
+
+
+def _print_whole(parts: list[Part]) -> None:
+    first = parts[0]
+    lines = [_as_text(line) for part in parts for line in part.lines]
+    told = {"job": first.job, "attempt": first.attempt, "state": first.state, "log": first.path, "lines": lines}
+    print(json.dumps(told, indent=2))
+
+
+def _print_part(part: Part, *, as_json: bool, after_whole_line: bool) -> None:
+    from gpuherd.jobs.attempts.log_file import shown
+
+    if as_json:
+        for line in part.lines:
+            print(json.dumps({"job": part.job, "attempt": part.attempt, "line": _as_text(line)}))
+    elif sys.stdout.isatty():
+        if part.begins and part.attempt > 1:
+            print(f"--- attempt {part.attempt} ---")
+        for line in part.lines:
+            print(shown(line))
+    else:
+        # Byte for byte as the job wrote it; only an attempt begins on a line of its own.
+        start = "\n" if part.begins and not after_whole_line else ""
+        end = "\n" if part.ended_line and part.lines else ""
+        sys.stdout.buffer.write((start + "\n".join(part.lines) + end).encode("utf-8", "surrogateescape"))
+    sys.stdout.flush()
+
+
+def _as_text(line: str) -> str:
+    return line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+TOP = """\
+Shows a run on the full screen: each GPU with its memory and use over time, the jobs, and the log of the chosen one.
+Keys cancel, retry and pause jobs; ? lists them. Leaving changes nothing.
+
+examples:
+  gpuherd top                                  your own queue
+  gpuherd top results                          a run's folder
+"""
+
+
+def add_top(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Registers the command."""
+    parser = add_command(subparsers, "top", TOP)
+    add_folder(parser)
+    parser.set_defaults(run=run_top)
+
+
+def run_top(args: argparse.Namespace) -> int:
+    """Shows it until the user leaves. A user without a queue sees the GPUs."""
+    from gpuherd.batch.user_queue import folder, in_use
+    from gpuherd.cli.common import meant
+    from gpuherd.jobs.run_dir import RunDirectory
+    from gpuherd.top import show
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("top needs a terminal; for a pipe or a file use: gpuherd status")
+    show(meant(args) if args.folder is not None or in_use() else RunDirectory(folder()))
+    return ExitCode.OK

@@ -7,8 +7,8 @@ from dataclasses import Field, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.options import Option, option
-from gpuherd.units import duration_s, size_mb
+from gpuherd.options import Option, did_you_mean, option, parse_value
+from gpuherd.units import duration_s, positive_int, size_mb
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -27,12 +27,6 @@ _SLURM_ONLY = (
 _RAY_ONLY = ("ray_address", "ray_resources")
 
 
-def _positive(word: str) -> int:
-    if not word.isascii() or not word.isdigit() or int(word) == 0:
-        raise ValueError(f"{word!r} is not a whole number above 0")
-    return int(word)
-
-
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """Which engine runs the jobs, and what they ask of it. Times are seconds, memory MB (2^20 bytes).
@@ -49,7 +43,7 @@ class EngineOptions:
     cpus_per_job: int | None = option(
         None,
         help="CPU cores that each job gets on each node, like 8",
-        parse=_positive,
+        parse=positive_int,
         metavar="N",
         group="engine",
     )
@@ -75,7 +69,12 @@ class EngineOptions:
         group="engine",
     )
     at_most: int = option(
-        1000, help="most jobs in the cluster's queue at once, like 200", parse=_positive, metavar="N", group="engine"
+        1000,
+        help="most jobs in the cluster's queue at once, like 200",
+        parse=positive_int,
+        metavar="N",
+        group="engine",
+        settable=True,
     )
     node_gpus: str | None = option(
         None,
@@ -97,7 +96,7 @@ class EngineOptions:
     array_limit: int | None = option(
         None,
         help="most jobs of one SLURM array that run at once, like 16",
-        parse=_positive,
+        parse=positive_int,
         metavar="N",
         group="engine",
     )
@@ -105,7 +104,7 @@ class EngineOptions:
         None,
         help="processes of the job that srun starts on each SLURM node, as MPI and Lightning want it (default: one, "
         "which starts its own)",
-        parse=_positive,
+        parse=positive_int,
         metavar="N",
         group="engine",
     )
@@ -278,35 +277,13 @@ def read_block(told: Any, possible: Collection[str] = tuple(_OPTIONS), where: st
         name = "engine" if key == "name" else str(key).replace("-", "_")
         if name not in possible or name not in _OPTIONS or key == "engine":
             raise UsageError(f"{where}.{key} is no option of an engine{_nearest(str(key), possible)}")
-        found[name] = _value(_OPTIONS[name], value, f"{where}.{key}")
+        try:
+            found[name] = parse_value(_OPTIONS[name], value)
+        except ValueError as problem:
+            raise UsageError(f"{where}.{key}: {problem}") from None
     return found
 
 
-def _value(spec: Option, value: Any, where: str) -> Any:
-    if spec.many:
-        return tuple(_one(spec, each, where) for each in (value if isinstance(value, list) else [value]))
-    return _one(spec, value, where)
-
-
-def _one(spec: Option, value: Any, where: str) -> Any:
-    if spec.yes_or_no:
-        if not isinstance(value, bool):
-            raise UsageError(f"{where}: {value!r} should be true or false")
-        return value
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UsageError(f"{where}: {value!r} should be a text or a number")
-    word = str(value)
-    if spec.choices is not None and word not in spec.choices:
-        raise UsageError(f"{where}: {word!r} is not possible; possible: {', '.join(spec.choices)}")
-    try:
-        return word if spec.parse is None else spec.parse(word)
-    except ValueError as problem:
-        raise UsageError(f"{where}: {problem}") from None
-
-
 def _nearest(key: str, possible: Collection[str]) -> str:
-    import difflib  # slow to import, and seldom needed
-
     known = ["name", *(name.replace("_", "-") for name in possible if name in _OPTIONS and name != "engine")]
-    near = difflib.get_close_matches(key.replace("_", "-"), known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; possible: {', '.join(known)}"
+    return did_you_mean(key.replace("_", "-"), known, f"possible: {', '.join(known)}")

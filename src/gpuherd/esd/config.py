@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 from gpuherd.engines.options import refuse_ranks
 from gpuherd.errors import UsageError
 from gpuherd.esd.settings import FitSettings, of_one_type
-from gpuherd.jobs.options import ORDERS, DispatchOptions, Order, count, positive_int
+from gpuherd.jobs.options import ORDERS, DispatchOptions, Order
 from gpuherd.options import accepts_aliases, option
-from gpuherd.units import duration_s
+from gpuherd.units import count, duration_s, positive_int
 
 MODES = ("esd",)
 SpectraOf = Literal["weights", "ba", "delta"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import count, positive_int
 from gpuherd.options import option
+from gpuherd.units import count, positive_int
 
 Method = Literal["xmin_mid", "xmin_peak", "xmin_peak_wide", "DKS"]
 METHODS: tuple[Method, ...] = get_args(Method)

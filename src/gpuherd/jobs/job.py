@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from gpuherd.errors import JobCannotFit, UsageError
+from gpuherd.options import did_you_mean
 
 # A job as the user means it, and how it stands: plain frozen data, no database, no processes.
 
@@ -195,10 +196,7 @@ def _in_a_circle(circle: Sequence[str]) -> str:
 
 
 def _no_such(job: str, need: str, names: Iterable[str]) -> str:
-    import difflib  # slow to import, and seldom needed
-
-    nearest = difflib.get_close_matches(need, list(names)[:1000], n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    hint = did_you_mean(need, itertools.islice(names, 1000), show=repr)
     return f"job {job!r} needs {need!r}, and there is no such job{hint}"
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 from gpuherd.engines import options as engine_options
 from gpuherd.engines.options import LOCAL, EngineOptions
 from gpuherd.errors import UsageError
-from gpuherd.options import Option, option
-from gpuherd.units import duration_s, size_or_none_mb
+from gpuherd.options import by_spelling, did_you_mean, option, option_fields, parse
+from gpuherd.units import count, duration_s, positive_int, seconds, size_or_none_mb
 
 # Which GPUs a run may take and when one counts as free: the options that every command starting jobs shares.
 
@@ -35,26 +35,11 @@ def gpu_names(word: str) -> str:
     return ",".join(name.strip() for name in names)
 
 
-def positive_int(word: str) -> int:
-    """A whole number above 0."""
-    if not word.isascii() or not word.isdigit() or int(word) == 0:
-        raise ValueError(f"{word!r} is not a whole number above 0")
+def port(word: str) -> int:
+    """A TCP port that a user may listen on; 0 for any that is free."""
+    if not word.isascii() or not word.isdigit() or not (int(word) == 0 or 1024 <= int(word) <= 65535):
+        raise ValueError(f"{word!r} is not a port from 1024 to 65535 (or 0 for any)")
     return int(word)
-
-
-def count(word: str) -> int:
-    """A whole number, 0 or more."""
-    if not word.isascii() or not word.isdigit():
-        raise ValueError(f"{word!r} is not a whole number of 0 or more")
-    return int(word)
-
-
-def seconds(word: str) -> float:
-    """A number of seconds, 0 or more."""
-    value = float(word)
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{word!r} is not a number of seconds")
-    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +52,8 @@ class GpuOptions:
         parse=positive_int,
         metavar="N",
         group="GPUs",
+        settable=True,
+        unset=("all",),
     )
     gpu_list: tuple[str | int, ...] = option(
         (),
@@ -76,6 +63,8 @@ class GpuOptions:
         many=True,
         metavar="ID",
         group="GPUs",
+        settable=True,
+        unset=("all",),
     )
     gpu_memory_threshold: int = option(
         500,
@@ -85,6 +74,7 @@ class GpuOptions:
         parse=count,
         metavar="MB",
         group="GPUs",
+        settable=True,
     )
     max_checks: int | None = option(
         None,
@@ -94,9 +84,10 @@ class GpuOptions:
         parse=positive_int,
         metavar="N",
         group="GPUs",
+        settable=True,
     )
     check_interval: float = option(
-        1.0, help="seconds between two checks", parse=seconds, metavar="SECONDS", group="GPUs"
+        1.0, help="seconds between two checks", parse=seconds, metavar="SECONDS", group="GPUs", settable=True
     )
     gpus_per_job: int = option(
         1,
@@ -133,33 +124,39 @@ class GpuOptions:
         return tuple(part for entry in self.gpu_list for part in str(entry).split(","))
 
 
-def port(word: str) -> int:
-    """A TCP port that a user may listen on; 0 for any that is free."""
-    if not word.isascii() or not word.isdigit() or not (int(word) == 0 or 1024 <= int(word) <= 65535):
-        raise ValueError(f"{word!r} is not a port from 1024 to 65535 (or 0 for any)")
-    return int(word)
-
-
 @dataclass(frozen=True, kw_only=True)
 class DispatchOptions(EngineOptions, GpuOptions):
     """All that can be said of a run of jobs: which engine, which GPUs, and how the dispatcher behaves."""
 
     max_concurrent: int | None = option(
-        None, help="most jobs to run at once, on GPUs or not", parse=positive_int, metavar="N", group="jobs"
+        None,
+        help="most jobs to run at once, on GPUs or not",
+        parse=positive_int,
+        metavar="N",
+        group="jobs",
+        settable=True,
+        unset=("none", "no"),
     )
     order: Order = option(
         "age",
         help="which of the waiting jobs of one priority goes first: the oldest, or the longest where costs are known",
         choices=ORDERS,
         group="jobs",
+        settable=True,
     )
-    share: bool = option(False, help="let jobs that declare their memory share a GPU while the sum fits", group="jobs")
+    share: bool = option(
+        False,
+        help="let jobs that declare their memory share a GPU while the sum fits",
+        group="jobs",
+        settable=True,
+    )
     yield_to_others: YieldTo = option(
         "ignore",
         flag="yield",
         help="when a stranger starts on a GPU of ours: only say so, pause our job, or put it back in the queue",
         choices=YIELDS,
         group="jobs",
+        settable=True,
     )
     timeout: float | None = option(
         None, help="time limit for each job, like 90s or 2h", parse=duration_s, metavar="TIME", group="jobs"
@@ -221,25 +218,9 @@ class DispatchOptions(EngineOptions, GpuOptions):
                 raise UsageError(f"--{flag} is for this machine's GPUs, and the engine is {self.engine}{hint}")
 
 
-# Other options for a run that goes on: words like those of the command line, checked by the options' own parsers.
-#
-# Pure. Which options can be changed in mid-run is said here; what a change means is the dispatcher's business.
+# --- gpuherd set --------------------------------------------------------------------------------------------------
 
-SETTABLE = (
-    "gpu_list",
-    "max_gpus",
-    "max_checks",
-    "gpu_memory_threshold",
-    "check_interval",
-    "max_concurrent",
-    "order",
-    "share",
-    "yield_to_others",
-    "at_most",
-)
-_NO_LIMIT = ("none", "no")
-_ALL = "all"
-_TRUE, _FALSE = ("yes", "true", "on", "1"), ("no", "false", "off", "0")
+SETTABLE = tuple(declared.name for declared, spec in option_fields(DispatchOptions) if spec.settable)
 
 
 def retuned(options: DispatchOptions, settings: Mapping[str, str]) -> DispatchOptions:
@@ -252,64 +233,29 @@ def retuned(options: DispatchOptions, settings: Mapping[str, str]) -> DispatchOp
 
 
 def changes(settings: Mapping[str, str]) -> dict[str, Any]:
-    """Values by field name out of such words; whether the run's engine has such options is not asked. Raises as
-    ``retuned``."""
+    """Field names and new values, from the words of ``gpuherd set``. Raises as ``retuned``.
+
+    Whether the run's engine has such options is checked later, by ``DispatchOptions`` itself.
+    """
     found: dict[str, Any] = {}
-    known = _spellings()
+    known = by_spelling(DispatchOptions, SETTABLE)
     for word, value in settings.items():
         name = word.strip().lstrip("-").replace("-", "_")
         if name not in known:
-            raise UsageError(_unknown(word, name, tuple(known)))
-        field_name, spec = known[name]
-        found[field_name] = _parse(word, field_name, spec, value)
+            possible = f"possible: {', '.join(SETTABLE)}"
+            if name in by_spelling(DispatchOptions):
+                raise UsageError(f"{word} can't be changed while a run goes on; {possible}")
+            raise UsageError(f"there is no option {word!r}{did_you_mean(name, known, possible)}")
+        declared, spec = known[name]
+        try:
+            unset = value.strip().lower() in spec.unset
+            found[declared.name] = declared.default if unset else parse(spec, value.strip())
+        except ValueError as problem:
+            raise UsageError(f"{word}: {problem}") from None
     return found
 
 
 def dispatch_options(options: GpuOptions) -> DispatchOptions:
-    """These options as those of a dispatcher: what they don't say is as by default, what is more is left out."""
+    """The dispatcher's options among these; what they lack has its default."""
     names = {each.name for each in fields(options)} & {each.name for each in fields(DispatchOptions)}
     return DispatchOptions(**{name: getattr(options, name) for name in names})
-
-
-def _spellings() -> dict[str, tuple[str, Option]]:
-    known = {}
-    for each in fields(DispatchOptions):
-        if each.name in SETTABLE:
-            spec: Option = each.metadata["option"]
-            for spelling in (each.name, spec.flag, *spec.aliases):
-                if spelling is not None:
-                    known[spelling.replace("-", "_")] = (each.name, spec)
-    return known
-
-
-def _unknown(word: str, name: str, known: tuple[str, ...]) -> str:
-    import difflib  # slow to import, and seldom needed
-
-    nearest = difflib.get_close_matches(name, known, n=1)
-    if name in {each.name for each in fields(DispatchOptions)}:
-        return f"{word} can't be changed while a run goes on; possible: {', '.join(SETTABLE)}"
-    hint = f"did you mean {nearest[0]}?" if nearest else f"possible: {', '.join(SETTABLE)}"
-    return f"there is no option {word!r}; {hint}"
-
-
-def _parse(word: str, name: str, spec: Option, value: str) -> Any:
-    text = value.strip()
-    if name == "gpu_list" and text == _ALL:
-        return ()
-    if name == "max_concurrent" and text.lower() in _NO_LIMIT:
-        return None
-    if name == "max_gpus" and text == _ALL:
-        return None
-    if name == "share":
-        if text.lower() not in _TRUE + _FALSE:
-            raise UsageError(f"{word}={value!r}; write yes or no")
-        return text.lower() in _TRUE
-    if spec.choices is not None:
-        if text not in spec.choices:
-            raise UsageError(f"{word} can't be {value!r}; possible: {', '.join(spec.choices)}")
-        return text
-    try:
-        parsed = text if spec.parse is None else spec.parse(text)
-    except ValueError as problem:
-        raise UsageError(f"{word}: {problem}") from None
-    return (parsed,) if spec.many else parsed

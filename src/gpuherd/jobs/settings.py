@@ -7,7 +7,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpuherd.engines.options import LOCAL, EngineName
 from gpuherd.errors import UsageError
 from gpuherd.gpus.policy_file import parse, read_policy
-from gpuherd.jobs.options import DispatchOptions, count, foreign, gpu_names, positive_int
+from gpuherd.jobs.options import DispatchOptions, foreign, gpu_names
 from gpuherd.jobs.settings_place import user_file
-from gpuherd.options import Option
-from gpuherd.units import duration_s
+from gpuherd.options import WrongType, by_spelling, did_you_mean, parse_value
+from gpuherd.units import count, duration_s, positive_int
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -222,7 +222,7 @@ def load() -> Settings:
     top = _Table(parse(text, path, "you"), path, "", ("defaults", "limits", "notify"))
     limits = top.table("limits", ("max_gpus", "quiet_hours", "quiet_max_gpus"))
     notify = top.table("notify", ("command", "webhook"))
-    defaults = _defaults(top.table("defaults", _default_names()))
+    defaults = _defaults(top.table("defaults", None))
     told = {"notify_command": notify.text("command"), "webhook": notify.text("webhook")}
     return Settings(
         defaults=defaults | {name: value for name, value in told.items() if value is not None},
@@ -276,10 +276,13 @@ class _Table:
     def __init__(self, values: Mapping[str, Any], path: Path, name: str, known: Sequence[str] | None) -> None:
         self.values, self.path, self.name = values, path, name
         for key in values if known is not None else ():
-            if key not in (known or ()):
-                near = _nearest(key, known or ())
-                hint = f"did you mean {near}?" if near else f"there are {', '.join(known or ())}"
-                raise self.wrong(key, f"is no setting; {hint}")
+            self.check_key(key, key, known or ())
+
+    def check_key(self, key: str, name: str, known: Collection[str]) -> None:
+        """Raises UsageError when the key, read as ``name``, is none of the known ones."""
+        if name not in known:
+            hint = did_you_mean(name, known, f"there are {', '.join(known)}", cutoff=0.5)
+            raise self.wrong(key, f"is no setting{hint}")
 
     def wrong(self, key: str, what: str) -> UsageError:
         place = f"[{self.name}] {key}" if self.name else key
@@ -346,49 +349,21 @@ def _hours(limits: _Table) -> Hours:
 # --- defaults of options --------------------------------------------------------------------------------------
 
 
-def _options() -> dict[str, tuple[str, Option, Any]]:
-    """Every spelling of every option with underscores: the field's name, its declaration, its default."""
-    found = {}
-    for declared in fields(DispatchOptions):
-        spec: Option = declared.metadata["option"]
-        for spelling in (declared.name, spec.flag or declared.name, *spec.aliases):
-            found[spelling.replace("-", "_")] = (declared.name, spec, declared.default)
-    return found
-
-
-def _default_names() -> tuple[str, ...]:
-    return tuple(name for spelling in _options() for name in {spelling, spelling.replace("_", "-")})
-
-
 def _defaults(table: _Table) -> dict[str, Any]:
-    options = _options()
+    options = by_spelling(DispatchOptions)
     values: dict[str, Any] = {}
-    for key in table.values:
-        name, spec, default = options[key.replace("-", "_")]
-        if name in values:
-            raise table.wrong(key, f"says the same as another setting of the table: {name}; keep one of them")
-        values[name] = _default(table, key, spec, default)
+    for key, value in table.values.items():
+        name = key.replace("-", "_")
+        table.check_key(key, name, options)
+        declared, spec = options[name]
+        if declared.name in values:
+            raise table.wrong(key, f"says the same as another setting of the table: {declared.name}; keep one of them")
+        if spec.parse is None and spec.choices is None and not spec.is_switch and not spec.many:
+            table.text(key)
+        try:
+            values[declared.name] = parse_value(spec, value)
+        except WrongType as problem:
+            raise table.wrong(key, f"= {problem}") from None
+        except ValueError as problem:
+            raise table.wrong(key, f"is wrong: {problem}") from None
     return values
-
-
-def _default(table: _Table, key: str, spec: Option, default: Any) -> Any:
-    value = table.values[key]
-    if default is False or spec.yes_or_no:
-        if not isinstance(value, bool):
-            raise table.wrong(key, f"= {value!r} should be true or false")
-        return value
-    if spec.many:
-        return table.many(key, spec.parse or str)
-    if spec.choices is not None and value not in spec.choices:
-        near = _nearest(str(value), spec.choices)
-        hint = f" (did you mean {near}?)" if near else ""
-        raise table.wrong(key, f"= {value!r}; possible: {', '.join(spec.choices)}" + hint)
-    if spec.parse is None:
-        return table.text(key)
-    return table.one(key, spec.parse)
-
-
-def _nearest(word: str, known: Sequence[str]) -> str | None:
-    import difflib
-
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.5)), None)

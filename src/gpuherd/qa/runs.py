@@ -6,7 +6,6 @@ are added beside it. What is half-written, damaged or of a newer gpuherd is told
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import shlex
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.options import nearest
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
 from gpuherd.qa.record import Answered, Question
 from gpuherd.qa.record_json import BadRecord, answered_of, question_of
@@ -144,7 +144,7 @@ def folder_of(run_id: str, runs_dir: str | Path) -> Path:
         pass  # no file can be called so, or nobody may look there
     names = [path.name for path in _folders(Path(runs_dir))]
     near = [name for name in names if name.startswith(run_id)] if run_id else []
-    near += [name for name in difflib.get_close_matches(run_id, names, n=_MOST_NAMED, cutoff=0.4) if name not in near]
+    near += [name for name in nearest(run_id, names, _MOST_NAMED, 0.4) if name not in near]
     if near:
         hint = f"did you mean {' or '.join(near[:_MOST_NAMED])}?"
     else:

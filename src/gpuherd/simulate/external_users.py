@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from gpuherd.options import did_you_mean
 from gpuherd.simulate.results import Visit
 from gpuherd.simulate.state import Agenda, Floor, Slot
 from gpuherd.units import duration_s
@@ -69,11 +69,9 @@ def background(word: str) -> Background:
         name, equals, value = part.partition("=")
         name = name.strip()
         if name not in ("busy", "mean", "barge") or not equals:
-            nearest = difflib.get_close_matches(name, ("busy", "mean", "barge"), n=1)
-            raise ValueError(
-                f"{part!r} says nothing about strangers"
-                + (f"; did you mean {nearest[0]}=?" if nearest else "; write busy=0.3,mean=2h,barge=0.1")
-            )
+            known, otherwise = ("busy", "mean", "barge"), "write busy=0.3,mean=2h,barge=0.1"
+            hint = did_you_mean(name, known, otherwise, show="{}=".format)
+            raise ValueError(f"{part!r} says nothing about strangers{hint}")
         if name in given:
             raise ValueError(f"{word!r} says {name} twice")
         given[name] = value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -10,9 +9,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import DispatchOptions, Order, YieldTo, count, positive_int
-from gpuherd.options import option, option_fields, spellings
-from gpuherd.units import duration_s, size_mb
+from gpuherd.jobs.options import DispatchOptions, Order, YieldTo
+from gpuherd.options import by_spelling, did_you_mean, option, parse
+from gpuherd.units import count, duration_s, positive_int, size_mb
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -391,30 +390,13 @@ def _axis(word: str) -> tuple[str, str, list[tuple[str, Any]]]:
     """An option as the user wrote it, the field it is, and its values as words and parsed."""
     name, equals, rest = word.partition("=")
     name = name.strip()
-    known: dict[str, str] = {}
-    for declared, spec in option_fields(Rules):
-        shown, quiet = spellings(declared.name, spec)
-        known |= dict.fromkeys((flag[2:] for flag in (*shown, *quiet)), declared.name)
-    if name not in known or not equals:
-        nearest = difflib.get_close_matches(name, [each for each in known if "-" not in each], n=1)
-        hint = f"; did you mean {nearest[0]}=?" if nearest else f"; there are {', '.join(sorted(set(known.values())))}"
+    known = by_spelling(Rules)
+    if name.replace("-", "_") not in known or not equals:
+        rules = sorted({declared.name for declared, _ in known.values()})
+        hint = did_you_mean(name, known, f"there are {', '.join(rules)}", show="{}=".format)
         raise UsageError(f"--compare {word!r} names no rule{hint}")
-    words = [part.strip() for part in rest.split(",")]
-    return name, known[name], [(part, _value(known[name], part, word)) for part in words]
-
-
-def _value(name: str, word: str, whole: str) -> Any:
-    spec = next(spec for declared, spec in option_fields(Rules) if declared.name == name)
-    if name == "share":
-        switch = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
-        if word.lower() not in switch:
-            raise UsageError(f"--compare {whole!r}: {word!r} is neither on nor off")
-        return switch[word.lower()]
-    if spec.choices is not None and word not in spec.choices:
-        nearest = difflib.get_close_matches(word, spec.choices, n=1)
-        hint = f"; did you mean {nearest[0]}?" if nearest else f"; possible: {', '.join(spec.choices)}"
-        raise UsageError(f"--compare {whole!r}: there is no {word!r}{hint}")
+    declared, spec = known[name.replace("-", "_")]
     try:
-        return word if spec.parse is None else spec.parse(word)
+        return name, declared.name, [(part.strip(), parse(spec, part.strip())) for part in rest.split(",")]
     except ValueError as problem:
-        raise UsageError(f"--compare {whole!r}: {problem}") from None
+        raise UsageError(f"--compare {word!r}: {problem}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass, classify
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.job import Job, check_needs, job_of
 from gpuherd.jobs.queue.reader import QueueReader
+from gpuherd.options import did_you_mean
 from gpuherd.units import duration_s
 
 # Lengths of time that differ from job to job, as people write them: ``5m``, ``uniform:1m,10m``, ``lognormal:300,1``.
@@ -73,10 +73,8 @@ def spread(word: str) -> Spread:
     if not colon:
         return Spread("fixed", (duration_s(word),))
     if kind not in _KINDS:
-        nearest = difflib.get_close_matches(kind, _KINDS, n=1)
         raise ValueError(
-            f"{kind!r} is no kind of spread"
-            + (f"; did you mean {nearest[0]}?" if nearest else f": {', '.join(_KINDS)}")
+            f"{kind!r} is no kind of spread" + did_you_mean(kind, _KINDS, f"possible: {', '.join(_KINDS)}")
         )
     names, parts = _KINDS[kind], rest.split(",")
     if len(parts) != len(names):
@@ -175,11 +173,8 @@ def failure_shares(word: str) -> Mapping[FailureClass, float]:
         name, _, value = part.partition("=")
         name = name.strip().lower().replace(" ", "-").replace("_", "-")
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1)
-            raise ValueError(
-                f"{name!r} is no class of failure"
-                + (f"; did you mean {nearest[0]}?" if nearest else f": {', '.join(known)}")
-            )
+            hint = did_you_mean(name, known, f"possible: {', '.join(known)}")
+            raise ValueError(f"{name!r} is no class of failure{hint}")
         try:
             share = float(value)
         except ValueError:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.config.typed import known_keys, nearest, plain, read
+from gpuherd.posttrain.config.typed import known_keys, nearest_or_all, plain, read
 
 
 class Colour(StrEnum):
@@ -134,9 +134,9 @@ def test_all_keys_are_known() -> None:
 
 
 def test_the_nearest_name_or_all() -> None:
-    assert nearest("reed", ["red", "green"]) == "; did you mean red?"
-    assert nearest("xyz", ["red", "green"]) == "; possible: red, green"
-    assert nearest("xyz", []) == ""
+    assert nearest_or_all("reed", ["red", "green"]) == "; did you mean red?"
+    assert nearest_or_all("xyz", ["red", "green"]) == "; possible: red, green"
+    assert nearest_or_all("xyz", []) == ""
 
 
 inner = st.builds(Inner, st.floats(1e-9, 1e9), st.integers(-(10**20), 10**20), st.sampled_from(Colour))

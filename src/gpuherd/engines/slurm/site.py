@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from gpuherd.engines.base import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.world import hosts
 from gpuherd.errors import UsageError, printable
+from gpuherd.options import did_you_mean
 
 # Node, partition, state of the node, CPUs, memory in MB, generic resources.
 NODES_FORMAT = "%N|%R|%T|%c|%m|%G"
@@ -368,8 +368,7 @@ def _known(what: str, word: str, there: Iterable[str]) -> None:
     every = sorted(there)
     if word in every:
         return
-    near = difflib.get_close_matches(word, every, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    hint = did_you_mean(word, every, cutoff=0.5) or "."
     listed = f" There are: {_some(every)}" if every else " There is none"
     whose = "you have no account" if what == "account" else f"there is no {_TITLES.get(what, what)}"
     raise UsageError(f"--{what} {word}: {whose} {word} in SLURM{hint}{listed}")

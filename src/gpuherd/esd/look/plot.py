@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from gpuherd.errors import UsageError, printable
 from gpuherd.esd.tables.alpha_matrix import alpha_matrix, place_of
+from gpuherd.options import nearest
 from gpuherd.report.pictures import BLUE, GREY, RED, blank_figure, plain_text
 
 if TYPE_CHECKING:
@@ -236,14 +237,12 @@ def matching(
     Raises:
         UsageError: none does; says why where a matrix without a spectrum does, else names the nearest.
     """
-    import difflib
-
     names = [layer.longname for layer in layers]
     wanted = _matching(names, pattern)
     if not wanted:
         if others := _matching([*without], pattern):
             raise UsageError(f"{others[0]} has no spectrum: {without[others[0]]}")
-        near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
+        near = nearest(pattern, names, most=3, cutoff=0.3) or names[:3]
         raise UsageError(f"no layer matches {pattern!r}; for example: {', '.join(near)}")
     kept = set(wanted)
     return [layer for layer in layers if layer.longname in kept]

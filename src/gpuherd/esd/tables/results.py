@@ -15,6 +15,7 @@ from gpuherd.errors import BadModel, MissingModel, UsageError, printable
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.tables.conventions import as_text
 from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, first_row, read_table
+from gpuherd.options import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +129,8 @@ def model_in(directory: ESDDirectory, model: str | None) -> Path:
         return matching[0]
     if matching:
         raise MissingModel(f"several models of {directory.root} match {model!r}: {_ids(matching)}")
-    import difflib  # slow to import, and seldom needed
-
-    nearest = difflib.get_close_matches(model, ids.values(), n=1, cutoff=0.4)
-    hint = f"did you mean {printable(nearest[0])}?" if nearest else f"for example {_ids(found)}"
-    raise MissingModel(f"there is no model {model!r} in {directory.root}; {hint}")
+    hint = did_you_mean(model, ids.values(), f"for example {_ids(found)}", cutoff=0.4, show=printable)
+    raise MissingModel(f"there is no model {model!r} in {directory.root}{hint}")
 
 
 def _some(directory: ESDDirectory) -> list[Path]:

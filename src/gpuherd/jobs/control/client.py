@@ -35,6 +35,7 @@ from gpuherd.jobs.remote.query import Asking
 from gpuherd.jobs.remote.spool import Folder
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.options import did_you_mean
 
 # Asking something of a queue while it is worked off: cancel, retry, pause, resume, drain, stop, set, reload,
 # priority.
@@ -99,10 +100,7 @@ def check(control: Control) -> None:
 def _refuse_unknown(queue: Queue, control: Control) -> None:
     unknown = queue.unknown(control.jobs)
     if unknown:
-        import difflib  # slow to import, and seldom needed
-
-        nearest = difflib.get_close_matches(unknown[0], queue.names(_NAMES_LOOKED_AT), n=1)
-        hint = f"; did you mean {clean(nearest[0])}?" if nearest else ""
+        hint = did_you_mean(unknown[0], queue.names(_NAMES_LOOKED_AT), show=clean)
         raise UsageError(f"there is no job {clean(unknown[0])!r} in this queue{hint}")
 
 

@@ -22,6 +22,7 @@ from gpuherd.jobs.monitor.status import attempts_of, job_names, opened, status_o
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.options import did_you_mean
 
 _LOOK_S = 0.2
 _REASON_S = 2.0
@@ -188,10 +189,7 @@ def _attempt(reader: QueueReader, job: str, number: int | None) -> AttemptStatus
     found = attempts_of(reader, job)
     if not found:
         if _state(reader, job) is None:
-            import difflib
-
-            nearest = difflib.get_close_matches(job, job_names(reader), n=1)
-            hint = f"; did you mean {clean(nearest[0])}?" if nearest else ""
+            hint = did_you_mean(job, job_names(reader), show=clean)
             raise UsageError(f"there is no job {clean(job)!r} in this queue{hint}")
         return None
     if number is None:

@@ -18,7 +18,15 @@ from pathlib import Path
 from gpuherd.errors import CannotOpenQueue, GpuherdError, QueueUnreadable, UsageError
 from gpuherd.gpus.state import SIMULATED
 from gpuherd.jobs.one_host import refuse_elsewhere
-from gpuherd.jobs.queue.schema import APPLICATION, VERSION, damage_behind, may, owner, refuse_no_queue, told
+from gpuherd.jobs.queue.schema import (
+    APPLICATION,
+    damage_behind,
+    may,
+    owner,
+    refuse_no_queue,
+    refuse_other_version,
+    told,
+)
 
 SIMULATED_GPUS = "GPUs were simulated: jobs ran on the CPU, and no time, memory or utilization here is that of a GPU."
 
@@ -131,16 +139,11 @@ class QueueReader:
             refuse_elsewhere(self.path)
 
     def _refuse_strangers(self) -> None:
-        version = int(self._db.execute("PRAGMA user_version").fetchone()[0])
         if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             raise _none(self.path)  # a dispatcher is about to make it
         if int(self._db.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION:
             raise QueueUnreadable(f"{self.path} is no gpuherd queue")
-        if version > VERSION:
-            raise QueueUnreadable(
-                f"the queue {self.path} is of a newer gpuherd (its version is {version}, this one reads up to "
-                f"{VERSION}); use that gpuherd"
-            )
+        refuse_other_version(self.path, int(self._db.execute("PRAGMA user_version").fetchone()[0]))
 
     def _columns_of(self, table: str) -> frozenset[str]:
         return frozenset(row["name"] for row in self._db.execute(f"PRAGMA table_info({table})"))

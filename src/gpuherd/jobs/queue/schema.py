@@ -1,7 +1,6 @@
-"""The queue's file: its tables, how it is opened and brought up to date, and how one that is no good is left alone.
+"""The queue's file: its tables, how it is opened, and which files are refused.
 
-A file of an older version is changed into this one's in one transaction when it is opened; one of a newer version is
-refused, and a damaged one is left as it is: the message says how to keep it aside.
+A file of another version and a damaged one are left as they are: the message says how to keep them aside.
 
 Plain CHECKs stand in place of STRICT tables and RETURNING, which need an SQLite newer than what the Python of some
 clusters is built with (RHEL 8: 3.26): a queue must be readable wherever its folder is mounted.
@@ -9,7 +8,6 @@ clusters is built with (RHEL 8: 3.26): a queue must be readable wherever its fol
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sqlite3
@@ -22,7 +20,6 @@ from pathlib import Path
 from gpuherd.errors import CannotOpenQueue, QueueUnreadable
 from gpuherd.jobs.queue.errors import code_of, is_full, may_pass
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.scheduler.ordering import rank
 
 VERSION = 5
 APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
@@ -51,7 +48,9 @@ CREATE TABLE runs (
     boot TEXT NOT NULL,
     started_at REAL NOT NULL,
     started_mono REAL NOT NULL,
-    ended_at REAL
+    ended_at REAL,
+    host TEXT NOT NULL DEFAULT '',
+    engine TEXT NOT NULL DEFAULT 'local'
 );
 CREATE TABLE jobs (
     id INTEGER PRIMARY KEY,
@@ -109,7 +108,12 @@ CREATE TABLE attempts (
     shared_mb INTEGER,
     paused TEXT NOT NULL DEFAULT '',
     paused_mono REAL,
-    paused_s REAL NOT NULL DEFAULT 0
+    paused_s REAL NOT NULL DEFAULT 0,
+    engine TEXT NOT NULL DEFAULT 'local',
+    batch TEXT,
+    place INTEGER,
+    handle TEXT,
+    node TEXT
 );
 CREATE UNIQUE INDEX attempts_running ON attempts (job) WHERE state = 'running';
 CREATE INDEX attempts_job ON attempts (job);
@@ -121,10 +125,6 @@ CREATE TABLE events (
     attempt INTEGER,
     text TEXT NOT NULL
 );
-"""
-
-# What version 2 has beside the columns: the same whether the file is new or was one of version 1.
-_SINCE_2 = """
 CREATE INDEX jobs_by_age ON jobs ((gpus > 0), round, priority DESC, id)
     WHERE state = 'waiting' AND blocked = 0 AND held = 0;
 CREATE INDEX jobs_later ON jobs (not_before) WHERE state = 'waiting' AND blocked = 0 AND held = 0;
@@ -146,31 +146,6 @@ CREATE TABLE controls (
 CREATE INDEX controls_open ON controls (id) WHERE applied_at IS NULL;
 CREATE TABLE gpu_health (uuid TEXT PRIMARY KEY, state TEXT NOT NULL);
 CREATE TABLE families (name TEXT PRIMARY KEY, peak_mb INTEGER NOT NULL);
-"""
-
-_FROM_1_TO_2 = (
-    """
-DROP INDEX jobs_ready;
-DROP INDEX jobs_later;
-ALTER TABLE jobs ADD COLUMN held INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE jobs ADD COLUMN memory_mb INTEGER;
-ALTER TABLE jobs ADD COLUMN share INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE jobs ADD COLUMN cost REAL;
-ALTER TABLE jobs ADD COLUMN round INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE jobs ADD COLUMN cancelled_by TEXT;
-ALTER TABLE jobs ADD COLUMN doomed INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE attempts ADD COLUMN peak_mb INTEGER;
-ALTER TABLE attempts ADD COLUMN shared_mb INTEGER;
-ALTER TABLE attempts ADD COLUMN paused TEXT NOT NULL DEFAULT '';
-ALTER TABLE attempts ADD COLUMN paused_mono REAL;
-ALTER TABLE attempts ADD COLUMN paused_s REAL NOT NULL DEFAULT 0;
-"""
-    + _SINCE_2
-)
-
-# What version 3 has beside the column: counts with costs, the order 'longest' by rank, and the first jobs of each kind
-# in either order.
-_SINCE_3 = """
 CREATE INDEX jobs_count ON jobs (submission, state, cost);
 CREATE INDEX jobs_by_rank ON jobs ((gpus > 0), round, priority DESC, rank DESC, id)
     WHERE state = 'waiting' AND blocked = 0 AND held = 0;
@@ -178,34 +153,8 @@ CREATE INDEX jobs_of_kind ON jobs (round, gpus, share, coalesce(memory_mb, 0), p
     WHERE state = 'waiting' AND blocked = 0 AND held = 0;
 CREATE INDEX jobs_of_kind_by_rank ON jobs (round, gpus, share, coalesce(memory_mb, 0), priority DESC, rank DESC, id)
     WHERE state = 'waiting' AND blocked = 0 AND held = 0;
-"""
-
-# What version 4 has beside those: how much of a family's peak may be believed, and where it was too little. A table of
-# its own: a dispatcher of version 3 that is at work while the file is changed writes whole rows of families.
-_SINCE_4 = """
 CREATE TABLE family_ends (name TEXT PRIMARY KEY, measured INTEGER NOT NULL, ran_out_mb INTEGER);
 """
-
-# What version 5 has beside those: attempts that an engine beyond this machine has (``records.Handed``), whose process
-# columns say nothing, and the host that each dispatcher ran on: a queue is only ever written by one at a time.
-_SINCE_5 = """
-ALTER TABLE attempts ADD COLUMN engine TEXT NOT NULL DEFAULT 'local';
-ALTER TABLE attempts ADD COLUMN batch TEXT;
-ALTER TABLE attempts ADD COLUMN place INTEGER;
-ALTER TABLE attempts ADD COLUMN handle TEXT;
-ALTER TABLE attempts ADD COLUMN node TEXT;
-ALTER TABLE runs ADD COLUMN host TEXT NOT NULL DEFAULT '';
-ALTER TABLE runs ADD COLUMN engine TEXT NOT NULL DEFAULT 'local';
-"""
-
-_FROM_2_TO_3 = (
-    """
-DROP INDEX IF EXISTS jobs_by_cost;
-DROP INDEX IF EXISTS jobs_count;
-ALTER TABLE jobs ADD COLUMN rank REAL NOT NULL DEFAULT 0;
-"""
-    + _SINCE_3
-)
 
 
 def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
@@ -291,6 +240,16 @@ def refuse_no_queue(path: Path) -> None:
         time.sleep(0.02)
 
 
+def refuse_other_version(path: Path, version: int) -> None:
+    """Raises QueueUnreadable for a queue's file of another version of the tables (``PRAGMA user_version``)."""
+    if version != VERSION:
+        age = "a newer" if version > VERSION else "an older"
+        raise QueueUnreadable(
+            f"the queue {path} was written by {age} gpuherd (its version is {version}, this one reads {VERSION}); it "
+            f"was left as it is. Use that gpuherd, name another folder, or keep it aside: {keep_aside_command(path)}"
+        )
+
+
 def damaged(path: Path, what: str) -> QueueUnreadable:
     """The error to raise for a queue's file that is damaged."""
     return QueueUnreadable(
@@ -345,11 +304,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
     connection.execute("COMMIT")
     if tables and application != APPLICATION:
         raise QueueUnreadable(f"{path} is an SQLite file, but no gpuherd queue; it was left as it is")
-    if version > VERSION:
-        raise QueueUnreadable(
-            f"the queue {path} is of a newer gpuherd (its version is {version}, this one reads up to {VERSION}); "
-            "it was left as it is: use that gpuherd, or another output folder"
-        )
+    if tables:
+        refuse_other_version(path, version)
     if tables and check:
         with passing_through(connection):
             found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -362,8 +318,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
     # and go over and end many at once: ``Queue.begin_run``.)
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")
-    if not tables or version < VERSION:
-        _bring_up_to_date(connection, path)
+    if not tables:
+        _make_tables(connection)
 
 
 @contextmanager
@@ -393,51 +349,20 @@ def _keep_a_journal(connection: sqlite3.Connection) -> None:
             return
 
 
-def _bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
-    """Makes the tables, or changes those of an older version, in one transaction."""
+def _make_tables(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         # Another process may have done it between our look and our lock.
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            _execute_all(connection, _SCHEMA + _SINCE_2 + _SINCE_3 + _SINCE_4 + _SINCE_5)
+            for statement in _SCHEMA.split(";"):  # not executescript, which would end the transaction
+                connection.execute(statement)
             connection.execute(
                 "INSERT INTO meta VALUES ('queue', ?), ('submission', '0'), ('inode', '')", (os.urandom(6).hex(),)
             )
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
-        else:
-            _change_old(connection, path, int(connection.execute("PRAGMA user_version").fetchone()[0]))
-        connection.execute(f"PRAGMA user_version = {VERSION}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-
-
-def _change_old(connection: sqlite3.Connection, path: Path, version: int) -> None:
-    if version < 2:
-        with suppress(PermissionError):  # somebody else's, in a folder that several work in
-            path.chmod(0o600)
-        _execute_all(connection, _FROM_1_TO_2)
-        rows = connection.execute("SELECT id, spec FROM jobs")
-        connection.executemany(
-            "UPDATE jobs SET memory_mb = ? WHERE id = ?",
-            [(json.loads(row["spec"])["memory_mb"], row["id"]) for row in rows],
-        )
-    if version < 3:
-        _execute_all(connection, _FROM_2_TO_3)
-        rows = connection.execute("SELECT id, cost, ready_at FROM jobs")
-        connection.executemany(
-            "UPDATE jobs SET rank = ? WHERE id = ?",
-            [(rank(row["cost"], row["ready_at"]), row["id"]) for row in rows.fetchall()],
-        )
-    if version < 4:
-        _execute_all(connection, _SINCE_4)
-    if version < 5:
-        _execute_all(connection, _SINCE_5)
-
-
-def _execute_all(connection: sqlite3.Connection, script: str) -> None:
-    # Not executescript, which would end the transaction.
-    for statement in script.split(";"):
-        connection.execute(statement)

@@ -6,7 +6,6 @@ in two computes with tensors of two GPUs, which fails when it runs.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import GpuLoad, MemoryPlan
 from gpuherd.models.plan.weights import weight_bytes
 from gpuherd.models.plan.wording import blocks_in_words
+from gpuherd.options import did_you_mean
 
 Device = int | str
 CPU, DISK = "cpu", "disk"
@@ -202,8 +202,7 @@ def _check_paths(architecture: Architecture, wanted: Mapping[str, Device]) -> No
             path = path.rpartition(".")[0]
     for path in wanted:
         if path not in known:
-            near = difflib.get_close_matches(path, known, 1, 0.6)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(path, known, show=repr)
             raise UsageError(f"device map: {shown(architecture.model)} has no part {shown(path)}{hint}")
 
 

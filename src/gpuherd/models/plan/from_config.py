@@ -6,7 +6,6 @@ Knows the fields that are not a family's own: the stored precision, limits, remo
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import Any
@@ -16,6 +15,7 @@ from gpuherd.models.names import shown
 from gpuherd.models.plan.architecture import Architecture, Block
 from gpuherd.models.plan.families import FAMILIES
 from gpuherd.models.plan.fields import Fields, family_defaults
+from gpuherd.options import nearest
 
 STORED = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp32"}
 
@@ -105,7 +105,7 @@ def _unknown(config: Mapping[str, Any], model: str, model_type: str) -> str:
     """Why there is no formula for it, and what to do."""
     if not model_type:
         return f"{shown(model)}: its config.json has no model_type, so that its architecture is not known"
-    near = difflib.get_close_matches(model_type, FAMILIES, 1, 0.8)
+    near = nearest(model_type, FAMILIES, cutoff=0.8)
     hint = f" (nearest known: {near[0]})" if near else ""
     code = "; it needs code of its own" if isinstance(config.get("auto_map"), Mapping) else ""
     return (

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gpuherd.options import nearest
+
 GIB = 1 << 30
 
 
@@ -121,11 +123,9 @@ def kind_named(name: str) -> Kind | None:
 
 def nearest_kinds(name: str) -> tuple[str, ...]:
     """Names that may have been meant: the sizes of a board that comes in several, else the most alike."""
-    import difflib
-
     key = key_of(name)
     if key in _SEVERAL:
         return _SEVERAL[key]
-    near = difflib.get_close_matches(key, list(_BY_KEY), n=3, cutoff=0.5)
+    near = nearest(key, _BY_KEY, most=3, cutoff=0.5)
     inside = [known for known in _BY_KEY if key and key in known and known not in near]
     return tuple(_BY_KEY[each].name for each in [*near, *inside][:4])

@@ -6,7 +6,6 @@ of parameters, which a test compares with the formulas.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
+
+from gpuherd.options import nearest
 
 # Variants that were trained further and have the shapes of their base.
 _VARIANT = re.compile(r"-(instruct|chat|it|pt|base|hf|thinking|deduped)(?=-|$)")
@@ -49,7 +50,7 @@ def known_model(text: str) -> KnownModel | None:
 
 def nearest_names(text: str) -> list[str]:
     """Ids of known models that the text may have meant, the nearest first; at most three."""
-    found = difflib.get_close_matches(_plain(text.lower().rpartition("/")[2]), _by_name(), 3, 0.7)
+    found = nearest(_plain(text.lower().rpartition("/")[2]), _by_name(), most=3, cutoff=0.7)
     return list(dict.fromkeys(_by_name()[name].model_id for name in found))
 
 

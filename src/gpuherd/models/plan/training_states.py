@@ -12,7 +12,6 @@ Sources, each checked in tests against the thing itself:
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -22,6 +21,7 @@ from gpuherd.models.plan.architecture import Block, Role, Tensor
 from gpuherd.models.plan.training_job import ALL_LINEAR, LoraShape, Optimiser, TrainingJob
 from gpuherd.models.plan.training_model import TrainingModel
 from gpuherd.models.plan.weights import number_bytes, weight_bytes
+from gpuherd.options import did_you_mean
 
 _FLOAT32 = 4
 _SMALL = 4096  # numbers: below that 8-bit AdamW keeps float32
@@ -63,8 +63,7 @@ def with_lora(model: TrainingModel, lora: LoraShape) -> TrainingModel:
         raise UsageError(f"{model.architecture.model} has no linear module that a LoRA adapter could lie on")
     for target in lora.targets:
         if target != ALL_LINEAR and not any(_is_target(name, (target,)) for name in linears):
-            near = difflib.get_close_matches(target, sorted({name.rpartition(".")[2] for name in linears}), 1, 0)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(target, sorted({name.rpartition(".")[2] for name in linears}), cutoff=0)
             raise UsageError(f"no linear module of {model.architecture.model} is called {target}{hint}")
     return model.with_tensors(lambda block: tuple(_matrices(block, lora)))
 

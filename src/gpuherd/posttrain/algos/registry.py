@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
 from typing import Any
 
 from gpuherd.errors import UsageError
+from gpuherd.options import did_you_mean
 
 ALGORITHMS: Mapping[str, str] = {
     "SFT": "sft:SFT",
@@ -41,8 +41,7 @@ def canonical(name: str) -> str:
         return found[plain]
     if plain == "rpo":  # under that name alone it would be DPO, and nobody would see it
         raise UsageError(f"algorithm {name!r} is DPO with rpo_weight above 0: algorithm=DPO, rpo_weight=1")
-    near = difflib.get_close_matches(plain, found, 1)
-    hint = f"; did you mean {found[near[0]]}?" if near else ""
+    hint = did_you_mean(plain, found, show=found.__getitem__)
     raise UsageError(f"algorithm {name!r} is none of {', '.join(ALGORITHMS)}{hint}")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError, naming_extras
-from gpuherd.posttrain.config.typed import nearest
+from gpuherd.posttrain.config.typed import nearest_or_all
 from gpuherd.posttrain.config.yaml_strict import read_yaml
 
 CONF = Path(__file__).parent.parent / "conf"
@@ -134,7 +134,7 @@ def _choices_of(defaults: Any, folder: Path, file: str | Path | None) -> list[st
         ((group, choice),) = each.items()
         group = group.removeprefix("override ").strip().removeprefix("/")
         if group not in groups(folder):
-            raise UsageError(f"{file}: defaults: no group {group!r}{nearest(group, list(groups(folder)))}")
+            raise UsageError(f"{file}: defaults: no group {group!r}{nearest_or_all(group, list(groups(folder)))}")
         _check_choice(group, choice, folder)
         words.append(f"{group}={_said(choice)}")
     return words
@@ -150,7 +150,7 @@ def _check_choice(group: str, choice: Any, folder: Path) -> None:
         if each is None:
             raise UsageError(f"{group}=null: none of its choices is {group}=[]")
         if each not in possible:
-            raise UsageError(f"{group}={each}: there is no such choice{nearest(str(each), possible)}")
+            raise UsageError(f"{group}={each}: there is no such choice{nearest_or_all(str(each), possible)}")
 
 
 @contextmanager

@@ -8,7 +8,6 @@ Knows no particular configuration, no file and no library.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import enum
 import math
 import types
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from gpuherd.errors import GpuherdError, UsageError, printable
+from gpuherd.options import did_you_mean, nearest
 
 T = TypeVar("T")
 
@@ -68,12 +68,9 @@ def known_keys(kind: type, where: str = "") -> Iterator[str]:
                 yield from known_keys(get_args(inner)[1], _join(key, "*"))
 
 
-def nearest(name: str, possible: Sequence[str]) -> str:
-    """``; did you mean ...?`` with the nearest of these names, or what is possible where none is near."""
-    near = difflib.get_close_matches(name, possible, 1)
-    if near:
-        return f"; did you mean {near[0]}?"
-    return f"; possible: {', '.join(possible)}" if possible else ""
+def nearest_or_all(name: str, possible: Sequence[str]) -> str:
+    """``; did you mean ...?`` with the nearest of these names, or all possible names if none is near."""
+    return did_you_mean(name, possible, f"possible: {', '.join(possible)}" if possible else "")
 
 
 _MAPPINGS = (dict, Mapping)
@@ -172,16 +169,14 @@ class _Reader:
         return {str(name): self.value(kind, each, _join(where, str(name))) for name, each in value.items()}
 
     def _hint(self, name: object, annotations: Mapping[str, Any], where: str) -> str:
-        near = difflib.get_close_matches(str(name), annotations, 1, cutoff=0.75)
+        near = nearest(str(name), annotations, cutoff=0.75)
         if near:
             return f"; did you mean {_join(where, near[0])}?"
         elsewhere = [key for key in known_keys(self._root) if key.rpartition(".")[2] == name]
         if elsewhere:
             return f"; did you mean {elsewhere[0].replace('*', '<name>')}?"
-        near = difflib.get_close_matches(str(name), annotations, 1)
-        if near:
-            return f"; did you mean {_join(where, near[0])}?"
-        return f"; possible here: {', '.join(annotations)}"
+        otherwise = f"possible here: {', '.join(annotations)}"
+        return did_you_mean(str(name), annotations, otherwise, show=lambda near: _join(where, near))
 
 
 def _fields(kind: type) -> dict[str, Any]:
@@ -205,7 +200,7 @@ def _literal(possible: Sequence[Any], value: Any, where: str) -> Any:
     for each in possible:
         if each == value and isinstance(value, bool) == isinstance(each, bool):
             return each
-    hint = nearest(value, [str(each) for each in possible]) if isinstance(value, str) else ""
+    hint = nearest_or_all(value, [str(each) for each in possible]) if isinstance(value, str) else ""
     told = ", ".join(str(each) for each in possible)
     raise UsageError(f"{where}={_shown(value)}: it is one of {told}{hint if 'did' in hint else ''}")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuherd.errors import UsageError, printable
+from gpuherd.options import did_you_mean
 from gpuherd.posttrain.environments.interface import Environments
 from gpuherd.posttrain.environments.options import EnvironmentOptions
 from gpuherd.posttrain.environments.shaping import Shape, Shaped
@@ -33,8 +33,7 @@ def make_environments(options: EnvironmentOptions) -> Environments:
 def _known(name: str) -> Callable[[EnvironmentOptions], Environments]:
     plain = name.lower().replace("-", "_")
     if plain not in ENVIRONMENTS:
-        near = difflib.get_close_matches(plain, [*ENVIRONMENTS, "custom"], 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        hint = did_you_mean(plain, [*ENVIRONMENTS, "custom"])
         raise UsageError(f"env_type {printable(name)!r} is none of {', '.join(ENVIRONMENTS)} and custom{hint}")
     module, _, attribute = ENVIRONMENTS[plain].partition(":")
     found: Any = getattr(importlib.import_module(f"gpuherd.posttrain.environments.{module}"), attribute)

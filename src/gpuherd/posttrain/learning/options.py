@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from gpuherd.batch.run import RunOptions
 from gpuherd.engines.options import LOCAL, ClusterOptions, as_for_jobs, refuse_ranks
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import DispatchOptions, count
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.options import option
 from gpuherd.posttrain.learning.launching import Where
+from gpuherd.units import count
 
 _RUN = {declared.name: declared for declared in fields(RunOptions)}
 

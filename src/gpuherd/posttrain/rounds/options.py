@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from gpuherd.engines.options import refuse_ranks
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import DispatchOptions, count
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.options import option
+from gpuherd.units import count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import re
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError, printable
+from gpuherd.options import did_you_mean
 from gpuherd.posttrain.problem import Task
 from gpuherd.posttrain.tasks.options import TaskOptions
 
@@ -57,8 +57,7 @@ def make_task(name_or_path: str, options: TaskOptions | None = None) -> Task:
         made = _function(_FILES)(path, options)
     if made is not None:
         return made
-    near = difflib.get_close_matches(plain, TASKS, 1)
-    hint = f"; did you mean {near[0]}?" if near else f"; tasks: {', '.join(TASKS)}; or a file of problems"
+    hint = did_you_mean(plain, TASKS, f"tasks: {', '.join(TASKS)}; or a file of problems")
     raise UsageError(f"no task {printable(name_or_path)!r}{hint}")
 
 

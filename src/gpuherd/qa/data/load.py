@@ -3,7 +3,6 @@ each row is a question, or stands among the refused ones with its reason."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -13,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from gpuherd.errors import UsageError
+from gpuherd.options import did_you_mean
 from gpuherd.qa.data.adapters import plain
 from gpuherd.qa.data.adapters.registry import Adapter, adapters
 from gpuherd.qa.data.csv_files import rows_of_table
@@ -128,9 +128,8 @@ def _read(name: str, split: str | None, revision: str | None, context: ContextRu
         return _of_hub(_adapter_of(str(Path(folder)), config), split, revision, context)
     hub_id = _HUB_ID.fullmatch(name)
     if path.suffix.lower() in _SUFFIXES or hub_id is None:
-        near = difflib.get_close_matches(name, known, n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"names: {', '.join(sorted(known))}; or a file"
-        raise MissingQuestions(f"no data set or file {name!r}; {hint}")
+        hint = did_you_mean(name, known, f"names: {', '.join(sorted(known))}; or a file", most=2)
+        raise MissingQuestions(f"no data set or file {name!r}{hint}")
     return _of_hub(_adapter_of(hub_id[1], hub_id[2]), split, revision, context)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import count, positive_int
 from gpuherd.options import option
 from gpuherd.qa.evaluation.result import AGAINST, Settings
 from gpuherd.qa.working.options import RunsOptions
+from gpuherd.units import count, positive_int
 
 T = TypeVar("T")
 

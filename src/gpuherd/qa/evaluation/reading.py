@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from rich.console import Console
 
 from gpuherd.errors import UsageError
+from gpuherd.options import did_you_mean
 from gpuherd.qa.evaluation.config import EvaluateOptions
 from gpuherd.qa.evaluation.evaluating import Asked, Judging, Scored
 from gpuherd.qa.evaluation.result import AGAINST, Settings
@@ -90,7 +91,7 @@ def chosen_measures(table: ScoreTable, words: Sequence[str], against: str) -> li
     """
     chosen = {name for word in words for name in _named(table, word)} if words else set(table.columns)
     if against not in table.columns and against != AGAINST:
-        raise _no_measure(table, against, "--against names one of its measures; ")
+        raise _no_measure(table, against, "; --against names one of its measures")
     chosen.add(against)
     return [name for name in table.columns if name in chosen]
 
@@ -105,11 +106,8 @@ def _named(table: ScoreTable, word: str) -> list[str]:
 
 def _no_measure(table: ScoreTable, word: str, told: str = "") -> UsageError:
     """The error of a word that names no measure of the scoring, with the nearest."""
-    import difflib
-
-    near = difflib.get_close_matches(word, table.columns, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(list(table.columns)[:8])}, …"
-    return UsageError(f"the scoring has no measure {word!r}; {told}{hint}")
+    hint = did_you_mean(word, table.columns, f"it has {', '.join(list(table.columns)[:8])}, …", most=3)
+    return UsageError(f"the scoring has no measure {word!r}{told}{hint}")
 
 
 def _judgings(run: Run, words: Sequence[str]) -> list[JudgingMeta]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from gpuherd.engines.options import EngineName
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import DispatchOptions, count, positive_int
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.lm.asked import Decoding
 from gpuherd.lm.guidance.guide import Mode
@@ -22,6 +22,7 @@ from gpuherd.qa.generation.guiding import GuideOptions
 from gpuherd.qa.prompts.options import PromptOptions
 from gpuherd.qa.prompts.style import STYLES
 from gpuherd.qa.working.options import RunsOptions, WorkOptions, plain_values
+from gpuherd.units import count, positive_int
 
 Backend = Literal["transformers", "vllm"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)

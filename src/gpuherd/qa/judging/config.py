@@ -9,12 +9,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import count, positive_int, seconds
 from gpuherd.options import option
 from gpuherd.qa.judging.form import MODES, Mode, Way
 from gpuherd.qa.judging.judges import Judge
 from gpuherd.qa.judging.meta import ANSWERS, Answers, Kind
 from gpuherd.qa.working.options import WorkOptions
+from gpuherd.units import count, positive_int, seconds
 
 Chat = Literal["auto", "yes", "no"]
 CHATS: tuple[Chat, ...] = get_args(Chat)

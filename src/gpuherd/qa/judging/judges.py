@@ -3,7 +3,6 @@ but whether a path exists."""
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 from gpuherd.errors import UsageError, printable
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.models.plan.naming import split_precision
+from gpuherd.options import nearest
 from gpuherd.qa.judging.meta import RULES, Kind
 
 PREFIX = "llm_"
@@ -129,9 +129,9 @@ def _refuse_slip(word: str, name: str) -> None:
             f"--judge-model {served} --api-key-env OPENAI_API_KEY"
         )
     known = [*(rule.value for rule in RULES), *SHORT_NAMES]
-    nearest = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
-    if not name or (nearest and not _other_size(name.lower(), nearest[0])):
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    near = nearest(name.lower(), known, cutoff=0.75)
+    if not name or (near and not _other_size(name.lower(), near[0])):
+        hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(
             f"there is no judge {word!r}{hint} Judges are {', '.join(rule.value for rule in RULES)}, llm_<model>, a "
             "Hugging Face id, a path, or an address"

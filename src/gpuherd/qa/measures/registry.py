@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpuherd.errors import UsageError
+from gpuherd.options import did_you_mean
 from gpuherd.qa.measures.evidence import Evidence, Need
 
 Function = Callable[[Evidence], float]
@@ -70,11 +71,8 @@ def measure_named(name: str) -> Measure:
     _load()
     found = _MEASURES.get(_ALIASES.get(name, name))
     if found is None:
-        import difflib
-
-        nearest = difflib.get_close_matches(name, [*_MEASURES, *_ALIASES], n=3)
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "gpuherd score --list shows all"
-        raise UsageError(f"there is no measure {name!r}; {hint}")
+        hint = did_you_mean(name, [*_MEASURES, *_ALIASES], "gpuherd score --list shows all", most=3)
+        raise UsageError(f"there is no measure {name!r}{hint}")
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import UsageError
+from gpuherd.options import did_you_mean
 from gpuherd.qa.data.question_set import Example
 from gpuherd.qa.record import Question
 
@@ -119,9 +119,8 @@ def _of_file(path: Path) -> Style:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
     except FileNotFoundError:
-        near = difflib.get_close_matches(str(path), STYLES, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it is one of {', '.join(STYLES)}, or a file"
-        raise UsageError(f"--prompt {path}: there is no such style or file; {hint}") from None
+        hint = did_you_mean(str(path), STYLES, f"it is one of {', '.join(STYLES)}, or a file")
+        raise UsageError(f"--prompt {path}: there is no such style or file{hint}") from None
     except UnicodeDecodeError as problem:
         raise UsageError(f"--prompt {path}: bytes that are no UTF-8 (byte {problem.start + 1})") from None
     except OSError as problem:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import count
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.options import option
 from gpuherd.qa.span import SPANS, Span
 from gpuherd.qa.working.options import RunsOptions, WorkOptions
+from gpuherd.units import count
 
 Eos = Literal["include", "exclude"]
 EncoderWord = Literal["cross-encoder", "bi-encoder"]

@@ -9,9 +9,10 @@ from typing import Any
 
 from gpuherd.engines.options import refuse_ranks
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import DispatchOptions, count, positive_int
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.options import option
+from gpuherd.units import count, positive_int
 
 DEFAULT_RUNS_DIR = "./runs"
 

@@ -7,11 +7,11 @@ challenge.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from gpuherd.options import nearest
 from gpuherd.qa.data.adapters import bioasq, gsm8k
 from gpuherd.qa.data.adapters.registry import Adapter, adapters
 from gpuherd.qa.data.rows import Draft, Unusable
@@ -70,7 +70,7 @@ def _as_named(row: Mapping[str, Any]) -> Iterator[Draft]:
 def _nearest(wanted: str, row: Mapping[str, Any]) -> str:
     """The columns that there are, the one first that is most like the wanted one."""
     by_lower = {name.lower(): name for name in map(str, row)}
-    near = [by_lower[each] for each in difflib.get_close_matches(wanted, by_lower, n=1, cutoff=0.5)]
+    near = [by_lower[each] for each in nearest(wanted, by_lower, cutoff=0.5)]
     others = [name[:_SHOWN] for name in map(str, row) if name not in near][:8]
     if near:
         return f"; did you mean {near[0][:_SHOWN]!r}? Rename it, please"

@@ -1,22 +1,49 @@
-"""Which run a command means: the folder that was named, or else one of the user's own queues.
+"""What several commands share: their parser, the run they are about, ``--watch``, and tables on the terminal.
 
-There is one for each engine. Where none is named (``--engine``) it is that of the settings, by which gpuherd submit
-goes too; and where that is not there, the only one that is.
+The run is a folder, or one of the user's own queues, of which there is one for each engine: where no ``--engine`` is
+given, that of the settings, to which ``gpuherd submit`` adds; where that one does not exist, the only one that does.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gpuherd.cli import COMMANDS
+from gpuherd.columns import Column, fitted, window
 from gpuherd.engines.options import ENGINES, LOCAL, EngineName
+from gpuherd.errors import UsageError
+from gpuherd.options import Parser
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from gpuherd.jobs.run_dir import RunDirectory
+    from gpuherd.models.plan.drawing import Line, Window
+
+
+def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, description: str) -> Parser:
+    """The parser of a command of ``COMMANDS``, with ``description`` and its examples in its --help."""
+    parser = subparsers.add_parser(name.rpartition(" ")[2], help=COMMANDS[name].summary, description=description)
+    parser.set_defaults(parser=parser)
+    # Also accepted after the command, where people put it; it must not reset a value given before the command.
+    parser.add_argument("--simulate", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
+def command_words(args: argparse.Namespace) -> list[str]:
+    """The command behind ``--``, from a REMAINDER argument named ``words``. Raises UsageError when there is none."""
+    words: list[str] = args.words[1:] if args.words[:1] == ["--"] else args.words
+    if not words:
+        raise UsageError("no command; write it behind --, like: -- python train.py")
+    return words
+
 
 _HELP = "the run's folder (default: your own queue)"
 _OF_ENGINE = "your own queue for this engine (default: that of your settings, or the only one there is)"
@@ -195,3 +222,125 @@ def usual_engine(*, starts_jobs: bool = False) -> EngineName:
             raise
         print(f"gpuherd: warning: {problem}. Until then no job can be added or started", file=sys.stderr)
         return LOCAL
+
+
+WATCH_SECONDS = 2.0
+SHORTEST_S, LONGEST_S = 0.1, 86_400
+
+
+def add_watch(parser: argparse.ArgumentParser) -> None:
+    """The flag; ``args.watch`` is a number of seconds, or None."""
+    parser.add_argument(
+        "--watch",
+        nargs="?",
+        type=_seconds,
+        const=WATCH_SECONDS,
+        metavar="SECONDS",
+        help=f"look again every so many seconds (default: {WATCH_SECONDS:g}) until Ctrl-C",
+    )
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word)
+    except ValueError:
+        seconds = 0.0
+    if not SHORTEST_S <= seconds <= LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{word!r} is not a number of seconds from {SHORTEST_S} to {LONGEST_S}")
+    return seconds
+
+
+def print_json(look: Callable[[], Iterable[str]], every_s: float | None) -> None:
+    """Prints what is seen, a JSON text in pieces, once or again and again."""
+    while True:
+        for piece in look():
+            sys.stdout.write(piece)
+        print(flush=True)
+        if every_s is None:
+            return
+        time.sleep(every_s)
+
+
+def print_tables(look: Callable[[], Iterable[RenderableType]], every_s: float | None) -> None:
+    """Prints the tables once; or again and again, on a terminal each time in the place of the last."""
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    if every_s is None or not console.is_terminal:
+        while True:
+            for part in look():
+                # What is to stay in one line is not cut either.
+                console.print(part, crop=False)
+            if every_s is None:
+                return
+            time.sleep(every_s)
+    with Live(_watched(Group(*look()), every_s), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(every_s)
+            live.update(_watched(Group(*look()), every_s), refresh=True)
+
+
+def _watched(table: RenderableType, every_s: float) -> RenderableType:
+    """The table, and when it was made. The short last line leaves room for the terminal's own ``^C``, which would else
+    move the cursor to a line of its own and spoil the last picture.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    at = time.strftime("%H:%M:%S")
+    return Group(table, Text(f"{at}, every {every_s:g} s; Ctrl-C ends it", style="dim"))
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Prints the heading and a line a row; each row has a word a column, all of them printable."""
+    from rich.console import Console
+
+    for line in fitted(columns, rows, window(Console())).lines:
+        print(line)
+
+
+def plan_window() -> Window:
+    """The terminal's size (or COLUMNS), and what its encoding can show."""
+    from gpuherd.models.plan.drawing import Window
+
+    try:
+        "█░…·".encode(sys.stdout.encoding or "utf-8")
+        unicode = True
+    except (UnicodeEncodeError, LookupError):
+        unicode = False
+    return Window(shutil.get_terminal_size((100, 24)).columns, unicode)
+
+
+_STYLES = {
+    "good": "bold green",
+    "bad": "bold red",
+    "weak": "dim",
+    "head": "bold",
+    "note": "yellow",
+    "weights": "blue",
+    "state": "cyan",
+    "cache": "magenta",
+    "work": "yellow",
+    "kept": "dim",
+    "others": "red",
+}
+
+
+def print_lines(lines: Sequence[Line]) -> None:
+    """Prints the lines, on a terminal in colours."""
+    from gpuherd.models.plan.drawing import plain
+
+    if not sys.stdout.isatty():
+        encoding = sys.stdout.encoding or "utf-8"
+        for line in lines:
+            print(plain(line).encode(encoding, "backslashreplace").decode(encoding))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    for line in lines:
+        text = Text.assemble(*[(span.text, _STYLES.get(span.meaning, "")) for span in line])
+        text.rstrip()
+        console.print(text, soft_wrap=True)
