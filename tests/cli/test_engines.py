@@ -20,7 +20,7 @@ from gpuherd.cli.main import run
 from gpuherd.engines.slurm.commands import Programs
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs.control.client import send
-from gpuherd.jobs.control.messages import Control, ControlKind
+from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings_place import user_file
 
@@ -185,7 +185,7 @@ def test_a_training_that_was_cancelled_has_not_failed(
 
     def cancel() -> None:
         wait_until(lambda: bool(cluster.orders.handles()))
-        send(RunDirectory(training.parent / "out"), Control(ControlKind.CANCEL, jobs=("train",)))
+        send(RunDirectory(training.parent / "out"), Request(ControlKind.CANCEL, jobs=("train",)))
 
     somebody = threading.Thread(target=cancel)
     somebody.start()

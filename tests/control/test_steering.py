@@ -226,7 +226,7 @@ def test_the_own_queue_is_the_default(bench: Any, gpuherd: Command) -> None:
 
 @pytest.mark.slow
 def test_a_dispatcher_that_does_not_answer(bench: Any, job: NewJob, gpuherd: Command) -> None:
-    """It is stopped (SIGSTOP); what was asked stays asked, and is done when it goes on."""
+    """It is stopped (SIGSTOP); the request waits in the queue, and is carried out when it goes on."""
     bench.start(job("one", "sleep 300"))
     bench.wait_for("one", JobState.RUNNING)
     bench.process.send_signal(signal.SIGSTOP)
@@ -235,5 +235,5 @@ def test_a_dispatcher_that_does_not_answer(bench: Any, job: NewJob, gpuherd: Com
     finally:
         bench.process.send_signal(signal.SIGCONT)
     assert said.code == ExitCode.BUSY
-    assert "has not answered yet; it stays asked" in said.err
+    assert "has not answered yet; the request waits in the queue" in said.err
     bench.wait_until(lambda: bench.job("one").paused)

@@ -18,9 +18,8 @@ from tests.patience import PATIENCE_S, Gate, wait_until
 from gpuherd.errors import UsageError
 from gpuherd.jobs import Dispatcher, DispatchOptions, Job, Outcome, Queue, RunDirectory
 from gpuherd.jobs.control.client import poke, send
-from gpuherd.jobs.control.messages import Answer, Control, ControlKind
+from gpuherd.jobs.control.messages import ControlKind, Request, Response
 from gpuherd.jobs.lock import DispatcherLock, Role
-from gpuherd.jobs.queue.interventions import Letter
 
 
 def sh(name: str, script: str, **more: object) -> Job:
@@ -50,8 +49,8 @@ class Served:
             queue.add(jobs)
         poke(self.run)
 
-    def ask(self, kind: ControlKind, *jobs: str, **settings: str) -> Answer:
-        return send(self.run, Control(kind, jobs, settings), wait_s=60.0)
+    def ask(self, kind: ControlKind, *jobs: str, **settings: str) -> Response:
+        return send(self.run, Request(kind, jobs, settings), wait_s=60.0)
 
     def state(self, name: str) -> str:
         with Queue(self.run.queue, check=False) as queue:
@@ -168,7 +167,7 @@ def test_set_max_concurrent_and_refuse_what_can_not_be_set(served: Served) -> No
         ({}, "say what to set"),
     ]:
         with pytest.raises(UsageError, match=message):
-            send(served.run, Control(ControlKind.SET, settings=settings))
+            send(served.run, Request(ControlKind.SET, settings=settings))
 
 
 def test_priority_changes_who_is_next(served: Served, tmp_path: Path) -> None:
@@ -219,13 +218,13 @@ def test_without_a_dispatcher_it_is_done_here(tmp_path: Path) -> None:
     run.create()
     with Queue(run.queue) as queue:
         queue.add([sh("a", "true"), sh("b", "true"), sh("c", "true", needs=("b",))])
-    answer = send(run, Control(ControlKind.CANCEL, ("b",)))
+    answer = send(run, Request(ControlKind.CANCEL, ("b",)))
     assert (answer.applied_by, answer.changed) == ("here", ("b", "c"))
-    assert not send(run, Control(ControlKind.SET, settings={"max_gpus": "2"})).ok
+    assert not send(run, Request(ControlKind.SET, settings={"max_gpus": "2"})).ok
     with pytest.raises(UsageError, match="no job 'bb' in this queue; did you mean b"):
-        send(run, Control(ControlKind.CANCEL, ("bb",)))
+        send(run, Request(ControlKind.CANCEL, ("bb",)))
     with pytest.raises(UsageError, match="holds no queue"):
-        send(RunDirectory(tmp_path / "none"), Control(ControlKind.CANCEL))
+        send(RunDirectory(tmp_path / "none"), Request(ControlKind.CANCEL))
     assert not (tmp_path / "none").exists()
 
 
@@ -310,13 +309,13 @@ def test_what_was_asked_of_a_dispatcher_that_died_first_is_done_by_the_next_once
     served = Served(tmp_path / "run", DispatchOptions(cpu_jobs=1))
     with Queue(served.run.queue) as queue:
         queue.add([sh("a", "true"), sh("b", "true")])
-        number = queue.post(Letter(0, time.time(), "cancel", "me", ("a",)))
-        drain = queue.post(Letter(0, time.time(), "drain", "me"))
+        number = queue.add_request(Request("cancel", ("a",), by="me", at=time.time()))
+        drain = queue.add_request(Request("drain", by="me", at=time.time()))
     served.start()
     served.wait_for("b", "done")
     with Queue(served.run.queue, check=False) as queue:
-        reply, past = queue.reply_to(number), queue.reply_to(drain)
-        assert queue.letters() == ()
+        reply, past = queue.response(number), queue.response(drain)
+        assert queue.requests() == ()
     assert reply is not None
     assert (reply.ok, reply.changed, reply.applied_by) == (True, ("a",), "dispatcher")
     assert past is not None
@@ -345,11 +344,11 @@ def test_what_is_asked_of_a_dispatcher_that_is_about_to_begin_is_not_past(
 
 def test_a_wish_of_a_newer_gpuherd_is_answered_and_ends_nothing(served: Served) -> None:
     with Queue(served.run.queue, check=False) as queue:
-        number = queue.post(Letter(0, time.time(), "hibernate", "me", ("a",)))
+        number = queue.add_request(Request("hibernate", ("a",), by="me", at=time.time()))
     served.add(sh("a", "true"))
     served.wait_for("a", "done")
     with Queue(served.run.queue, check=False) as queue:
-        reply = queue.reply_to(number)
+        reply = queue.response(number)
     assert reply is not None
     assert not reply.ok
     assert "is an older one and can't hibernate" in reply.text
@@ -361,13 +360,13 @@ def test_a_dispatcher_that_does_not_react_is_said_so_and_the_wish_stands(tmp_pat
     with Queue(run.queue) as queue:
         queue.add([sh("a", "true")])
         lock = DispatcherLock(run.lock)
-        answer = send(run, Control(ControlKind.CANCEL, ("a",)), wait_s=0.1)
+        answer = send(run, Request(ControlKind.CANCEL, ("a",)), wait_s=0.1)
         assert (answer.ok, answer.applied_by) == (False, None)
         assert str(os.getpid()) in answer.text
         lock.close()
-        assert len(queue.letters()) == 1
-        send(run, Control(ControlKind.PAUSE))
-        assert queue.letters() == ()
+        assert len(queue.requests()) == 1
+        send(run, Request(ControlKind.PAUSE))
+        assert queue.requests() == ()
         assert queue.states() == {"a": "cancelled"}
 
 

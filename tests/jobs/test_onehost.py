@@ -21,7 +21,7 @@ from gpuherd.jobs import Job, Queue, RunDirectory, clock
 from gpuherd.jobs import one_host as mounts
 from gpuherd.jobs import one_host as onehost
 from gpuherd.jobs.control.client import send
-from gpuherd.jobs.control.messages import Control, ControlKind
+from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.monitor.logs import follow
 from gpuherd.jobs.monitor.status import read_status
@@ -79,7 +79,7 @@ def test_nothing_opens_it_while_another_machine_has_it(run: RunDirectory) -> Non
         lambda: list(follow(run, "a")),
         lambda: Queue(run.queue),
         lambda: DispatcherLock(run.lock),
-        lambda: send(run, Control(ControlKind.CANCEL, ("a",))),
+        lambda: send(run, Request(ControlKind.CANCEL, ("a",))),
         lambda: run_jobs([Job(name="b", argv=("true",), gpus=0)], DispatchOptions(), run),
     )
     for attempt in ways:

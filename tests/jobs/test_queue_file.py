@@ -18,7 +18,7 @@ from tests.jobs.attempts import attempt_of, settled
 from gpuherd.cli import main
 from gpuherd.errors import ExitCode, GpuherdError, QueueUnreadable, UsageError
 from gpuherd.jobs.control.client import send
-from gpuherd.jobs.control.messages import Control, ControlKind
+from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.monitor.status import attempts_of, opened
 from gpuherd.jobs.queue import schema
@@ -147,7 +147,7 @@ def test_what_is_no_text_is_no_name_of_a_job(tmp_path: Path) -> None:
         assert queue.unknown(["a", NO_TEXT]) == (NO_TEXT,)
         assert queue.cancel([NO_TEXT], "me").jobs == ()
     with pytest.raises(UsageError, match="there is no job"):
-        send(run, Control(ControlKind.CANCEL, (NO_TEXT,)))
+        send(run, Request(ControlKind.CANCEL, (NO_TEXT,)))
     with opened(run) as reader:
         assert attempts_of(reader, NO_TEXT) == ()
 

@@ -6,7 +6,7 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.control.client import check
-from gpuherd.jobs.control.messages import Control, ControlKind
+from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.options import DispatchOptions, changes, retuned
 
 
@@ -25,6 +25,6 @@ def test_what_may_be_changed_of_a_run_depends_on_its_engine() -> None:
 
 def test_words_are_read_before_it_is_known_whose_they_are() -> None:
     assert changes({"at_most": "5", "max-gpus": "2"}) == {"at_most": 5, "max_gpus": 2}
-    check(Control(ControlKind.SET, settings={"at_most": "5"}))
+    check(Request(ControlKind.SET, settings={"at_most": "5"}))
     with pytest.raises(UsageError, match="above 0"):
-        check(Control(ControlKind.SET, settings={"at_most": "0"}))
+        check(Request(ControlKind.SET, settings={"at_most": "0"}))

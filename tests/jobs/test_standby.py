@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpuherd.engines.process_tree import everyone
 from gpuherd.gpus.leases import LeaseFolder
-from gpuherd.jobs import Control, ControlKind, DispatchOptions, Job, Queue, RunDirectory, run_jobs, send
+from gpuherd.jobs import ControlKind, DispatchOptions, Job, Queue, Request, RunDirectory, run_jobs, send
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]
@@ -164,8 +164,8 @@ def test_a_job_that_is_cancelled_while_its_shell_stands_by_does_not_run(tmp_path
     standin("1x40GB")
     with dispatcher(tmp_path, "0.2", "4", "0", "0") as process:
         waiting = wait_for_standby(tmp_path, running="j1")
-        assert send(RunDirectory(tmp_path), Control(ControlKind.CANCEL, ("j2",)), wait_s=20).ok
-        assert send(RunDirectory(tmp_path), Control(ControlKind.CANCEL, ("j3",)), wait_s=20).ok
+        assert send(RunDirectory(tmp_path), Request(ControlKind.CANCEL, ("j2",)), wait_s=20).ok
+        assert send(RunDirectory(tmp_path), Request(ControlKind.CANCEL, ("j3",)), wait_s=20).ok
         wait_until(lambda: not waiting.keys() & shells(tmp_path).keys())
         # Nothing of them is left where people look.
         assert not list((tmp_path / "logs").glob("j[23].*"))

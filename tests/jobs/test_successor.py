@@ -18,7 +18,7 @@ from tests.patience import Gate, wait_until
 
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.control.client import send
-from gpuherd.jobs.control.messages import Control, ControlKind
+from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.settings_place import user_file
 from gpuherd.standin.machine import Machine
 
@@ -129,7 +129,7 @@ def test_paused_by_a_person_it_stays_so_and_its_time_stands_still(folder: Folder
     job = sh("j", gate.wait, timeout_s=6.0, retries=0)
     first = folder.start([job])
     folder.wait_for(j="running")
-    assert send(folder.run, Control(ControlKind.PAUSE, ("j",))).applied_by == "dispatcher"
+    assert send(folder.run, Request(ControlKind.PAUSE, ("j",))).applied_by == "dispatcher"
     folder.wait_until(lambda: folder.stands_still("j"))
     kill(first)
     second = folder.start([job])
@@ -137,7 +137,7 @@ def test_paused_by_a_person_it_stays_so_and_its_time_stands_still(folder: Folder
     time.sleep(6.2)  # longer than its time limit
     assert folder.stands_still("j")
     gate.open()
-    assert send(folder.run, Control(ControlKind.RESUME, ("j",))).changed == ("j",)
+    assert send(folder.run, Request(ControlKind.RESUME, ("j",))).changed == ("j",)
     assert second.wait(60) == 0
     with Queue(folder.run.queue) as queue:
         [row] = queue.attempts()
@@ -149,7 +149,7 @@ def test_a_resume_that_was_written_down_but_not_carried_out(folder: Folder, gate
     job = sh("j", gate.wait, retries=0)
     first = folder.start([job])
     folder.wait_for(j="running")
-    assert send(folder.run, Control(ControlKind.PAUSE, ("j",))).ok
+    assert send(folder.run, Request(ControlKind.PAUSE, ("j",))).ok
     folder.wait_until(lambda: folder.stands_still("j"))
     kill(first)
     with Queue(folder.run.queue) as queue:
@@ -165,7 +165,7 @@ def test_a_job_that_was_being_cancelled_is_ended_by_the_successor(folder: Folder
     jobs = [sh("deaf", "trap '' TERM; while :; do sleep 0.05; done"), sh("after", "true")]
     first = folder.start(jobs, grace_s=600.0)
     folder.wait_for(deaf="running", after="done")
-    assert send(folder.run, Control(ControlKind.CANCEL, ("deaf",))).ok
+    assert send(folder.run, Request(ControlKind.CANCEL, ("deaf",))).ok
     time.sleep(0.2)
     assert folder.states()["deaf"] == "running"
     kill(first)

@@ -29,7 +29,7 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.run_dir import RunDirectory
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.control.messages import Answer
+    from gpuherd.jobs.control.messages import Response
     from gpuherd.jobs.records import Outcome
     from gpuherd.jobs.reporter import Display
 
@@ -124,7 +124,7 @@ def _pid_when_ready(pipe: int, raw: Path) -> int:
 
 def down(
     *, now: bool = False, engine: str = LOCAL, run: RunDirectory | None = None, wait_s: float = 30.0
-) -> Answer | None:
+) -> Response | None:
     """Ends the dispatcher of the queue, when there is one; None when there is none.
 
     Args:
@@ -134,12 +134,12 @@ def down(
         run: the queue's folder; the user's own for the engine if not given.
     """
     from gpuherd.jobs.control.client import send
-    from gpuherd.jobs.control.messages import Control, ControlKind
+    from gpuherd.jobs.control.messages import ControlKind, Request
 
     directory = open_folder(engine=engine) if run is None else run
     if DispatcherLock.holder(directory.lock) is None:
         return None
-    answer = send(directory, Control(ControlKind.STOP if now else ControlKind.DRAIN))
+    answer = send(directory, Request(ControlKind.STOP if now else ControlKind.DRAIN))
     deadline = time.monotonic() + wait_s
     while now and DispatcherLock.holder(directory.lock) is not None and time.monotonic() < deadline:
         time.sleep(_LOOK_S)

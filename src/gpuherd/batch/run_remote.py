@@ -272,10 +272,10 @@ def _watch(
 def _cancel(run: RunDirectory) -> bool:
     """Whether the wish is written down; not yet where there is no queue yet."""
     from gpuherd.jobs.control.client import send
-    from gpuherd.jobs.control.messages import Control, ControlKind
+    from gpuherd.jobs.control.messages import ControlKind, Request
 
     try:
-        send(run, Control(ControlKind.CANCEL, (_NAME,)))
+        send(run, Request(ControlKind.CANCEL, (_NAME,)))
     except GpuherdError:
         return False
     return True

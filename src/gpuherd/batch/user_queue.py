@@ -21,7 +21,7 @@ from gpuherd.batch.feasibility import (
 from gpuherd.batch.job_options import JobOptions, Planner
 from gpuherd.engines.options import ENGINES, LOCAL, EngineName
 from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
-from gpuherd.jobs.control.messages import ring
+from gpuherd.jobs.control.messages import wake
 from gpuherd.jobs.job import Job, JobState, check_needs
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.records import QueuedJob
@@ -188,7 +188,7 @@ def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | No
         refuse_if_dispatcher_would(job, directory)
     with raising_cannot_write(directory.queue, "submit it again; nothing was added"):
         found, job = _add(job, directory, named=named)
-    ring(directory.control_fifo)
+    wake(directory.control_fifo)
     state = JobState.WAITING if found is None else found[1]
     return Submitted(job, state, DispatcherLock.holder(directory.lock))
 

@@ -135,10 +135,10 @@ def _request(args: argparse.Namespace, jobs: tuple[str, ...] = (), settings: Map
     Returns 0 when all of it was done, 1 when not, and 75 when no answer came in time: it stays queued then.
     """
     from gpuherd.jobs.control.client import send
-    from gpuherd.jobs.control.messages import Control, ControlKind
+    from gpuherd.jobs.control.messages import ControlKind, Request
 
     with told_of_folders(args, jobs, "write --run {}"):
-        answer = send(meant(args), Control(ControlKind(args.command), jobs, settings or {}))
+        answer = send(meant(args), Request(ControlKind(args.command), jobs, settings or {}))
     if args.json:
         content = {
             "ok": answer.ok,

@@ -13,7 +13,7 @@ from gpuherd.exports import on_first_use
 if TYPE_CHECKING:
     from gpuherd.jobs.attempts.failures import FailureClass
     from gpuherd.jobs.control.client import poke, send
-    from gpuherd.jobs.control.messages import Answer, Control, ControlKind
+    from gpuherd.jobs.control.messages import ControlKind, Request, Response
     from gpuherd.jobs.dispatcher import Dispatcher
     from gpuherd.jobs.job import Job, JobState
     from gpuherd.jobs.options import DispatchOptions, GpuOptions
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from gpuherd.jobs.run_dir import RunDirectory
 
 __all__ = [
-    "Answer",
-    "Control",
     "ControlKind",
     "DispatchOptions",
     "Dispatcher",
@@ -37,6 +35,8 @@ __all__ = [
     "JobState",
     "Outcome",
     "Queue",
+    "Request",
+    "Response",
     "RunDirectory",
     "poke",
     "run_jobs",
@@ -45,8 +45,6 @@ __all__ = [
 ]
 
 _HOME = {
-    "Answer": "control.messages",
-    "Control": "control.messages",
     "ControlKind": "control.messages",
     "DispatchOptions": "options",
     "Dispatcher": "dispatcher",
@@ -59,6 +57,8 @@ _HOME = {
     "JobState": "job",
     "Outcome": "records",
     "Queue": "queue.store",
+    "Request": "control.messages",
+    "Response": "control.messages",
     "RunDirectory": "run_dir",
     "poke": "control.client",
     "run_jobs": "run",

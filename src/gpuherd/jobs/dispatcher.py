@@ -23,7 +23,7 @@ from gpuherd.jobs.attempts.launch import START_AGAIN_S, Starter
 from gpuherd.jobs.attempts.orphans import Leftovers
 from gpuherd.jobs.attempts.preempt import DiskGuard, Pausing
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
-from gpuherd.jobs.control.messages import Ask
+from gpuherd.jobs.control.messages import StopLevel
 from gpuherd.jobs.cycle import Deciding
 from gpuherd.jobs.dispatcher_state import GpuStanding, Standing
 from gpuherd.jobs.event_loop import Loop, Terms
@@ -96,7 +96,7 @@ class Dispatcher(Loop):
 
     def _is_over(self) -> bool:
         if self._supervisor.running or self._completion.again_at is not None:
-            if not self._supervisor.running and self.asked >= Ask.STOP:
+            if not self._supervisor.running and self.asked >= StopLevel.STOP:
                 raise self._cannot_end()
             return False
         if self._is_work_left():
@@ -112,7 +112,7 @@ class Dispatcher(Loop):
         if self._leftovers.due_at is not None and now >= self._leftovers.due_at:
             running = [attempt.process.traces for attempt in self._supervisor.running.values()]
             self._leftovers.sweep([*running, *standby.traces], now)
-        self._pausing.give_way(self._desk.keep_time(now, may_start=self.asked is Ask.GO_ON), now)
+        self._pausing.give_way(self._desk.keep_time(now, may_start=self.asked is StopLevel.GO_ON), now)
         for text in self._desk.fetch_notices():
             self._tell.notice(text)
         if self._desk.changed:
@@ -120,10 +120,10 @@ class Dispatcher(Loop):
             self.decide_soon(now)
         if self._wants_disk() and self._pausing.look_at_disk(now):
             self.decide_soon(now)
-        standby.keep_time(now, self._deciding.following if self.asked is Ask.GO_ON else (), self._starter.threads)
+        standby.keep_time(now, self._deciding.following if self.asked is StopLevel.GO_ON else (), self._starter.threads)
 
     def _due(self) -> Sequence[float | None]:
-        may_start = self.asked is Ask.GO_ON
+        may_start = self.asked is StopLevel.GO_ON
         times = [
             self._supervisor.next_deadline(),
             self._leftovers.due_at,
@@ -152,7 +152,7 @@ class Dispatcher(Loop):
         if starter.again_at is not None and now >= starter.again_at:
             starter.again_at, self._deciding.due_at = None, now
         due_at = self._deciding.due_at
-        if due_at is None or now < due_at or self.asked is not Ask.GO_ON:
+        if due_at is None or now < due_at or self.asked is not StopLevel.GO_ON:
             return
         self._pausing.look_at_disk(now)
         self._deciding.start_what_can(starter, self._watch_for_end)
@@ -217,21 +217,21 @@ class Dispatcher(Loop):
         self._run.remove_stray_attempt_files(running | self._completion.unrecorded)
         self._leftovers.expect(clock.mono() - 1)
 
-    def end(self, asked: Ask, why: str) -> str:
+    def end(self, asked: StopLevel, why: str) -> str:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
         self.asked = asked
         self._standing.touch()
         # No job waits for a GPU any more: nothing of ours shall be in the way of those who do.
         self._desk.wanted(False, clock.mono())
         running = len(self._supervisor.running)
-        if asked is Ask.DRAIN:
+        if asked is StopLevel.DRAIN:
             text = f"{why}nothing new is started; what runs goes on to its end ({running} running)"
             hint = " (Ctrl-C again stops them and puts them back in the queue)" if why else ""
             self._tell.notice(text + hint)
         else:
             text = f"{why}stopping what runs and putting it back in the queue ({running} running)"
             self._tell.notice(text)
-            self._supervisor.stop_all(clock.mono(), 0.0 if asked is Ask.STOP_NOW else None)
+            self._supervisor.stop_all(clock.mono(), 0.0 if asked is StopLevel.STOP_NOW else None)
         return text
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:

@@ -1,9 +1,9 @@
 """The event loop over a queue: what is the same for jobs of this machine (``dispatcher``) and jobs that go to an engine
 beyond it (``handover``).
 
-It waits for events, never in fixed steps: Ctrl-C comes through a socket, what people ask through a bell, other things
+It waits for events, never in fixed steps: Ctrl-C comes through a socket, requests through a FIFO, other things
 through descriptors of those who work in the loop, and timers are the next deadline of those who have one. At each event
-it hears what is asked, sees to what it is time for, starts what can start, and looks whether all is over. All progress
+it carries out requests, sees to what it is time for, starts what can start, and looks whether all is over. All progress
 is in the queue before it counts: the loop may be killed at any instant, and the next one goes on from the queue's file.
 """
 
@@ -24,8 +24,8 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import GRACE_S
-from gpuherd.jobs.control.messages import Ask, StopSignals
-from gpuherd.jobs.control.server import Obeying
+from gpuherd.jobs.control.messages import StopLevel, StopSignals
+from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.dispatcher_state import Standing, StandingFile
 from gpuherd.jobs.gpu.health import HealthBook
 from gpuherd.jobs.lock import DispatcherLock
@@ -88,7 +88,7 @@ class Loop(ABC):
         grace_s: float = GRACE_S,
     ):
         self.options = options
-        self.asked = Ask.GO_ON
+        self.asked = StopLevel.GO_ON
         self._queue = queue
         self._run = run
         self._tell = reporter or Reporter(queue, run)
@@ -99,7 +99,7 @@ class Loop(ABC):
         self._grace_s = grace_s
         self._health = HealthBook(queue)
         self._completion = Completion(queue, run, self._tell, self._health)
-        self._obeying = Obeying(queue, run, self, settings, load_settings)
+        self._control = ControlServer(queue, run, self, settings, load_settings)
         self._standing = StandingFile(run.standing)
         self._show_at = 0.0
         self._selector = selectors.DefaultSelector()
@@ -114,13 +114,13 @@ class Loop(ABC):
             run_id = self._queue.begin_run(began_at, clock.mono(), self._engine_name)
             held = ExitStack()
             self._begin(run_id, began_at, held)
-            with StopSignals() as signals, closing(self._obeying), self._selector, held:
+            with StopSignals() as signals, closing(self._control), self._selector, held:
                 self._selector.register(signals, selectors.EVENT_READ)
-                self._obeying.listen()
-                if self._obeying.bell is not None:
-                    self._selector.register(self._obeying.bell, selectors.EVENT_READ)
+                self._control.listen()
+                if self._control.fifo is not None:
+                    self._selector.register(self._control.fifo, selectors.EVENT_READ)
                 self._adopt()
-                self._obeying.begin()
+                self._control.begin()
                 self._on_ready()
                 self._loop(signals)
                 outcome = self._outcome(signals)
@@ -175,14 +175,14 @@ class Loop(ABC):
         """The attempts that go on after the loop, by number."""
         return ()
 
-    # --- what people may ask (``obeying.Working``) ------------------------------------------------------------
+    # --- requests (``control.server.Controlled``) --------------------------------------------------------------
 
     @abstractmethod
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
 
     @abstractmethod
-    def end(self, asked: Ask, why: str) -> str:
+    def end(self, asked: StopLevel, why: str) -> str:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
 
     @abstractmethod
@@ -211,8 +211,8 @@ class Loop(ABC):
             for key, _ in self._selector.select(self._time_to_next()):
                 if key.fileobj is signals:
                     signals.drain_wakeups()
-                elif key.fileobj is self._obeying.bell:
-                    self._obeying.hear()
+                elif key.fileobj is self._control.fifo:
+                    self._control.hear()
                 else:
                     others.append(key.fd)
             if others:
@@ -222,25 +222,25 @@ class Loop(ABC):
         """Does what a signal asked for since the last time."""
         if signals.reload:
             signals.reload = False
-            self._tell.notice(self._obeying.reload())
+            self._tell.notice(self._control.reload())
         if signals.asked > self.asked:
             self._signalled(signals)
 
     def _signalled(self, signals: StopSignals) -> None:
         """A signal asks for an end."""
-        self.end(signals.asked, "Ctrl-C: " if signals.asked is Ask.DRAIN else "")
+        self.end(signals.asked, "Ctrl-C: " if signals.asked is StopLevel.DRAIN else "")
 
     def _keep_time(self) -> None:
         now = clock.mono()
         self._look_after(now)
-        self._obeying.keep_time(now)
+        self._control.keep_time(now)
         self._standing.keep_time(now, self._stands)
         if self._tell.every_s is not None and now >= self._show_at:
             self._show_at = now + self._tell.every_s
             self._show()
 
     def _time_to_next(self) -> float | None:
-        times = [*self._due(), self._obeying.due_at, self._standing.due_at]
+        times = [*self._due(), self._control.due_at, self._standing.due_at]
         if self._tell.every_s is not None:
             times.append(self._show_at)
         known = [time for time in times if time is not None]
@@ -250,7 +250,7 @@ class Loop(ABC):
 
     def _is_work_left(self) -> bool:
         """Whether a job waits that may yet run here, or one is still to come."""
-        if self.asked is not Ask.GO_ON:
+        if self.asked is not StopLevel.GO_ON:
             return False
         if self._serve or self._waits():
             # Asked of the queue only when the last decision, which comes after every change, has left nobody waiting.
@@ -283,7 +283,7 @@ class Loop(ABC):
             failures=tuple(self._tell.failures),
             # Asked to stop when nothing was left to do: that is a run that ended by itself.
             stopped_by=signals.exit_code if left else None,
-            drained=bool(left) and signals.exit_code is None and self.asked is not Ask.GO_ON,
+            drained=bool(left) and signals.exit_code is None and self.asked is not StopLevel.GO_ON,
         )
 
     def _stands(self) -> Standing:

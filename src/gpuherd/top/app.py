@@ -16,7 +16,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.control.client import send
-from gpuherd.jobs.control.messages import Control, ControlKind
+from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.monitor.job_status import JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
@@ -308,7 +308,7 @@ class TopApp(App[None]):
     def _ask_first(self, question: str, job: JobStatus) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
-                self._send(Control(ControlKind.CANCEL, (job.name,)))
+                self._send(Request(ControlKind.CANCEL, (job.name,)))
 
         self.push_screen(Question(question), answered)
 
@@ -316,26 +316,26 @@ class TopApp(App[None]):
         """Lets the job wait again."""
         job = self._job()
         if job is not None:
-            self._send(Control(ControlKind.RETRY, (job.name,)))
+            self._send(Request(ControlKind.RETRY, (job.name,)))
 
     def action_pause_job(self) -> None:
         """Pauses the job, or lets it go on."""
         job = self._job()
         if job is not None:
-            self._send(Control(ControlKind.RESUME if job.paused else ControlKind.PAUSE, (job.name,)))
+            self._send(Request(ControlKind.RESUME if job.paused else ControlKind.PAUSE, (job.name,)))
 
     def action_drain(self) -> None:
         """Asks first: it ends the dispatcher."""
 
         def answered(yes: bool | None) -> None:
             if yes:
-                self._send(Control(ControlKind.DRAIN))
+                self._send(Request(ControlKind.DRAIN))
 
         question = "Drain? Nothing new is started, and gpuherd ends when the running jobs have ended."
         self.push_screen(Question(question), answered)
 
     @work(thread=True, group="wishes")
-    def _send(self, control: Control) -> None:
+    def _send(self, control: Request) -> None:
         """Passes a wish on, in a thread: the answer may take seconds."""
         severity: Severity = "information"
         try:

@@ -21,7 +21,7 @@ from tests.patience import wait_until
 
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.control.client import send
-from gpuherd.jobs.control.messages import Answer, Control, ControlKind
+from gpuherd.jobs.control.messages import ControlKind, Request, Response
 from gpuherd.jobs.remote import dispatcher as handover
 from gpuherd.jobs.remote import dispatcher as opening
 
@@ -116,8 +116,8 @@ class Run:
         assert self.outcome is not None, "it still runs"
         return self.outcome
 
-    def ask(self, kind: ControlKind, *jobs: str, **settings: str) -> Answer:
-        return send(self.directory, Control(kind, jobs=jobs, settings=settings))
+    def ask(self, kind: ControlKind, *jobs: str, **settings: str) -> Response:
+        return send(self.directory, Request(kind, jobs=jobs, settings=settings))
 
     def told(self, kind: EventKind) -> list[str]:
         return [event.text for event in self.events if event.kind is kind]

@@ -10,7 +10,7 @@ from tests.patience import Gate, wait_until
 
 from gpuherd.jobs import EventKind, Queue
 from gpuherd.jobs.control.client import send
-from gpuherd.jobs.control.messages import Control, ControlKind
+from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.remote.protocol import Claim, EndReport, take, write_ended
 
 
@@ -67,7 +67,7 @@ def test_a_copy_whose_first_start_was_killed_leaves_the_originals_jobs_alone(
         queue.begin_run(1.0, 1.0)  # and dead before it has put back what is the original's
     with Queue(copy.directory.queue) as queue:
         assert not queue.copied
-    assert send(copy.directory, Control(ControlKind.CANCEL, jobs=("a",))).ok
+    assert send(copy.directory, Request(ControlKind.CANCEL, jobs=("a",))).ok
     copy.start([sh("a"), sh("b", f"echo b >>{tmp_path}/ran")], engine=engine)
     assert copy.join().done == 1
     assert (tmp_path / "ran").read_text() == "a\nb\n"

@@ -1,5 +1,10 @@
-"""Sends requests to a queue: cancel, retry, pause, resume, drain, stop, set, reload, priority. Carries them out itself
-where no dispatcher runs.
+"""Sends requests to a queue: cancel, retry, pause, resume, priority, set, reload, drain, stop.
+
+``send`` writes the request into the queue and wakes the dispatcher, which carries it out and writes the response next
+to it (``control.server``). If the dispatcher is killed in between, its successor carries the request out, once. Where
+no dispatcher runs, ``send`` takes the queue's lock and carries the request out itself, by the same code; then it ends
+the jobs that are to end as a dispatcher would: TERM, grace, KILL, record. It starts nothing, and leaves alone the jobs
+that a dead dispatcher left running and that no request names.
 """
 
 from __future__ import annotations
@@ -7,8 +12,9 @@ from __future__ import annotations
 import logging
 import select
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError, QueueBusy, UsageError
@@ -18,14 +24,13 @@ from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.orphans import Leftovers
 from gpuherd.jobs.attempts.supervise import GRACE_S, Attempt, Supervisor
 from gpuherd.jobs.completion import NoFault
-from gpuherd.jobs.control.messages import OF_JOBS, Answer, Control, ControlKind, priority_of, ring
-from gpuherd.jobs.control.server import apply
+from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Response, priority_of, wake
+from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.gpu.health import HealthBook
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.options import DispatchOptions, changes
 from gpuherd.jobs.queue.errors import raising_cannot_write
-from gpuherd.jobs.queue.interventions import Letter
 from gpuherd.jobs.queue.reader import is_there
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord
@@ -37,89 +42,69 @@ from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.options import did_you_mean
 
-# Asking something of a queue while it is worked off: cancel, retry, pause, resume, drain, stop, set, reload,
-# priority.
-#
-# ``send`` writes the wish into the queue and rings the dispatcher's bell; the dispatcher does it and writes the
-# answer beside it. A dispatcher that is killed in between leaves the wish standing, and its successor does it, once.
-# Where no dispatcher is at work, ``send`` takes the queue's lock and does it here by the same code.
+logger = logging.getLogger(__name__)
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05
 _NAMES_LOOKED_AT = 5000
+# Added to the grace in which an engine's jobs may end while this process waits for them.
+_PATIENCE_S = 5.0
 
 
-def send(run: RunDirectory, control: Control, *, wait_s: float = 10.0) -> Answer:
-    """Asks for something and waits for the answer, at most ``wait_s`` seconds for a dispatcher that does not react.
+def send(run: RunDirectory, request: Request, *, wait_s: float = 10.0) -> Response:
+    """Sends a request and waits for the response, at most ``wait_s`` seconds for a dispatcher that does not react.
 
     Raises:
-        UsageError: no queue in this folder, no such job (with the nearest name), option or priority. Nothing was asked
-            then.
+        UsageError: no queue in this folder, no such job (with the nearest name), option or priority. Nothing was
+            written then.
         QueueUnreadable: its queue is damaged or of another version. CannotWrite: the disk is full.
     """
-    check(control)
+    check(request)
     if not is_there(run.queue):
         raise UsageError(f"{run.root} holds no queue of gpuherd's; name the run folder")
-    # A dispatcher at work has looked through the file; without one, this process works on the queue itself.
+    # A running dispatcher has checked the file; without one, this process works on the queue itself.
     with Queue(run.queue, check=DispatcherLock.holder(run.lock) is None) as queue:
-        _refuse_unknown(queue, control)
+        _refuse_unknown(queue, request)
         by = _user()
         with raising_cannot_write(run.queue, "ask again; nothing was asked"):
-            number = queue.post(Letter(0, clock.wall(), control.kind, by, control.jobs, control.settings))
+            number = queue.add_request(replace(request, by=by, at=clock.wall()))
         deadline, pause = time.monotonic() + wait_s, _FIRST_LOOK_S
         while True:
-            ring(run.control_fifo)
-            answer = _answer(queue, number) or _do_here(queue, run, number)
-            if answer is not None:
-                return answer
+            wake(run.control_fifo)
+            response = queue.response(number) or _carry_out_here(queue, run, number)
+            if response is not None:
+                return response
             if time.monotonic() >= deadline:
                 pid = DispatcherLock.holder(run.lock)
-                return Answer(False, f"gpuherd (pid {pid or 'unknown'}) has not answered yet; it stays asked")
+                waits = "the request waits in the queue and will be carried out"
+                return Response(False, f"gpuherd (pid {pid or 'unknown'}) has not answered yet; {waits}")
             time.sleep(pause)
             pause = min(_LONGEST_LOOK_S, 2 * pause)
 
 
 def poke(run: RunDirectory) -> bool:
-    """Tells the dispatcher to look at its queue, after ``Queue.add``; False when none is at work."""
-    return ring(run.control_fifo)
+    """Has the dispatcher look at its queue, after ``Queue.add``; False when none runs."""
+    return wake(run.control_fifo)
 
 
-def check(control: Control) -> None:
-    """Raises UsageError for settings that could never be."""
-    if control.kind is ControlKind.SET:
-        if not control.settings:
+def check(request: Request) -> None:
+    """Raises UsageError for settings that no queue could accept."""
+    if request.kind == ControlKind.SET:
+        if not request.settings:
             raise UsageError("set: say what to set, max_gpus=2 for example")
-        changes(control.settings)
-    elif control.kind is ControlKind.PRIORITY:
-        priority_of(control.settings)
-    elif control.settings:
-        raise UsageError(f"{control.kind} takes no settings")
-    if control.jobs and control.kind not in OF_JOBS:
-        raise UsageError(f"{control.kind} is for the run as a whole; it takes no jobs")
+        changes(request.settings)
+    elif request.kind == ControlKind.PRIORITY:
+        priority_of(request.settings)
+    elif request.settings:
+        raise UsageError(f"{request.kind} takes no settings")
+    if request.jobs and request.kind not in OF_JOBS:
+        raise UsageError(f"{request.kind} is for the run as a whole; it takes no jobs")
 
 
-def _refuse_unknown(queue: Queue, control: Control) -> None:
-    unknown = queue.unknown(control.jobs)
+def _refuse_unknown(queue: Queue, request: Request) -> None:
+    unknown = queue.unknown(request.jobs)
     if unknown:
         hint = did_you_mean(unknown[0], queue.names(_NAMES_LOOKED_AT), show=clean)
         raise UsageError(f"there is no job {clean(unknown[0])!r} in this queue{hint}")
-
-
-def _answer(queue: Queue, number: int) -> Answer | None:
-    reply = queue.reply_to(number)
-    return None if reply is None else Answer(reply.ok, reply.text, reply.applied_by, reply.changed)
-
-
-def _do_here(queue: Queue, run: RunDirectory, number: int) -> Answer | None:
-    """Does it, if no dispatcher is at work, and all else that is asked."""
-    try:
-        lock = DispatcherLock(run.lock, Role.CONTROL)
-    except QueueBusy:
-        return None
-    with closing(lock):
-        # Only now: this brings in what starts and ends processes.
-
-        take_care(queue, run)
-        return _answer(queue, number)
 
 
 def _user() -> str:
@@ -131,52 +116,37 @@ def _user() -> str:
         return "someone"
 
 
-# Does what is requested of a queue on which no dispatcher works, by the same code; the caller holds the queue's lock.
-#
-# Jobs that a dead dispatcher left running run on. Those that are to end are ended here, as a dispatcher would: TERM,
-# grace, KILL, record. Those without a request are not touched. Nothing is started.
+# --- where no dispatcher runs -------------------------------------------------------------------------------------
 
 
-class _NobodyThere:
-    """What only a dispatcher can do."""
-
-    name = "here"
-
-    def __init__(self, run: RunDirectory):
-        self._run = run
-
-    def set(self, settings: Mapping[str, str]) -> str:
-        raise UsageError(f"no gpuherd works on {self._run.root}; give {', '.join(settings)} when you start one")
-
-    def reload(self) -> str:
-        return f"no gpuherd works on {self._run.root}; the next one reads the settings when it starts"
-
-    def drain(self) -> str:
-        return f"no gpuherd works on {self._run.root}"
-
-    def stop(self) -> str:
-        return f"no gpuherd works on {self._run.root}"
+def _carry_out_here(queue: Queue, run: RunDirectory, number: int) -> Response | None:
+    """Carries out every open request if no dispatcher runs; the response to this one, None if one runs."""
+    try:
+        lock = DispatcherLock(run.lock, Role.CONTROL)
+    except QueueBusy:
+        return None
+    with closing(lock):
+        before = {record.id: record for record in queue.running()}
+        ControlServer(queue, run).carry_out_all()
+        _enforce_marks(queue, run, before)
+        return queue.response(number)
 
 
-def take_care(queue: Queue, run: RunDirectory) -> None:
-    """Applies all that is requested, and sees to it that jobs which are to end have ended when this returns."""
-    hands = _NobodyThere(run)
-    before = {record.id: record for record in queue.running()}
-    for letter in queue.letters():
-        apply(queue, letter, hands)
+def _enforce_marks(queue: Queue, run: RunDirectory, before: dict[int, AttemptRecord]) -> None:
+    """Returns when the jobs that are to end have ended, and those to pause or resume have done so."""
     running = queue.running()
     if not running or queue.copied:
         return
     tell = Reporter(queue, run)
     completion = Completion(queue, run, tell, HealthBook(queue))
-    handed = [record for record in running if record.handed is not None and queue.owns(record)]
-    if any(record.queued.cancelled_by is not None for record in handed):
-        end_cancelled(queue, run, tell, completion, handed, GRACE_S)
-    here = [record for record in running if record.handed is None]
-    requested = {record.id for record in here if _is_requested(record, before.get(record.id))}
+    remote = [record for record in running if record.handed is not None and queue.owns(record)]
+    if any(record.queued.cancelled_by is not None for record in remote):
+        end_cancelled(queue, run, tell, completion, remote, GRACE_S)
+    local = [record for record in running if record.handed is None]
+    requested = {record.id for record in local if _is_requested(record, before.get(record.id))}
     if requested:
         with closing(Supervisor(run, queue.tag, DispatchOptions())) as supervisor:
-            _end_here(queue, supervisor, completion, here, requested)
+            _end_local(queue, supervisor, completion, local, requested)
 
 
 def _is_requested(record: AttemptRecord, before: AttemptRecord | None) -> bool:
@@ -184,7 +154,7 @@ def _is_requested(record: AttemptRecord, before: AttemptRecord | None) -> bool:
     return record.queued.cancelled_by is not None or before is None or record.paused != before.paused
 
 
-def _end_here(
+def _end_local(
     queue: Queue,
     supervisor: Supervisor,
     completion: Completion,
@@ -223,13 +193,6 @@ def _end_here(
         leftovers.sweep(live, clock.mono())
 
 
-# Ends jobs in an engine's hands that are to end for good, while nobody follows the queue; the caller has its lock.
-
-logger = logging.getLogger(__name__)
-
-_PATIENCE_S = 5.0
-
-
 def end_cancelled(
     queue: Queue,
     run: RunDirectory,
@@ -238,12 +201,12 @@ def end_cancelled(
     records: Sequence[AttemptRecord],
     grace_s: float,
 ) -> None:
-    """Ends those that are to end, and those that wait there to follow them, and records it. One that its engine can't
-    be told of now, or that takes longer to end than its grace, stays marked, and is ended by the next gpuherd that
-    works on the queue.
+    """Cancels attempts in an engine, with those that wait there to follow them, and records their ends. Where the
+    engine can't be reached now, or an attempt takes longer to end than its grace, the mark stays, and the next gpuherd
+    that works on the queue ends it.
 
     Args:
-        records: all attempts in an engine's hands.
+        records: all attempts in an engine.
     """
     handed = RemoteAttempt.among(records, run)
     wanted = {
@@ -260,11 +223,11 @@ def end_cancelled(
             asking = Asking(engine, tell, engine_name(name))
             _Ending(queue, run, tell, asking, completion, handed, grace_s).follow(wanted)
     except GpuherdError as problem:
-        logger.warning("can't tell %s that jobs are cancelled: %s", engine_name(name), problem)
+        logger.warning("can't cancel jobs in %s: %s", engine_name(name), problem)
 
 
 class _Ending:
-    """Sees some of those that are out to their ends."""
+    """Follows cancelled attempts in an engine to their ends."""
 
     def __init__(
         self,
@@ -287,7 +250,7 @@ class _Ending:
         self._until = clock.mono() + grace_s + _PATIENCE_S
 
     def follow(self, wanted: dict[int, RemoteAttempt]) -> None:
-        """Returns when these have ended, or it has taken too long."""
+        """Returns when these have ended, or after the grace."""
         asking = self._asking
         self._outcomes.adopt(wanted.values())
         while True:
@@ -300,7 +263,7 @@ class _Ending:
             before, wanted = wanted, self._without_ended(wanted)
             self._folder.keep_gone(self._handed.values())
             if not wanted.keys() <= before.keys():
-                continue  # what followed those that have ended needs to wait for nothing
+                continue  # followers of the ended ones are to end now: no need to wait
             asking.keep_time(now)
             if not wanted or now >= self._until:
                 return
@@ -309,7 +272,7 @@ class _Ending:
             self._folder.look(wanted, clock.mono())
 
     def _without_ended(self, wanted: dict[int, RemoteAttempt]) -> dict[int, RemoteAttempt]:
-        """Those of them that have not ended, and what is to end now that the others have."""
+        """The attempts that have not ended yet, and those that must end because what they follow has ended."""
         left, ends = {}, []
         for number, followed in wanted.items():
             end = self._outcomes.judge(followed)

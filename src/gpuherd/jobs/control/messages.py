@@ -17,19 +17,17 @@ from typing import Any, Self
 
 from gpuherd.errors import ExitCode, UsageError
 
-# What can be asked of a queue while it is worked off, and what is answered: plain frozen data.
-
 
 class ControlKind(StrEnum):
-    """What can be asked."""
+    """The verbs of control."""
 
     CANCEL = "cancel"  # jobs end for good
     RETRY = "retry"  # failed and cancelled jobs wait again
-    PAUSE = "pause"  # waiting jobs are held; running ones stand still, and so do their time limits
+    PAUSE = "pause"  # waiting jobs are held; running ones are stopped, and so are the clocks of their time limits
     RESUME = "resume"  # the reverse
     PRIORITY = "priority"  # settings: {"priority": "5"}
-    DRAIN = "drain"  # the dispatcher starts nothing new and ends when what runs has ended
-    STOP = "stop"  # it stops what runs, puts it back into the queue, and ends
+    DRAIN = "drain"  # the dispatcher starts nothing new and ends when the running jobs have ended
+    STOP = "stop"  # it stops running jobs, puts them back into the queue, and ends
     SET = "set"  # other options; settings as on the command line
     RELOAD = "reload"  # the settings files are read again
 
@@ -40,22 +38,32 @@ OF_JOBS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
-    """A wish. ``jobs`` are names; () means all that it can be done to. ``settings`` are words, for SET and PRIORITY."""
+class Request:
+    """A request to a queue. It stands in the queue's table until it has a response.
 
-    kind: ControlKind
+    Attributes:
+        kind: a ``ControlKind``; a word that this version does not know where a newer one wrote the request.
+        jobs: names of jobs; () means every job that the verb applies to.
+        settings: words as on the command line, for SET and PRIORITY.
+        by, at, id: who wrote it, the wall-clock second, and its number in the table: set when it is written.
+    """
+
+    kind: str
     jobs: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
+    by: str = ""
+    at: float = 0.0
+    id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of it.
+class Response:
+    """The result of a request.
 
     Attributes:
-        ok: all of it was done.
+        ok: all of it was carried out.
         text: one sentence for people.
-        applied_by: "dispatcher", "here" (by this process), or None when nobody has done it yet; it stays asked.
+        applied_by: "dispatcher", "here" (this process), or None while the request waits in the queue.
         changed: names of the jobs that it changed.
     """
 
@@ -77,25 +85,23 @@ def priority_of(settings: Mapping[str, str]) -> int:
     return value
 
 
-# A FIFO in the run folder that wakes the dispatcher: what is asked lies in the queue, the bell only rings.
-#
-# The dispatcher sleeps until it rings, without looking at the queue in between. A bell that nobody hears is not
-# there: ringing says so.
+# A FIFO in the run folder wakes the dispatcher. The requests themselves are in the queue: the dispatcher sleeps until
+# the FIFO is readable and does not poll. Without a reader the FIFO does not exist, so a writer notices that.
 
 _BYTES = 4096
 
 
-class Doorbell:
-    """The dispatcher's end. ``fileno`` becomes readable when somebody has rung.
+class WakeupFifo:
+    """The dispatcher's end of the FIFO. ``fileno`` becomes readable when a process called ``wake``.
 
-    Raises OSError where the file system has no FIFOs, or something else lies in the place.
+    Raises OSError where the file system has no FIFOs, or another kind of file has this name.
     """
 
     def __init__(self, path: Path):
         self._path = path
         with suppress(FileExistsError):
             os.mkfifo(path, 0o600)
-        # For writing too: else the end of the last who rang would make it readable for ever.
+        # Also open for writing: otherwise the close of the last writer would make it readable for ever.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
         if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             os.close(self._fd)
@@ -105,21 +111,21 @@ class Doorbell:
         """The descriptor to wait on."""
         return self._fd
 
-    def hush(self) -> None:
-        """Takes note of the ringing; to be called before looking what is asked, so that nothing is missed."""
+    def clear(self) -> None:
+        """Empties the FIFO; call it before reading the requests, so that none is missed."""
         with suppress(BlockingIOError):
             while len(os.read(self._fd, _BYTES)) == _BYTES:
                 pass
 
     def close(self) -> None:
-        """Nobody listens any more. The FIFO goes: whoever copies the folder would stumble over it."""
+        """Stops listening and removes the FIFO: programs that copy the folder would hang on it."""
         with suppress(OSError):
             self._path.unlink()
         os.close(self._fd)
 
 
-def ring(path: Path) -> bool:
-    """Rings. False when nobody listens."""
+def wake(path: Path) -> bool:
+    """Wakes the dispatcher that listens on this FIFO; False when none does."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -127,7 +133,7 @@ def ring(path: Path) -> bool:
     try:
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
             return False
-        with suppress(BlockingIOError):  # full: it rings already
+        with suppress(BlockingIOError):  # full: the dispatcher is about to wake up anyway
             os.write(fd, b"!")
         return True
     except OSError:
@@ -136,15 +142,15 @@ def ring(path: Path) -> bool:
         os.close(fd)
 
 
-# What Ctrl-C, SIGTERM and SIGHUP ask of a run, while one goes on in this process.
+# Signals to a run in this process.
 #
-# First Ctrl-C: drain, that is start nothing new and let what runs end. Second: stop it and put it back in the queue.
-# Third: the same without grace. SIGTERM (from a shutdown, a container, a batch system) stops at once, in order.
-# SIGHUP (a terminal that is closed, or somebody who says so) ends nothing: the settings files are read again.
+# First Ctrl-C: drain, that is start nothing new and let running jobs end. Second: stop them and put them back into the
+# queue. Third: the same without grace. SIGTERM (a shutdown, a container, a batch system) stops at once, in order.
+# SIGHUP (a closed terminal, or ``kill -HUP``) ends nothing: the settings files are read again.
 
 
-class Ask(IntEnum):
-    """How far the wish to stop goes."""
+class StopLevel(IntEnum):
+    """How far a dispatcher was requested to stop."""
 
     GO_ON = 0
     DRAIN = 1
@@ -153,20 +159,20 @@ class Ask(IntEnum):
 
     @property
     def mode(self) -> str:
-        """How people call it: ``working``, ``draining``, ``stopping``."""
+        """The word for people: ``working``, ``draining``, ``stopping``."""
         return ("working", "draining", "stopping", "stopping")[self]
 
 
 class StopSignals:
-    """Listens from ``__enter__`` to ``__exit__``, then puts the former handlers back.
+    """Listens from ``__enter__`` to ``__exit__``, then restores the former handlers.
 
-    ``fileno`` is readable after a signal, so that an event loop wakes; ``asked`` says what for, and ``reload`` that a
-    SIGHUP came; ``terminated``: a SIGTERM was among them. In a thread other than the main one Python delivers no
-    signals, and nothing is installed.
+    ``fileno`` is readable after a signal, so that an event loop wakes. ``asked`` is the level that the signals request,
+    ``reload`` is set by SIGHUP, ``terminated`` by SIGTERM. Python delivers signals to the main thread only: in another
+    thread no handler is installed.
     """
 
     def __init__(self) -> None:
-        self.asked = Ask.GO_ON
+        self.asked = StopLevel.GO_ON
         self.exit_code: ExitCode | None = None
         self.terminated = False
         self.reload = False
@@ -181,7 +187,7 @@ class StopSignals:
             self._former_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 former = signal.getsignal(number)
-                # Ignored from the start: we run in the background of a script, and a Ctrl-C there is not for us.
+                # Ignored from the start: this is a background process of a script, and Ctrl-C is not meant for it.
                 if former is not signal.SIG_IGN:
                     self._former[number] = signal.signal(number, self._handle)
         return self
@@ -214,7 +220,7 @@ class StopSignals:
         elif number == signal.SIGTERM:
             self.exit_code = ExitCode.TERMINATED
             self.terminated = True
-            self.asked = Ask(max(self.asked, Ask.STOP))
+            self.asked = StopLevel(max(self.asked, StopLevel.STOP))
         else:
             self.exit_code = self.exit_code or ExitCode.INTERRUPTED
-            self.asked = Ask(min(self.asked + 1, Ask.STOP_NOW))
+            self.asked = StopLevel(min(self.asked + 1, StopLevel.STOP_NOW))

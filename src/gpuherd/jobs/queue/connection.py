@@ -16,14 +16,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpuherd.errors import GpuherdError
+from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.job import Job, JobState, job_of
 from gpuherd.jobs.one_host import Hold
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import interventions as chains
-from gpuherd.jobs.queue import interventions as mailbox
 from gpuherd.jobs.queue import submission
 from gpuherd.jobs.queue.errors import taken_back
-from gpuherd.jobs.queue.interventions import Letter, Reply
 from gpuherd.jobs.queue.schema import connect, damage_behind, make, passing_through
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, Predecessor, QueuedJob
 from gpuherd.jobs.scheduler.memory import FamilyMemory
@@ -361,13 +360,13 @@ class QueueFile:
 
     # --- what is asked and what is learned ---------------------------------------------------------------------
 
-    def letters(self) -> tuple[Letter, ...]:
-        """What is asked and not yet done, oldest first."""
-        return mailbox.open_letters(self._db)
+    def requests(self) -> tuple[Request, ...]:
+        """The requests without a response, oldest first."""
+        return chains.open_requests(self._db)
 
-    def reply_to(self, letter: int) -> Reply | None:
-        """What came of it, None while it is not done."""
-        return mailbox.reply_to(self._db, letter)
+    def response(self, request: int) -> Response | None:
+        """The response to a request, None while it is open."""
+        return chains.response(self._db, request)
 
     def unknown(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those of the names that no job has."""

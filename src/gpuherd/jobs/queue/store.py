@@ -19,13 +19,13 @@ from dataclasses import astuple
 from gpuherd.engines.options import LOCAL
 from gpuherd.engines.process_tree import ProcessId, boot_id
 from gpuherd.jobs.completion import Settlement
+from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.job import Job, JobState, check_needs, job_of
 from gpuherd.jobs.one_host import machine_name
 from gpuherd.jobs.queue import interventions, submission
 from gpuherd.jobs.queue import interventions as chains
-from gpuherd.jobs.queue import interventions as mailbox
 from gpuherd.jobs.queue.connection import QueueFile
-from gpuherd.jobs.queue.interventions import Changed, Letter, Reply
+from gpuherd.jobs.queue.interventions import Changed
 from gpuherd.jobs.queue.submission import SubmissionChanges
 from gpuherd.jobs.records import AttemptRecord, Begun, PauseReason, QueuedJob, StartRecord
 from gpuherd.jobs.scheduler.memory import FamilyMemory, learned
@@ -344,15 +344,15 @@ class Queue(QueueFile):
 
     # --- what people ask ---------------------------------------------------------------------------------------
 
-    def post(self, letter: Letter) -> int:
-        """Writes down what somebody asks; returns its number. Any process may, at any time."""
+    def add_request(self, request: Request) -> int:
+        """Writes a request down; returns its number. Any process may, at any time."""
         with self.transaction():
-            return mailbox.post(self._db, letter)
+            return interventions.add_request(self._db, request)
 
-    def answer(self, letter: int, reply: Reply, now: float) -> None:
-        """What was asked is done; to be called in the same transaction."""
+    def answer(self, request: int, response: Response, now: float) -> None:
+        """Writes the response down; to be called in the transaction that carried the request out."""
         with self.transaction():
-            mailbox.answer(self._db, letter, reply, now)
+            interventions.answer(self._db, request, response, now)
 
     def cancel(self, names: Sequence[str], by: str) -> Changed:
         """Ends jobs for good: waiting ones at once; running ones are marked (``QueuedJob.cancelled_by``).

@@ -22,7 +22,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.supervise import Supervisor
-from gpuherd.jobs.control.messages import Ask, StopSignals
+from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.dispatcher_state import Standing, engine_name
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.job import Job
@@ -280,7 +280,7 @@ class Handover(Loop):
     def _is_over(self) -> bool:
         out = bool(self._following.open)
         if self._completion.again_at is not None:
-            if self._leaves or (not out and self.asked >= Ask.STOP):
+            if self._leaves or (not out and self.asked >= StopLevel.STOP):
                 raise self._cannot_end()
             return False
         if self._leaves or out:
@@ -297,7 +297,7 @@ class Handover(Loop):
 
     def _due(self) -> Sequence[float | None]:
         busy = [self._completion.again_at, self._following.due_at]
-        if self.asked is Ask.GO_ON:
+        if self.asked is StopLevel.GO_ON:
             # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
             busy.append(self._sending.due_at)
         return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
@@ -309,7 +309,7 @@ class Handover(Loop):
         self._sending.soon(when)
 
     def _start_what_can(self) -> None:
-        if self.asked is Ask.GO_ON and clock.mono() >= self._held_until:
+        if self.asked is StopLevel.GO_ON and clock.mono() >= self._held_until:
             self._sending.send_what_can(self._handing, self._following)
 
     def _note_change(self) -> None:
@@ -319,12 +319,12 @@ class Handover(Loop):
     # --- being told -------------------------------------------------------------------------------------------
 
     def _signalled(self, signals: StopSignals) -> None:
-        if signals.asked is Ask.STOP_NOW or (signals.terminated and self.asked < Ask.STOP):
+        if signals.asked is StopLevel.STOP_NOW or (signals.terminated and self.asked < StopLevel.STOP):
             self._leave(signals.asked)
         else:
             super()._signalled(signals)
 
-    def _leave(self, asked: Ask) -> None:
+    def _leave(self, asked: StopLevel) -> None:
         """Ends at once. Unlike a job of this machine's, what an engine has needs nobody here: who shuts this machine
         down must not lose a cluster's work of days."""
         self.asked, self._leaves = asked, True
@@ -334,12 +334,12 @@ class Handover(Loop):
                 " them again"
             )
 
-    def end(self, asked: Ask, why: str) -> str:
+    def end(self, asked: StopLevel, why: str) -> str:
         """Hands nothing more over from now on, and with STOP takes back what is out; returns a sentence about it."""
         self.asked = asked
         self._standing.touch()
         out = len(self._following.open)
-        if asked is Ask.DRAIN:
+        if asked is StopLevel.DRAIN:
             text = f"{why}nothing more is handed over; what {self._title} has goes on to its end ({out} jobs)"
             hint = " (Ctrl-C again cancels them there and puts them back in the queue)" if why else ""
             self._tell.notice(text + hint)
