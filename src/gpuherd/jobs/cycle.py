@@ -14,7 +14,7 @@ from gpuherd.engines import host
 from gpuherd.gpus.lease_files import user_name
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import FailureClass, clean
-from gpuherd.jobs.attempts.launch import Starter
+from gpuherd.jobs.attempts.launch import Launcher
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.gpu.health import HealthBook
@@ -40,7 +40,7 @@ _MANY = 1_000_000
 _SPACE_AGAIN_S = 5.0
 
 
-class Deciding:
+class Cycle:
     """Decides for one dispatcher.
 
     Args:
@@ -65,7 +65,7 @@ class Deciding:
         supervisor: Supervisor,
         desk: GpuDesk,
         health: HealthBook,
-        tell: Reporter,
+        reporter: Reporter,
         options: DispatchOptions,
         jobs: Sequence[Job],
         *,
@@ -78,7 +78,7 @@ class Deciding:
         self._supervisor = supervisor
         self._desk = desk
         self._health = health
-        self._tell = tell
+        self._reporter = reporter
         self._serve = serve
         self._closed = closed
         self._lacks_space = lacks_space
@@ -109,13 +109,13 @@ class Deciding:
             self._sizes = {gpus for gpus, _ in kinds} | ({1} if self._serve else set())
             self._jobs = _MANY
         if self._desk.awaits_driver:
-            self._tell.notice(
+            self._reporter.notice(
                 f"no GPUs yet: {self._desk.problem}; jobs that need a GPU wait until the driver answers"
                 " (with CUDA_VISIBLE_DEVICES= they run on the CPU)"
             )
         elif self._desk.problem is not None:
             slots = self.limits().cpu_slots
-            self._tell.notice(f"no GPUs: {self._desk.problem}; jobs run on the CPU, {slots} at once")
+            self._reporter.notice(f"no GPUs: {self._desk.problem}; jobs run on the CPU, {slots} at once")
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on."""
@@ -127,7 +127,7 @@ class Deciding:
         """A decision may come out otherwise at this time (by ``clock.mono``)."""
         self.due_at = when if self.due_at is None else min(when, self.due_at)
 
-    def start_what_can(self, starter: Starter, started: Callable[[Attempt], None]) -> None:
+    def start_what_can(self, starter: Launcher, started: Callable[[Attempt], None]) -> None:
         """Starts all that can start now. Goes round again when a lease or a look under it has changed the picture."""
         self.due_at = None
         while self._decide_and_start(starter, started):
@@ -179,7 +179,7 @@ class Deciding:
 
     # --- one decision -----------------------------------------------------------------------------------------
 
-    def _decide_and_start(self, starter: Starter, started: Callable[[Attempt], None]) -> bool:
+    def _decide_and_start(self, starter: Launcher, started: Callable[[Attempt], None]) -> bool:
         """One decision and what follows; whether to decide again: more may start, or something else instead."""
         wall, now = clock.wall(), clock.mono()
         views = self._desk.views(now, wall)
@@ -305,7 +305,7 @@ class Deciding:
             self.soon(self._waits_since + _REPORT_WAIT_AFTER_S)
             return
         self._has_reported_wait = True
-        self._tell.notice(f"waiting for GPUs: {self.waiting_for}")
+        self._reporter.notice(f"waiting for GPUs: {self.waiting_for}")
 
     def _wait_for_later(self) -> None:
         """Notes when a back-off or a GPU's time out ends."""

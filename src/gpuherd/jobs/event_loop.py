@@ -91,14 +91,14 @@ class Loop(ABC):
         self.asked = StopLevel.GO_ON
         self._queue = queue
         self._run = run
-        self._tell = reporter or Reporter(queue, run)
+        self._reporter = reporter or Reporter(queue, run)
         self._engine_name = engine
         self._serve = serve
         self._lock = lock
         self._on_ready = on_ready
         self._grace_s = grace_s
         self._health = HealthBook(queue)
-        self._completion = Completion(queue, run, self._tell, self._health)
+        self._completion = Completion(queue, run, self._reporter, self._health)
         self._control = ControlServer(queue, run, self, settings, load_settings)
         self._standing = StandingFile(run.standing)
         self._show_at = 0.0
@@ -222,7 +222,7 @@ class Loop(ABC):
         """Does what a signal asked for since the last time."""
         if signals.reload:
             signals.reload = False
-            self._tell.notice(self._control.reload())
+            self._reporter.notice(self._control.reload())
         if signals.asked > self.asked:
             self._signalled(signals)
 
@@ -235,13 +235,13 @@ class Loop(ABC):
         self._look_after(now)
         self._control.keep_time(now)
         self._standing.keep_time(now, self._stands)
-        if self._tell.every_s is not None and now >= self._show_at:
-            self._show_at = now + self._tell.every_s
+        if self._reporter.every_s is not None and now >= self._show_at:
+            self._show_at = now + self._reporter.every_s
             self._show()
 
     def _time_to_next(self) -> float | None:
         times = [*self._due(), self._control.due_at, self._standing.due_at]
-        if self._tell.every_s is not None:
+        if self._reporter.every_s is not None:
             times.append(self._show_at)
         known = [time for time in times if time is not None]
         return max(0.0, min(known) - clock.mono()) if known else None
@@ -280,7 +280,7 @@ class Loop(ABC):
             failed=counts.failed,
             waiting=left,
             cancelled=counts.cancelled,
-            failures=tuple(self._tell.failures),
+            failures=tuple(self._reporter.failures),
             # Asked to stop when nothing was left to do: that is a run that ended by itself.
             stopped_by=signals.exit_code if left else None,
             drained=bool(left) and signals.exit_code is None and self.asked is not StopLevel.GO_ON,

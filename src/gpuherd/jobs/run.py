@@ -172,9 +172,9 @@ def _run(
             if engine is None:
                 worker = Dispatcher(queue, run, chosen, reporter, jobs, **terms)
             else:
-                from gpuherd.jobs.remote.dispatcher import Handover
+                from gpuherd.jobs.remote.dispatcher import RemoteDispatcher
 
-                worker = Handover(queue, run, chosen, engine, reporter, jobs, **terms)
+                worker = RemoteDispatcher(queue, run, chosen, engine, reporter, jobs, **terms)
                 remember(run, chosen)
             submitted = prepare(queue)
             for remark in (*settings.warnings, *submitted.remarks):

@@ -68,7 +68,7 @@ _EFFECTS = {
     "claimed by ourselves": "gpuherd.jobs.remote.query:take",
     "begun": "gpuherd.jobs.queue.store:Queue.record_begun",
     "settled": "gpuherd.jobs.queue.store:Queue.record_ends",
-    "the files of a batch": "gpuherd.jobs.remote.spool:Folder._remove",
+    "the files of a batch": "gpuherd.jobs.remote.spool:Spool._remove",
     "one file of them": "gpuherd.jobs.remote.spool:_unlink",
 }
 

@@ -42,10 +42,10 @@ class Completion:
         trouble: then why, in a few words.
     """
 
-    def __init__(self, queue: Queue, run: RunDirectory, tell: Reporter, health: HealthBook):
+    def __init__(self, queue: Queue, run: RunDirectory, reporter: Reporter, health: HealthBook):
         self._queue = queue
         self._run = run
-        self._tell = tell
+        self._reporter = reporter
         self._health = health
         self._open: list[Settlement] = []
         self.again_at: float | None = None
@@ -57,7 +57,7 @@ class Completion:
         """Decides what becomes of the jobs, records it and reports it."""
         for known in ended:
             settlement = settle(_with_files(known))
-            self._tell.write_failure(settlement)
+            self._reporter.write_failure(settlement)
             self._open.append(settlement)
         self.record(now)
 
@@ -82,13 +82,13 @@ class Completion:
         alike = Counter(settlement.no_fault_reason for settlement in done)
         for reason, count in alike.items():
             if reason is not None and count > _MOST_LINES:
-                self._tell.requeued([each.known.record for each in done if each.no_fault_reason == reason], reason)
+                self._reporter.requeued([each.known.record for each in done if each.no_fault_reason == reason], reason)
         for settlement, names in zip(done, cancelled, strict=True):
             record, reason = settlement.known.record, settlement.no_fault_reason
             self._run.remove_attempt_files(record.id)
             if reason is None or alike[reason] <= _MOST_LINES:
-                self._tell.ended(settlement)
-            self._tell.cancelled(names, record.queued.job.name, settlement.job)
+                self._reporter.ended(settlement)
+            self._reporter.cancelled(names, record.queued.job.name, settlement.job)
         return True
 
     def _learn(self, settlement: Settlement) -> None:
@@ -145,7 +145,7 @@ def _ran_out_mb(settlement: Settlement) -> int | None:
 
 
 def give_up(
-    queue: Queue, tell: Reporter, jobs: Sequence[QueuedJob], failure: FailureClass, reason: str
+    queue: Queue, reporter: Reporter, jobs: Sequence[QueuedJob], failure: FailureClass, reason: str
 ) -> sqlite3.OperationalError | None:
     """Jobs that can never run fail without an attempt, all for one reason: records that, and reports it once.
 
@@ -159,9 +159,9 @@ def give_up(
             raise
         return problem
     reason = clean(reason)
-    tell.given_up(
+    reporter.given_up(
         [Failure(each.job.name, each.job.title or each.job.name, failure, reason, each.attempts, None) for each in jobs]
     )
     for each, names in zip(jobs, cancelled, strict=True):
-        tell.cancelled(names, each.job.name)
+        reporter.cancelled(names, each.job.name)
     return None

@@ -73,7 +73,7 @@ class Ready:
             lease.close()
 
 
-class Standby:
+class Prefork:
     """The shells that stand by.
 
     Args:
@@ -200,7 +200,7 @@ class _Leased:
     claimed: _Claimed | None = None
 
 
-class Starter:
+class Launcher:
     """Carries starts out.
 
     Attributes:
@@ -209,16 +209,16 @@ class Starter:
     """
 
     def __init__(
-        self, queue: Queue, supervisor: Supervisor, desk: GpuDesk, tell: Reporter, run_id: int, began_at: float
+        self, queue: Queue, supervisor: Supervisor, desk: GpuDesk, reporter: Reporter, run_id: int, began_at: float
     ):
         self._queue = queue
         self._supervisor = supervisor
         self._desk = desk
-        self._tell = tell
+        self._reporter = reporter
         self._run_id = run_id
         self._began_at = began_at
         self._numbers = count(queue.last_attempt() + 1)
-        self.standby = Standby(supervisor, desk, lambda: next(self._numbers))
+        self.standby = Prefork(supervisor, desk, lambda: next(self._numbers))
         self.threads = 1
         self.again_at: float | None = None
 
@@ -302,7 +302,7 @@ class Starter:
         for attempt, _ in prepared:
             labels = attempt.record.labels
             place = f" on GPU {', '.join(labels)}" if labels else " on the CPU"
-            self._tell.about(EventKind.STARTED, attempt.record, "started" + place)
+            self._reporter.about(EventKind.STARTED, attempt.record, "started" + place)
         return tuple(attempt for attempt, _ in prepared)
 
     def _cannot_start(self, queued: QueuedJob, problem: CannotStart | OSError) -> None:
@@ -312,11 +312,11 @@ class Starter:
             self._later(problem)
 
     def _later(self, problem: Exception) -> None:
-        self._tell.notice(f"can't start a job now, trying again in {START_AGAIN_S:g} s: {problem}")
+        self._reporter.notice(f"can't start a job now, trying again in {START_AGAIN_S:g} s: {problem}")
         self.again_at = clock.mono() + START_AGAIN_S
 
     def give_up(self, queued: QueuedJob, failure: FailureClass, reason: str) -> None:
         """A job fails without an attempt; later, where the disk is full."""
-        problem = give_up(self._queue, self._tell, [queued], failure, reason)
+        problem = give_up(self._queue, self._reporter, [queued], failure, reason)
         if problem is not None:
             self._later(problem)

@@ -32,7 +32,7 @@ class _Spell:
     last: float
 
 
-class Leftovers:
+class Orphans:
     """Follows up attempts that have ended. ``due_at`` is when ``sweep`` wants to be called, None for not at all.
 
     Args:

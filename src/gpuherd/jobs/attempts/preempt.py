@@ -107,13 +107,13 @@ def _mb(found: os.statvfs_result, blocks: int) -> int:
 logger = logging.getLogger(__name__)
 
 
-class Pausing:
+class Preemption:
     """Pauses and resumes the attempts of one dispatcher."""
 
-    def __init__(self, queue: Queue, supervisor: Supervisor, tell: Reporter, disk: DiskGuard):
+    def __init__(self, queue: Queue, supervisor: Supervisor, reporter: Reporter, disk: DiskGuard):
         self._queue = queue
         self._supervisor = supervisor
-        self._tell = tell
+        self._reporter = reporter
         self._disk = disk
 
     @property
@@ -163,7 +163,7 @@ class Pausing:
                 self._give_way(attempt, action, now)
 
     def _give_way(self, attempt: Attempt, action: Action, now: float) -> None:
-        self._tell.notice(action.sentence)
+        self._reporter.notice(action.sentence)
         if action.kind is ActionKind.REQUEUE:
             attempt.no_fault = NoFault.GAVE_WAY
             self._supervisor.stop(attempt, now)
@@ -176,11 +176,13 @@ class Pausing:
         """There is too little space, or there is enough again."""
         running = tuple(self._supervisor.running.values())
         if self._disk.low is not None:
-            self._tell.notice(f"{self._disk.low}; what runs is paused ({len(running)} running) and nothing is started")
+            self._reporter.notice(
+                f"{self._disk.low}; what runs is paused ({len(running)} running) and nothing is started"
+            )
             for attempt in running:
                 self._pause(attempt, PauseReason.DISK, now)
         else:
-            self._tell.notice("there is space on the disk again; jobs go on")
+            self._reporter.notice("there is space on the disk again; jobs go on")
             for attempt in running:
                 self._resume(attempt, PauseReason.DISK, now)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from gpuherd.engines.world import Failure, Others, Stop, World, free_port, hosts
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.remote.node_job import Part
+from gpuherd.jobs.remote.node_job import NodePart
 from gpuherd.jobs.remote.node_rank import ask_steps, srun
 from gpuherd.jobs.remote.protocol import (
     INTERRUPTED,
@@ -113,7 +113,7 @@ def lead(
     if not _is_out(Path(manifest)):
         say(f"the batch of attempt {order.attempt} is over")
         return INTERRUPTED
-    part = Part(manifest, index, order, inherited, patience_s=patience_s)
+    part = NodePart(manifest, index, order, inherited, patience_s=patience_s)
     if order.by_srun:
         part = _spread(part, others)
     return exit_code(part.run(stop, others))
@@ -133,7 +133,7 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
     here = order.on_node(world.rank)
     with suppress(OSError):  # it tells people which GPUs it has, no more
         take(Path(here.claim), _claim(inherited, None, here, None))
-    ended = Part(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
+    ended = NodePart(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
     if ended.well:
         return None
     node = os.uname().nodename
@@ -183,7 +183,7 @@ def _read_now(path: Path) -> EndReport | None:
         return None
 
 
-def _spread(part: Part, others: Others | None) -> Part:
+def _spread(part: NodePart, others: Others | None) -> NodePart:
     """The leader's part of an attempt on several nodes, or of several processes."""
     order = part.order
     port = free_port(order.tag)

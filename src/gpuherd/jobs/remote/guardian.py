@@ -23,7 +23,7 @@ from gpuherd.engines.host import finding_us
 from gpuherd.engines.local import LocalProcess, adopt, read_exit
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, ProcessId, Traces, boot_id, end_rest
 from gpuherd.jobs import clock
-from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, order_of, read_ended, say, tell
+from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, order_of, read_ended, say, write_report
 
 # It outlives what an engine sends to all of a job's processes, but SIGKILL; and it is no child of the leader, for a
 # worker of Ray kills its children when it ends. A shell's background reads nothing unless it is told what.
@@ -112,7 +112,7 @@ def main(words: Sequence[str]) -> int:
         has_result=has_result(order),
         interrupted=process is not None or not found.started or cut,
     )
-    tell(order, ended, _GUARDIAN_PATIENCE_S)
+    write_report(order, ended, _GUARDIAN_PATIENCE_S)
     return 0
 
 

@@ -22,7 +22,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.time_limits import Supervised, TimeLimits, Timer
 from gpuherd.jobs.remote.guardian import Guardian
 from gpuherd.jobs.remote.node_rank import first_failure
-from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, patiently, say, tell
+from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, patiently, say, write_report
 
 if TYPE_CHECKING:
     from gpuherd.gpus.state import Gpu
@@ -39,7 +39,7 @@ _FIRST_S, _EVERY_S = 2.0, 5.0
 _PATIENCE_S = 1.0
 
 
-class Peak:
+class GpuPeak:
     """Looks while the block lasts. ``mb`` is what was seen so far, in MB (2^20 bytes), None for nothing.
 
     Args:
@@ -197,7 +197,7 @@ _TAIL_BYTES = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NodePart:
     """What is to run here.
 
     Attributes:
@@ -247,7 +247,7 @@ class Part:
         passing = isinstance(problem, OSError) or (isinstance(problem, CannotStart) and problem.may_pass)
         interrupted = isinstance(problem, EngineAway) or (stop.asked and passing)
         ended = EndReport(at=clock.wall(), ran_s=0.0, started=False, problem=str(problem), interrupted=interrupted)
-        tell(self.order, ended, self.patience_s)
+        write_report(self.order, ended, self.patience_s)
         return ended
 
     def _start(self) -> LocalProcess:
@@ -278,7 +278,7 @@ class Part:
             ask_all=self.ask_all,
         )
         thrown: BaseException | None = None
-        with Peak(process.traces, order.gpus != 0) as peak:
+        with GpuPeak(process.traces, order.gpus != 0) as peak:
             process.go()
             try:
                 supervision.follow(stop)
@@ -323,7 +323,7 @@ class Part:
             peak_mb=peak_mb,
         )
         try:
-            tell(order, ended, self.patience_s)
+            write_report(order, ended, self.patience_s)
         except OSError as problem:
             if not ended.well:
                 raise

@@ -40,8 +40,8 @@ from gpuherd.jobs.remote.protocol import Claim, EndReport, take
 from gpuherd.jobs.run_dir import RunDirectory
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.remote.query import Asking
-    from gpuherd.jobs.remote.spool import Folder
+    from gpuherd.jobs.remote.query import EngineQueries
+    from gpuherd.jobs.remote.spool import Spool
 
 logger = logging.getLogger(__name__)
 
@@ -378,10 +378,10 @@ class Outcomes:
     """Finds the ends of attempts for one follower. ``patience_s``: how long a report may be on its way when the engine
     calls its attempt ended."""
 
-    def __init__(self, run: RunDirectory, asking: Asking, folder: Folder, patience_s: float):
+    def __init__(self, run: RunDirectory, queries: EngineQueries, spool: Spool, patience_s: float):
         self._run = run
-        self._asking = asking
-        self._folder = folder
+        self._queries = queries
+        self._spool = spool
         self._patience_s = patience_s
 
     def judge(self, attempt: RemoteAttempt) -> Known | None:
@@ -389,14 +389,14 @@ class Outcomes:
         now = clock.mono()
         while True:
             late = attempt.is_late(now, self._patience_s)
-            found = outcome(attempt, self._asking.title, clock.wall(), late=late)
+            found = outcome(attempt, self._queries.title, clock.wall(), late=late)
             if isinstance(found, Known):
                 return self._with_output(attempt, found)
             if found is Step.VOID and self._void(attempt):
                 continue
             if found is Step.ASK:
                 attempt.wait_for_word(now)
-                self._asking.soon(now)
+                self._queries.soon(now)
             return None
 
     def call_off(self, attempt: RemoteAttempt) -> None:
@@ -411,16 +411,16 @@ class Outcomes:
             except OSError as problem:
                 logger.warning("can't mark attempt %d as called back: %s", attempt.record.id, problem)
         attempt.called_off = True
-        self._asking.cancel([handle])
+        self._queries.cancel([handle])
 
     def adopt(self, found: Iterable[RemoteAttempt]) -> None:
         """Takes over what an earlier follower had begun to do with them."""
-        names = self._folder.names()
+        names = self._spool.names()
         for attempt in found:
             attempt.cancelled_by = attempt.record.queued.cancelled_by
             if self._run.attempt_recalled(attempt.record.id).name in names:
                 attempt.recalled = NoFault.STOPPED
-            self._folder.read(attempt, names)
+            self._spool.read(attempt, names)
 
     def _void(self, attempt: RemoteAttempt) -> bool:
         """Claims an attempt, so that it never begins; False where that can't be tried now."""
@@ -431,15 +431,15 @@ class Outcomes:
         except OSError as problem:
             logger.warning("can't claim attempt %d, trying again: %s", attempt.record.id, problem)
             return False
-        self._folder.voided(attempt.handed.batch)
+        self._spool.voided(attempt.handed.batch)
         if not won:
             attempt.taken = True
-            self._folder.read(attempt)
+            self._spool.read(attempt)
             return True
         attempt.claim = claim
         still_there = attempt.sighting is None or attempt.sighting.end in (None, End.NEVER)
         if attempt.handed.handle is not None and still_there and not attempt.unknown:
-            self._asking.cancel([attempt.handed.handle])
+            self._queries.cancel([attempt.handed.handle])
         return True
 
     def _with_output(self, attempt: RemoteAttempt, known: Known) -> Known:

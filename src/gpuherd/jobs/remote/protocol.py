@@ -386,7 +386,7 @@ _PAUSES_S = (0.1, 0.5, 2.0)
 _FOR_GOOD = frozenset({errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EOPNOTSUPP})
 
 
-def tell(order: Order, ended: EndReport, patience_s: float) -> None:
+def write_report(order: Order, ended: EndReport, patience_s: float) -> None:
     """Writes the report, again and again for so long when it fails. Raises OSError when that was no use."""
     patiently(lambda: write_ended(Path(order.ended), ended), f"can't write {order.ended}, that is {ended}", patience_s)
     for path in (order.status, order.first_failure):

@@ -21,7 +21,7 @@ from gpuherd.jobs.reporter import Reporter
 _Answer = TypeVar("_Answer")
 
 
-class Aside(Generic[_Answer]):
+class BackgroundQuery(Generic[_Answer]):
     """Asks. ``fileno`` is readable when an answer has come, so that an event loop wakes."""
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class Told:
     found: Mapping[int, Sighting] | None
 
 
-class Asking:
+class EngineQueries:
     """Asks one engine.
 
     Args:
@@ -114,16 +114,16 @@ class Asking:
         never: what it can't ever give, and why, of what it has been asked so far.
     """
 
-    def __init__(self, engine: Engine, tell: Reporter, title: str):
+    def __init__(self, engine: Engine, reporter: Reporter, title: str):
         self.engine = engine
         self.title = title
-        self._tell = tell
+        self._reporter = reporter
         self._failures = 0
         self._checked: set[Placement] = set()
         self._unwanted: set[str] = set()
         self._asked_at = 0.0
         self._asked: frozenset[int] = frozenset()
-        self._aside: Aside[Mapping[int, Sighting]] | None = None
+        self._background: BackgroundQuery[Mapping[int, Sighting]] | None = None
         self.due_at = 0.0
         self.away: str | None = None
         self.never: dict[Placement, str] = {}
@@ -133,44 +133,44 @@ class Asking:
         if self.away is None:
             self.due_at = min(self.due_at, max(now, self._asked_at + min(_SOON_S, self.engine.look_s)))
 
-    def listen(self) -> Aside[Mapping[int, Sighting]]:
+    def listen(self) -> BackgroundQuery[Mapping[int, Sighting]]:
         """From now on ``ask`` may be used, until ``close``; what is readable when ``told`` has something."""
-        self._aside = Aside()
-        return self._aside
+        self._background = BackgroundQuery()
+        return self._background
 
     def wake(self) -> None:
         """What ``listen`` gave has become readable."""
-        if self._aside is not None:
-            self._aside.drain()
+        if self._background is not None:
+            self._background.drain()
 
     def close(self) -> None:
         """Hears no more answers."""
-        if self._aside is not None:
-            self._aside.close()
-            self._aside = None
+        if self._background is not None:
+            self._background.close()
+            self._background = None
 
     @property
     def busy(self) -> bool:
         """Whether the answer to the last ``ask`` has not been heard yet."""
-        return self._aside is not None and self._aside.busy
+        return self._background is not None and self._background.busy
 
     @property
     def has_answer(self) -> bool:
         """Whether it has come meanwhile."""
-        return self._aside is not None and self._aside.has_answer
+        return self._background is not None and self._background.has_answer
 
     def ask(self, tickets: Collection[Ticket], now: float) -> None:
         """Asks how they stand; ``told`` has the answer later. One question at a time, after ``listen``."""
-        if self._aside is None:
+        if self._background is None:
             raise ValueError("nobody listens")
         self._asked_at = now
         self.due_at = now + self.engine.look_s
         self._asked = frozenset(ticket.attempt for ticket in tickets)
-        self._aside.begin(lambda: self.engine.look(tickets))
+        self._background.begin(lambda: self.engine.look(tickets))
 
     def told(self) -> Told | None:
         """The answer to the last question, once; None while there is none."""
-        answer = None if self._aside is None else self._aside.fetch()
+        answer = None if self._background is None else self._background.fetch()
         if answer is None:
             return None
         now = clock.mono()
@@ -226,14 +226,14 @@ class Asking:
         logger.info("%s does not answer, asking again in %.0f s: %s", self.title, wait_s, problem)
         if self.away is None:
             self.away = f"{self.title} does not answer: {clean(str(problem))}"
-            self._tell.notice(f"{self.away}; what it has goes on, and is asked for again and again")
+            self._reporter.notice(f"{self.away}; what it has goes on, and is asked for again and again")
 
     def answered(self) -> None:
         """It answers."""
         self._failures = 0
         if self.away is not None:
             self.away = None
-            self._tell.notice(f"{self.title} answers again")
+            self._reporter.notice(f"{self.title} answers again")
 
     def _end(self, handles: Collection[str]) -> bool:
         self.engine.cancel(handles)

@@ -35,7 +35,7 @@ _SHARE = 0.05
 _MOST_S = 1e15
 
 
-class Folder:
+class Spool:
     """Reads what nodes tell, and removes what is read.
 
     Attributes:

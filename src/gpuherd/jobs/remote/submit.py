@@ -27,9 +27,9 @@ from gpuherd.jobs.records import AttemptRecord, Event, EventKind, Handed, Predec
 from gpuherd.jobs.remote.batches import LARGEST_BATCH, BatchLimits, Candidate, Group, decide, placement_of
 from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import Manifest, Order, portable, to_json
-from gpuherd.jobs.remote.query import Asking
-from gpuherd.jobs.remote.spool import Folder
-from gpuherd.jobs.remote.tracker import AT_A_TIME_S, Following
+from gpuherd.jobs.remote.query import EngineQueries
+from gpuherd.jobs.remote.spool import Spool
+from gpuherd.jobs.remote.tracker import AT_A_TIME_S, Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.types import Wait
@@ -44,7 +44,7 @@ _LEADER = "gpuherd.jobs.remote.agent"
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class Submitted:
     """What has become of a group.
 
     Attributes:
@@ -58,7 +58,7 @@ class Outgoing:
     unwritten: Exception | None = None
 
 
-class Handing:
+class Submitter:
     """Hands groups of jobs over, for one follower.
 
     Args:
@@ -72,9 +72,9 @@ class Handing:
         self,
         queue: Queue,
         run: RunDirectory,
-        asking: Asking,
-        folder: Folder,
-        tell: Reporter,
+        queries: EngineQueries,
+        spool: Spool,
+        reporter: Reporter,
         options: DispatchOptions,
         *,
         run_id: int,
@@ -84,18 +84,18 @@ class Handing:
     ):
         self._queue = queue
         self._run = run
-        self._asking = asking
-        self._folder = folder
-        self._tell = tell
+        self._queries = queries
+        self._spool = spool
+        self._reporter = reporter
         self.options = options
         self._run_id = run_id
         self._began_at = began_at
         self._grace_s = grace_s
         self._delay_s = delay_s
         # Where the queue is an older one than the folder (restored, or made anew), its next numbers may be taken there.
-        self._numbers = count(max(queue.last_attempt(), folder.highest()) + 1)
+        self._numbers = count(max(queue.last_attempt(), spool.highest()) + 1)
 
-    def hand_over(self, group: Group) -> Outgoing:
+    def hand_over(self, group: Group) -> Submitted:
         """Hands these jobs over as one batch."""
         numbers = [next(self._numbers) for _ in group.jobs]
         batch = self._batch(group, numbers)
@@ -108,48 +108,48 @@ class Handing:
             self._queue.record_starts([self._start(record, bool(group.after)) for record in records], self._run_id)
         except Overtaken:
             self._forget(batch.name)
-            return Outgoing()  # the next decision, which follows at once, reads them anew
+            return Submitted()  # the next decision, which follows at once, reads them anew
         except (OSError, sqlite3.OperationalError) as problem:
             self._forget(batch.name)
             if isinstance(problem, sqlite3.OperationalError) and not may_pass(problem):
                 raise
-            return Outgoing(unwritten=problem)
-        self._folder.opened(batch.name, numbers, numbers, [each.attempt for each in group.after])
+            return Submitted(unwritten=problem)
+        self._spool.opened(batch.name, numbers, numbers, [each.attempt for each in group.after])
         return self._submit(batch, tuple(RemoteAttempt.among(records, self._run).values()))
 
     # --- one hand-over ----------------------------------------------------------------------------------------
 
-    def _submit(self, batch: Batch, followed: tuple[RemoteAttempt, ...]) -> Outgoing:
+    def _submit(self, batch: Batch, followed: tuple[RemoteAttempt, ...]) -> Submitted:
         asked_at = clock.mono()
         try:
-            handles = self._asking.engine.submit(batch)
+            handles = self._queries.engine.submit(batch)
         except EngineAway as problem:
             # It may have it or not: the next look tells.
-            self._asking.failed(problem, clock.mono())
-            return Outgoing(followed)
+            self._queries.failed(problem, clock.mono())
+            return Submitted(followed)
         except CannotWrite as problem:
             # The engine's own file, on a full disk. Whether it has some of them is told by the next look, too.
-            return Outgoing(followed, unwritten=problem)
+            return Submitted(followed, unwritten=problem)
         except Refused as problem:
             return self._withdrawn(batch, followed, problem)
-        self._asking.answered()
+        self._queries.answered()
         for each, handle in zip(followed, handles, strict=True):
             each.handed = replace(each.handed, handle=handle)
             each.known_at = asked_at
         self._told(followed, handles)
-        return Outgoing(followed)
+        return Submitted(followed)
 
-    def _withdrawn(self, batch: Batch, followed: tuple[RemoteAttempt, ...], refused: Refused) -> Outgoing:
+    def _withdrawn(self, batch: Batch, followed: tuple[RemoteAttempt, ...], refused: Refused) -> Submitted:
         numbers = [each.record.id for each in followed]
         try:
             self._queue.withdraw(numbers)
         except sqlite3.OperationalError as problem:
             if not may_pass(problem):
                 raise
-            return Outgoing(followed, unwritten=problem)  # the next looks find that the engine has none of it
+            return Submitted(followed, unwritten=problem)  # the next looks find that the engine has none of it
         for number in numbers:
-            self._folder.closed(batch.name, number)
-        return Outgoing(refused=refused)
+            self._spool.closed(batch.name, number)
+        return Submitted(refused=refused)
 
     def _batch(self, group: Group, numbers: Sequence[int]) -> Batch:
         name = self._queue.batch_name(numbers[0])
@@ -220,13 +220,13 @@ class Handing:
         )
 
     def _told(self, followed: Sequence[RemoteAttempt], handles: Sequence[str]) -> None:
-        title = self._asking.title
+        title = self._queries.title
         if len(followed) == 1:
             record = followed[0].record
-            self._tell.about(EventKind.HANDED, record, f"handed to {title} as {clean(handles[0])}")
+            self._reporter.about(EventKind.HANDED, record, f"handed to {title} as {clean(handles[0])}")
             return
         text = f"{len(followed)} jobs handed to {title} as {clean(handles[0])} to {clean(handles[-1])}"
-        self._tell.tell(Event(kind=EventKind.HANDED, at=clock.wall(), text=text))
+        self._reporter.tell(Event(kind=EventKind.HANDED, at=clock.wall(), text=text))
 
     def _forget(self, batch: str) -> None:
         with suppress(OSError):
@@ -247,7 +247,7 @@ _SHORTLY_S = 1.0
 _FEW = 10
 
 
-class Sending:
+class SubmitCycle:
     """Decides for one loop.
 
     Attributes:
@@ -260,17 +260,17 @@ class Sending:
     def __init__(
         self,
         queue: Queue,
-        tell: Reporter,
+        reporter: Reporter,
         options: DispatchOptions,
-        asking: Asking,
+        queries: EngineQueries,
         completion: Completion,
         disk: DiskGuard,
         grace_s: float,
     ):
         self._queue = queue
-        self._tell = tell
+        self._reporter = reporter
         self.options = options
-        self._asking = asking
+        self._queries = queries
         self._completion = completion
         self._disk = disk
         self._grace_s = grace_s
@@ -289,10 +289,10 @@ class Sending:
         ``Engine.check`` raises."""
         asked = {job.name: self._asks(job, job.gpus) for job in jobs}
         wanted = frozenset(asked.values())
-        never = self._asking.engine.check(wanted)
+        never = self._queries.engine.check(wanted)
         if jobs and wanted <= never.keys():
             raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)}: {never[asked[jobs[0].name]]}")
-        self._asking.note_check(wanted, never)
+        self._queries.note_check(wanted, never)
 
     def soon(self, when: float) -> None:
         """A decision may come out otherwise at this time (by ``clock.mono``)."""
@@ -302,11 +302,11 @@ class Sending:
         """A sentence while nothing is handed over."""
         if self._completion.again_at is not None:
             return self._completion.trouble
-        if self._asking.silent(now):
-            return self._asking.away
+        if self._queries.silent(now):
+            return self._queries.away
         return self._disk.low
 
-    def send_what_can(self, handing: Handing, following: Following) -> None:
+    def send_what_can(self, handing: Submitter, following: Tracker) -> None:
         """Hands over all that can go now."""
         now = clock.mono()
         if self.due_at is None or now < self.due_at:
@@ -317,10 +317,10 @@ class Sending:
         self.due_at = None
         self._disk.look(now)
         while self._decide(handing, following, now):
-            self._again_at = now + min(_SHORTLY_S, self._asking.engine.look_s)
-            self._refill_at = now + self._asking.engine.look_s
-        if self._asking.away is not None and not self._asking.busy:
-            self.soon(self._asking.due_at)  # else when it has answered
+            self._again_at = now + min(_SHORTLY_S, self._queries.engine.look_s)
+            self._refill_at = now + self._queries.engine.look_s
+        if self._queries.away is not None and not self._queries.busy:
+            self.soon(self._queries.due_at)  # else when it has answered
         later = self._queue.next_not_before(clock.wall())
         if later is not None:
             self.waiting_for = self.waiting_for or "a job that has ended waits a moment for its next try"
@@ -332,7 +332,7 @@ class Sending:
     def _asks_now(self, queued: QueuedJob) -> Placement:
         return self._asks(queued.job, queued.gpus)
 
-    def _decide(self, handing: Handing, following: Following, now: float) -> bool:
+    def _decide(self, handing: Submitter, following: Tracker, now: float) -> bool:
         """One decision and what follows; whether to decide again: more may go, or go after what has gone."""
         at_most, option = self.options.at_most, "--at-most"
         if self.options.max_concurrent is not None and self.options.max_concurrent < at_most:
@@ -347,7 +347,7 @@ class Sending:
             largest=self._largest,
             closed=self._closed_now(at_most, len(following.open), jobs.values(), now),
         )
-        decision = decide(candidates, self._asks_now, self._asking.never, limits)
+        decision = decide(candidates, self._asks_now, self._queries.never, limits)
         for reason in dict.fromkeys(wait.reason for wait in decision.refused):
             self._give_up([jobs[wait.job] for wait in decision.refused if wait.reason == reason], reason)
         until, behind = clock.mono() + AT_A_TIME_S, False
@@ -356,15 +356,15 @@ class Sending:
             following.add(outgoing.followed)
             put_off = self._is_put_off(group, outgoing)
             # The rest, where it takes long, when it has been heard what is asked and what has ended meanwhile.
-            behind = put_off or self._asking.away is not None or clock.mono() > until
+            behind = put_off or self._queries.away is not None or clock.mono() > until
             if behind:
                 self.soon(max(now, self._again_at))
                 break
         self._note_waits(decision.waits, jobs)
         return bool(decision.groups or decision.refused) and not behind
 
-    def _candidates(self, places: int, following: Following) -> list[Candidate]:
-        wall, engine = clock.wall(), self._asking.engine
+    def _candidates(self, places: int, following: Tracker) -> list[Candidate]:
+        wall, engine = clock.wall(), self._queries.engine
         found = [Candidate(queued) for queued in self._queue.head(places + _BEYOND, wall, self.options.order)]
         if engine.chains and places:
             # What the engine may have forgotten by now would keep nobody waiting there.
@@ -374,22 +374,22 @@ class Sending:
 
     def _closed_now(self, at_most: int, out: int, jobs: Collection[QueuedJob], now: float) -> str | None:
         closed = self.closed(now)
-        if closed is None and not self._asking.check({self._asks_now(queued) for queued in jobs}, now):
-            closed = self._asking.away
+        if closed is None and not self._queries.check({self._asks_now(queued) for queued in jobs}, now):
+            closed = self._queries.away
         if closed is None and 0 < at_most - out < at_most / _FEW and now < self._refill_at:
             self.soon(self._refill_at)
             closed = "it goes to the cluster in a moment"
         return closed
 
-    def _is_put_off(self, group: Group, outgoing: Outgoing) -> bool:
+    def _is_put_off(self, group: Group, outgoing: Submitted) -> bool:
         """Whether no more can go for a while, after what has become of a group."""
         count = len(group.jobs)
         if outgoing.unwritten is not None:
             self._again_at = clock.mono() + AGAIN_S
-            self._tell.notice(f"can't hand jobs over now, trying again in {AGAIN_S:g} s: {outgoing.unwritten}")
+            self._reporter.notice(f"can't hand jobs over now, trying again in {AGAIN_S:g} s: {outgoing.unwritten}")
             return True
         if outgoing.refused is None:
-            if outgoing.followed and self._asking.away is None:
+            if outgoing.followed and self._queries.away is None:
                 self._refusals = 0
             if len(outgoing.followed) == self._largest:
                 self._largest = min(LARGEST_BATCH, 2 * self._largest)
@@ -397,7 +397,7 @@ class Sending:
         if outgoing.refused.may_pass:
             self._put_off(outgoing.refused, count)
         else:
-            self._give_up(group.jobs, f"{self._asking.title} refuses it: {outgoing.refused}")
+            self._give_up(group.jobs, f"{self._queries.title} refuses it: {outgoing.refused}")
         return outgoing.refused.may_pass
 
     def _put_off(self, problem: Refused, jobs: int) -> None:
@@ -409,16 +409,18 @@ class Sending:
         self._again_at = now + wait_s
         self._refused += 1
         if self._refused == 1:
-            self._tell.notice(f"{self._asking.title} takes no more jobs now, and is asked again and again: {problem}")
+            self._reporter.notice(
+                f"{self._queries.title} takes no more jobs now, and is asked again and again: {problem}"
+            )
         elif now >= self._tell_again_at:
             times = f"{self._refused} times so far"
-            self._tell.notice(f"{self._asking.title} takes no more jobs now ({times}): {problem}")
+            self._reporter.notice(f"{self._queries.title} takes no more jobs now ({times}): {problem}")
         else:
             return
         self._tell_again_at = now + _TELL_EVERY_S
 
     def _give_up(self, jobs: Sequence[QueuedJob], reason: str) -> None:
-        problem = give_up(self._queue, self._tell, jobs, FailureClass.BAD_INPUT, reason)
+        problem = give_up(self._queue, self._reporter, jobs, FailureClass.BAD_INPUT, reason)
         if problem is not None:
             raise problem
 

@@ -14,8 +14,8 @@ from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, EventKind
 from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt, begun, with_begun
-from gpuherd.jobs.remote.query import Asking
-from gpuherd.jobs.remote.spool import Folder
+from gpuherd.jobs.remote.query import EngineQueries
+from gpuherd.jobs.remote.spool import Spool
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -25,7 +25,7 @@ AT_A_TIME_S = 0.5
 SWEEP_S = 600.0
 
 
-class Following:
+class Tracker:
     """Follows them for one loop.
 
     Args:
@@ -40,18 +40,18 @@ class Following:
         self,
         queue: Queue,
         run: RunDirectory,
-        tell: Reporter,
-        asking: Asking,
-        folder: Folder,
+        reporter: Reporter,
+        queries: EngineQueries,
+        spool: Spool,
         outcomes: Outcomes,
         completion: Completion,
         changed: Callable[[], None],
     ):
         self._queue = queue
         self._run = run
-        self._tell = tell
-        self._asking = asking
-        self._folder = folder
+        self._reporter = reporter
+        self._queries = queries
+        self._spool = spool
         self._outcomes = outcomes
         self._completion = completion
         self._changed = changed
@@ -69,30 +69,30 @@ class Following:
 
     def can_be_followed(self, now: float) -> frozenset[int]:
         """The attempts behind which others can be handed over now."""
-        remembers_s = self._asking.engine.remembers_s
+        remembers_s = self._queries.engine.remembers_s
         return frozenset(number for number, each in self.open.items() if each.can_be_followed(now, remembers_s))
 
     @property
     def due_at(self) -> float | None:
         """When ``keep_time`` has something to do (by ``clock.mono``), None for never."""
-        if self.touched or self._asking.has_answer:
+        if self.touched or self._queries.has_answer:
             return 0.0
         if not self.open:
             return None
-        return self._folder.due_at if self._asking.busy else min(self._folder.due_at, self._asking.due_at)
+        return self._spool.due_at if self._queries.busy else min(self._spool.due_at, self._queries.due_at)
 
     def keep_time(self, now: float) -> None:
         """Looks, where it is time, and does what follows from that."""
         if self._completion.again_at is not None and now >= self._completion.again_at and self._completion.record(now):
             self._after_ends()
-        if self.open and now >= self._folder.due_at:
-            self.touched.update(each.record.id for each in self._folder.look(self.open, now))
+        if self.open and now >= self._spool.due_at:
+            self.touched.update(each.record.id for each in self._spool.look(self.open, now))
         self._hear_engine()
-        if self.open and now >= self._asking.due_at and not self._asking.busy:
-            self._asking.ask([each.ticket for each in self.open.values()], now)
+        if self.open and now >= self._queries.due_at and not self._queries.busy:
+            self._queries.ask([each.ticket for each in self.open.values()], now)
         self._write_handles()
         self._collect()
-        self._asking.keep_time(clock.mono())
+        self._queries.keep_time(clock.mono())
         if self.open and now >= self._sweep_at:
             self._sweep(now)
 
@@ -153,28 +153,29 @@ class Following:
 
     def _take_over(self, records: Sequence[AttemptRecord]) -> None:
         self.open |= RemoteAttempt.among(records, self._run)
-        self._folder.recall_gone(self.open)
+        self._spool.recall_gone(self.open)
         self._outcomes.adopt(self.open.values())
         followed = self._queue.followed()
         for batch, attempts in self._queue.open_batches().items():
-            self._folder.opened(batch, attempts, self.open.keys() & set(attempts), followed.get(batch, ()))
+            self._spool.opened(batch, attempts, self.open.keys() & set(attempts), followed.get(batch, ()))
         self._sweep(clock.mono())
         self.touched.update(self.open)
         if records:
             begun_before = sum(record.handed is not None and record.handed.node is not None for record in records)
             out = "1 job is" if len(records) == 1 else f"{len(records)} jobs are"
-            self._tell.notice(
-                f"{out} in the hands of {self._asking.title} from before ({begun_before} had begun), and followed again"
+            self._reporter.notice(
+                f"{out} in the hands of {self._queries.title} from before ({begun_before} had begun), and followed"
+                " again"
             )
 
     def _sweep(self, now: float) -> None:
         self._sweep_at = now + SWEEP_S
         self._queue.be_sure()
-        self._folder.sweep(clock.wall(), self._queue.has_batch)
+        self._spool.sweep(clock.wall(), self._queue.has_batch)
 
     def _hear_engine(self) -> None:
         """Takes in what the engine has answered to the last question on how all stand."""
-        told = self._asking.told()
+        told = self._queries.told()
         if told is None:
             return
         self.touched.update(self.open)
@@ -231,7 +232,7 @@ class Following:
             # Of another node that has not told of its GPUs yet the name alone.
             gpus = dict.fromkeys(label.partition(":?")[0] for label in start.labels)
             place = f"GPU {', '.join(gpus)}" if gpus else f"the CPU of {clean(start.node)}"
-            self._tell.about(EventKind.STARTED, each.record, f"started on {place}")
+            self._reporter.about(EventKind.STARTED, each.record, f"started on {place}")
         ends = []
         until = clock.mono() + AT_A_TIME_S
         for each in touched:
@@ -247,7 +248,7 @@ class Following:
             self.settle(ends)
         elif found:
             self._changed()
-        self._folder.keep_gone(self.open.values())
+        self._spool.keep_gone(self.open.values())
 
     # --- after ends -------------------------------------------------------------------------------------------
 
@@ -255,7 +256,7 @@ class Following:
         """Ends are in the queue: others may go now, their files are needed no more, and followers may be stranded."""
         unrecorded = self._completion.unrecorded
         for number in [number for number in self._closing if number not in unrecorded]:
-            self._folder.closed(self._closing.pop(number), number)
+            self._spool.closed(self._closing.pop(number), number)
         if not unrecorded:
             self._take_back_stranded()
         self._changed()
@@ -268,5 +269,5 @@ class Following:
                 self.touched.add(number)
         if self._hopeless:
             for needed, fate, names in self._queue.doom_hopeless():
-                self._tell.cancelled(names, needed, fate)
+                self._reporter.cancelled(names, needed, fate)
             self._hopeless = False
