@@ -136,7 +136,7 @@ class Slurm:
 
 
 class Answers:
-    """In place of ``BackgroundQuery``: a question is answered as things are then, and the answer comes when the test says so."""
+    """In place of ``BackgroundQuery``: answers by how things stand at the question, when the test says so."""
 
     def __init__(self) -> None:
         self._future: Future[Any] | None = None
@@ -205,9 +205,9 @@ class World(RuleBasedStateMachine):
         self.queue.submit(JOBS)
         at = clock.wall()
         self.follower._begin(self.queue.begin_run(at, self.mono, "slurm"), at, self.held)
-        self.follower._queries.close()
+        self.follower._queries.background.close()
         self.answers = Answers()
-        self.follower._queries._background = self.answers  # type: ignore[assignment]
+        self.follower._queries.background = self.answers  # type: ignore[assignment]
         self.follower._adopt()
 
     # --- the follower

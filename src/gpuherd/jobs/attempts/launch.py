@@ -51,24 +51,34 @@ _QUIET_S = 0.02
 _MOST, _MOST_FILES = 8, 128
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A shell that stands by. ``leases``: by GPU's UUID, the open lock files that it was given."""
+@dataclass(slots=True)
+class _Preforked:
+    """A shell started in advance. ``leases``: by GPU's UUID, the open lock files that it was given."""
 
     waiting: Waiting
     leases: Mapping[str, Lease]
     since: float
+    _is_open: bool = True
+
+    def use(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> Waiting:
+        """It is started on these GPUs: from now on it is the attempt's."""
+        self.waiting.process.assign(gpus, lease_fds)
+        self._close()
+        return self.waiting
 
     def abandon(self) -> None:
-        """Gives it up; its empty log goes with it."""
+        """Ends it unless it was used; its empty log goes with it."""
+        if not self._is_open:
+            return
         self.waiting.process.abandon()
-        self.close()
+        self._close()
         with suppress(OSError):
             if self.waiting.log.stat().st_size == 0:
                 self.waiting.log.unlink()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Closes our copies of the lock files."""
+        self._is_open = False
         for lease in self.leases.values():
             lease.close()
 
@@ -87,7 +97,7 @@ class Prefork:
         self._supervisor = supervisor
         self._desk = desk
         self._new_attempt = new_attempt
-        self._ready: dict[int, Ready] = {}
+        self._ready: dict[int, _Preforked] = {}
         self._short_until = 0.0
         self.due_at: float | None = None
 
@@ -129,7 +139,7 @@ class Prefork:
             if self.due_at is not None:
                 self.due_at += _AT_MOST_S + _QUIET_S
 
-    def claim(self, queued: QueuedJob, threads: int) -> Ready | None:
+    def claim(self, queued: QueuedJob, threads: int) -> _Preforked | None:
         """The shell that stands by for exactly this attempt, which the caller now has to start or abandon."""
         ready = self._ready.pop(queued.id, None)
         if ready is None:
@@ -157,7 +167,7 @@ class Prefork:
             for lease in leases.values():
                 lease.close()
             return False
-        self._ready[queued.id] = Ready(waiting, leases, now)
+        self._ready[queued.id] = _Preforked(waiting, leases, now)
         return True
 
 
@@ -170,34 +180,13 @@ START_AGAIN_S = 1.0
 _AT_ONCE = 2
 
 
-class _Claimed:
-    """A shell that stood by, for the time in which it is not clear yet whether its job can be started."""
-
-    def __init__(self, ready: Ready):
-        self._ready = ready
-        self._is_open = True
-
-    def use(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> Waiting:
-        """It is started on these GPUs: from now on it is the attempt's."""
-        self._ready.waiting.process.assign(gpus, lease_fds)
-        self._is_open = False
-        self._ready.close()
-        return self._ready.waiting
-
-    def end(self) -> None:
-        """Gives it up unless it was used."""
-        if self._is_open:
-            self._is_open = False
-            self._ready.abandon()
-
-
 @dataclass(frozen=True, slots=True)
 class _Leased:
     """A start whose GPUs are taken, and the shell that has inherited its leases, where there is one."""
 
     start: Start
     leases: Sequence[Lease]
-    claimed: _Claimed | None = None
+    preforked: _Preforked | None = None
 
 
 class Launcher:
@@ -253,16 +242,15 @@ class Launcher:
             leases = self._desk.take(start, queued, held, {})
             return None if leases is None else _Leased(start, leases)
         # Also when what follows fails: else the shell would keep the GPU that was taken for it.
-        claimed = _Claimed(ready)
-        held.callback(claimed.end)
+        held.callback(ready.abandon)
         leases = self._desk.take(start, queued, held, ready.leases)
         if leases is None:
             return None
         if not all(lease.was_ahead for lease in leases):
             # Another lock file than the one that the shell has: it would not hold the lease.
-            claimed.end()
+            ready.abandon()
             return _Leased(start, leases)
-        return _Leased(start, leases, claimed)
+        return _Leased(start, leases, ready)
 
     def _prepare(
         self, leased: _Leased, queued: QueuedJob, leased_mono: float, shared_mb: int | None
@@ -270,12 +258,12 @@ class Launcher:
         at, mono = clock.wall(), clock.mono()
         start, fds = leased.start, [lease.fd for lease in leased.leases]
         try:
-            if leased.claimed is None:
+            if leased.preforked is None:
                 waiting = self._supervisor.launch(
                     next(self._numbers), queued, self.threads, gpus=start.gpus, lease_fds=fds
                 )
             else:
-                waiting = leased.claimed.use(start.gpus, fds)
+                waiting = leased.preforked.use(start.gpus, fds)
         except (CannotStart, OSError) as problem:
             self._cannot_start(queued, problem)
             return None

@@ -209,10 +209,6 @@ class Supervisor:
         attempt = self.running.pop(pidfd)
         return attempt, attempt.process.collect()
 
-    def of_job(self, name: str) -> Attempt | None:
-        """The running attempt of this job."""
-        return next((attempt for attempt in self.running.values() if attempt.record.queued.job.name == name), None)
-
     def enforce(self, attempt: Attempt, record: AttemptRecord, now: float) -> None:
         """Does with the processes what the queue says of the attempt: ``record`` is how it stands there now."""
         if record.queued.cancelled_by is not None and attempt.cancelled_by is None:

@@ -32,7 +32,7 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
 from gpuherd.jobs.remote.query import EngineQueries
 from gpuherd.jobs.remote.spool import Spool
-from gpuherd.jobs.remote.submit import AGAIN_S, SubmitCycle, Submitter
+from gpuherd.jobs.remote.submit import AGAIN_S, Submitter
 from gpuherd.jobs.remote.tracker import Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
@@ -243,33 +243,31 @@ class RemoteDispatcher(Loop):
             self._note_change,
         )
         self._disk = DiskGuard((run.root, run.logs), options.min_disk)
-        self._submissions = SubmitCycle(
-            queue, self._reporter, options, self._queries, self._completion, self._disk, self._grace_s
-        )
-        self._leaves = False
-        self._held_until = 0.0
-        self._submissions.refuse_if_none_can_be_had(jobs)
-
-    def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
-        self._selector.register(held.enter_context(closing(self._queries)).listen(), selectors.EVENT_READ)
         self._submitter = Submitter(
-            self._queue,
-            self._run,
+            queue,
+            run,
+            self._reporter,
+            options,
             self._queries,
             self._spool,
-            self._reporter,
-            self.options,
-            run_id=run_id,
-            began_at=began_at,
+            self._completion,
+            self._disk,
             grace_s=self._grace_s,
             delay_s=PATIENCE_S,
         )
+        self._leaves = False
+        self._held_until = 0.0
+        self._submitter.refuse_if_none_can_be_had(jobs)
+
+    def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
+        self._selector.register(held.enter_context(closing(self._queries.background)), selectors.EVENT_READ)
+        self._submitter.begin(run_id, began_at)
 
     def _adopt(self) -> None:
         self._tracker.adopt(Supervisor(self._run, self._queue.tag, self.options, self._grace_s))
 
     def _readable(self, descriptors: Sequence[int]) -> None:  # noqa: ARG002 - there is one only
-        self._queries.wake()
+        self._queries.background.drain()
 
     def _left_at_work(self) -> Collection[int]:
         return self._tracker.open
@@ -301,18 +299,18 @@ class RemoteDispatcher(Loop):
         busy = [self._completion.again_at, self._tracker.due_at]
         if self.asked is StopLevel.GO_ON:
             # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
-            busy.append(self._submissions.due_at)
+            busy.append(self._submitter.due_at)
         return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def decide_soon(self, when: float) -> None:
         """A decision may come out otherwise at this time (by ``clock.mono``)."""
-        self._submissions.soon(when)
+        self._submitter.soon(when)
 
     def _start_what_can(self) -> None:
         if self.asked is StopLevel.GO_ON and clock.mono() >= self._held_until:
-            self._submissions.send_what_can(self._submitter, self._tracker)
+            self._submitter.submit_what_can(self._tracker)
 
     def _note_change(self) -> None:
         self._standing.touch()
@@ -354,7 +352,7 @@ class RemoteDispatcher(Loop):
     def retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
         """Other options from now on; those of this machine's GPUs say nothing here."""
         self.options = options
-        self._submissions.options = self._submitter.options = options
+        self._submitter.options = options
         self._disk.change(options.min_disk)
         self.decide_soon(clock.mono())
 
@@ -366,11 +364,11 @@ class RemoteDispatcher(Loop):
     # --- telling ----------------------------------------------------------------------------------------------
 
     def _waits(self) -> Sequence[Wait]:
-        return self._submissions.waits
+        return self._submitter.waits
 
     def _show(self) -> None:
         running, out = self._tracker.running, self._tracker.open
-        sentences = [in_line_sentence(out.values(), self._title), self._submissions.waiting_for]
+        sentences = [in_line_sentence(out.values(), self._title), self._submitter.waiting_for]
         waiting_for = "; ".join(each for each in sentences if each) or None
         self._reporter.show(running, waiting_for, max(1, len(running)), len(out) - len(running))
 
@@ -378,7 +376,7 @@ class RemoteDispatcher(Loop):
         reasons = ((number, each.in_line) for number, each in self._tracker.open.items())
         return replace(
             super()._stands(),
-            closed=None if self._queries.away is not None else self._submissions.closed(clock.mono()),
+            closed=None if self._queries.away is not None else self._submitter.closed(clock.mono()),
             at_once=max(1, len(self._tracker.running)),
             handed={number: clean(reason) for number, reason in reasons if reason is not None},
             away=self._queries.away,

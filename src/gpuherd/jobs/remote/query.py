@@ -25,7 +25,7 @@ class BackgroundQuery(Generic[_Answer]):
     """Asks. ``fileno`` is readable when an answer has come, so that an event loop wakes."""
 
     def __init__(self) -> None:
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell: int | None = None
         self._open = threading.Lock()
         self._closed = False
         self._future: Future[_Answer] | None = None
@@ -42,17 +42,20 @@ class BackgroundQuery(Generic[_Answer]):
 
     def fileno(self) -> int:
         """The descriptor to wait on."""
+        if self._bell is None:
+            self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         return self._bell
 
     def drain(self) -> None:
         """Empties the descriptor."""
         with suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+            os.eventfd_read(self.fileno())
 
     def begin(self, ask: Callable[[], _Answer]) -> None:
         """Asks this. Raises ValueError while another question is under way."""
         if self._future is not None:
             raise ValueError("one question at a time")
+        self.fileno()  # made here: the thread only writes to it
         self._future = future = Future[_Answer]()
         # It ends with the process, whatever it waits for.
         threading.Thread(target=self._ask, args=(ask, future), name="gpuherd-aside", daemon=True).start()
@@ -69,7 +72,9 @@ class BackgroundQuery(Generic[_Answer]):
         """Hears of nothing any more. What was asked is not waited for."""
         with self._open:
             self._closed = True
-            os.close(self._bell)
+            bell, self._bell = self._bell, None
+        if bell is not None:
+            os.close(bell)
 
     def _ask(self, ask: Callable[[], _Answer], future: Future[_Answer]) -> None:
         try:
@@ -78,7 +83,7 @@ class BackgroundQuery(Generic[_Answer]):
             future.set_exception(problem)
         with self._open:
             if not self._closed:
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self.fileno(), 1)
 
 
 # Questions to the engine, and what is to be ended there: now and then, one for all, and again when it was away.
@@ -109,6 +114,7 @@ class EngineQueries:
         title: what people call it.
 
     Attributes:
+        background: the question on how all stand; its descriptor is readable when ``told`` has the answer.
         due_at: when to ask how all stand (by ``clock.mono``).
         away: a sentence while it does not answer, else None.
         never: what it can't ever give, and why, of what it has been asked so far.
@@ -123,7 +129,7 @@ class EngineQueries:
         self._unwanted: set[str] = set()
         self._asked_at = 0.0
         self._asked: frozenset[int] = frozenset()
-        self._background: BackgroundQuery[Mapping[int, Sighting]] | None = None
+        self.background = BackgroundQuery[Mapping[int, Sighting]]()
         self.due_at = 0.0
         self.away: str | None = None
         self.never: dict[Placement, str] = {}
@@ -133,44 +139,16 @@ class EngineQueries:
         if self.away is None:
             self.due_at = min(self.due_at, max(now, self._asked_at + min(_SOON_S, self.engine.look_s)))
 
-    def listen(self) -> BackgroundQuery[Mapping[int, Sighting]]:
-        """From now on ``ask`` may be used, until ``close``; what is readable when ``told`` has something."""
-        self._background = BackgroundQuery()
-        return self._background
-
-    def wake(self) -> None:
-        """What ``listen`` gave has become readable."""
-        if self._background is not None:
-            self._background.drain()
-
-    def close(self) -> None:
-        """Hears no more answers."""
-        if self._background is not None:
-            self._background.close()
-            self._background = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether the answer to the last ``ask`` has not been heard yet."""
-        return self._background is not None and self._background.busy
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether it has come meanwhile."""
-        return self._background is not None and self._background.has_answer
-
     def ask(self, tickets: Collection[Ticket], now: float) -> None:
-        """Asks how they stand; ``told`` has the answer later. One question at a time, after ``listen``."""
-        if self._background is None:
-            raise ValueError("nobody listens")
+        """Asks how they stand; ``told`` has the answer later. One question at a time."""
         self._asked_at = now
         self.due_at = now + self.engine.look_s
         self._asked = frozenset(ticket.attempt for ticket in tickets)
-        self._background.begin(lambda: self.engine.look(tickets))
+        self.background.begin(lambda: self.engine.look(tickets))
 
     def told(self) -> Told | None:
         """The answer to the last question, once; None while there is none."""
-        answer = None if self._background is None else self._background.fetch()
+        answer = self.background.fetch()
         if answer is None:
             return None
         now = clock.mono()
@@ -216,7 +194,7 @@ class EngineQueries:
 
     def silent(self, now: float) -> bool:
         """Whether it has not answered, and is to be asked nothing now."""
-        return self.away is not None and (self.busy or now < self.due_at)
+        return self.away is not None and (self.background.busy or now < self.due_at)
 
     def failed(self, problem: EngineAway, now: float) -> None:
         """It does not answer. That is told once, and it is asked less and less often."""

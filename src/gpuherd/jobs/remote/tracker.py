@@ -75,11 +75,11 @@ class Tracker:
     @property
     def due_at(self) -> float | None:
         """When ``keep_time`` has something to do (by ``clock.mono``), None for never."""
-        if self.touched or self._queries.has_answer:
+        if self.touched or self._queries.background.has_answer:
             return 0.0
         if not self.open:
             return None
-        return self._spool.due_at if self._queries.busy else min(self._spool.due_at, self._queries.due_at)
+        return self._spool.due_at if self._queries.background.busy else min(self._spool.due_at, self._queries.due_at)
 
     def keep_time(self, now: float) -> None:
         """Looks, where it is time, and does what follows from that."""
@@ -88,7 +88,7 @@ class Tracker:
         if self.open and now >= self._spool.due_at:
             self.touched.update(each.record.id for each in self._spool.look(self.open, now))
         self._hear_engine()
-        if self.open and now >= self._queries.due_at and not self._queries.busy:
+        if self.open and now >= self._queries.due_at and not self._queries.background.busy:
             self._queries.ask([each.ticket for each in self.open.values()], now)
         self._write_handles()
         self._collect()
