@@ -7,7 +7,7 @@ waits and when a decision may come out otherwise (the end of a back-off, of a GP
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuherd.engines import host
@@ -40,8 +40,35 @@ _MANY = 1_000_000
 _SPACE_AGAIN_S = 5.0
 
 
-class Cycle:
-    """Decides for one dispatcher.
+class Decisions:
+    """When a dispatcher decides what starts, and what its last decision was.
+
+    Attributes:
+        options: as they are now.
+        due_at: earliest time (by ``clock.mono``) at which the decision can change, None if only an event can change it.
+        waits: every job that the last decision let wait.
+        waiting_for: a sentence on which job is next and why it waits, None when none does.
+    """
+
+    def __init__(self, options: DispatchOptions):
+        self.options = options
+        self.due_at: float | None = 0.0
+        self.waits: Sequence[Wait] = ()
+        self.waiting_for: str | None = None
+
+    def soon(self, when: float) -> None:
+        """The decision can change at this time (by ``clock.mono``)."""
+        self.due_at = when if self.due_at is None else min(when, self.due_at)
+
+    def _note(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:
+        self.waits, self.waiting_for = waits, None
+        if waits:
+            job = jobs[waits[0].job].job
+            self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
+
+
+class Cycle(Decisions):
+    """Decides what starts on this machine.
 
     Args:
         jobs: what was submitted, where the caller knows it.
@@ -50,11 +77,7 @@ class Cycle:
         lacks_space: says in a sentence that there is too little space where a job works and writes, or None.
 
     Attributes:
-        options: as they are now.
-        due_at: when a decision may come out otherwise (by ``clock.mono``), None for not before something happens.
-        waiting_for: a sentence on which job is next and why it waits, None when none does.
-        waits: every job that the last decision let wait.
-        following: the first of them, in order: those that could be next.
+        following: the first of the jobs that wait, in order: those that could be next.
 
     Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
     """
@@ -82,13 +105,11 @@ class Cycle:
         self._serve = serve
         self._closed = closed
         self._lacks_space = lacks_space
-        self.options = self._at_start = options
+        super().__init__(options)
+        self._at_start = options
         self._user = user_name(os.geteuid())
         self._most_ever = most_ever(settings, self._user)
         self._kept_from_us = self._kept_at_start = frozenset(settings.policy.exclude_gpus)
-        self.due_at: float | None = 0.0
-        self.waiting_for: str | None = None
-        self.waits: Sequence[Wait] = ()
         self.following: tuple[QueuedJob, ...] = ()
         self._changes_at: float | None = None
         self._waits_since: float | None = None
@@ -122,10 +143,6 @@ class Cycle:
         self.options = options
         self._most_ever = most_ever(settings, self._user)
         self._kept_from_us = frozenset(settings.policy.exclude_gpus)
-
-    def soon(self, when: float) -> None:
-        """A decision may come out otherwise at this time (by ``clock.mono``)."""
-        self.due_at = when if self.due_at is None else min(when, self.due_at)
 
     def start_what_can(self, starter: Launcher, started: Callable[[Attempt], None]) -> None:
         """Starts all that can start now. Goes round again when a lease or a look under it has changed the picture."""
@@ -285,11 +302,7 @@ class Cycle:
         )
 
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:
-        self.waiting_for = None
-        if waits:
-            job = head[waits[0].job].job
-            self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
-        self.waits = waits
+        self._note(waits, head)
         self.following = () if bounds.closed else tuple(head[wait.job] for wait in waits)
         wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
         self._desk.wanted(wanted, now)

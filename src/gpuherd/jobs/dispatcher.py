@@ -34,7 +34,6 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import EventKind
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.scheduler.types import Wait
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 logger = logging.getLogger(__name__)
@@ -70,7 +69,7 @@ class Dispatcher(Loop):
         self._preemption = Preemption(
             queue, self._supervisor, self._reporter, DiskGuard((run.root, run.logs), options.min_disk)
         )
-        self._cycle = Cycle(
+        self._cycle = self._decisions = Cycle(
             queue,
             self._supervisor,
             self._desk,
@@ -109,8 +108,6 @@ class Dispatcher(Loop):
     def _look_after(self, now: float) -> None:
         standby = self._launcher.standby
         self._supervisor.keep_time(now)
-        if self._completion.again_at is not None and now >= self._completion.again_at and self._completion.record(now):
-            self.decide_soon(now)
         if self._orphans.due_at is not None and now >= self._orphans.due_at:
             running = [attempt.process.traces for attempt in self._supervisor.running.values()]
             self._orphans.sweep([*running, *standby.traces], now)
@@ -124,12 +121,14 @@ class Dispatcher(Loop):
             self.decide_soon(now)
         standby.keep_time(now, self._cycle.following if self.asked is StopLevel.GO_ON else (), self._launcher.threads)
 
+    def _ends_recorded(self, now: float) -> None:
+        self.decide_soon(now)
+
     def _due(self) -> Sequence[float | None]:
         may_start = self.asked is StopLevel.GO_ON
         times = [
             self._supervisor.next_deadline(),
             self._orphans.due_at,
-            self._completion.again_at,
             self._desk.next_at(may_start=may_start),
             self._launcher.standby.due_at,
         ]
@@ -144,10 +143,6 @@ class Dispatcher(Loop):
         return bool(self._supervisor.running) or self._preemption.disk_low is not None  # else before the next start
 
     # --- deciding ---------------------------------------------------------------------------------------------
-
-    def decide_soon(self, when: float) -> None:
-        """A decision may come out otherwise at this time (by ``clock.mono``)."""
-        self._cycle.soon(when)
 
     def _start_what_can(self) -> None:
         starter, now = self._launcher, clock.mono()
@@ -219,22 +214,18 @@ class Dispatcher(Loop):
         self._run.remove_stray_attempt_files(running | self._completion.unrecorded)
         self._orphans.expect(clock.mono() - 1)
 
-    def end(self, asked: StopLevel, why: str) -> str:
-        """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
-        self.asked = asked
-        self._standing.touch()
-        # No job waits for a GPU any more: nothing of ours shall be in the way of those who do.
-        self._desk.wanted(False, clock.mono())
+    def _end_words(self, *, drains: bool) -> tuple[str, str]:
         running = len(self._supervisor.running)
-        if asked is StopLevel.DRAIN:
-            text = f"{why}nothing new is started; what runs goes on to its end ({running} running)"
-            hint = " (Ctrl-C again stops them and puts them back in the queue)" if why else ""
-            self._reporter.notice(text + hint)
-        else:
-            text = f"{why}stopping what runs and putting it back in the queue ({running} running)"
-            self._reporter.notice(text)
+        if drains:
+            text = f"nothing new is started; what runs goes on to its end ({running} running)"
+            return text, "stops them and puts them back in the queue"
+        return f"stopping what runs and putting it back in the queue ({running} running)", ""
+
+    def _end_work(self, asked: StopLevel) -> None:
+        # No job waits for a GPU any more: leases of ours must not keep others from theirs.
+        self._desk.wanted(False, clock.mono())
+        if asked is not StopLevel.DRAIN:
             self._supervisor.stop_all(clock.mono(), 0.0 if asked is StopLevel.STOP_NOW else None)
-        return text
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
@@ -256,9 +247,6 @@ class Dispatcher(Loop):
         self.decide_soon(now)
 
     # --- telling ----------------------------------------------------------------------------------------------
-
-    def _waits(self) -> Sequence[Wait]:
-        return self._cycle.waits
 
     def _show(self) -> None:
         attempts = tuple(self._supervisor.running.values())

@@ -26,6 +26,7 @@ from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.control.server import ControlServer
+from gpuherd.jobs.cycle import Decisions
 from gpuherd.jobs.dispatcher_state import Standing, StandingFile
 from gpuherd.jobs.gpu.health import HealthBook
 from gpuherd.jobs.lock import DispatcherLock
@@ -35,7 +36,6 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.scheduler.types import Wait
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ class Loop(ABC):
         options: as they are now.
         asked: how far it was told to end.
     """
+
+    _decisions: Decisions
 
     def __init__(
         self,
@@ -152,16 +154,24 @@ class Loop(ABC):
         """Whether the loop has nothing more to do. Raises CannotWrite when it is to end and can't."""
 
     @abstractmethod
+    def _end_words(self, *, drains: bool) -> tuple[str, str]:
+        """A sentence on what happens to the running jobs, and what a second Ctrl-C does; "" for nothing."""
+
+    @abstractmethod
+    def _end_work(self, asked: StopLevel) -> None:
+        """Carries that out."""
+
+    @abstractmethod
+    def _ends_recorded(self, now: float) -> None:
+        """Ends that could not be recorded before are in the queue now."""
+
+    @abstractmethod
     def _hold(self, problem: sqlite3.OperationalError) -> None:
         """The queue can't be used, as on a full disk: nothing is decided for a moment, what runs goes on."""
 
     @abstractmethod
     def _due(self) -> Sequence[float | None]:
         """When those have something to do who work in this loop (by ``clock.mono``)."""
-
-    @abstractmethod
-    def _waits(self) -> Sequence[Wait]:
-        """Every job that the last decision let wait."""
 
     @abstractmethod
     def _show(self) -> None:
@@ -181,17 +191,22 @@ class Loop(ABC):
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
 
-    @abstractmethod
     def end(self, asked: StopLevel, why: str) -> str:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
+        self.asked = asked
+        self._standing.touch()
+        text, again = self._end_words(drains=asked is StopLevel.DRAIN)
+        self._reporter.notice(f"{why}{text}" + (f" (Ctrl-C again {again})" if why and again else ""))
+        self._end_work(asked)
+        return f"{why}{text}"
 
     @abstractmethod
     def enforce_marks(self) -> None:
         """Does with what runs what the queue says of it by now."""
 
-    @abstractmethod
     def decide_soon(self, when: float) -> None:
-        """A decision may come out otherwise at this time (by ``clock.mono``)."""
+        """The decision can change at this time (by ``clock.mono``)."""
+        self._decisions.soon(when)
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -231,7 +246,9 @@ class Loop(ABC):
         self.end(signals.asked, "Ctrl-C: " if signals.asked is StopLevel.DRAIN else "")
 
     def _keep_time(self) -> None:
-        now = clock.mono()
+        now, completion = clock.mono(), self._completion
+        if completion.again_at is not None and now >= completion.again_at and completion.record(now):
+            self._ends_recorded(now)
         self._look_after(now)
         self._control.keep_time(now)
         self._standing.keep_time(now, self._stands)
@@ -240,7 +257,7 @@ class Loop(ABC):
             self._show()
 
     def _time_to_next(self) -> float | None:
-        times = [*self._due(), self._control.due_at, self._standing.due_at]
+        times = [*self._due(), self._completion.again_at, self._control.due_at, self._standing.due_at]
         if self._reporter.every_s is not None:
             times.append(self._show_at)
         known = [time for time in times if time is not None]
@@ -252,7 +269,7 @@ class Loop(ABC):
         """Whether a job waits that may yet run here, or one is still to come."""
         if self.asked is not StopLevel.GO_ON:
             return False
-        if self._serve or self._waits():
+        if self._serve or self._decisions.waits:
             # Asked of the queue only when the last decision, which comes after every change, has left nobody waiting.
             return True
         queue, wall = self._queue, clock.wall()
@@ -291,6 +308,6 @@ class Loop(ABC):
         return Standing(
             pid=os.getpid(),
             mode=self.asked.mode,
-            waits={wait.job: clean(wait.reason) for wait in self._waits()},
+            waits={wait.job: clean(wait.reason) for wait in self._decisions.waits},
             settings={name: getattr(self.options, name) for name in SETTABLE},
         )

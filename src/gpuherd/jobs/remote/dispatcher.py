@@ -36,7 +36,6 @@ from gpuherd.jobs.remote.submit import AGAIN_S, Submitter
 from gpuherd.jobs.remote.tracker import Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.scheduler.types import Wait
 from gpuherd.jobs.settings import Settings
 
 if TYPE_CHECKING:
@@ -243,7 +242,7 @@ class RemoteDispatcher(Loop):
             self._note_change,
         )
         self._disk = DiskGuard((run.root, run.logs), options.min_disk)
-        self._submitter = Submitter(
+        self._submitter = self._decisions = Submitter(
             queue,
             run,
             self._reporter,
@@ -295,18 +294,17 @@ class RemoteDispatcher(Loop):
             self._reporter.notice(f"{low}; nothing is handed over" if low else "there is space on the disk again")
             self.decide_soon(now)
 
+    def _ends_recorded(self, now: float) -> None:  # noqa: ARG002 - it decides at once
+        self._tracker.ends_recorded()
+
     def _due(self) -> Sequence[float | None]:
-        busy = [self._completion.again_at, self._tracker.due_at]
+        busy = [self._tracker.due_at]
         if self.asked is StopLevel.GO_ON:
             # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
             busy.append(self._submitter.due_at)
         return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
 
     # --- deciding ---------------------------------------------------------------------------------------------
-
-    def decide_soon(self, when: float) -> None:
-        """A decision may come out otherwise at this time (by ``clock.mono``)."""
-        self._submitter.soon(when)
 
     def _start_what_can(self) -> None:
         if self.asked is StopLevel.GO_ON and clock.mono() >= self._held_until:
@@ -334,20 +332,16 @@ class RemoteDispatcher(Loop):
                 " them again"
             )
 
-    def end(self, asked: StopLevel, why: str) -> str:
-        """Hands nothing more over from now on, and with STOP takes back what is out; returns a sentence about it."""
-        self.asked = asked
-        self._standing.touch()
+    def _end_words(self, *, drains: bool) -> tuple[str, str]:
         out = len(self._tracker.open)
-        if asked is StopLevel.DRAIN:
-            text = f"{why}nothing more is handed over; what {self._title} has goes on to its end ({out} jobs)"
-            hint = " (Ctrl-C again cancels them there and puts them back in the queue)" if why else ""
-            self._reporter.notice(text + hint)
-        else:
-            text = f"{why}cancelling what {self._title} has and putting it back in the queue ({out} jobs)"
-            self._reporter.notice(text)
+        if drains:
+            text = f"nothing more is handed over; what {self._title} has goes on to its end ({out} jobs)"
+            return text, "cancels them there and puts them back in the queue"
+        return f"cancelling what {self._title} has and putting it back in the queue ({out} jobs)", ""
+
+    def _end_work(self, asked: StopLevel) -> None:
+        if asked is not StopLevel.DRAIN:
             self._tracker.take_back_all()
-        return text
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
         """Other options from now on; those of this machine's GPUs say nothing here."""
@@ -362,9 +356,6 @@ class RemoteDispatcher(Loop):
         self._note_change()
 
     # --- telling ----------------------------------------------------------------------------------------------
-
-    def _waits(self) -> Sequence[Wait]:
-        return self._submitter.waits
 
     def _show(self) -> None:
         running, out = self._tracker.running, self._tracker.open

@@ -19,6 +19,7 @@ from gpuherd.jobs.attempts.complete import Completion, give_up
 from gpuherd.jobs.attempts.failures import FailureClass, back_off_s, clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.time_limits import TimeLimits
+from gpuherd.jobs.cycle import Decisions
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.errors import may_pass
@@ -70,18 +71,12 @@ _SHORTLY_S = 1.0
 _FEW = 10
 
 
-class Submitter:
+class Submitter(Decisions):
     """Decides what goes to the engine when, and submits it, for one dispatcher.
 
     Args:
         disk: nothing is submitted while it says that there is too little space.
         delay_s: how long a node's report may be on its way.
-
-    Attributes:
-        options: as they are now.
-        due_at: earliest time (by ``clock.mono``) at which the decision can change, None if only an event can change it.
-        waits: every job that the last decision let wait.
-        waiting_for: a sentence on which job is next and why it waits, None when none does.
     """
 
     _run_id: int
@@ -105,7 +100,7 @@ class Submitter:
         self._queue = queue
         self._run = run
         self._reporter = reporter
-        self.options = options
+        super().__init__(options)
         self._queries = queries
         self._spool = spool
         self._completion = completion
@@ -118,9 +113,6 @@ class Submitter:
         self._refusals = 0
         self._refused = 0
         self._tell_again_at = 0.0
-        self.due_at: float | None = 0.0
-        self.waits: Sequence[Wait] = ()
-        self.waiting_for: str | None = None
 
     def begin(self, run_id: int, began_at: float) -> None:
         """The run has its number, and may submit."""
@@ -137,10 +129,6 @@ class Submitter:
         if jobs and wanted <= never.keys():
             raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)}: {never[asked[jobs[0].name]]}")
         self._queries.note_check(wanted, never)
-
-    def soon(self, when: float) -> None:
-        """A decision may come out otherwise at this time (by ``clock.mono``)."""
-        self.due_at = when if self.due_at is None else min(when, self.due_at)
 
     def closed(self, now: float) -> str | None:
         """A sentence while nothing is handed over."""
@@ -269,12 +257,8 @@ class Submitter:
             raise problem
 
     def _note_waits(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:
-        self.waits = waits
-        self.waiting_for = None
-        if waits:
-            job = jobs[waits[0].job].job
-            self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
-        elif self._queue.held():
+        self._note(waits, jobs)
+        if not waits and self._queue.held():
             self.waiting_for = "what still waits is paused"
 
     # --- one batch ----------------------------------------------------------------------------------------------

@@ -83,8 +83,6 @@ class Tracker:
 
     def keep_time(self, now: float) -> None:
         """Looks, where it is time, and does what follows from that."""
-        if self._completion.again_at is not None and now >= self._completion.again_at and self._completion.record(now):
-            self._after_ends()
         if self.open and now >= self._spool.due_at:
             self.touched.update(each.record.id for each in self._spool.look(self.open, now))
         self._hear_engine()
@@ -135,7 +133,7 @@ class Tracker:
                 raise ValueError(f"attempt {record.id} runs on this machine")
             ends.append(found)
         self._completion.complete(ends, now)
-        self._after_ends()
+        self.ends_recorded()
         self._run.remove_stray_attempt_files(self.open.keys() | self._completion.unrecorded)
 
     def settle(self, ends: Sequence[Known]) -> None:
@@ -147,7 +145,7 @@ class Tracker:
             # Whatever it waited for there may have failed for good meanwhile.
             self._hopeless |= end.no_fault is not None
         self._completion.complete(ends, clock.mono())
-        self._after_ends()
+        self.ends_recorded()
 
     # --- looking ----------------------------------------------------------------------------------------------
 
@@ -252,7 +250,7 @@ class Tracker:
 
     # --- after ends -------------------------------------------------------------------------------------------
 
-    def _after_ends(self) -> None:
+    def ends_recorded(self) -> None:
         """Ends are in the queue: others may go now, their files are needed no more, and followers may be stranded."""
         unrecorded = self._completion.unrecorded
         for number in [number for number in self._closing if number not in unrecorded]:
