@@ -21,7 +21,7 @@ from typing import Unpack
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.launch import START_AGAIN_S, Launcher
 from gpuherd.jobs.attempts.orphans import Orphans
-from gpuherd.jobs.attempts.preempt import DiskGuard, Preemption
+from gpuherd.jobs.attempts.preempt import Preemption
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.control.messages import StopLevel
 from gpuherd.jobs.cycle import Cycle
@@ -66,9 +66,7 @@ class Dispatcher(Loop):
         self._supervisor = Supervisor(run, queue.tag, options, self._grace_s)
         self._desk = GpuDesk(options, queue.tag, self._supervisor, self._health, settings)
         self._orphans = Orphans(queue.tag)
-        self._preemption = Preemption(
-            queue, self._supervisor, self._reporter, DiskGuard((run.root, run.logs), options.min_disk)
-        )
+        self._preemption = Preemption(queue, self._supervisor, self._reporter, self._disk)
         self._cycle = self._decisions = Cycle(
             queue,
             self._supervisor,
@@ -79,7 +77,7 @@ class Dispatcher(Loop):
             jobs,
             serve=self._serve,
             closed=self._closed,
-            lacks_space=self._preemption.lacks_space,
+            lacks_space=self._disk.lacking_for,
             settings=settings,
         )
 
@@ -117,7 +115,7 @@ class Dispatcher(Loop):
         if self._desk.changed:
             self._desk.changed = False
             self.decide_soon(now)
-        if self._wants_disk() and self._preemption.look_at_disk(now):
+        if self._wants_disk() and self._is_disk_due(now) and self._preemption.look_at_disk(now):
             self.decide_soon(now)
         standby.keep_time(now, self._cycle.following if self.asked is StopLevel.GO_ON else (), self._launcher.threads)
 
@@ -136,11 +134,14 @@ class Dispatcher(Loop):
             # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
             times += [self._cycle.due_at, self._launcher.again_at]
         if self._wants_disk():
-            times.append(self._preemption.due_at)
+            times.append(self._disk.due_at)
         return times
 
     def _wants_disk(self) -> bool:
-        return bool(self._supervisor.running) or self._preemption.disk_low is not None  # else before the next start
+        return bool(self._supervisor.running) or self._disk.low is not None  # else before the next start
+
+    def _is_disk_due(self, now: float) -> bool:
+        return self._disk.due_at is not None and now >= self._disk.due_at
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
@@ -151,7 +152,8 @@ class Dispatcher(Loop):
         due_at = self._cycle.due_at
         if due_at is None or now < due_at or self.asked is not StopLevel.GO_ON:
             return
-        self._preemption.look_at_disk(now)
+        if self._is_disk_due(now):
+            self._preemption.look_at_disk(now)
         self._cycle.start_what_can(starter, self._watch_for_end)
         self._standing.touch()
 
@@ -161,7 +163,7 @@ class Dispatcher(Loop):
     def _closed(self) -> str | None:
         if self._completion.again_at is not None:
             return self._completion.trouble
-        return self._preemption.disk_low
+        return self._disk.low
 
     # --- ending -----------------------------------------------------------------------------------------------
 
@@ -187,8 +189,8 @@ class Dispatcher(Loop):
 
     def _is_disk_low(self, attempt: Attempt, now: float) -> bool:
         """Whether there is too little space now, for the run or where a job that has failed works and writes."""
-        self._preemption.look_at_disk_now(now)
-        low = self._preemption.disk_low or self._preemption.lacks_space(attempt.record.queued.job)
+        self._preemption.look_at_disk(now)
+        low = self._disk.low or self._disk.lacking_for(attempt.record.queued.job)
         return low is not None
 
     # --- coming and going -------------------------------------------------------------------------------------
@@ -232,7 +234,7 @@ class Dispatcher(Loop):
         self._desk.retune(options, settings)
         self.options = options
         self._cycle.retune(options, settings)
-        self._preemption.retune(options.min_disk)
+        self._disk.change(options.min_disk)
         self._supervisor.retune(options)
         self.decide_soon(clock.mono())
 

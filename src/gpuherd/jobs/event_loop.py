@@ -23,6 +23,7 @@ from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
+from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.control.server import ControlServer
@@ -100,6 +101,7 @@ class Loop(ABC):
         self._on_ready = on_ready
         self._grace_s = grace_s
         self._health = HealthBook(queue)
+        self._disk = DiskGuard((run.root, run.logs), options.min_disk)
         self._completion = Completion(queue, run, self._reporter, self._health)
         self._control = ControlServer(queue, run, self, settings, load_settings)
         self._standing = StandingFile(run.standing)

@@ -20,7 +20,6 @@ from gpuherd.engines.options import LOCAL, EngineOptions, for_this_machine
 from gpuherd.errors import CannotWrite, GpuherdError, JobCannotFit, UsageError, printable
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.dispatcher_state import Standing, engine_name
@@ -241,7 +240,6 @@ class RemoteDispatcher(Loop):
             self._completion,
             self._note_change,
         )
-        self._disk = DiskGuard((run.root, run.logs), options.min_disk)
         self._submitter = self._decisions = Submitter(
             queue,
             run,
