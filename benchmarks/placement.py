@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks._device_maps import DeviceMap, by_accelerate, by_transformers, meta_model
-from gpuherd.cli.main import COMMANDS
+from gpuherd.cli import COMMANDS
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cards import parse_cards

@@ -28,7 +28,7 @@ from typing import Any
 
 from gpuherd.engines.base import Batch, End, Parcel, Phase, Placement, Ticket
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.ray import RayEngine
+from gpuherd.engines.ray.engine import RayEngine
 from gpuherd.jobs import Job, RunDirectory, run_jobs
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.remote.agent import join, lead

@@ -22,7 +22,7 @@ from random import Random
 from statistics import median
 from typing import Any, TypeVar
 
-from gpuherd.engines.local import Exit
+from gpuherd.engines.local.process import Exit
 from gpuherd.engines.slurm import parse
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.cli.main import COMMANDS, build_parser
+from gpuherd.cli import COMMANDS
+from gpuherd.cli.main import build_parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
+from io import TextIOWrapper
 from pathlib import Path
 
 # No path, name or setting that somebody wrote by hand is so long.
@@ -51,6 +52,15 @@ def one_line(text: str) -> str:
     ' (10002 characters) is not a whole number'
     """
     return _ENDLESS.sub(lambda word: f"{word[0][:_BEGINNING]}… ({len(word[0])} characters)", printable(text))
+
+
+def escape_unencodable(stream: object) -> None:
+    """Makes a text stream write a character that its encoding lacks (an arrow in Latin-1) as an escape.
+
+    By default Python raises UnicodeEncodeError: one line of one job's log would end a run.
+    """
+    if isinstance(stream, TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+        stream.reconfigure(errors="backslashreplace")
 
 
 class GpuherdError(Exception):

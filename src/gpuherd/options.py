@@ -21,13 +21,15 @@ from gpuherd.errors import ExitCode, UsageError, one_line
 ConfigT = TypeVar("ConfigT")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
     """How people write the value of a field.
 
     Attributes:
         help: one sentence; the parser appends the default.
-        flag: the main spelling without dashes when it differs from the field name (``gpu-mem-threshold``).
+        name: what people call the option, where that isn't the field's name (``mem`` for ``memory_mb``).
+        key: its name in job files, where that isn't ``name``.
+        flag: the main spelling on the command line, without dashes, where it isn't the name (``gpu-mem-threshold``).
         aliases: further spellings without dashes. Every spelling also has an underscore form.
         parse: turns one word into a value; raises ValueError with a sentence.
         choices: the allowed words.
@@ -42,6 +44,8 @@ class Option:
     """
 
     help: str
+    name: str | None = None
+    key: str | None = None
     flag: str | None = None
     aliases: Sequence[str] = ()
     parse: Callable[[str], Any] | None = None
@@ -56,41 +60,19 @@ class Option:
     is_switch: bool = False
 
 
-def option(
-    default: Any = MISSING,
-    *,
-    help: str,  # noqa: A002 - the word that argparse and users use
-    flag: str | None = None,
-    aliases: Sequence[str] = (),
-    parse: Callable[[str], Any] | None = None,
-    choices: Sequence[str] | None = None,
-    metavar: str | None = None,
-    many: bool = False,
-    alone: str | None = None,
-    yes_or_no: bool = False,
-    group: str = "options",
-    settable: bool = False,
-    unset: Sequence[str] = (),
-) -> Any:
-    """A dataclass field that is an option (see ``Option``). A field whose default is False becomes a plain flag."""
-    spec = Option(
-        help=help,
-        flag=flag,
-        aliases=aliases,
-        parse=parse,
-        choices=choices,
-        metavar=metavar,
-        many=many,
-        alone=alone,
-        yes_or_no=yes_or_no,
-        group=group,
-        settable=settable,
-        unset=unset,
-        is_switch=yes_or_no or default is False,
-    )
+def option(default: Any = MISSING, **declared: Any) -> Any:
+    """A dataclass field that is an option, declared as ``Option`` says; a default of False makes it a plain flag."""
+    spec = Option(is_switch=default is False or declared.get("yes_or_no", False), **declared)
     if default is MISSING:
         return field(metadata={"option": spec})
     return field(default=default, metadata={"option": spec})
+
+
+def same_option(config_type: type, name: str) -> Any:
+    """An option of another dataclass as a field of this one: the same spelling, parser and help, and the same default,
+    or None where it has none."""
+    known = next(each for each in fields(config_type) if each.name == name)
+    return field(default=None if known.default is MISSING else known.default, metadata=known.metadata)
 
 
 def accepts_aliases(config_type: type[ConfigT]) -> type[ConfigT]:
@@ -222,8 +204,9 @@ def by_spelling(config_type: type, only: Collection[str] | None = None) -> Mappi
     found: dict[str, tuple[Field[Any], Option]] = {}
     for declared, spec in option_fields(config_type):
         if only is None or declared.name in only:
-            for spelling in (declared.name, spec.flag or declared.name, *spec.aliases):
-                found[spelling.replace("-", "_")] = (declared, spec)
+            for spelling in (spec.name or declared.name, spec.flag, spec.key, *spec.aliases):
+                if spelling is not None:
+                    found[spelling.replace("-", "_")] = (declared, spec)
     return found
 
 
@@ -285,6 +268,7 @@ def option_fields(config_type: type) -> list[tuple[Field[Any], Option]]:
 
 def spellings(name: str, spec: Option) -> tuple[list[str], list[str]]:
     """The flag that ``--help`` shows, and those that are accepted without being shown (aliases, underscore forms)."""
+    name = spec.name or name
     shown = "--" + (spec.flag or name.replace("_", "-"))
     quiet: list[str] = []
     for alias in (shown[2:], name, *spec.aliases):
@@ -352,14 +336,20 @@ def build(config_type: type[ConfigT], args: argparse.Namespace) -> ConfigT:
 
     Raises UsageError when an option without a default is missing.
     """
-    given: dict[str, Any] = {}
+    values = given(config_type, args)
     for declared, spec in option_fields(config_type):
-        if hasattr(args, declared.name):
-            value = getattr(args, declared.name)
-            given[declared.name] = tuple(value) if spec.many else value
-        elif declared.default is MISSING and declared.default_factory is MISSING:
+        if declared.name not in values and declared.default is MISSING and declared.default_factory is MISSING:
             raise UsageError(f"{spellings(declared.name, spec)[0][0]} is missing")
-    return config_type(**given)
+    return config_type(**values)
+
+
+def given(config_type: type, args: argparse.Namespace) -> dict[str, Any]:
+    """The options of the dataclass that the command line gives, by field name."""
+    return {
+        declared.name: tuple(value) if spec.many else value
+        for declared, spec in option_fields(config_type)
+        if (value := getattr(args, declared.name, MISSING)) is not MISSING
+    }
 
 
 def words_of(values: Any, config_type: type) -> list[str]:

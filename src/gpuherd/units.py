@@ -30,6 +30,24 @@ def count(word: str) -> int:
     return int(word)
 
 
+def whole_number(word: str) -> int:
+    """A whole number of up to nine digits, negative ones too."""
+    if not re.fullmatch(r"[+-]?\d{1,9}", word, re.ASCII):
+        raise ValueError(f"{word!r} is not a whole number")
+    return int(word)
+
+
+def amount(word: str) -> float:
+    """A finite number of 0 or more."""
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{word!r} is not a number of 0 or more")
+    return value
+
+
 def seconds(word: str) -> float:
     """A number of seconds, 0 or more."""
     value = float(word)
@@ -83,6 +101,29 @@ def duration_s(word: str) -> float:
     if value <= 0:
         raise ValueError(f"{word!r} is not a length of time; write 90s, 30m, 2h or 1h30m")
     return value
+
+
+def duration(seconds: float, *, parts: int = 2) -> str:
+    """A length of time for people, in at most two units; with ``parts=1`` in one, cut off to whole ones.
+
+    >>> duration(4.4), duration(75), duration(5400), duration(200_000)
+    ('4 s', '1 min 15 s', '1 h 30 min', '2 d 7 h')
+    >>> duration(75, parts=1), duration(119), duration(7300, parts=1)
+    ('75 s', '1 min 59 s', '2 h')
+    """
+    whole = round(seconds)
+    if parts == 1:
+        for unit, size in (("h", 3600), ("min", 60)):
+            if whole >= 2 * size:
+                return f"{whole // size} {unit}"
+        return f"{whole} s"
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 172_800:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
 def gpu_range(word: str) -> tuple[int, int]:

@@ -15,10 +15,9 @@ import pytest
 from tests.patience import wait_until
 
 from gpuherd.batch.daemon import CannotStartUp, down, up
-from gpuherd.batch.job_options import JobOptions
-from gpuherd.batch.user_queue import make_job, open_folder, submit
+from gpuherd.batch.user_queue import open_folder, submit, with_surroundings
 from gpuherd.errors import ExitCode, QueueBusy
-from gpuherd.jobs.job import JobState
+from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
@@ -52,9 +51,8 @@ def state(run: RunDirectory, name: str) -> JobState | None:
 
 
 def add(script: str, tmp_path: Path, **said: object) -> str:
-    options = JobOptions(**said)  # type: ignore[arg-type]
-    job = make_job(options, ["sh", "-c", script], os.environ, str(tmp_path))
-    return submit(job, named=options.name is not None).job.name
+    job = Job(**{"name": "new", **said}, argv=("sh", "-c", script))  # type: ignore[arg-type]
+    return submit(with_surroundings(job, os.environ, str(tmp_path)), named="name" in said).job.name
 
 
 def test_jobs_that_were_submitted_so_share_a_gpu(
@@ -64,7 +62,7 @@ def test_jobs_that_were_submitted_so_share_a_gpu(
     # Each waits for the other, so that both end only if they run together.
     for one, other in (("a", "b"), ("b", "a")):
         script = f"touch {tmp_path}/{one}; until [ -e {tmp_path}/{other} ]; do sleep 0.05; done"
-        add(script, tmp_path, name=one, mem=1000, share=True, timeout=30.0, retries=0)
+        add(script, tmp_path, name=one, memory_mb=1000, share=True, timeout_s=30.0, retries=0)
     assert gpuherd("up", *FAST).returncode == 0
     wait_until(lambda: all(state(own, name) not in (JobState.WAITING, JobState.RUNNING) for name in ("a", "b")))
     assert (state(own, "a"), state(own, "b")) == (JobState.DONE, JobState.DONE)
@@ -80,7 +78,7 @@ def test_it_works_off_what_was_there_and_what_comes(
     told = json.loads(began.stdout)
     assert told["pid"] == DispatcherLock.holder(own.lock)
     wait_until(lambda: state(own, first) is JobState.DONE)
-    second = add("echo $CUDA_VISIBLE_DEVICES >second", tmp_path, num_gpus=(2, 2))
+    second = add("echo $CUDA_VISIBLE_DEVICES >second", tmp_path, gpus=2)
     wait_until(lambda: state(own, second) is JobState.DONE)
     assert (tmp_path / "second").read_text() == "0,1\n"
     assert f"{second}: done" in Path(told["log"]).read_text()

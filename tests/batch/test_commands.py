@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.batch.assemble import Content, assemble
+from gpuherd.batch.assemble import Content, FileRules, assemble
 from gpuherd.batch.commands_txt import read_commands
 from gpuherd.batch.job_options import BadJobFile
 from gpuherd.jobs.job import Job
 
 
 def jobs(text: str, **how: object) -> tuple[Job, ...]:
-    return assemble(read_commands(text), **how)  # type: ignore[arg-type]
+    return assemble(read_commands(text), FileRules(**how)).jobs  # type: ignore[arg-type]
 
 
 def problems(text: str) -> list[tuple[int, str]]:
@@ -89,8 +89,8 @@ def test_a_remark_about_gpuherd_is_a_comment_and_a_setting_with_a_blank_is_not()
 
 
 def test_with_a_shell_lines_stay_as_they_are() -> None:
-    drafts = read_commands("A=1 b | c > d # e\n#gpuherd name=x\nf \\\n  && g\n", shell=True)
-    assert [draft.argv for draft in drafts] == [
+    entries = read_commands("A=1 b | c > d # e\n#gpuherd name=x\nf \\\n  && g\n", shell=True)
+    assert [entry.argv for entry in entries] == [
         ("/bin/sh", "-c", "A=1 b | c > d # e"),
         ("/bin/sh", "-c", "f \\\n  && g"),
     ]
@@ -177,7 +177,7 @@ def test_what_the_command_line_says_counts_for_jobs_that_say_nothing() -> None:
 @given(st.text(alphabet="ab=#gpuherd defalt nam\\\n'\"|$", max_size=80))
 def test_any_text_gives_jobs_or_problems_with_lines(text: str) -> None:
     try:
-        found = assemble(read_commands(text))
+        found = assemble(read_commands(text)).jobs
     except BadJobFile as told:
         assert told.problems
         assert all(0 <= problem.line <= text.count("\n") + 1 for problem in told.problems)

@@ -40,14 +40,14 @@ def test_there_are_command_lines_of_every_command() -> None:
 
 def test_the_files_are_what_the_page_says() -> None:
     (commands,), (document, sweep) = blocks("text"), blocks("yaml")
-    drafts = read_commands(commands)
-    assert [draft.said.get("name", draft.proposed) for draft in drafts] == [
+    entries = read_commands(commands)
+    assert [entry.given.get("name", entry.proposed) for entry in entries] == [
         "line-0003",
         "line-0004",
         "large",
         "line-0010",
     ]
-    assert [draft.said.get("name", draft.proposed) for draft in read_document(document)] == [
+    assert [entry.given.get("name", entry.proposed) for entry in read_document(document)] == [
         "train-lr0.1-seed1",
         "train-lr0.1-seed2",
         "train-lr0.01-seed1",
@@ -58,8 +58,8 @@ def test_the_files_are_what_the_page_says() -> None:
         "job-0003",
     ]
     drawn = read_document(sweep)
-    assert len({draft.argv for draft in drawn}) == 20
-    assert drawn[0].said["name"].startswith("tune-lr0.0169996-layers6-")
+    assert len({entry.argv for entry in drawn}) == 20
+    assert drawn[0].given["name"].startswith("tune-lr0.0169996-layers6-")
 
 
 def test_the_table_has_every_key() -> None:

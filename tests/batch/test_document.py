@@ -16,7 +16,7 @@ from gpuherd.jobs.job import Job
 
 
 def jobs(text: str, *, shell: bool = False) -> tuple[Job, ...]:
-    return assemble(read_document(text, shell=shell))
+    return assemble(read_document(text, shell=shell)).jobs
 
 
 def problems(text: str, *, shell: bool = False) -> list[tuple[int, str]]:

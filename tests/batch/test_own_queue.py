@@ -18,10 +18,9 @@ import pytest
 
 from gpuherd.batch.daemon import down, up
 from gpuherd.batch.feasibility import dispatchers_machine
-from gpuherd.batch.job_options import JobOptions
-from gpuherd.batch.user_queue import folder, in_use, make_job, open_folder, submit
+from gpuherd.batch.user_queue import folder, in_use, open_folder, submit, with_surroundings
 from gpuherd.errors import CannotWrite, ExitCode, UsageError
-from gpuherd.jobs.job import JobState
+from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.run_dir import RunDirectory
@@ -184,11 +183,11 @@ def test_names_and_needs(own: Path) -> None:
 def test_a_dry_run_and_a_job_that_is_there_already(own: Path) -> None:
     assert gpuherd("submit", "--dry-run", "--", "a b", "c").stdout == "would submit (the next number): 'a b' c\n"
     assert not own.exists()
-    job = make_job(JobOptions(name="x"), ["true"], {"A": "1"}, "/tmp")
+    job = with_surroundings(Job(name="x", argv=("true",)), {"A": "1"}, "/tmp")
     assert submit(job, named=True).state is JobState.WAITING
-    again = make_job(JobOptions(name="x"), ["true"], {"A": "2"}, "/tmp")
+    again = with_surroundings(Job(name="x", argv=("true",)), {"A": "2"}, "/tmp")
     assert submit(again, named=True).state is JobState.WAITING  # another terminal's environment is no other job
-    elsewhere = make_job(JobOptions(name="x"), ["true"], {}, "/")
+    elsewhere = with_surroundings(Job(name="x", argv=("true",)), {}, "/")
     with pytest.raises(UsageError, match="waiting"):
         submit(elsewhere, named=True)
 
@@ -272,7 +271,7 @@ def test_submit_refuses_what_the_dispatcher_at_work_could_never_run(own: Path, s
 def test_many_submit_at_once_and_each_gets_a_name(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "run")
     run.create()
-    job = make_job(JobOptions(), ["true"], {}, "/")
+    job = with_surroundings(Job(name="new", argv=("true",)), {}, "/")
     with ThreadPoolExecutor(8) as pool:
         names = list(pool.map(lambda _: submit(job, named=False, run=run).job.name, range(40)))
     assert sorted(names) == [f"job-{number:04d}" for number in range(1, 41)]

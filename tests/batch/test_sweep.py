@@ -20,7 +20,7 @@ BITS = st.integers(0, 2**64 - 1)
 
 
 def jobs(text: str) -> tuple[Job, ...]:
-    return assemble(read_document(text))
+    return assemble(read_document(text)).jobs
 
 
 def sweep_of(text: str, *, command: str = "[train, '{lr}']") -> tuple[Job, ...]:

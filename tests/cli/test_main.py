@@ -14,7 +14,8 @@ import pytest
 from tests.forking import Forking
 
 from gpuherd import __version__, cli
-from gpuherd.cli.main import COMMANDS, main, run
+from gpuherd.cli import COMMANDS
+from gpuherd.cli.main import main, run
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.report.log import configure_console
 

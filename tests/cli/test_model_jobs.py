@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.batch.job_options import ModelUse
 from gpuherd.cli.job_start import Having, planner
 from gpuherd.cli.main import run
 from gpuherd.errors import BadModel, ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs import Queue
+from gpuherd.jobs.job import ModelUse
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.working.model_jobs import having, what_it_takes

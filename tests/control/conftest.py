@@ -16,8 +16,9 @@ from tests.patience import wait_until
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs import JobState, RunDirectory
-from gpuherd.jobs.monitor.job_status import EVERYTHING, JobStatus, RunStatus
-from gpuherd.jobs.monitor.status import read_status
+from gpuherd.jobs.monitor.job_status import EVERYTHING
+from gpuherd.jobs.monitor.status import RunStatus, read_status
+from gpuherd.jobs.records import JobStatus
 
 _DISPATCHER = """
 import json, sys

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 
 from gpuherd.cli.main import build_parser
 from gpuherd.jobs import GpuOptions, Job, RunDirectory, run_jobs
-from gpuherd.jobs.monitor.job_status import AttemptStatus, JobStatus
-from gpuherd.jobs.monitor.metrics import read_figures
+from gpuherd.jobs.monitor.format import as_json
+from gpuherd.jobs.monitor.metrics import read_metrics
 from gpuherd.jobs.monitor.prometheus import exposition
-from gpuherd.jobs.monitor.status import opened
+from gpuherd.jobs.monitor.status import opened, read_status
 from gpuherd.jobs.options import SETTABLE
 from gpuherd.top.app import KEYS
 
@@ -41,9 +40,10 @@ def test_its_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_its_keys_are_all_there(tmp_path: Path) -> None:
-    for of in (JobStatus, AttemptStatus):
-        missing = [field.name for field in fields(of) if f"`{field.name}`" not in PAGE]
-        assert not missing
+    run = RunDirectory(tmp_path)
+    run_jobs([Job(name="a", argv=("true",), gpus=0)], GpuOptions(), run)
+    (job,) = as_json(read_status(run))["jobs"]
+    assert not [key for key in (*job, *job["attempt"]) if f"`{key}`" not in PAGE]
     flags = {"gpu_memory_threshold": "gpu-mem-threshold", "yield_to_others": "yield"}
     for name in SETTABLE:
         assert f"`--{flags.get(name, name.replace('_', '-'))}" in PAGE
@@ -54,7 +54,7 @@ def test_its_metrics_are_all_there(tmp_path: Path, standin: Callable[..., Any]) 
     run = RunDirectory(tmp_path)
     run_jobs([Job(name="a", argv=("true",))], GpuOptions(max_checks=1, check_interval=0.01), run)
     with opened(run) as reader:
-        told = exposition(read_figures(run, reader), "x")
+        told = exposition(read_metrics(run, reader))
     names = set(re.findall(r"# TYPE (\S+)", told))
     assert names <= set(re.findall(r"`(gpuherd_[a-z_]+)", PAGE))
     assert len(names) >= 10

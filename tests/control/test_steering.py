@@ -170,12 +170,12 @@ def test_set_in_mid_run(bench: Any, job: NewJob, gpuherd: Command, standin: Stan
     said = gpuherd("set", "--run", str(bench.root), "--gpus", "0,1", "2", "--max-gpus", "3", "--max-checks", "3")
     assert said.code == 0, said.err
     bench.wait_until(lambda: bench.status().counts.running == 2)
-    bench.wait_until(lambda: bench.status().dispatcher.standing.settings.get("max_gpus") == 3)
+    bench.wait_until(lambda: bench.status().dispatcher.state.settings.get("max_gpus") == 3)
     dispatcher = gpuherd("status", str(bench.root), "--json").json["dispatcher"]
     assert dispatcher["settings"]["gpu_list"] == ["0,1,2"]
     assert dispatcher["settings"]["max_checks"] == 3
     bench.wait_until(lambda: any("20000 MB" in (each.reason or "") for each in bench.status().jobs))
-    assert {each.label for each in bench.status().dispatcher.standing.gpus} == {"0", "1", "2"}
+    assert {each.label for each in bench.status().dispatcher.state.gpus} == {"0", "1", "2"}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuherd.doctor.checks import Status, driver, interconnect, usage, visibility
+from gpuherd.checks import Status
+from gpuherd.doctor.checks import driver, interconnect, usage, visibility
 from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.leases import Holder
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine, Peer, Proximity

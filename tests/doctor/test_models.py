@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuherd.doctor.checks import Status
-from gpuherd.doctor.child import Answer, ask
+from gpuherd.checks import Answer, Status, ask
 from gpuherd.doctor.models import judge_cpu, judge_gpu, judge_simulated, on_cpu, on_gpus
 from gpuherd.gpus.driver import Nvml
 from gpuherd.gpus.leases import LeaseFolder

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gpuherd.doctor.checks import CORE, ESD, CheckResult, Status, installed, libraries, torch_build
-from gpuherd.doctor.child import Answer
+from gpuherd.checks import Answer, CheckResult, Status, version_of
+from gpuherd.doctor.checks import CORE, ESD, libraries, torch_build
 from gpuherd.gpus.state import Gpu, Machine
 
 ONE = Machine((Gpu(0, "GPU-0", "A100", total_mb=40_000, used_mb=0, free_mb=40_000),), "550.1", "12.4")
@@ -64,6 +64,5 @@ def test_missing_libraries_are_named() -> None:
 
 
 def test_reads_installed_versions() -> None:
-    versions = installed(["psutil", "gpuherd-no-such-thing"])
-    assert versions["psutil"]
-    assert versions["gpuherd-no-such-thing"] is None
+    assert version_of("psutil")
+    assert version_of("gpuherd-no-such-thing") is None

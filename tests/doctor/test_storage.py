@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from gpuherd.checks import CheckResult, Status, all_well
 from gpuherd.doctor import checks
-from gpuherd.doctor.checks import CheckResult, Status, all_well
 from gpuherd.esd.config import ExperimentConfig
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpuherd.engines.options import ClusterOptions, read_block
+from gpuherd.batch.run import RunOptions
+from gpuherd.engines.options import read_block
 from gpuherd.errors import UsageError
+from gpuherd.options import option_fields
 
 
 def test_a_name_or_a_mapping() -> None:
@@ -45,4 +47,4 @@ def test_what_is_wrong_is_told_with_its_key(told: Any, refused: str) -> None:
 
 def test_a_command_without_an_option_refuses_it() -> None:
     with pytest.raises(UsageError, match=r"engine\.array-limit is no option"):
-        read_block({"name": "slurm", "array-limit": 4}, ClusterOptions.__dataclass_fields__)
+        read_block({"name": "slurm", "array-limit": 4}, {each.name for each, _ in option_fields(RunOptions)})

@@ -14,7 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.local import CannotStart, Exit, Launch, LocalProcess, adopt, job_environment, read_exit, start
+from gpuherd.engines.local.process import (
+    CannotStart,
+    Exit,
+    Launch,
+    LocalProcess,
+    adopt,
+    job_environment,
+    read_exit,
+    start,
+)
 from gpuherd.engines.process_tree import ProcessId, identify, locks_held, tagged
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.job import Job
@@ -173,7 +182,7 @@ def test_adopting_after_the_starter_has_died(launch: Callable[..., Launch], tmp_
     starter = f"""
 import os, sys, time
 from pathlib import Path
-from gpuherd.engines.local import Launch, start
+from gpuherd.engines.local.process import Launch, start
 from gpuherd.jobs.job import Job
 here = Path({str(tmp_path)!r})
 process = start(Launch(tag="q/1", job=Job(name="j", argv=("/bin/sh", "-c", "sleep 0.5; exit 7")), log=here / "log",
@@ -302,7 +311,7 @@ def test_a_start_for_want_of_descriptors_leaves_no_shell_and_none_open(launch: C
     program = """
 import os, resource, sys
 from pathlib import Path
-from gpuherd.engines.local import CannotStart, Launch, start
+from gpuherd.engines.local.process import CannotStart, Launch, start
 from gpuherd.jobs.job import Job
 folder = Path(sys.argv[1])
 job = Job(name="j", argv=("/bin/true",))

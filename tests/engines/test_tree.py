@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.patience import wait_until
 
-from gpuherd.engines.local import Launch, LocalProcess, start
+from gpuherd.engines.local.process import Launch, LocalProcess, start
 from gpuherd.engines.process_tree import (
     Lock,
     ProcessId,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.engines.world import SHELL_PORT, World, free_port, hosts, of_slurm, port_of
+from gpuherd.engines.slurm.node import NODE, SHELL_PORT, hosts
+from gpuherd.engines.world import World, free_port, port_of
 from gpuherd.errors import UsageError
 
 _NAMES = st.from_regex(r"[a-z][a-z-]{0,5}", fullmatch=True)
@@ -69,15 +70,15 @@ def test_variables() -> None:
 
 def test_of_slurm() -> None:
     told = {"SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "localhost,n2"}
-    assert of_slurm({**told, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}, 7) == World(1, 2, "localhost", 7)
+    assert NODE.rank({**told, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}, 7).world == World(1, 2, "localhost", 7)
     # Names that only SLURM knows: then the address from which srun has started this.
     only_slurms = {**told, "SLURM_STEP_NODELIST": "no-such-host[1-2]"}
-    assert of_slurm({**only_slurms, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}, 7) == World(1, 2, "10.0.0.1", 7)
-    assert of_slurm(only_slurms, 7) == World(1, 2, "no-such-host1", 7)
+    assert NODE.rank({**only_slurms, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}, 7).world == World(1, 2, "10.0.0.1", 7)
+    assert NODE.rank(only_slurms, 7).world == World(1, 2, "no-such-host1", 7)
     with pytest.raises(UsageError, match="'SLURM_NODEID' among SLURM's variables"):
-        of_slurm({}, 7)
+        NODE.rank({}, 7)
     with pytest.raises(UsageError, match="invalid literal"):
-        of_slurm({**told, "SLURM_NODEID": "x"}, 7)
+        NODE.rank({**told, "SLURM_NODEID": "x"}, 7)
 
 
 @given(st.text(st.characters(exclude_categories=())))

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpuherd.engines.local import Exit
+from gpuherd.engines.local.process import Exit
 from gpuherd.engines.process_tree import ProcessId
 from gpuherd.gpus.state import SIMULATED
 from gpuherd.jobs.attempts.failures import Diagnosis, classify
 from gpuherd.jobs.completion import Known, Settlement
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import AttemptRecord, AttemptState, QueuedJob
+from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, JobStatus, QueuedJob
 
 SIMULATED_GPU = f"GPU-1f0a92c3-77aa-4b1c-9d2e-{SIMULATED}"
 _MADE_UP = ProcessId(1, 2, "boot")
@@ -34,6 +34,23 @@ def attempt_of(queued: QueuedJob, number: int, **more: Any) -> AttemptRecord:
         started_mono=1.0,
     )
     return replace(record, **more)
+
+
+def running_job(title: str, gpus: tuple[str, ...] = (), *, paused: bool = False, **more: Any) -> JobStatus:
+    """A running job as a display is given it; ``more`` is of its attempt."""
+    attempt = AttemptRow(
+        id=1,
+        job=title,
+        number=1,
+        state=AttemptState.RUNNING,
+        gpus=gpus,
+        gpu_uuids=gpus,
+        log="log",
+        started_at=1.0,
+        **more,
+    )
+    state = JobState.RUNNING
+    return JobStatus(id=1, name=title, title=title, state=state, paused=paused, gpus=len(gpus), attempt=attempt)
 
 
 def queue_that_ran_on(path: Path, gpu: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.jobs.attempts import attempt_of, settled
 
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue.store import ImpossibleTransition, Overtaken, Queue
 from gpuherd.jobs.records import AttemptState, Begun, Handed

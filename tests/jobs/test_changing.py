@@ -185,7 +185,7 @@ def test_a_policy_that_comes_to_exclude_a_gpu_takes_it_out_of_the_runs_own_list(
     served.add(Job(name="two", argv=("true",), gpus=2))
     wait_until(lambda: sum(state == "done" for state in served.states().values()) == 6)
     with Queue(served.run.queue, check=False) as queue:
-        used = [attempt.gpus for attempt in queue.attempts() if attempt.job.startswith("one")]
+        used = [attempt.gpu_uuids for attempt in queue.attempts() if attempt.job.startswith("one")]
     assert used == [(machine.uuid(0),)] * 4
     assert served.states()["two"] == "waiting"  # not given up: the policy may be changed back
 

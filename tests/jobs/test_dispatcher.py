@@ -268,7 +268,7 @@ def test_the_display_is_told_why_a_job_waits_and_how_far_it_is(tmp_path: Path, s
         """The GPU becomes free when the wait was told, and the job ends when its progress was."""
         if "2000 MB used" in (picture.waiting_for or ""):
             occupation.release()
-        if any(line.progress is not None for line in picture.running):
+        if any(job.attempt is not None and job.attempt.progress is not None for job in picture.running):
             seen.touch()
 
     code = (
@@ -279,11 +279,12 @@ def test_the_display_is_told_why_a_job_waits_and_how_far_it_is(tmp_path: Path, s
     job = Job(name="j", argv=(sys.executable, "-c", code))
     run_jobs([job], FAST, RunDirectory(tmp_path / "run"), display=watcher)
     assert any("2000 MB used" in (picture.waiting_for or "") for picture in watcher.pictures)
-    lines = [line for picture in watcher.pictures for line in picture.running if line.progress is not None]
-    assert lines
-    assert lines[0].progress is not None
-    assert (lines[0].progress.done, lines[0].progress.total, lines[0].gpus) == (2, 8, ("0",))
-    assert lines[0].eta_s is not None
+    attempts = [line.attempt for picture in watcher.pictures for line in picture.running if line.attempt is not None]
+    told = [attempt for attempt in attempts if attempt.progress is not None]
+    assert told
+    assert told[0].progress is not None
+    assert (told[0].progress.done, told[0].progress.total, told[0].gpus) == (2, 8, ("0",))
+    assert told[0].eta_s is not None
 
 
 def test_a_driver_that_fails_in_mid_run_is_waited_for(run: Run, standin: Standin) -> None:
@@ -329,8 +330,8 @@ def test_jobs_on_gpus_wait_for_a_driver_that_is_late(
 
     def answers() -> None:
         wait_until(lambda: bool(run.told(EventKind.DONE)))
-        wait_until(lambda: len(json.loads(run.directory.standing.read_text())["waits"]) == 2)
-        waits.extend(json.loads(run.directory.standing.read_text())["waits"].values())
+        wait_until(lambda: len(json.loads(run.directory.state_file.read_text())["waits"]) == 2)
+        waits.extend(json.loads(run.directory.state_file.read_text())["waits"].values())
         machine.fail(None)
 
     thread = threading.Thread(target=answers)
@@ -455,7 +456,7 @@ def test_attempts_tell_who_ran_when_and_where(run: Run, standin: Standin) -> Non
     queue = Queue(run.directory.queue)
     rows = list(queue.attempts())
     queue.close()
-    assert [row.gpus for row in rows] == [(machine.uuid(0),)] * 3
+    assert [row.gpu_uuids for row in rows] == [(machine.uuid(0),)] * 3
     for before, after in itertools.pairwise(rows):
         assert before.ended_at is not None
         assert before.ended_at <= after.started_at

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from gpuherd.gpus.leases import LeaseFolder
-from gpuherd.jobs.dispatcher_state import GpuStanding, Standing
+from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.standin.machine import Machine
@@ -67,8 +67,8 @@ def test_mig_instances_are_for_jobs_on_one_gpu(standin: Callable[..., Machine]) 
     standin("1x40GB+1x80GB").split_mig(1, [20_000, 50_000])
     watch = GpuWatch(OPTIONS, "queue")
     assert [watch.most_mb(gpus) for gpus in (1, 2)] == [50_000, None]
-    views = {gpu.label: GpuStanding(uuid=gpu.uuid, label=gpu.label, total_mb=gpu.total_mb) for gpu in watch.gpus}
-    told = Standing(pid=1, gpus=tuple(views.values()))
+    views = {gpu.label: GpuState(uuid=gpu.uuid, label=gpu.label, total_mb=gpu.total_mb) for gpu in watch.gpus}
+    told = DispatcherState(pid=1, gpus=tuple(views.values()))
     assert [told.most_mb(gpus) for gpus in (1, 2)] == [50_000, None]
 
 

@@ -17,16 +17,16 @@ from tests.jobs.attempts import attempt_of, settled
 from gpuherd.errors import UsageError
 from gpuherd.gpus.state import Machine
 from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock
-from gpuherd.jobs.dispatcher_state import InEngine, Standing, StandingFile
-from gpuherd.jobs.dispatcher_state import read as read_standing
+from gpuherd.jobs.dispatcher_state import DispatcherState, StateFile
+from gpuherd.jobs.dispatcher_state import read as read_state
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.monitor.job_status import EVERYTHING, JobStatus, RunStatus
+from gpuherd.jobs.monitor.format import as_json, as_table, at_work, gpus, headline, state_word, what
+from gpuherd.jobs.monitor.job_status import EVERYTHING
 from gpuherd.jobs.monitor.logs import follow, read
-from gpuherd.jobs.monitor.metrics import metrics, read_figures
+from gpuherd.jobs.monitor.metrics import gpu_metrics, read_metrics
 from gpuherd.jobs.monitor.prometheus import exposition
-from gpuherd.jobs.monitor.status import opened, read_status
-from gpuherd.jobs.monitor.tables import as_json, as_table, at_work, gpus, headline, state_word, what
-from gpuherd.jobs.records import AttemptState, Begun, Handed, StartRecord
+from gpuherd.jobs.monitor.status import InEngine, RunStatus, opened, read_status
+from gpuherd.jobs.records import AttemptState, Begun, Handed, JobStatus, StartRecord
 from gpuherd.top import picture
 from gpuherd.top.look import History, Look
 
@@ -117,11 +117,11 @@ def test_one_that_never_began_has_run_for_no_time(cluster: Cluster) -> None:
 
 
 def test_why_it_waits_is_what_the_engine_says(cluster: Cluster) -> None:
-    standing = Standing(pid=os.getpid(), handed={2: "Priority\x1b[2J"}, away="SLURM has not answered since 12:03")
-    path = cluster.run.standing
-    file = StandingFile(path)
+    state = DispatcherState(pid=os.getpid(), handed={2: "Priority\x1b[2J"}, away="SLURM has not answered since 12:03")
+    path = cluster.run.state_file
+    file = StateFile(path)
     file.touch()
-    file.keep_time(0.0, lambda: standing)
+    file.keep_time(0.0, lambda: state)
     with closing(DispatcherLock(cluster.run.lock)):
         assert what(cluster.job("in-line")).startswith("waits in SLURM: Priority, for 1 min")
         assert at_work(cluster.status()).endswith("; SLURM has not answered since 12:03")
@@ -131,7 +131,7 @@ def test_what_a_dispatcher_without_engines_told_is_read_too(tmp_path: Path) -> N
     path = tmp_path / "standing.json"
     plain = {"pid": 11, "mode": "working", "closed": None, "waits": {}, "gpus": [], "settings": {}}
     path.write_text(json.dumps(plain), encoding="utf-8")
-    assert read_standing(path, 11) == Standing(pid=11)  # as one without engines wrote it
+    assert read_state(path, 11) == DispatcherState(pid=11)  # as one without engines wrote it
 
 
 def test_the_counts_say_how_many_are_in_the_line(cluster: Cluster) -> None:
@@ -184,15 +184,16 @@ def test_the_log_is_what_the_job_wrote_if_it_wrote_anything(cluster: Cluster) ->
 
 def test_figures_count_what_ran_and_where(cluster: Cluster) -> None:
     cluster.end(2, AttemptState.REQUEUED, JobState.WAITING)
-    told = metrics(cluster.queue.counts(), tuple(cluster.queue.attempts()), cluster.queue.runs(), clock.wall())
+    with opened(cluster.run) as reader:
+        told = gpu_metrics(cluster.run, reader, cluster.queue.runs(), clock.wall())
     assert told["attempts_by_engine"] == {"slurm": 4}
     assert told["attempts_by_node"] == {"n1": 1, "n2": 1}
     assert told["gpu_hours_by_outcome"]["requeued"] == 0
     assert told["gpus"]["n2:0"]["busy_share"] is None and told["gpus"]["n2:0"]["busy_seconds"] >= 60
     with opened(cluster.run) as reader:
-        figures = read_figures(cluster.run, reader)
-    assert figures.in_engine == InEngine("slurm", 2, 1)
+        figures = read_metrics(cluster.run, reader)
+    assert figures.status.in_engine == InEngine("slurm", 2, 1)
     assert figures.gpus["n1:0"].busy_s == pytest.approx(60, abs=5) and figures.gpus["n1:0"].running == 1
-    text = exposition(figures, "run")
-    assert 'gpuherd_jobs_in_engine{engine="slurm",phase="in_line"} 1\n' in text
-    assert 'gpuherd_gpu_running_jobs{gpu="n1:1",uuid="n1:1"} 1\n' in text
+    text = exposition(figures)
+    assert 'gpuherd_jobs_in_engine{engine="slurm",phase="in_line"} 1.0\n' in text
+    assert 'gpuherd_gpu_running_jobs{gpu="n1:1",uuid="n1:1"} 1.0\n' in text

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.jobs.attempts import attempt_of
+from tests.jobs.attempts import attempt_of, running_job
 
 from gpuherd.engines.progress import Progress
 from gpuherd.jobs import Job, Queue, RunDirectory, clock
 from gpuherd.jobs.monitor.display import PlainDisplay, cells, display, render, summary
-from gpuherd.jobs.records import Counts, Event, EventKind, PauseReason, QueuedJob, RunningLine, RunSnapshot
+from gpuherd.jobs.records import Counts, Event, EventKind, PauseReason, QueuedJob, RunSnapshot
 from gpuherd.jobs.reporter import Reporter
 
 HOSTILE = "org/[bold]m\x1b[2J\x1b]0;x\x07\nodel"
-LINE = RunningLine(HOSTILE, ("0", "3:1"), 61.0, Progress(3, 12, "h.3\x1b[31m[red]"), 183.0)
+PROGRESS = Progress(3, 12, "h.3\x1b[31m[red]")
+LINE = running_job(HOSTILE, ("0", "3:1"), run_s=61.0, progress=PROGRESS, eta_s=183.0)
 WAITS = "next waits: GPU 1: alice runs python (pid 4711, 900 MB)"
 SNAPSHOT = RunSnapshot(Counts(3, 2, 4, 1, 0), (LINE,), WAITS, 125.0, paused=1)
 
@@ -42,9 +43,9 @@ def test_a_running_job() -> None:
     assert (where, title) == ("GPU 0,3:1", "org/[bold]m odel")
     assert done.endswith(" 3/12") and done.count("━") == 5
     assert rest == "h.3[red], 3 min 3 s left"
-    assert cells(RunningLine("t", (), 5.0, None, None)) == ("CPU", "t", "", "for 5 s")
-    assert cells(RunningLine("t", (), 5.0, None, None, paused=True)) == ("CPU", "t", "", "paused")
-    assert cells(RunningLine("t", (), 5.0, Progress(7), None))[2] == "7 done"
+    assert cells(running_job("t", run_s=5.0)) == ("CPU", "t", "", "for 5 s")
+    assert cells(running_job("t", run_s=5.0, paused=True)) == ("CPU", "t", "", "paused")
+    assert cells(running_job("t", run_s=5.0, progress=Progress(7)))[2] == "7 done"
 
 
 def test_what_is_next_has_a_line_of_its_own_also_on_a_narrow_terminal() -> None:
@@ -152,6 +153,7 @@ def test_what_is_left_of_a_job_that_was_paused_goes_by_the_time_in_which_it_work
     run.create()
     with Queue(run.queue) as queue:
         Reporter(queue, run, seen).show([HalfDone()], None, 1)
-    (line,) = seen.snapshots[0].running
-    assert line.elapsed_s == pytest.approx(50.0, abs=5.0)
-    assert line.eta_s == pytest.approx(50.0, abs=5.0)
+    attempt = seen.snapshots[0].running[0].attempt
+    assert attempt is not None
+    assert attempt.worked_s == pytest.approx(50.0, abs=5.0)
+    assert attempt.eta_s == pytest.approx(50.0, abs=5.0)

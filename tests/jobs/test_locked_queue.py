@@ -33,7 +33,7 @@ def test_the_dispatcher_waits_for_it_and_what_has_ended_meanwhile_is_recorded_on
             other.execute("BEGIN IMMEDIATE")
             locked.touch()
             # The dispatcher has given up for a moment, and says why.
-            was_told.append(wait_for(run.standing, "the queue can't be written (database is locked)"))
+            was_told.append(wait_for(run.state_file, "the queue can't be written (database is locked)"))
             other.execute("ROLLBACK")
 
     def on_event(event: Event) -> None:

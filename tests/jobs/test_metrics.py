@@ -4,38 +4,97 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.jobs.attempts import attempt_of
 
-from gpuherd.engines.local import Exit
+from gpuherd.engines.local.process import Exit
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.attempts.supervise import lost
-from gpuherd.jobs.monitor.metrics import metrics, percentile
-from gpuherd.jobs.records import AttemptRow, AttemptState, Counts, QueuedJob
+from gpuherd.jobs.monitor.metrics import Distribution, gpu_metrics
+from gpuherd.jobs.monitor.status import opened
+from gpuherd.jobs.records import QueuedJob
 from gpuherd.standin.machine import Machine
 
 
-def row(job: str, state: str, gpus: str, wait_s: float, run_s: float | None, number: int = 1) -> AttemptRow:
-    failure = "crash" if state == "failed" else None
-    labels = tuple(filter(None, gpus.split(",")))
-    uuids = tuple(f"GPU-{label}" for label in labels)
-    return AttemptRow(job, number, 1, AttemptState(state), uuids, labels, wait_s, 0.0, run_s, run_s, failure)
+@dataclass(frozen=True)
+class Row:
+    """An attempt of a queue that is made up. ``run_s`` is None for one without an end."""
+
+    job: str
+    state: str
+    gpus: str
+    wait_s: float
+    run_s: float | None
+    number: int = 1
+    uuids: tuple[str, ...] = ()
+    started_at: float = 0.0
+    shared_mb: int | None = None
+
+    def write(self, db: sqlite3.Connection) -> None:
+        labels = list(filter(None, self.gpus.split(",")))
+        uuids = self.uuids or [f"GPU-{label}" for label in labels]
+        ended = (None, None) if self.run_s is None else (self.started_at + self.run_s, 1.0 + self.run_s)
+        db.execute(
+            "INSERT INTO attempts (job, number, run, state, gpus, labels, pid, start_ticks, boot, log, wait_s,"
+            " started_at, started_mono, ended_at, ended_mono, class, shared_mb)"
+            " VALUES ((SELECT id FROM jobs WHERE name = ?), ?, 1, ?, ?, ?, 1, 1, 'b', 'l', ?, ?, 1, ?, ?, ?, ?)",
+            (
+                self.job,
+                self.number,
+                self.state,
+                json.dumps(list(uuids)),
+                json.dumps(labels),
+                self.wait_s,
+                self.started_at,
+                *ended,
+                "crash" if self.state == "failed" else None,
+                self.shared_mb,
+            ),
+        )
 
 
-def test_the_figures() -> None:
+@pytest.fixture
+def figures(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """gpu_metrics.json of a queue with these jobs, by state, and these attempts."""
+
+    def figures_of(
+        jobs: Mapping[str, str], attempts: Sequence[Row], runs: Sequence[tuple[float, float]], now: float
+    ) -> dict[str, Any]:
+        run = RunDirectory(tmp_path)
+        run.create()
+        with Queue(run.queue) as queue:
+            queue.submit([Job(name=name, argv=("true",)) for name in jobs])
+            queue.begin_run(0.0, 0.0)
+        with closing(sqlite3.connect(run.queue)) as db, db:
+            for name, state in jobs.items():
+                db.execute("UPDATE jobs SET state = ? WHERE name = ?", (state, name))
+            for attempt in attempts:
+                attempt.write(db)
+        with opened(run) as reader:
+            return gpu_metrics(run, reader, runs, now)
+
+    return figures_of
+
+
+Figures = Callable[..., dict[str, Any]]
+
+
+def test_the_figures(figures: Figures) -> None:
     attempts = [
-        row("a", "failed", "0", 2.0, 10.0),
-        row("a", "done", "1", 1.0, 20.0, 2),
-        row("b", "done", "0,1", 6.0, 30.0),
-        row("c", "requeued", "0", 0.0, None),
+        Row("a", "failed", "0", 2.0, 10.0),
+        Row("a", "done", "1", 1.0, 20.0, 2),
+        Row("b", "done", "0,1", 6.0, 30.0),
+        Row("c", "requeued", "0", 0.0, None),
     ]
-    got = metrics(Counts(waiting=1, done=2, failed=1), attempts, [(1000.0, 1050.0), (2000.0, 2050.0)], 3000.0)
+    jobs = {"a": "done", "b": "done", "c": "waiting", "d": "failed"}
+    got = figures(jobs, attempts, [(1000.0, 1050.0), (2000.0, 2050.0)], 3000.0)
     assert (got["total_jobs"], got["successful_jobs"], got["failed_jobs"]) == (4, 2, 1)
     assert got["success_rate"] == 2 / 3
     assert got["failure_rate"] == 1 / 3
@@ -56,38 +115,38 @@ def test_the_figures() -> None:
     json.dumps(got)
 
 
-def test_a_run_without_jobs_has_no_figures_rather_than_noughts() -> None:
-    got = metrics(Counts(), [], [], 0.0)
+def test_a_run_without_jobs_has_no_figures_rather_than_noughts(figures: Figures) -> None:
+    got = figures({}, [], [], 0.0)
     assert got["success_rate"] is got["avg_wait_time"] is got["job_run_time"] is got["start_time"] is None
 
 
 def test_percentiles_are_those_of_the_nearest_rank() -> None:
     values = [float(i) for i in range(1, 101)]
-    assert [percentile(values, p) for p in (1, 50, 90, 99, 100)] == [1.0, 50.0, 90.0, 99.0, 100.0]
-    assert percentile([7.0], 1) == percentile([7.0], 99) == 7.0
+    assert [Distribution(values).quantile(p) for p in (1, 50, 90, 99, 100)] == [1.0, 50.0, 90.0, 99.0, 100.0]
+    assert Distribution([7.0]).quantile(1) == Distribution([7.0]).quantile(99) == 7.0
 
 
-def test_a_requeue_is_no_retry_and_an_unfinished_job_has_no_turnaround() -> None:
-    attempts = [row("a", "requeued", "0", 0.0, 1.0), row("a", "failed", "0", 0.0, 1.0, 2)]
-    got = metrics(Counts(failed=1), attempts, [(0.0, 10.0)], 10.0)
+def test_a_requeue_is_no_retry_and_an_unfinished_job_has_no_turnaround(figures: Figures) -> None:
+    attempts = [Row("a", "requeued", "0", 0.0, 1.0), Row("a", "failed", "0", 0.0, 1.0, 2)]
+    got = figures({"a": "failed"}, attempts, [(0.0, 10.0)], 10.0)
     assert (got["retries_by_class"], got["job_turnaround"]) == ({}, None)
 
 
-def test_a_shared_gpu_is_busy_once() -> None:
-    def shared(job: str, start: float, run_s: float) -> AttemptRow:
-        return replace(row(job, "done", "0", 0.0, run_s), started_at=start, shared_mb=1000)
+def test_a_shared_gpu_is_busy_once(figures: Figures) -> None:
+    def shared(job: str, start: float, run_s: float) -> Row:
+        return Row(job, "done", "0", 0.0, run_s, started_at=start, shared_mb=1000)
 
     attempts = [shared("a", 0.0, 10.0), shared("b", 5.0, 2.0), shared("c", 8.0, 12.0), shared("d", 30.0, 5.0)]
-    got = metrics(Counts(done=4), attempts, [(0.0, 50.0)], 50.0)
+    got = figures(dict.fromkeys("abcd", "done"), attempts, [(0.0, 50.0)], 50.0)
     assert got["gpus"]["0"]["busy_seconds"] == 25.0
     assert got["gpu_hours"] == round(25 / 3600, 6)
 
 
-def test_gpus_that_had_one_label_after_another() -> None:
+def test_gpus_that_had_one_label_after_another(figures: Figures) -> None:
     """A GPU was replaced: what was done on the old one is not lost."""
-    old, new = row("a", "done", "0", 0.0, 10.0), replace(row("b", "done", "0", 0.0, 20.0), gpus=("GPU-new",))
-    other = row("c", "done", "10", 0.0, 1.0), row("d", "done", "2", 0.0, 1.0)
-    got = metrics(Counts(done=4), [old, new, *other], [(0.0, 100.0)], 100.0)
+    old, new = Row("a", "done", "0", 0.0, 10.0), Row("b", "done", "0", 0.0, 20.0, uuids=("GPU-new",))
+    other = Row("c", "done", "10", 0.0, 1.0), Row("d", "done", "2", 0.0, 1.0)
+    got = figures(dict.fromkeys("abcd", "done"), [old, new, *other], [(0.0, 100.0)], 100.0)
     assert [(label, gpu["uuid"]) for label, gpu in got["gpus"].items()] == [
         ("0", "GPU-new"),
         ("2", "GPU-2"),

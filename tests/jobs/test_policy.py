@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.monitor import format as eta_module
+from gpuherd.jobs import eta as eta_module
 from gpuherd.jobs.scheduler import ordering as order_module
 from gpuherd.jobs.scheduler import pool as pool_module
 from gpuherd.jobs.scheduler.ordering import DOUBLES_EVERY_S, rank

@@ -19,9 +19,9 @@ import pytest
 from gpuherd.engines.process_tree import ProcessId, identify
 from gpuherd.errors import UsageError
 from gpuherd.jobs import GpuOptions, Job, Queue, RunDirectory, clock, run_jobs
-from gpuherd.jobs.monitor.metrics import Figures, GpuFigures, Spread, read_figures
+from gpuherd.jobs.monitor.metrics import GpuMetrics, Metrics, read_metrics
 from gpuherd.jobs.monitor.prometheus import MetricsServer, exposition
-from gpuherd.jobs.monitor.status import opened
+from gpuherd.jobs.monitor.status import RunStatus, opened
 from gpuherd.jobs.records import Counts
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})? (\S+)')
@@ -36,7 +36,8 @@ def samples(text: str) -> dict[tuple[str, str], float]:
             continue
         told = SAMPLE.fullmatch(line)
         assert told is not None, line
-        found[told[1], told[2] or ""] = float(told[3])
+        labels = sorted((told[2] or "").split(","))  # their order means nothing
+        found[told[1], ",".join(labels)] = float(told[3])
     return found
 
 
@@ -66,8 +67,8 @@ def test_a_run_as_it_is_scraped(tmp_path: Path) -> None:
     assert found["gpuherd_jobs", 'state="done"'] == 3
     assert found["gpuherd_jobs", 'state="failed"'] == 1
     assert found["gpuherd_dispatcher_up", ""] == 0
-    assert found["gpuherd_attempts_total", 'outcome="done",class=""'] == 3
-    assert found["gpuherd_attempts_total", 'outcome="failed",class="bad input"'] == 1
+    assert found["gpuherd_attempts_total", 'class="",outcome="done"'] == 3
+    assert found["gpuherd_attempts_total", 'class="bad input",outcome="failed"'] == 1
     assert found["gpuherd_job_run_seconds_count", ""] == 3
     assert (
         0 <= found["gpuherd_job_run_seconds", 'quantile="0.5"'] <= found["gpuherd_job_run_seconds", 'quantile="0.99"']
@@ -106,18 +107,18 @@ def test_gpus_and_outcomes(tmp_path: Path) -> None:
 
 
 def test_labels_are_escaped() -> None:
-    figures = Figures(
+    status = RunStatus(
+        folder=Path('a "folder"\n\udcff'),
+        at=0.0,
         counts=Counts(),
         paused=0,
-        at_work=True,
+        dispatcher=None,
+        jobs=(),
+        matching=0,
         eta_s=1.5,
-        ended={},
-        gpu_s_by_state={},
-        wait=Spread(count=0, total=0.0, quantiles={}),
-        run=Spread(count=0, total=0.0, quantiles={}),
-        gpus={'U"\\\n': GpuFigures(label="0:1", busy_s=1.0, attempts=1, running=1)},
     )
-    text = exposition(figures, 'a "folder"\n\udcff')
+    gpus = {'U"\\\n': GpuMetrics(label="0:1", running_s=1.0, attempts=1, running=1)}
+    text = exposition(Metrics(status=status, gpus=gpus))
     found = samples(text)
     assert found["gpuherd_gpu_running_jobs", 'gpu="0:1",uuid="U\\"\\\\\\n"'] == 1
     assert 'queue="a \\"folder\\"\\n' in text
@@ -179,7 +180,7 @@ def test_a_job_that_ended_while_nobody_looked_counts_when_its_end_is_known(
     dead = replace(me, boot=boot) if boot else replace(me, start_ticks=me.start_ticks + 1)
     insert(queued, "running", 0.0, None, dead)
     with opened(queued) as reader:
-        assert read_figures(queued, reader).gpus["U0"].busy_s == 0
+        assert read_metrics(queued, reader).gpus["U0"].busy_s == 0
 
 
 def test_slow_clients_shut_nobody_out_and_cost_little(queued: RunDirectory) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpuherd.batch import user_queue
+from gpuherd.checks import Status
 from gpuherd.cli import main
-from gpuherd.doctor.checks import Status, find_leases, find_settings
+from gpuherd.doctor.checks import find_leases, find_settings
 from gpuherd.errors import UsageError
 from gpuherd.gpus import policy_file
 from gpuherd.jobs.job import Job

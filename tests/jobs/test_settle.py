@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.jobs.attempts import attempt_of
 
-from gpuherd.engines.local import Exit
+from gpuherd.engines.local.process import Exit
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.attempts.retry import settle
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed

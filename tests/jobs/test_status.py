@@ -27,15 +27,14 @@ from gpuherd.cli.common import print_tables
 from gpuherd.cli.main import run as run_command
 from gpuherd.engines.process_tree import identify
 from gpuherd.errors import QueueUnreadable, UsageError
-from gpuherd.jobs import FailureClass, Job, JobState, Queue, RunDirectory, clock
-from gpuherd.jobs import dispatcher_state as standing
+from gpuherd.jobs import FailureClass, Job, JobState, Queue, RunDirectory, clock, dispatcher_state
 from gpuherd.jobs.completion import NextTry
-from gpuherd.jobs.dispatcher_state import GpuStanding, Standing, StandingFile
+from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState, StateFile
 from gpuherd.jobs.gpu import health as quarantine
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.monitor.job_status import EVERYTHING, Page, RunStatus
-from gpuherd.jobs.monitor.status import attempts_of, by_pages, job_names, opened, read_status, status_of
-from gpuherd.jobs.monitor.tables import as_json, as_table, as_tables, json_text, what
+from gpuherd.jobs.monitor.format import as_json, as_table, as_tables, json_text, what
+from gpuherd.jobs.monitor.job_status import EVERYTHING, Page
+from gpuherd.jobs.monitor.status import RunStatus, attempts_of, by_pages, job_names, opened, read_status, status_of
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.records import AttemptRecord, AttemptState, PauseReason
 from gpuherd.top.look import Looker
@@ -212,20 +211,20 @@ def test_why_a_job_waits(scene: Scene) -> None:
     scene.end(scene.start("a"), JobState.WAITING, "it broke", clock.wall() + 30)
     assert scene.reason("a") == "next try in 30 s after: it broke"
     c = next(each.id for each in scene.status().jobs if each.name == "c")
-    file = StandingFile(scene.run.standing)
+    file = StateFile(scene.run.state_file)
 
-    def tell(standing: Standing, now: float) -> None:
+    def tell(state: DispatcherState, now: float) -> None:
         file.touch()
-        file.keep_time(now, lambda: standing)
+        file.keep_time(now, lambda: state)
 
-    tell(Standing(pid=os.getpid(), waits={c: "GPU 0: alice runs\x1b[2J python"}), 0.0)
+    tell(DispatcherState(pid=os.getpid(), waits={c: "GPU 0: alice runs\x1b[2J python"}), 0.0)
     assert scene.reason("c") == "GPU 0: alice runs python"
     assert scene.reason("d") == "2 waiting jobs are before it"
-    tell(Standing(pid=os.getpid(), closed="quiet hours until 18:00"), 5.0)
+    tell(DispatcherState(pid=os.getpid(), closed="quiet hours until 18:00"), 5.0)
     assert scene.reason("c") == "quiet hours until 18:00"
-    tell(Standing(pid=os.getpid(), mode="draining"), 10.0)
+    tell(DispatcherState(pid=os.getpid(), mode="draining"), 10.0)
     assert scene.reason("c") == "gpuherd is draining: nothing new is started"
-    tell(Standing(pid=os.getpid() + 1, mode="draining"), 20.0)
+    tell(DispatcherState(pid=os.getpid() + 1, mode="draining"), 20.0)
     assert scene.reason("c") == "1 waiting job is before it", "that file is of another dispatcher"
 
 
@@ -235,9 +234,9 @@ def test_the_place_in_the_queue_is_by_the_order_that_the_dispatcher_has(scene: S
     )
     scene.begin()
     by_age = [each.name for each in scene.status().jobs]
-    file = StandingFile(scene.run.standing)
+    file = StateFile(scene.run.state_file)
     file.touch()
-    file.keep_time(0.0, lambda: Standing(pid=os.getpid(), settings={"order": "longest"}))
+    file.keep_time(0.0, lambda: DispatcherState(pid=os.getpid(), settings={"order": "longest"}))
     assert [each.name for each in scene.status().jobs] == ["first", "longest", "long", "short"]
     assert scene.reason("short") == "3 waiting jobs are before it"
     assert by_age == ["first", "short", "long", "longest"]
@@ -253,9 +252,9 @@ def test_what_is_left_goes_by_the_cost_of_the_jobs(scene: Scene) -> None:
     # 10 s for a unit: 15 s of b are left, and 1000 s of c; for d 10 s, the mean.
     assert scene.status().eta_s == pytest.approx(1025.0, abs=2.0)
     # One runs now, though the dispatcher can have two side by side, and says so.
-    file = StandingFile(scene.run.standing)
+    file = StateFile(scene.run.state_file)
     file.touch()
-    file.keep_time(0.0, lambda: Standing(pid=os.getpid(), at_once=2))
+    file.keep_time(0.0, lambda: DispatcherState(pid=os.getpid(), at_once=2))
     assert scene.status().eta_s == pytest.approx(512.5, abs=2.0)
 
 
@@ -282,10 +281,10 @@ def test_gpus_that_are_left_out_count_the_time_down_and_the_rest_knows(scene: Sc
     out = quarantine.after_fault({}, ["GPU-1"], "Xid 79", now=clock.wall() - 570.0)
     out |= quarantine.after_fault({}, ["GPU-elsewhere"], "Xid 79", now=clock.wall())
     scene.queue.save_gpu_health({uuid: quarantine.to_json(health) for uuid, health in out.items()})
-    file = StandingFile(scene.run.standing)
+    file = StateFile(scene.run.state_file)
     file.touch()
-    here = (GpuStanding(uuid="GPU-0", label="0"), GpuStanding(uuid="GPU-1", label="1"))
-    file.keep_time(0.0, lambda: Standing(pid=os.getpid(), at_once=1, gpus=here))
+    here = (GpuState(uuid="GPU-0", label="0"), GpuState(uuid="GPU-1", label="1"))
+    file.keep_time(0.0, lambda: DispatcherState(pid=os.getpid(), at_once=1, gpus=here))
     status = scene.status()
     assert status.left_out.keys() == {"1"}
     assert re.fullmatch(r"left out for (30|29) s more: GPU fault \(Xid 79\)", status.left_out["1"])
@@ -335,9 +334,9 @@ def test_pages_of_waiting_jobs_are_parts_of_one_order_whatever_keeps_them(scene:
     )
     scene.queue.pause(["job-05", "job-10", "job-22"], "someone", clock.mono())
     scene.begin()
-    file = StandingFile(scene.run.standing)
+    file = StateFile(scene.run.state_file)
     file.touch()
-    file.keep_time(0.0, lambda: Standing(pid=os.getpid(), settings={"order": order}))
+    file.keep_time(0.0, lambda: DispatcherState(pid=os.getpid(), settings={"order": order}))
     with closing(sqlite3.connect(scene.run.queue)) as rows:
         longest = "rank DESC, " if order == "longest" else ""
         found = rows.execute(f"SELECT name FROM jobs ORDER BY blocked > 0 OR held, round, priority DESC, {longest}id")
@@ -451,43 +450,43 @@ def test_a_hundred_thousand_jobs(scene: Scene) -> None:
     assert quickest < 0.5  # 0.08 on a slow core; the jobs themselves, read one by one, take seconds
 
 
-def test_the_standing_is_written_once_a_second_at_most(tmp_path: Path) -> None:
+def test_the_state_is_written_once_a_second_at_most(tmp_path: Path) -> None:
     path = tmp_path / "standing.json"
-    file = StandingFile(path)
+    file = StateFile(path)
     asked: list[float] = []
 
-    def at(now: float, standing: Standing) -> None:
-        def give() -> Standing:
+    def at(now: float, state: DispatcherState) -> None:
+        def give() -> DispatcherState:
             asked.append(now)
-            return standing
+            return state
 
         file.touch()
         file.keep_time(now, give)
 
-    first, second = (Standing(pid=1, mode=mode, waits={3: "x"}) for mode in ("working", "draining"))
+    first, second = (DispatcherState(pid=1, mode=mode, waits={3: "x"}) for mode in ("working", "draining"))
     at(100.0, first)
     written = path.stat().st_ino
     at(100.4, second)
-    assert standing.read(path, 1) == first
+    assert dispatcher_state.read(path, 1) == first
     assert file.due_at == 101.0
     at(101.0, first)
     assert path.stat().st_ino == written, "it is as it was told"
-    third = Standing(
-        pid=1, gpus=(GpuStanding(uuid="u", label="0", busy="x", ours=True),), settings={"max_gpus": 4}, at_once=3
+    third = DispatcherState(
+        pid=1, gpus=(GpuState(uuid="u", label="0", busy="x", ours=True),), settings={"max_gpus": 4}, at_once=3
     )
     at(101.9, third)
     at(102.1, third)
-    assert standing.read(path, 1) == third
+    assert dispatcher_state.read(path, 1) == third
     assert asked == [100.0, 101.0, 102.1], "nothing is made that is not told"
     file.keep_time(200.0, lambda: second)
-    assert standing.read(path, 1) == third, "nothing has happened"
-    assert standing.read(path, 2) is None
+    assert dispatcher_state.read(path, 1) == third, "nothing has happened"
+    assert dispatcher_state.read(path, 2) is None
     for damage in ("[]", "{", '{"pid": 1}', '{"pid": 1, "mode": "x", "closed": null, "waits": [], "gpus": []}'):
         path.write_text(damage)
-        assert standing.read(path, 1) is None
+        assert dispatcher_state.read(path, 1) is None
     file.remove()
     file.remove()
-    assert standing.read(path, 1) is None
+    assert dispatcher_state.read(path, 1) is None
 
 
 @pytest.mark.parametrize("height", [12, 24, 60])
@@ -536,13 +535,13 @@ def test_a_folder_that_is_moved_away_while_it_is_read(scene: Scene, tmp_path: Pa
         assert status_of(scene.run, reader, EVERYTHING).dispatcher is None
 
 
-def test_a_standing_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+def test_a_state_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
     """The disk was full for a while."""
-    file = StandingFile(tmp_path / "folder" / "standing.json")
+    file = StateFile(tmp_path / "folder" / "standing.json")
     for now in (100.0, 102.0):
         file.touch()
-        file.keep_time(now, lambda: Standing(pid=1))
-        assert (standing.read(tmp_path / "folder" / "standing.json", 1) is not None) == (now == 102.0)
+        file.keep_time(now, lambda: DispatcherState(pid=1))
+        assert (dispatcher_state.read(tmp_path / "folder" / "standing.json", 1) is not None) == (now == 102.0)
         (tmp_path / "folder").mkdir(exist_ok=True)
 
 

@@ -66,7 +66,7 @@ class Folder:
     def works(self, process: subprocess.Popen[bytes]) -> bool:
         """Whether this dispatcher is at work, by what it says of itself."""
         try:
-            return bool(json.loads(self.run.standing.read_text())["pid"] == process.pid)
+            return bool(json.loads(self.run.state_file.read_text())["pid"] == process.pid)
         except (OSError, ValueError):
             return False
 

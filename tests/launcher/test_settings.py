@@ -10,7 +10,6 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gpuherd.batch.job_options import JobOptions
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.settings_place import user_file
@@ -27,7 +26,7 @@ def settings(*overrides: str) -> Settings:
 
 
 def test_nothing_said_is_what_gpuherd_does_by_itself() -> None:
-    assert settings() == Settings(DispatchOptions(), JobOptions())
+    assert settings() == Settings(DispatchOptions(), {})
 
 
 def test_what_is_not_said_is_as_the_users_own_settings_have_it() -> None:
@@ -74,8 +73,8 @@ def test_words_mean_what_they_mean_on_the_command_line() -> None:
         min_disk=0,
     )
     assert settings("gpu_list=[0, 2]").run == DispatchOptions(gpu_list=("0", "2"))
-    assert found.job == JobOptions(num_gpus=(1, 4), mem=20480, nodes=2, retries=0)
-    assert settings("gpus_per_job=0").job.num_gpus == (0, 0)
+    assert found.job == {"gpus": (1, 4), "memory_mb": 20480, "nodes": 2, "retries": 0}
+    assert settings("gpus_per_job=0").job == {"gpus": (0, 0)}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_words_mean_what_they_mean_on_the_command_line() -> None:
         ("max_gpus=0", "hydra.launcher.max_gpus: '0' is not a whole number above 0"),
         ("gpus_per_job=some", "hydra.launcher.gpus_per_job: 'some' is no number of GPUs"),
         ("gpu_list=['']", "hydra.launcher.gpu_list: '' is no list of GPU ids"),
-        ("engine=cloud", "engine='cloud'; possible: local, slurm, ray"),
+        ("engine=cloud", "hydra.launcher.engine: 'cloud' is not possible; possible: local, slurm, ray"),
         ("tasks_per_node=2", "hydra.launcher.tasks_per_node is called ntasks_per_node here"),
         ("timeout_min=60", "hydra.launcher.timeout_min is called time_limit, like time_limit=4h here"),
         ("partition=gpu", "--partition is for --engine slurm, and this is local"),

@@ -59,7 +59,7 @@ def labels(out: Path) -> tuple[str, ...]:
     if not (out / "queue.sqlite").exists():
         return ()
     with closing(Queue(out / "queue.sqlite", check=False)) as queue:
-        return next((each.labels for each in queue.attempts()), ())
+        return next((each.gpus for each in queue.attempts()), ())
 
 
 def handle_of(out: Path, job: str) -> str:

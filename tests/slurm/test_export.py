@@ -16,8 +16,8 @@ from tests.patience import wait_until
 from tests.slurm.cluster import Cluster
 from tests.slurm.configuration import Plan
 
-from gpuherd.batch import export_slurm as export
-from gpuherd.batch.export import groups_of, write
+from gpuherd.batch import export
+from gpuherd.batch.export import write
 from gpuherd.engines.options import EngineOptions
 from gpuherd.jobs.job import Job
 
@@ -33,7 +33,7 @@ def shared() -> Iterator[Path]:
 
 def submit(cluster: Cluster, folder: Path, jobs: list[Job], options: EngineOptions) -> dict[str, str]:
     """Submits the jobs by the exported script; SLURM's number of each group."""
-    write(folder, export.files(groups_of(jobs, options), options, str(folder.parent)), force=False)
+    write(folder, export.files(jobs, options, str(folder.parent)), force=False)
     done = subprocess.run(
         ["bash", str(folder / "submit.sh")],
         capture_output=True,

@@ -1,23 +1,33 @@
-"""Reads a job file of either kind, and makes jobs of its drafts: names, needs, settings."""
+"""Reads a job file of either kind, and makes a ``Job`` of each entry: names, needs, options, memory plans.
+
+A job without a name of its own is recognised by its content (command, environment, folder), not by its place in the
+file: it stays the same job when lines are added above it, and a changed line is another job.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpuherd.batch.job_options import BadJobFile, Draft, JobOptions, ModelUse, Need, Planner, Problem
+from gpuherd.batch.job_options import BadJobFile, Entry, Problem
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit
-from gpuherd.jobs.job import BadNeeds, Job, check_needs
+from gpuherd.jobs.job import BadNeeds, Job, ModelUse, Need, Planner, check_needs, job_fields, without_model
 from gpuherd.options import did_you_mean
 
-# Makes jobs of drafts: names, needs, settings. Pure.
-#
-# A job without a name of its own is found again by what it is (command, environment, folder), not by its place in the
-# file: lines may be added above it and it stays the job that it was. A line that was changed is another job.
+STDIN = "-"
+_DOCUMENTS = frozenset({".yaml", ".yml", ".json"})
+_MOST_BYTES = 256 * 2**20
+
+
+class NoJobFile(GpuherdError):
+    """The job file is missing or can't be read."""
+
+    exit_code = ExitCode.MISSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,217 +40,77 @@ class Content:
 
     @staticmethod
     def of(job: Job) -> Content:
-        """The content of a job that is there already."""
+        """The content of a job."""
         return Content(job.argv, tuple(sorted(job.env.items())), job.cwd)
 
 
-def assemble(
-    drafts: Sequence[Draft],
-    *,
-    gpus: int = 1,
-    retries: int = 1,
-    known: Mapping[str, Content] | None = None,
-    planner: Planner | None = None,
-    unfit: dict[str, str] | None = None,
-) -> tuple[Job, ...]:
-    """The jobs of a file, in its order.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileRules:
+    """How the jobs of a file are completed.
 
-    Args:
-        drafts: what the file asks for.
-        gpus, retries: how many GPUs and further tries a job gets that says nothing of them.
-        known: jobs of the queue that they go to, so that those without a name keep the one that they were given.
-        planner: says what jobs need that name a model; each use of a model is asked for once.
-        unfit: collects, by job name, why a job's model fits nowhere. Such a job is still returned, with the GPUs of a
-            job that names no model. Where this is None, such a job is an error in the file.
-
-    Raises BadJobFile with everything that is wrong: names given twice, needs that name no job or go in a circle,
-    settings that don't go together.
+    Attributes:
+        shell: /bin/sh runs each command line; else it is split into words.
+        gpus, retries: GPUs and further tries of a job that gives none.
+        known: contents of the jobs in the queue, so that a job without a name keeps the name that it got before.
+        planner: plans jobs that name a model; it is called once for each use of a model.
+        keep_unfit: a job whose model fits nowhere is kept, with the GPUs of a job that names no model, and
+            ``JobFile.unfit`` has the reason; else it is an error in the file.
     """
-    problems: list[Problem] = []
-    options = _options(drafts)
-    names = _names(drafts, options, known or {}, problems)
-    meant = _meant(drafts, names) if any(said.needs for said in options) else {}
-    planner = None if planner is None else _asked_once(planner)
-    jobs = []
-    for draft, said, name in zip(drafts, options, names, strict=True):
-        try:
-            full = replace(said, needs=_expanded(said.needs, name, meant)) if said.needs else said
-            jobs.append(full.job(name, draft.argv, gpus=gpus, retries=retries, planner=planner))
-        except JobCannotFit as problem:
-            if unfit is None:
-                problems.append(Problem(draft.line, str(problem)))
-                continue
-            unfit[name] = str(problem)
-            jobs.append(full.without_model().job(name, draft.argv, gpus=gpus, retries=retries))
-        except (ValueError, GpuherdError) as problem:
-            problems.append(Problem(draft.line, str(problem)))
-    if not problems:
-        try:
-            check_needs(jobs)
-        except BadNeeds as problem:
-            lines = {job.name: draft.line for job, draft in zip(jobs, drafts, strict=True)}
-            problems += [_located(text, names, lines) for text, names in problem.faults]
-    if unfit and len(unfit) == len(jobs):
-        problems += [Problem(draft.line, unfit[job.name]) for job, draft in zip(jobs, drafts, strict=True)]
-    if problems:
-        raise BadJobFile(problems)
-    return tuple(jobs)
+
+    shell: bool = False
+    gpus: int = 1
+    retries: int = 1
+    known: Mapping[str, Content] = field(default_factory=dict)
+    planner: Planner | None = None
+    keep_unfit: bool = False
 
 
-def _asked_once(planner: Planner) -> Planner:
-    """The planner, with its answers and refusals kept: many jobs of a file use one model."""
-    told: dict[ModelUse, Need | GpuherdError] = {}
+@dataclass(frozen=True, slots=True)
+class JobFile:
+    """The jobs of a file, in its order; and by job name why a job's model fits nowhere."""
 
-    def plan(use: ModelUse) -> Need:
-        if use not in told:
-            try:
-                told[use] = planner(use)
-            except GpuherdError as problem:
-                told[use] = problem
-        found = told[use]
-        if isinstance(found, GpuherdError):
-            raise found
-        return found
-
-    return plan
+    jobs: tuple[Job, ...]
+    unfit: Mapping[str, str]
 
 
-def _located(text: str, jobs: Sequence[str], lines: Mapping[str, int]) -> Problem:
-    """The problem at the line of its first job, with the lines of the others that it names."""
-    first, *others = (lines[name] for name in jobs)
-    told = f" (lines {', '.join(str(line) for line in (first, *others))})" if others else ""
-    return Problem(first, f"{text}{told}")
-
-
-def _options(drafts: Sequence[Draft]) -> list[JobOptions]:
-    """What is said of each draft. Drafts of which the same is said share it: a file may have a million of them."""
-    made: dict[int, JobOptions] = {}
-    for draft in drafts:
-        # By identity: the drafts keep what they say alive, and equal ones would take longer to find than to make.
-        if id(draft.said) not in made:
-            made[id(draft.said)] = JobOptions(**draft.said)
-    return [made[id(draft.said)] for draft in drafts]
-
-
-def _names(
-    drafts: Sequence[Draft], options: Sequence[JobOptions], known: Mapping[str, Content], problems: list[Problem]
-) -> list[str]:
-    """A name for each draft: its own, else that of the known job with its content, else the one proposed."""
-    first: dict[str, int] = {}
-    for draft, said in zip(drafts, options, strict=True):
-        if said.name is not None:
-            if said.name in first:
-                text = f"the name {said.name!r} is taken: line {first[said.name]} has it"
-                problems.append(Problem(draft.line, text))
-            first.setdefault(said.name, draft.line)
-    free: dict[Content, list[str]] = {}
-    for name in sorted(known.keys() - first.keys(), reverse=True):
-        free.setdefault(known[name], []).append(name)
-    taken = {*first, *known}
-    names = []
-    for draft, said in zip(drafts, options, strict=True):
-        same = free.get(Content(draft.argv, tuple(sorted(said.env.items())), said.cwd)) if free else None
-        if said.name is not None:
-            names.append(said.name)
-        elif same:
-            names.append(same.pop())
-        else:
-            names.append(_unused(draft.proposed, taken))
-            taken.add(names[-1])
-    return names
-
-
-def _unused(proposed: str, taken: set[str]) -> str:
-    name, number = proposed, 1
-    while name in taken:
-        number += 1
-        name = f"{proposed}.{number}"
-    return name
-
-
-def _meant(drafts: Sequence[Draft], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """What a need may name: each job, and each group of jobs that one entry made."""
-    groups: dict[str, list[str]] = {}
-    for draft, name in zip(drafts, names, strict=True):
-        if draft.group is not None:
-            groups.setdefault(draft.group, []).append(name)
-    return {group: tuple(members) for group, members in groups.items()} | {name: (name,) for name in names}
-
-
-def _expanded(needs: Sequence[str], name: str, meant: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """The needs as names of jobs. Raises ValueError for one that names none, with the nearest that does."""
-    found: dict[str, None] = {}
-    for need in needs:
-        if need not in meant:
-            hint = did_you_mean(need, meant, show=repr)
-            raise ValueError(f"{name!r} needs {need!r}, and there is no such job{hint}")
-        found |= dict.fromkeys(meant[need])
-    return tuple(found)
-
-
-# Reads a job file of either kind from a path or from standard input. The one place of the room that opens files.
-
-STDIN = "-"
-_DOCUMENTS = frozenset({".yaml", ".yml", ".json"})
-_MOST_BYTES = 256 * 2**20
-
-
-class NoJobFile(GpuherdError):
-    """The job file is not there or can't be read."""
-
-    exit_code = ExitCode.MISSING
-
-
-def read_jobs(
-    path: str | os.PathLike[str],
-    *,
-    shell: bool = False,
-    gpus: int = 1,
-    retries: int = 1,
-    known: Mapping[str, Content] | None = None,
-    planner: Planner | None = None,
-    unfit: dict[str, str] | None = None,
-) -> tuple[Job, ...]:
+def read_jobs(path: str | os.PathLike[str], rules: FileRules = FileRules()) -> tuple[Job, ...]:
     """The jobs of ``commands.txt`` or, by its ending, of ``jobs.yaml``; ``-`` reads commands from standard input.
-
-    Args:
-        path: the file.
-        shell: commands are run by /bin/sh in place of being split into words.
-        gpus, retries: how many GPUs and further tries a job gets that says nothing of them.
-        known: jobs of the queue that they go to (see ``assemble``).
-        planner: says what jobs need that name a model.
-        unfit: gets the jobs whose model fits nowhere (see ``assemble``).
 
     Raises NoJobFile when it can't be read, and BadJobFile with all that is wrong in it.
     """
+    return read_job_file(path, rules).jobs
+
+
+def read_job_file(path: str | os.PathLike[str], rules: FileRules) -> JobFile:
+    """As ``read_jobs``, with the jobs whose models fit nowhere."""
     name = os.fspath(path)
-    source = "standard input" if name == STDIN else name
     try:
-        drafts = read_drafts(name, shell=shell)
-        return assemble(drafts, gpus=gpus, retries=retries, known=known, planner=planner, unfit=unfit)
+        return assemble(read_entries(name, shell=rules.shell), rules)
     except BadJobFile as problem:
-        raise problem.of(source) from None
+        raise problem.of("standard input" if name == STDIN else name) from None
 
 
-def read_drafts(name: str, *, shell: bool = False) -> tuple[Draft, ...]:
-    """What the file asks for. Raises NoJobFile and BadJobFile."""
+def read_entries(name: str, *, shell: bool = False) -> tuple[Entry, ...]:
+    """The entries of the file, each folder absolute. Raises NoJobFile and BadJobFile."""
     text = _text(name)
     if Path(name).suffix.lower() in _DOCUMENTS:
         from gpuherd.batch.jobs_yaml import read_document
 
-        drafts = read_document(text, shell=shell)
+        entries = read_document(text, shell=shell)
     else:
         from gpuherd.batch.commands_txt import read_commands
 
-        drafts = read_commands(text, shell=shell)
-    if not drafts:
+        entries = read_commands(text, shell=shell)
+    if not entries:
         raise BadJobFile([Problem(0, "there is no command in it")])
-    return tuple(_anchored(draft) for draft in drafts)
+    return tuple(_anchored(entry) for entry in entries)
 
 
 def read_engine(name: str) -> dict[str, Any]:
-    """What ``jobs.yaml`` says under ``engine``, as names and values of ``EngineOptions``; {} for any other file, and
-    where the file or what it says is wrong, which ``read_jobs`` tells."""
+    """Options of ``EngineOptions`` by name, from ``engine`` in ``jobs.yaml``.
+
+    {} for any other file, and where the file or the block is wrong: ``read_jobs`` reports that.
+    """
     if Path(name).suffix.lower() not in _DOCUMENTS or name == STDIN or not Path(name).is_file():
         return {}
     from gpuherd.batch import jobs_yaml
@@ -251,10 +121,10 @@ def read_engine(name: str) -> dict[str, Any]:
         return {}
 
 
-def _anchored(draft: Draft) -> Draft:
-    """The draft with its folder in full: the same file read from another place is other work."""
-    cwd = draft.said.get("cwd")
-    return draft if cwd is None else replace(draft, said={**draft.said, "cwd": str(Path(cwd).absolute())})
+def _anchored(entry: Entry) -> Entry:
+    """The entry with an absolute folder: the same file read from another folder is other work."""
+    cwd = entry.given.get("cwd")
+    return entry if cwd is None else replace(entry, given={**entry.given, "cwd": str(Path(cwd).absolute())})
 
 
 def _text(name: str) -> str:
@@ -274,3 +144,142 @@ def _text(name: str) -> str:
     except UnicodeDecodeError as problem:
         line = data.count(b"\n", 0, problem.start) + 1
         raise BadJobFile([Problem(line, "no UTF-8 text; save the file in UTF-8")]) from None
+
+
+# --- entries become jobs ------------------------------------------------------------------------------------------
+
+
+def assemble(entries: Sequence[Entry], rules: FileRules = FileRules()) -> JobFile:
+    """The jobs of a file's entries.
+
+    Raises BadJobFile with everything that is wrong: names given twice, needs that name no job or form a circle, options
+    that don't go together, models that fit nowhere (with ``keep_unfit``: when no job is left).
+    """
+    problems: list[Problem] = []
+    names = _names(entries, rules.known, problems)
+    jobs, unfit = _jobs(entries, names, rules, problems)
+    if not problems:
+        try:
+            check_needs(jobs)
+        except BadNeeds as problem:
+            lines = {job.name: entry.line for job, entry in zip(jobs, entries, strict=True)}
+            problems += [_located(text, named, lines) for text, named in problem.faults]
+    if unfit and (len(unfit) == len(entries) or not rules.keep_unfit):
+        lines = dict(zip(names, (entry.line for entry in entries), strict=True))
+        problems += [Problem(lines[name], reason) for name, reason in unfit.items()]
+    if problems:
+        raise BadJobFile(problems)
+    return JobFile(tuple(jobs), unfit)
+
+
+def _jobs(
+    entries: Sequence[Entry], names: Sequence[str], rules: FileRules, problems: list[Problem]
+) -> tuple[list[Job], dict[str, str]]:
+    """The jobs, and by name the reasons why models fit nowhere; other problems are added to ``problems``."""
+    planner = None if rules.planner is None else _remembering(rules.planner)
+    fields_of = partial(job_fields, gpus=rules.gpus, retries=rules.retries)
+    targets = _targets(entries, names) if any("needs" in entry.given for entry in entries) else {}
+    jobs: list[Job] = []
+    unfit: dict[str, str] = {}
+    # Entries that the same options are given share the mapping, and a file may have a million of them.
+    shared: dict[int, dict[str, Any]] = {}
+    for entry, name in zip(entries, names, strict=True):
+        try:
+            fields = shared.get(id(entry.given))
+            if fields is None:
+                try:
+                    fields = fields_of(entry.given, planner=planner)
+                except JobCannotFit as problem:
+                    unfit[name] = str(problem)
+                    fields = fields_of(without_model(entry.given))
+                else:
+                    shared[id(entry.given)] = fields
+            if "needs" in fields:
+                fields = fields | {"needs": _expanded(fields["needs"], name, targets)}
+            jobs.append(Job(**(fields | {"name": name, "argv": entry.argv})))
+        except (ValueError, GpuherdError) as problem:
+            problems.append(Problem(entry.line, str(problem)))
+    return jobs, unfit
+
+
+def _remembering(planner: Planner) -> Planner:
+    """The planner, with its results and refusals kept: many jobs of a file use the same model."""
+    known: dict[ModelUse, Need | GpuherdError] = {}
+
+    def plan(use: ModelUse) -> Need:
+        if use not in known:
+            try:
+                known[use] = planner(use)
+            except GpuherdError as problem:
+                known[use] = problem
+        found = known[use]
+        if isinstance(found, GpuherdError):
+            raise found
+        return found
+
+    return plan
+
+
+def _located(text: str, jobs: Sequence[str], lines: Mapping[str, int]) -> Problem:
+    """The problem at the line of its first job; the text then lists the lines of all jobs that it names."""
+    first, *others = (lines[name] for name in jobs)
+    listed = f" (lines {', '.join(str(line) for line in (first, *others))})" if others else ""
+    return Problem(first, f"{text}{listed}")
+
+
+def _names(entries: Sequence[Entry], known: Mapping[str, Content], problems: list[Problem]) -> list[str]:
+    """A name for each entry: its own, else that of the known job with its content, else the one proposed."""
+    first: dict[str, int] = {}
+    for entry in entries:
+        own = entry.given.get("name")
+        if own is not None:
+            if own in first:
+                problems.append(Problem(entry.line, f"the name {own!r} is taken: line {first[own]} has it"))
+            first.setdefault(own, entry.line)
+    free: dict[Content, list[str]] = {}
+    for name in sorted(known.keys() - first.keys(), reverse=True):
+        free.setdefault(known[name], []).append(name)
+    taken = {*first, *known}
+    names = []
+    for entry in entries:
+        own = entry.given.get("name")
+        if own is not None:
+            names.append(own)
+        elif same := free.get(_content(entry)) if free else None:
+            names.append(same.pop())
+        else:
+            names.append(_unused(entry.proposed, taken))
+            taken.add(names[-1])
+    return names
+
+
+def _content(entry: Entry) -> Content:
+    return Content(entry.argv, tuple(sorted(entry.given.get("env", {}).items())), entry.given.get("cwd"))
+
+
+def _unused(proposed: str, taken: set[str]) -> str:
+    name, number = proposed, 1
+    while name in taken:
+        number += 1
+        name = f"{proposed}.{number}"
+    return name
+
+
+def _targets(entries: Sequence[Entry], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The jobs that a need may name: one job by its name, all jobs of an entry by its group."""
+    groups: dict[str, list[str]] = {}
+    for entry, name in zip(entries, names, strict=True):
+        if entry.group is not None:
+            groups.setdefault(entry.group, []).append(name)
+    return {group: tuple(members) for group, members in groups.items()} | {name: (name,) for name in names}
+
+
+def _expanded(needs: Sequence[str], name: str, targets: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """The needs as names of jobs. Raises ValueError for one that names none, with the nearest that does."""
+    found: dict[str, None] = {}
+    for need in needs:
+        if need not in targets:
+            hint = did_you_mean(need, targets, show=repr)
+            raise ValueError(f"{name!r} needs {need!r}, and there is no such job{hint}")
+        found |= dict.fromkeys(targets[need])
+    return tuple(found)

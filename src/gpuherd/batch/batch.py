@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
-from gpuherd.batch.assemble import STDIN, Content, read_jobs
-from gpuherd.batch.job_options import Planner
+from gpuherd.batch.assemble import STDIN, Content, FileRules, JobFile, read_job_file
 from gpuherd.batch.user_queue import folder
 from gpuherd.columns import Column, fitted, window
-from gpuherd.engines.options import ENGINES, LOCAL
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError, printable
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.job import Job, JobState
+from gpuherd.jobs.job import Job, JobState, Planner
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.run_dir import RunDirectory
@@ -102,31 +102,21 @@ def plan(path: str | os.PathLike[str], options: BatchOptions, planner: Planner |
 
     run = run_folder(path, options)
     states, known = _queued(run)
-    unfit: dict[str, str] = {}
-    jobs = _jobs(path, options, known, planner, unfit)
-    left = [job for job in jobs if job.name not in unfit and not _stays_done(job, states, known)]
+    file = _read(path, options, known, planner)
+    done = [_stays_done(job, states, known) for job in file.jobs]
+    left = [job for job, is_done in zip(file.jobs, done, strict=True) if job.name not in file.unfit and not is_done]
     options = settled(left, options, run) if left else options
-    told = (unfit.get(job.name, reason) for job, reason in zip(jobs, never(jobs, options), strict=True))
-    reasons = _with_dependents(jobs, list(told))
-    return tuple(
-        PlannedJob(job, done=_stays_done(job, states, known), never=reason, asks=_asks(job, options))
-        for job, reason in zip(jobs, reasons, strict=True)
-    )
+    reasons = [file.unfit.get(job.name, why) for job, why in zip(file.jobs, never(file.jobs, options), strict=True)]
+    found = zip(file.jobs, done, _with_dependents(file.jobs, reasons), strict=True)
+    return tuple(PlannedJob(job, is_done, reason, _asks(job, options)) for job, is_done, reason in found)
 
 
-def jobs_of(
-    path: str | os.PathLike[str], options: BatchOptions, planner: Planner | None = None
-) -> tuple[tuple[Job, ...], dict[str, str]]:
-    """The jobs of the file, named so that those which its folder knows are found again; and, by name, why jobs can't
-    run whose model fits nowhere.
+def jobs_of(path: str | os.PathLike[str], options: BatchOptions, planner: Planner | None = None) -> JobFile:
+    """The jobs of the file, named so that those in the run folder's queue are recognised.
 
-    ``planner``: as for ``plan``.
-
-    Raises NoJobFile, BadJobFile, and QueueUnreadable.
+    ``planner``: as for ``plan``. Raises NoJobFile, BadJobFile, and QueueUnreadable.
     """
-    _, known = _queued(run_folder(path, options))
-    unfit: dict[str, str] = {}
-    return _jobs(path, options, known, planner, unfit), unfit
+    return _read(path, options, _queued(run_folder(path, options))[1], planner)
 
 
 def with_sharing(options: BatchOptions, jobs: Sequence[Job]) -> BatchOptions:
@@ -158,28 +148,22 @@ def _queued(run: RunDirectory) -> tuple[dict[str, JobState], dict[str, Content]]
         return queue.states(), {job.name: Content.of(job) for job in queue.jobs()}
 
 
-def _jobs(
-    path: str | os.PathLike[str],
-    options: BatchOptions,
-    known: dict[str, Content],
-    planner: Planner | None,
-    unfit: dict[str, str],
-) -> tuple[Job, ...]:
-    found = read_jobs(
-        path,
+def _read(
+    path: str | os.PathLike[str], options: BatchOptions, known: dict[str, Content], planner: Planner | None
+) -> JobFile:
+    """The file's jobs; with --share every job that could share its GPU does."""
+    rules = FileRules(
         shell=options.shell,
         gpus=options.gpus_per_job,
         retries=options.retries,
         known=known,
         planner=planner,
-        unfit=unfit,
+        keep_unfit=True,
     )
-    return tuple(_sharing(job) for job in found) if options.share else found
-
-
-def _sharing(job: Job) -> Job:
-    """With --share every job that could share its GPU does."""
-    return replace(job, share=could_share(job))
+    file = read_job_file(path, rules)
+    if not options.share:
+        return file
+    return replace(file, jobs=tuple(replace(job, share=could_share(job)) for job in file.jobs))
 
 
 def _stays_done(job: Job, states: dict[str, JobState], known: dict[str, Content]) -> bool:

@@ -1,4 +1,16 @@
-"""Reads ``commands.txt``: a command a line, with options in a ``#gpuherd`` line above; split as a shell does."""
+"""Reads ``commands.txt``: a command a line, with options in a ``#gpuherd`` line above; split as a shell does. Pure.
+
+::
+
+    #gpuherd default mem=20GB retries=2
+    python train.py --seed 1
+    #gpuherd gpus=2 name=large needs=line-0002
+    python train.py --seed 2
+
+A line that ends with a backslash continues in the next. Other lines that begin with ``#`` are comments. No shell sees a
+command: what only a shell could act on (a pipe, a redirection, a variable) is an error with its remedy, not a word that
+the program gets. All errors of a file are reported at once.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +18,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gpuherd.batch.job_options import MOST_JOBS, BadJobFile, Draft, Problem, field_of, merged, value_of, variable
-
-# Splits a line into words as a shell does, and refuses what only a shell could do with it. Pure.
-#
-# A command of a job file is never seen by a shell. What a shell would act on (a pipe, a redirection, a variable) is
-# therefore an error with its remedy, not a word that the program is silently given.
+from gpuherd.batch.job_options import MOST_JOBS, SHELL, BadJobFile, Entry, Problem, merged, option_of, variable
+from gpuherd.options import parse
 
 REMEDY = "quote it to hand it on as it is, or use --shell to run the lines by /bin/sh"
 
 _BLANK = " \t"
 _OPERATORS = "|&;<>()`*"
-# A line in which no sign means anything: most are so, and a file may have a million.
+# A line without special signs: most lines are plain, and a file may have a million.
 _PLAIN = re.compile(r"[A-Za-z0-9 \t_./:=,@%+-]*")
 _EXPANSION = re.compile(r"\$(?:[A-Za-z_0-9{(*@#?$!-])")
 _HOME = re.compile(r"~[A-Za-z0-9_.-]*(?:/|$|[ \t])")
@@ -25,10 +33,10 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.ASCII | re.DOTALL)
 
 
 def split_words(text: str, *, shell_signs: bool = False) -> list[str]:
-    """The words of one line; quotes and backslashes mean what they mean to a shell, and `` #`` begins a comment.
+    """The words of one line; quotes, backslashes and comments (`` #``) mean what they mean to a shell.
 
-    ``shell_signs``: take signs that a shell acts on as letters. Raises ValueError with a sentence for such a sign
-    otherwise, and for a quote that is not closed.
+    ``shell_signs``: signs that a shell acts on count as letters; else such a sign raises ValueError with a sentence. So
+    does an unclosed quote.
 
     >>> split_words('python a.py "two words" it\\'s\\' # comment')
     ['python', 'a.py', 'two words', 'its']
@@ -125,25 +133,12 @@ def leading_variables(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return variables, []
 
 
-# Reads ``commands.txt``: a line a command, with what is to be said of it in a ``#gpuherd`` line above. Pure.
-#
-# ::
-#
-#     #gpuherd default mem=20GB retries=2
-#     python train.py --seed 1
-#     #gpuherd gpus=2 name=large needs=line-0002
-#     python train.py --seed 2
-#
-# A line that ends with a backslash goes on in the next. Other lines that begin with ``#`` are comments. All that is
-# wrong in a file is told at once.
-
-# "#gpuherd", or "# gpuherd" if what follows has the form of a setting: else that is a comment about gpuherd.
+# "#gpuherd", or "# gpuherd" followed by the form of an option; anything else is a comment about gpuherd.
 _DIRECTIVE = re.compile(r"\s*#(?:gpuherd(?=\s|$)|\s+gpuherd(?=\s+(?:default\s+)?[\w.-]+=))")
-_SHELL = "/bin/sh"
 
 
-def read_commands(text: str, *, shell: bool = False) -> tuple[Draft, ...]:
-    """The commands of a file, in order. ``shell``: each line is run by /bin/sh in place of being split into words.
+def read_commands(text: str, *, shell: bool = False) -> tuple[Entry, ...]:
+    """The commands of a file, in order. ``shell``: /bin/sh runs each line; else it is split into words.
 
     Raises BadJobFile with everything that is wrong.
     """
@@ -153,11 +148,11 @@ def read_commands(text: str, *, shell: bool = False) -> tuple[Draft, ...]:
     reader.end()
     if reader.problems:
         raise BadJobFile(reader.problems)
-    return tuple(reader.drafts)
+    return tuple(reader.entries)
 
 
 def _logical_lines(text: str, joint: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, those that end with a backslash joined with the next. Comments are never joined."""
+    """Lines with their numbers; a line that ends with a backslash is joined with the next, unless it is a comment."""
     begun: list[str] = []
     first = 0
     for number, physical in enumerate(text.split("\n"), start=1):
@@ -171,20 +166,20 @@ def _logical_lines(text: str, joint: str) -> Iterator[tuple[int, str]]:
         yield first, joint.join([*begun, line])
         begun = []
     if begun:
-        # The last line of all ended with a backslash: split_words says so, a shell ignores it.
+        # The file ends with a backslash: split_words reports it, a shell ignores it.
         yield first, joint.join(begun) + "\\"
 
 
 class _Reader:
-    """What has been read so far: defaults, what is said of the next command, and what is wrong."""
+    """The state of reading: entries and problems so far, defaults, and the options of the next command."""
 
     def __init__(self, shell: bool):
         self.shell = shell
-        self.drafts: list[Draft] = []
+        self.entries: list[Entry] = []
         self.problems: list[Problem] = []
         self._defaults: dict[str, Any] = {}
         self._next: dict[str, Any] = {}
-        self._said_at: int | None = None
+        self._next_line: int | None = None
 
     def take(self, line: int, content: str) -> None:
         directive = _DIRECTIVE.match(content)
@@ -199,55 +194,55 @@ class _Reader:
             self.problems.append(Problem(line, str(problem)))
 
     def end(self) -> None:
-        if self._said_at is not None:
-            self.problems.append(Problem(self._said_at, "this is said of no command: none follows"))
+        if self._next_line is not None:
+            self.problems.append(Problem(self._next_line, "these options belong to no command: none follows"))
 
     def _direct(self, line: int, words: str) -> None:
-        settings = split_words(words, shell_signs=True)
-        default = bool(settings) and settings[0] == "default"
+        options = split_words(words, shell_signs=True)
+        default = bool(options) and options[0] == "default"
         target = {} if default else self._next
-        # Even when a setting is wrong: the next line is what it was meant for, and "none follows" would be false.
-        self._said_at = self._said_at if default else line
-        for word in settings[default:]:
+        # Also when an option is wrong: it was meant for the next line, and "none follows" would be false.
+        self._next_line = self._next_line if default else line
+        for word in options[default:]:
             try:
                 _set(target, word)
             except ValueError as problem:
                 self.problems.append(Problem(line, str(problem)))
         if default:
             self._defaults = merged(self._defaults, target)
-        if not settings[default:]:
-            raise ValueError("nothing is said after #gpuherd; write key=value, for example gpus=2 mem=20GB")
+        if not options[default:]:
+            raise ValueError("nothing follows #gpuherd; write key=value, for example gpus=2 mem=20GB")
 
     def _command(self, line: int, content: str) -> None:
-        # Commands of which nothing else is said share the defaults, which are replaced and never changed.
-        said = merged(self._defaults, self._next) if self._next else self._defaults
-        self._next, self._said_at = {}, None
-        if len(self.drafts) == MOST_JOBS:
+        # Commands without options of their own share the mapping of defaults, which is replaced and never changed.
+        given = merged(self._defaults, self._next) if self._next else self._defaults
+        self._next, self._next_line = {}, None
+        if len(self.entries) == MOST_JOBS:
             raise ValueError(f"more than {MOST_JOBS} commands; split the file")
         if self.shell:
-            argv: list[str] = [_SHELL, "-c", content.strip()]
+            argv: list[str] = [SHELL, "-c", content.strip()]
         else:
             variables, argv = leading_variables(split_words(content))
             if not argv:
                 raise ValueError("variables and no command; write env.NAME=value in a #gpuherd line")
             if variables:
-                said = merged(said, {"env": {variable(name, value): value for name, value in variables.items()}})
-        self.drafts.append(Draft(line=line, argv=tuple(argv), said=said, proposed=f"line-{line:04d}"))
+                given = merged(given, {"env": {variable(name, value): value for name, value in variables.items()}})
+        self.entries.append(Entry(line=line, argv=tuple(argv), given=given, proposed=f"line-{line:04d}"))
 
 
-def _set(settings: dict[str, Any], word: str) -> None:
-    """Adds ``key=value`` to the settings. Raises ValueError."""
+def _set(given: dict[str, Any], word: str) -> None:
+    """Adds ``key=value`` to the options. Raises ValueError."""
     key, equals, value = word.partition("=")
     if key.startswith("env.") and equals:
         name = variable(key.removeprefix("env."), value)
-        settings.setdefault("env", {})[name] = value
+        given.setdefault("env", {})[name] = value
         return
-    field = field_of(key)
-    if not equals and field != "share":
+    field, spec = option_of(key)
+    if not equals and not spec.is_switch:
         raise ValueError(f"{key!r} has no value; write {key}=…")
-    if field in settings:
-        raise ValueError(f"{key} is said twice")
+    if field in given:
+        raise ValueError(f"{key} is given twice")
     try:
-        settings[field] = value_of(field, value if equals else "yes")
+        given[field] = parse(spec, value if equals else "yes")
     except ValueError as problem:
         raise ValueError(f"{key}: {problem}") from None

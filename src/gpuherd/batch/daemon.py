@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.user_queue import open_folder
 from gpuherd.engines import host
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import ExitCode, GpuherdError, QueueBusy
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import DispatchOptions
@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     from gpuherd.jobs.reporter import Display
 
 START_WITHIN_S = 60.0
-# What a process needs anywhere, what notices to a webhook go by, and what tells us of GPUs, real and simulated ones,
-# and of the cluster. (Not all of SLURM's: others tell of the job in which somebody typed the command.)
-_KEPT = frozenset(
-    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM", "SLURM_CONF", "SLURM_CLUSTERS"}
-)
-_KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL", "SBATCH_", "RAY_")
+# What a process needs anywhere, and what describes GPUs, real and simulated ones. Kept besides: proxies, by which
+# notices to a webhook go, and what says how to reach an engine.
+_KEPT = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM"})
+_KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL")
 _LOG_BYTES, _LOGS_KEPT = 10 * 2**20, 3
 _LOOK_S = 0.05
 # The shell goes as soon as it has started the dispatcher, which so becomes nobody's child and nobody's zombie.
@@ -152,10 +150,11 @@ def forget_environment(engine: str = LOCAL) -> None:
     whose nodes its part of a job is started in our name."""
     if engine != LOCAL and os.environ.get(host.NAME):
         os.environ[host.NAME] = host.absolute(os.environ[host.NAME])
+    kept = (*_KEPT_BEGINNINGS, *(beginning for spec in specs() for beginning in spec.kept_variables))
     for name in list(os.environ):
         proxy = name.lower().endswith("_proxy")
         ours = engine != LOCAL and name == host.NAME
-        if name not in _KEPT and not proxy and not ours and not name.startswith(_KEPT_BEGINNINGS):
+        if name not in _KEPT and not proxy and not ours and not name.startswith(kept):
             del os.environ[name]
 
 

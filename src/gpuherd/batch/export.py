@@ -1,5 +1,6 @@
-"""``gpuherd export``: a plan of jobs as files that a person can read, change and submit by hand. Groups of like jobs,
-quoting, a script for bash, and writing all files or none.
+"""``gpuherd export``: a plan of jobs as files that a person can read, change and submit by hand. Which files, each
+engine knows itself (``EngineSpec.export``); here jobs become lines of bash in an order that respects their needs, and
+all files are written or none.
 """
 
 from __future__ import annotations
@@ -8,64 +9,49 @@ import heapq
 import json
 import math
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuherd.atomic import replacing
-from gpuherd.batch.assemble import read_jobs
-from gpuherd.batch.job_options import Planner
-from gpuherd.engines.base import Placement
+from gpuherd.batch.assemble import FileRules, read_jobs
+from gpuherd.engines.base import ExportJob, Placement
+from gpuherd.engines.export import quoted
 from gpuherd.engines.options import EngineOptions
-from gpuherd.errors import CannotWrite, UsageError, printable
-from gpuherd.jobs.job import Job, JobState, check_needs, job_of
+from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.jobs.job import Job, JobState, Planner, check_needs, job_of
 from gpuherd.jobs.queue.reader import QueueReader, is_there
 from gpuherd.jobs.run_dir import RunDirectory
 
-# Jobs put in order and together: like ones in a group, each group behind all that it needs. Pure.
-
-# SLURM's own default for the largest array.
-MOST_IN_GROUP = 1000
 # Beside a job's own time limit: to begin, and to end after SIGTERM.
 _AROUND_S = 60.0
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-_LONGEST_WORD = 40
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_KILL_AFTER_S = 10
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a job stands: the group and the place in it, both counted from 0."""
+def files(jobs: Sequence[Job], options: EngineOptions, folder: str) -> Mapping[str, str]:
+    """Texts by file name, as the engine of these options writes them. ``folder``: where jobs run that name none.
 
-    group: int
-    index: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """Jobs that ask for the same and come after the same.
-
-    Attributes:
-        name: letters, digits, dots, dashes; no two groups of a plan have the same.
-        after: the jobs that must have succeeded before any of these begins.
-        behind: groups that must have ended before, well or not: those of the round before.
+    Raises UsageError for needs, jobs and options that can't be exported.
     """
-
-    name: str
-    placement: Placement
-    jobs: tuple[Job, ...]
-    after: tuple[Place, ...] = ()
-    behind: tuple[int, ...] = ()
+    return options.spec.export(to_export(jobs, options, folder), options)
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What jobs of one group have in common."""
-
-    round: int
-    placement: Placement
-    needs: frozenset[str]
+def to_export(jobs: Sequence[Job], options: EngineOptions, folder: str) -> tuple[ExportJob, ...]:
+    """The jobs in order. Raises UsageError."""
+    ordered = in_order(jobs)
+    places = {job.name: place for place, job in enumerate(ordered)}
+    return tuple(
+        ExportJob(
+            name=job.name,
+            line=line_of(job, folder),
+            placement=placement_of(job, options),
+            needs=tuple(places[need] for need in dict.fromkeys(job.needs)),
+            round=job.round,
+        )
+        for job in ordered
+    )
 
 
 def placement_of(job: Job, options: EngineOptions) -> Placement:
@@ -76,7 +62,7 @@ def placement_of(job: Job, options: EngineOptions) -> Placement:
     return Placement(
         gpus=job.gpus,
         nodes=job.nodes,
-        tasks=options.ntasks_per_node or 1,
+        tasks=options.spec.tasks(options),
         cpus=options.cpus_per_job if job.cpus is None else job.cpus,
         memory_mb=options.host_mem if job.host_memory_mb is None else job.host_memory_mb,
         time_s=time_s,
@@ -107,40 +93,6 @@ def in_order(jobs: Sequence[Job]) -> tuple[Job, ...]:
     return tuple(found)
 
 
-def groups_of(jobs: Sequence[Job], options: EngineOptions, most: int = MOST_IN_GROUP) -> tuple[Group, ...]:
-    """The jobs in groups of at most ``most``, each group behind all that it needs. Raises as ``in_order``."""
-    together: dict[_Kind, list[Job]] = {}
-    for job in in_order(jobs):
-        kind = _Kind(job.round, placement_of(job, options), frozenset(job.needs))
-        together.setdefault(kind, []).append(job)
-    groups: list[Group] = []
-    places: dict[str, Place] = {}
-    of_round: dict[int, list[int]] = {}
-    earlier: list[int] = []
-    # By round: a group of a round may have been begun before one of the round before it, where it only needs others.
-    for kind, members in sorted(together.items(), key=lambda each: each[0].round):
-        if kind.round not in of_round:
-            earlier = of_round[max(of_round)] if of_round else []
-            of_round[kind.round] = []
-        after = tuple(sorted((places[need] for need in kind.needs), key=lambda place: (place.group, place.index)))
-        for start in range(0, len(members), most):
-            part = tuple(members[start : start + most])
-            number = len(groups)
-            places.update((job.name, Place(number, index)) for index, job in enumerate(part))
-            groups.append(Group(name="", placement=kind.placement, jobs=part, after=after, behind=tuple(earlier)))
-            of_round[kind.round].append(number)
-    return tuple(replace(group, name=_name(number, group.jobs)) for number, group in enumerate(groups, start=1))
-
-
-def whole_groups(after: Sequence[Place], groups: Sequence[Group]) -> tuple[set[int], tuple[Place, ...]]:
-    """The same as groups of which every job is needed, and single jobs of others."""
-    counts: dict[int, int] = {}
-    for place in after:
-        counts[place.group] = counts.get(place.group, 0) + 1
-    whole = {group for group, count in counts.items() if count == len(groups[group].jobs)}
-    return whole, tuple(place for place in after if place.group not in whole)
-
-
 def left_over(jobs: Sequence[Job]) -> Mapping[str, int]:
     """What these jobs say that files run by hand don't do, and how many of them say it."""
     said = {
@@ -150,39 +102,6 @@ def left_over(jobs: Sequence[Job]) -> Mapping[str, int]:
         "GPU memory (mem=)": sum(job.memory_mb is not None for job in jobs),
     }
     return {what: count for what, count in said.items() if count}
-
-
-def _name(number: int, jobs: Sequence[Job]) -> str:
-    """A group's name by its number and what its jobs' names begin with; else the first job's."""
-    names = [_UNSAFE.sub("-", job.name) for job in (jobs[0], jobs[-1])]
-    common = names[0]
-    if len(jobs) > 1:
-        length = next((at for at, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), len(names[0]))
-        common = names[0][:length]
-    words = (text[:_LONGEST_WORD].strip(".-_") for text in (common, *names))
-    word = next((word for word in words if word), None)
-    return f"{number:02d}" if word is None else f"{number:02d}-{word}"
-
-
-# A job as one line of bash, whatever its words hold; and names as comments. Pure.
-
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_KILL_AFTER_S = 10
-
-
-def quoted(word: str) -> str:
-    r"""The word for bash, in one line: ``shlex.quote``, with line ends written as bash's own escapes.
-
-    >>> print(quoted("a b\n$(c)"))
-    'a b'$'\n''$(c)'
-    """
-    # A line end in what shlex has quoted always stands between single quotes.
-    return shlex.quote(word).replace("\n", "'$'\\n''")
-
-
-def comment(text: str) -> str:
-    """Words for a comment: one line, nothing that a terminal would act on."""
-    return printable(text)
 
 
 def line_of(job: Job, folder: str) -> str:
@@ -221,7 +140,7 @@ class Found:
 
 def of_file(path: str, *, shell: bool, gpus: int, planner: Planner | None) -> Found:
     """The jobs of a job file. Raises NoJobFile and BadJobFile."""
-    return Found(read_jobs(path, shell=shell, gpus=gpus, planner=planner), str(Path.cwd()), {})
+    return Found(read_jobs(path, FileRules(shell=shell, gpus=gpus, planner=planner)), str(Path.cwd()), {})
 
 
 def of_folder(run: RunDirectory) -> Found:
@@ -274,91 +193,6 @@ def _folder_of(run: RunDirectory) -> str:
     except (OSError, ValueError):
         folder = None
     return folder if isinstance(folder, str) and folder.startswith("/") else str(Path.cwd())
-
-
-# Jobs as one script for bash on one machine: a block a job, one after the other, GPUs as variables. Pure.
-
-RUN = "run.sh"
-
-_HEAD = """\
-#!/bin/bash
-# {jobs}, each after all that it needs: bash {name}
-# Only some of them: bash {name} 2 5 (their numbers are above them). What one prints is in logs/.
-unset CDPATH
-here=${{BASH_SOURCE[0]}}
-if [[ $here == */* ]]; then cd -- "${{here%/*}}" || exit; fi
-mkdir -p logs || exit
-{gpus}
-wanted=" $* "
-declare -A how
-failures=0
-
-# begin NUMBER NAME NEEDED...: whether the job is to run.
-begin() {{
-    local number=$1 name=$2 needed
-    shift 2
-    if [[ $wanted != "  " && $wanted != *" $number "* ]]; then return 1; fi
-    for needed in "$@"; do
-        if [[ ${{how[$needed]:-}} == failed ]]; then
-            echo "$number: $name: left out, it needs $needed, which has failed"
-            how[$number]=failed failures=$((failures + 1))
-            return 1
-        fi
-    done
-    echo "$number: $name"
-}}
-
-# ended NUMBER CODE
-ended() {{
-    if [[ $2 == 0 ]]; then how[$1]=done; return; fi
-    echo "$1: failed with exit code $2; see logs/$1.log"
-    how[$1]=failed failures=$((failures + 1))
-}}
-"""
-_GPUS = """\
-# The GPUs to use, by number or UUID; or from outside: {first}=2 bash {name}
-{lines}
-export CUDA_DEVICE_ORDER=PCI_BUS_ID"""
-_TAIL = """\
-
-if [[ $failures != 0 ]]; then echo "$failures failed"; exit 1; fi
-"""
-
-
-def files(jobs: Sequence[Job], folder: str) -> Mapping[str, str]:
-    """The script by its name. ``folder``: where jobs run that name none.
-
-    Raises UsageError for jobs on several nodes.
-    """
-    for job in jobs:
-        if job.nodes > 1:
-            raise UsageError(f"job {job.name!r} spans {job.nodes} nodes; that is for --to slurm")
-    ordered = in_order(jobs)
-    numbers = {job.name: number for number, job in enumerate(ordered, start=1)}
-    blocks = [_block(number, job, numbers, folder) for number, job in enumerate(ordered, start=1)]
-    return {RUN: _head(ordered) + "".join(blocks) + _TAIL}
-
-
-def _head(jobs: Sequence[Job]) -> str:
-    most = max((job.gpus for job in jobs), default=0)
-    lines = "\n".join(f"GPU_{number}=${{GPU_{number}:-{number}}}" for number in range(most))
-    gpus = _GPUS.format(first="GPU_0", name=RUN, lines=lines) if most else "export CUDA_VISIBLE_DEVICES="
-    return _HEAD.format(jobs="1 job" if len(jobs) == 1 else f"{len(jobs)} jobs", name=RUN, gpus=gpus)
-
-
-def _block(number: int, job: Job, numbers: Mapping[str, int], folder: str) -> str:
-    needs = "".join(f" {numbers[need]}" for need in dict.fromkeys(job.needs))
-    visible = ",".join(f"$GPU_{gpu}" for gpu in range(job.gpus))
-    name = quoted(comment(job.name))
-    return (
-        f"\n# {number}: {comment(job.name)}\n"
-        f"if begin {number} {name}{needs}; then\n"
-        f'    (\n        export CUDA_VISIBLE_DEVICES="{visible}"\n'
-        f"        {line_of(job, folder)}\n"
-        f"    ) >logs/{number}.log 2>&1 </dev/null\n"
-        f"    ended {number} $?\n"
-        "fi\n"
-    )
 
 
 # Puts exported files into their folder: all of them or none over others, each whole, for their owner alone.

@@ -20,7 +20,7 @@ from gpuherd.jobs.run_dir import RunDirectory
 
 if TYPE_CHECKING:
     from gpuherd.gpus.state import Gpu
-    from gpuherd.jobs.dispatcher_state import GpuStanding
+    from gpuherd.jobs.dispatcher_state import GpuState
 
 _TOLD_WITHIN_S = 1.2
 
@@ -91,7 +91,7 @@ def dispatchers_machine(run: RunDirectory) -> KnownMachine | None:
         return None
     from gpuherd.jobs import dispatcher_state
 
-    told = dispatcher_state.read(run.standing, pid)
+    told = dispatcher_state.read(run.state_file, pid)
     if told is None or not told.gpus or any(gpu.total_mb is None for gpu in told.gpus):
         return None
     most = told.settings.get("max_gpus")
@@ -108,7 +108,7 @@ def look_at_machine() -> KnownMachine | None:
     return KnownMachine(gpus, len(gpus))
 
 
-def _gpus(told: Sequence[GpuStanding]) -> tuple[Gpu, ...]:
+def _gpus(told: Sequence[GpuState]) -> tuple[Gpu, ...]:
     from gpuherd.gpus.state import Gpu
 
     labels = [gpu.label for gpu in told]

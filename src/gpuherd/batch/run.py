@@ -16,18 +16,19 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import Field, dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpuherd.batch.job_options import OF_A_MODEL, JobOptions, Planner, job_name
-from gpuherd.engines.local import THREAD_VARIABLES
-from gpuherd.engines.options import LOCAL, ClusterOptions
+from gpuherd.engines.local.process import THREAD_VARIABLES
+from gpuherd.engines.options import EngineOptions, for_one_command
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
+from gpuherd.jobs.job import Job, ModelUse, Planner, job_name, model_use
 from gpuherd.jobs.options import DispatchOptions, GpuOptions
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
-from gpuherd.options import option
+from gpuherd.options import option, option_fields, same_option
 from gpuherd.units import count, duration_s, size_mb
 
 if TYPE_CHECKING:
@@ -40,20 +41,6 @@ NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 # A reason that changes with every check is told again only after so many seconds.
 _TELL_EVERY_S = 30.0
-_GPU_OPTIONS: Mapping[str, Field[Any]] = {declared.name: declared for declared in fields(GpuOptions)}
-_JOB_OPTIONS: Mapping[str, Field[Any]] = {declared.name: declared for declared in fields(JobOptions)}
-
-
-def _as_for_jobs(name: str) -> Any:
-    """An option as the commands that start jobs declare it: the same spelling, default and help."""
-    known = _GPU_OPTIONS[name]
-    return field(default=known.default, metadata=known.metadata)
-
-
-def _as_for_submit(name: str) -> Any:
-    """An option as ``gpuherd submit`` declares it."""
-    known = _JOB_OPTIONS[name]
-    return field(default=known.default, metadata=known.metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +57,15 @@ class CommandOptions:
     mem: int | None = option(
         None, help="memory that must be free on each, like 20GB", parse=size_mb, metavar="SIZE", group="job"
     )
-    nodes: int | None = _as_for_submit("nodes")
-    cpus: int | None = _as_for_submit("cpus")
-    host_mem: int | None = _as_for_submit("host_mem")
-    model: str | None = _as_for_submit("model")
-    dtype: str | None = _as_for_submit("dtype")
-    batch: int | None = _as_for_submit("batch")
-    prompt_tokens: int | None = _as_for_submit("prompt_tokens")
-    new_tokens: int | None = _as_for_submit("new_tokens")
-    parallel: str | None = _as_for_submit("parallel")
+    nodes: int = same_option(Job, "nodes")
+    cpus: int | None = same_option(Job, "cpus")
+    host_mem: int | None = same_option(Job, "host_memory_mb")
+    model: str | None = same_option(ModelUse, "model")
+    dtype: str | None = same_option(ModelUse, "dtype")
+    batch: int | None = same_option(ModelUse, "batch")
+    prompt_tokens: int | None = same_option(ModelUse, "prompt_tokens")
+    new_tokens: int | None = same_option(ModelUse, "new_tokens")
+    parallel: str | None = same_option(ModelUse, "parallel")
     name: str | None = option(
         None, help="what others are told of who has the GPUs (default: run)", parse=job_name, metavar="NAME"
     )
@@ -95,10 +82,10 @@ class CommandOptions:
     )
     quiet: bool = option(False, help="don't say what it waits for")
     dry_run: bool = option(False, help="look once, say what would happen, and start nothing")
-    gpu_list: tuple[str | int, ...] = _as_for_jobs("gpu_list")
-    gpu_memory_threshold: int = _as_for_jobs("gpu_memory_threshold")
-    max_checks: int | None = _as_for_jobs("max_checks")
-    check_interval: float = _as_for_jobs("check_interval")
+    gpu_list: tuple[str | int, ...] = same_option(GpuOptions, "gpu_list")
+    gpu_memory_threshold: int = same_option(GpuOptions, "gpu_memory_threshold")
+    max_checks: int | None = same_option(GpuOptions, "max_checks")
+    check_interval: float = same_option(GpuOptions, "check_interval")
 
     def __post_init__(self) -> None:
         if self.wait is not None and self.no_wait:
@@ -106,18 +93,21 @@ class CommandOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(ClusterOptions, CommandOptions):
+@for_one_command
+class RunOptions(EngineOptions, CommandOptions):
     """The same, and where it runs."""
 
     def __post_init__(self) -> None:
         CommandOptions.__post_init__(self)
-        ClusterOptions.__post_init__(self)
+        EngineOptions.__post_init__(self)
         if self.engine == LOCAL:
             return
         if self.gpu_list:
-            raise UsageError(f"--gpu-list is for this machine's GPUs, and the engine is {self.engine}: use --gpu-type")
+            hint = "" if self.spec.gpu_type_flag is None else f": use {self.spec.gpu_type_flag}"
+            raise UsageError(f"--gpu-list is for this machine's GPUs, and the engine is {self.engine}{hint}")
         if self.mem is not None and self.model is None:
-            raise UsageError(f"--mem is for this machine; {self.engine} gives whole GPUs, which --gpu-type chooses")
+            hint = "" if self.spec.gpu_type_flag is None else f", which {self.spec.gpu_type_flag} chooses"
+            raise UsageError(f"--mem is for this machine; {self.engine} gives whole GPUs{hint}")
 
     @property
     def gpus(self) -> int:
@@ -129,9 +119,9 @@ class RunOptions(ClusterOptions, CommandOptions):
 
         Raises UsageError for words that need a model, and what the planner raises.
         """
-        said = {name: getattr(self, name) for name in ("model", *OF_A_MODEL)}
-        wanted = None if self.num_gpus is None else (self.num_gpus, self.num_gpus)
-        use = JobOptions(num_gpus=wanted, mem=self.mem, **said).use
+        given = {each.name: getattr(self, each.name) for each, _ in option_fields(ModelUse)}
+        given |= {"gpus": None if self.num_gpus is None else (self.num_gpus, self.num_gpus), "memory_mb": self.mem}
+        use = model_use({name: value for name, value in given.items() if value is not None})
         if use is None:
             return self
         need = planner(use)

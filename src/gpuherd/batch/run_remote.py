@@ -1,5 +1,5 @@
-"""``gpuherd run`` beyond this machine: SLURM's srun takes our place, or the command is one job that is handed over and
-whose log is followed here.
+"""``gpuherd run`` beyond this machine: a program of the engine replaces this process (SLURM's srun), or the command is
+one job that is submitted and whose log is followed here.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from gpuherd.batch.run import NoGpuFree, RunOptions, replace_process
 from gpuherd.batch.user_queue import folder, open_folder
-from gpuherd.engines.base import EngineMissing, Placement
-from gpuherd.engines.options import ClusterOptions, EngineOptions
-from gpuherd.engines.slurm.site import Allocation
+from gpuherd.engines.base import Command, EngineMissing, Placement, Replacement
+from gpuherd.engines.options import engine_values
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.job import Job
@@ -43,11 +42,11 @@ _UNREAD = 128 + signal.SIGPIPE
 
 
 def asked(options: RunOptions) -> Placement:
-    """What the command asks of the cluster."""
+    """The resources that the command requests from the engine."""
     return Placement(
         gpus=options.gpus,
         nodes=options.nodes or 1,
-        tasks=options.ntasks_per_node or 1,
+        tasks=options.spec.tasks(options),
         cpus=options.cpus,
         memory_mb=options.host_mem,
         time_s=options.time_limit,
@@ -55,101 +54,47 @@ def asked(options: RunOptions) -> Placement:
 
 
 def why_never(options: RunOptions) -> str | None:
-    """Why the cluster can never give what is asked, None where it can. Raises what its engine's ``check`` raises."""
+    """Why the cluster can never grant it, None where it can. Raises what its engine's ``check`` raises."""
     from gpuherd.jobs.remote.dispatcher import opened
 
     wanted = asked(options)
-    with opened(options.engine_options()) as engine:
+    with opened(options) as engine:
         return None if engine is None else engine.check([wanted]).get(wanted)
 
 
 def refuse_if_never(options: RunOptions) -> None:
-    """Raises JobCannotFit for what the cluster can never give, and what its engine's ``check`` raises."""
+    """Raises JobCannotFit for what the cluster can never grant, and what its engine's ``check`` raises."""
     reason = why_never(options)
     if reason is not None:
         raise JobCannotFit(f"the command can never run there: {reason}")
 
 
-# --- SLURM ------------------------------------------------------------------------------------------------------------
+# --- a program of the engine in our place -----------------------------------------------------------------------------
 
 
-def allocation(options: RunOptions, tell: Callable[[str], None]) -> Allocation | None:
-    """The SLURM job of which the command is to be a step, None for a job of its own.
-
-    Raises JobCannotFit and UsageError where it can't be that step and is to be nothing else.
-    """
-    from gpuherd.engines.slurm.foreground import allocated
-
-    if options.in_allocation is False:
-        return None
-    found = allocated(os.environ, asked(options), options.engine_options())
-    if isinstance(found, str):
-        if options.in_allocation:
-            raise JobCannotFit(f"--in-allocation: {found}")
-        tell(f"{found}; asking for a job of its own")
-        return None
-    if found is None and options.in_allocation:
-        raise UsageError(
-            "--in-allocation: this is not typed in a SLURM job (SLURM_JOB_ID is not set); salloc starts one"
-        )
-    return found
-
-
-def srun_words(options: RunOptions, argv: Sequence[str], within: Allocation | None) -> list[str]:
-    """The srun that runs the command. Raises UsageError."""
-    from gpuherd.engines.slurm.commands import Programs
-    from gpuherd.engines.slurm.engine import refuse_unknown_mpi
-    from gpuherd.engines.slurm.foreground import in_step, srun
-
-    refuse_unknown_mpi(options.engine_options(), Programs())
-    return srun(
-        argv,
-        asked(options),
-        options.engine_options(),
+def replacement(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]) -> Replacement | None:
+    """The engine's program that runs the command; None where the command becomes a job that is followed. Raises as
+    ``EngineSpec.foreground``."""
+    command = Command(
+        argv=tuple(argv),
+        placement=asked(options),
         name=options.name or "gpuherd-run",
         wait_s=0.0 if options.no_wait else options.wait,
-        terminal=(options.nodes or 1) * (options.ntasks_per_node or 1) == 1 and os.isatty(0) and os.isatty(1),
-        within=within,
-        in_step=in_step(os.environ),
+        tell=tell,
     )
+    return options.spec.foreground(command, options)
 
 
-def become_srun(
-    options: RunOptions, argv: Sequence[str], inherited: Sequence[int], tell: Callable[[str], None]
-) -> NoReturn:
-    """Replaces this process by srun with the command. ``inherited``: the descriptors that we were given.
+def become(found: Replacement, inherited: Sequence[int]) -> NoReturn:
+    """Replaces this process by the engine's program. ``inherited``: the descriptors that we were given.
 
-    Raises as ``allocation`` and ``refuse_if_never``, and CannotBecome.
+    Raises EngineMissing, CannotBecome.
     """
-    from gpuherd.engines.slurm.foreground import environment
-
-    within = allocation(options, tell)
-    words = srun_words(options, argv, within)
-    program = _srun()
-    if within is None:
-        refuse_if_never(options)
-    replace_process(program, words, environment(os.environ, asked(options)), inherited)
-    raise AssertionError("unreachable")
-
-
-def become_step(within: Allocation, argv: Sequence[str]) -> NoReturn:
-    """Replaces this process by srun with the command, on all that the SLURM job's only node gives it. Raises
-    EngineMissing, CannotBecome."""
-    from gpuherd.engines.slurm.foreground import environment, srun
-
-    (node,) = within.nodes
-    all_of_it = Placement(gpus=node.count(None), cpus=node.cpus, memory_mb=node.memory_mb)
-    options, terminal = EngineOptions(engine="slurm"), os.isatty(0) and os.isatty(1)
-    words = srun(argv, all_of_it, options, name="gpuherd", terminal=terminal, within=within, in_step=True)
-    replace_process(_srun(), words, environment(os.environ, all_of_it), inherited=(0, 1, 2))
-    raise AssertionError("unreachable")
-
-
-def _srun() -> str:
-    program = shutil.which("srun")
+    program = shutil.which(found.argv[0])
     if program is None:
-        raise EngineMissing("srun is not here; it comes with SLURM's own programs, as sbatch does")
-    return program
+        raise EngineMissing(f"{found.argv[0]} is not here; it comes with the cluster's own programs")
+    replace_process(program, found.argv, found.environment, inherited)
+    raise AssertionError("unreachable")
 
 
 # --- one job that is followed -----------------------------------------------------------------------------------------
@@ -230,9 +175,8 @@ def _work(
         retries=0,
         cwd=os.getcwd(),  # noqa: PTH109 - as text, whatever it is
     )
-    engine = {each.name: getattr(options, each.name) for each in fields(ClusterOptions)}
     try:
-        state.outcome = run_jobs([job], DispatchOptions(**engine), run, on_event=hear)
+        state.outcome = run_jobs([job], DispatchOptions(**engine_values(options)), run, on_event=hear)
     except BaseException as problem:
         state.problem = problem
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +18,9 @@ from gpuherd.batch.feasibility import (
     refuse_if_never,
     refuse_missing_folder,
 )
-from gpuherd.batch.job_options import JobOptions, Planner
-from gpuherd.engines.options import ENGINES, LOCAL, EngineName
+from gpuherd.batch.job_options import GPU_VARIABLES
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
 from gpuherd.jobs.control.messages import wake
 from gpuherd.jobs.job import Job, JobState, check_needs
@@ -47,12 +48,12 @@ def folder(engine: str = LOCAL) -> Path:
     return base if engine == LOCAL else base.with_name(f"{base.name}-{engine}")
 
 
-def in_use() -> tuple[EngineName, ...]:
+def in_use() -> tuple[str, ...]:
     """The engines for which the user has a queue already."""
     return tuple(engine for engine in ENGINES if _is_in_use(engine))
 
 
-def _is_in_use(engine: EngineName) -> bool:
+def _is_in_use(engine: str) -> bool:
     from gpuherd.jobs.queue.reader import is_there  # with SQLite, which not every command needs
 
     try:
@@ -122,28 +123,19 @@ class Submitted:
     worker: int | None
 
 
-def make_job(
-    options: JobOptions,
-    argv: Sequence[str],
-    environment: Mapping[str, str],
-    cwd: str,
-    planner: Planner | None = None,
-) -> Job:
-    """The job of a command typed in this folder with this environment; without a name it is to get one. ``planner``
-    says what it needs if it names a model.
+def with_surroundings(job: Job, environment: Mapping[str, str], cwd: str) -> Job:
+    """The job as typed in this folder with this environment.
 
-    CUDA_VISIBLE_DEVICES stays behind, since GPUs are chosen when it starts, and so does what is gpuherd's own.
+    It doesn't get the variables that choose GPUs, which are chosen when it starts, nor those of gpuherd itself.
     """
-    folder = os.path.join(cwd, options.cwd or "")  # noqa: PTH118 - text: a job's folder need not exist here and now
+    folder = os.path.join(cwd, job.cwd or "")  # noqa: PTH118 - text: a job's folder need not exist here and now
     kept = {
         name: value
         for name, value in environment.items()
-        if name not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") and not name.startswith("GPUHERD_")
+        if name not in GPU_VARIABLES and not name.startswith("GPUHERD_")
     }
-    words = tuple(argv)
-    job = replace(options, env=kept, cwd=folder).job(options.name or "new", words, planner=planner)
-    # Not the environment: half of what a shell exports changes from one terminal to the next.
-    return replace(job, identity=json.dumps([words, folder]))
+    # Its identity leaves the environment out: half of what a shell exports changes from one terminal to the next.
+    return replace(job, env=kept, cwd=folder, identity=json.dumps([job.argv, folder]))
 
 
 def check(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | None = None) -> None:
@@ -168,7 +160,7 @@ def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | No
     """Adds the job to the queue and tells its dispatcher.
 
     Args:
-        job: what ``make_job`` made.
+        job: the job, ``with_surroundings`` if it was typed in a terminal.
         named: its name is its own; else it gets ``job-0001`` or the next.
         engine: what is to run it; what a cluster can't ever give is refused by its dispatcher.
         run: the queue's folder; the user's own for the engine if not given.

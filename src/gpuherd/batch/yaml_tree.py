@@ -1,4 +1,9 @@
-"""Reads YAML into a tree of plain nodes that know their lines; no document can run code or exhaust memory."""
+"""Reads YAML into a tree of plain nodes that know their lines; no document can run code or exhaust memory.
+
+Uses only the event parser of PyYAML, a state machine in C. A hostile document can't run code (tags are refused), turn a
+name into a number (scalars stay as they are written), repeat a key unnoticed, or grow: an alias is the same node again,
+and depth is bounded, for the parser, which needs no stack, as for the recursion here.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuherd.batch.job_options import BadJobFile, Problem
-
-# Reads YAML into a tree of plain nodes that know their lines. What a hostile document can't do here: run code (no
-# tags), turn a name into a number (scalars stay as they are written), repeat a key unseen, or grow (an alias is the
-# same node again, and depth is bounded, without recursion).
-#
-# Uses the event parser of PyYAML only. Knows nothing of what the document means.
 
 _MOST_DEPTH = 20
 _NOTHING = frozenset({"", "~", "null", "Null", "NULL"})
@@ -48,18 +47,17 @@ Node = Scalar | Sequence | Mapping
 
 
 def read_tree(text: str) -> Node:
-    """The document's top node. Raises BadJobFile for text that is no YAML, or uses what jobs have no use for."""
+    """The document's top node. Raises BadJobFile for text that is no YAML, or uses what a job file can't have."""
     import yaml
 
-    # The parser is a state machine, also in C: nesting costs no stack there, and here it is counted.
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    reader = _Reader(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     try:
-        return _Builder().build(yaml.parse(text, Loader=loader))
+        return reader.document()
     except yaml.MarkedYAMLError as problem:
         line = 0 if problem.problem_mark is None else problem.problem_mark.line + 1
-        raise BadJobFile([Problem(line, f"no YAML: {problem.problem or problem.context}")]) from None
+        raise _wrong(line, f"no YAML: {problem.problem or problem.context}") from None
     except yaml.YAMLError as problem:
-        raise BadJobFile([Problem(0, f"no YAML: {problem}")]) from None
+        raise _wrong(0, f"no YAML: {problem}") from None
 
 
 def plain(node: Node) -> Any:
@@ -69,124 +67,100 @@ def plain(node: Node) -> Any:
     return [plain(item) for item in node.items] if isinstance(node, Sequence) else node.value
 
 
-class _Builder:
-    """Nodes that are open, with the key that waits for its value in each mapping."""
+class _Reader:
+    """Builds nodes from the parser's events."""
 
-    def __init__(self) -> None:
-        self._open: list[Sequence | Mapping] = []
-        self._keys: list[Scalar | None] = []
-        self._open_anchors: list[str | None] = []
+    def __init__(self, events: Iterator[Any]) -> None:
+        self._events = events
+        # None for a node that is not complete: an alias inside it would make a circle.
         self._anchors: dict[str, Node | None] = {}
-        self._top: Node | None = None
 
-    def build(self, events: Iterator[Any]) -> Node:
+    def document(self) -> Node:
         import yaml
 
-        documents = 0
-        for event in events:
+        top: Node | None = None
+        for event in self._events:
             line = event.start_mark.line + 1
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    raise _wrong(line, "a second document begins; a job file is one")
-            elif isinstance(event, yaml.ScalarEvent):
-                _refuse_tag(event, line)
-                plain = not event.style and event.tag is None
-                self._add(Scalar(line, None if plain and event.value in _NOTHING else event.value), event.anchor)
-            elif isinstance(event, yaml.AliasEvent):
-                node = self._anchors.get(str(event.anchor))
-                if node is None:
-                    raise _wrong(line, f"*{event.anchor} refers to nothing that is complete above it")
-                self._add(node, None)
-            elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
-                _refuse_tag(event, line)
-                kind = Sequence if isinstance(event, yaml.SequenceStartEvent) else Mapping
-                self._begin(kind(line), event.anchor)
-            elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
-                self._end()
-        if self._top is None:
+            if isinstance(event, yaml.DocumentStartEvent) and top is not None:
+                raise _wrong(line, "a second document begins; a job file is one")
+            if isinstance(event, yaml.NodeEvent):
+                top = self._node(event, 0)
+        if top is None:
             raise _wrong(0, "nothing is in it")
-        return self._top
+        return top
 
-    def _begin(self, node: Sequence | Mapping, anchor: str | None) -> None:
-        if len(self._open) == _MOST_DEPTH:
-            raise _wrong(node.line, f"nested more than {_MOST_DEPTH} deep")
-        self._add(node, None)
-        self._open.append(node)
-        self._keys.append(None)
-        self._open_anchors.append(anchor)
-        if anchor is not None:
-            self._anchors[anchor] = None  # until it is complete: an alias inside it would be a circle
+    def _node(self, event: Any, depth: int) -> Node:
+        import yaml
 
-    def _end(self) -> None:
-        ended = self._open.pop()
-        self._keys.pop()
-        anchor = self._open_anchors.pop()
-        if isinstance(ended, Mapping):
-            _merge(ended)
-        if anchor is not None:
-            self._anchors[anchor] = ended
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            known = self._anchors.get(str(event.anchor))
+            if known is None:
+                raise _wrong(line, f"*{event.anchor} refers to nothing that is complete above it")
+            return known
+        if event.tag not in (None, "!") and event.tag not in _PLAIN_TAGS:
+            raise _wrong(line, f"the tag {event.tag} is not possible in a job file")
+        node: Node
+        if isinstance(event, yaml.ScalarEvent):
+            is_null = not event.style and event.tag is None and event.value in _NOTHING
+            node = Scalar(line, None if is_null else event.value)
+        elif depth == _MOST_DEPTH:
+            raise _wrong(line, f"nested more than {_MOST_DEPTH} deep")
+        else:
+            if event.anchor is not None:
+                self._anchors[event.anchor] = None
+            inside = self._inside(depth + 1)
+            if isinstance(event, yaml.SequenceStartEvent):
+                node = Sequence(line, list(inside))
+            else:
+                node = _mapping(line, inside)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
 
-    def _add(self, node: Node, anchor: str | None) -> None:
-        """Puts a node where it belongs: the end of a list, a mapping's next key, the value of one, or the top."""
-        if anchor is not None:
-            self._anchors[anchor] = node
-        if not self._open:
-            self._top = node
-            return
-        parent = self._open[-1]
-        if isinstance(parent, Sequence):
-            parent.items.append(node)
-            return
-        key = self._keys[-1]
-        if key is None:
-            if not isinstance(node, Scalar) or node.value is None:
-                raise _wrong(node.line, "a key must be a word")
-            self._keys[-1] = node
-            return
-        name = str(key.value)
-        if name in parent.items:
-            raise _wrong(key.line, f"the key {name!r} is there twice; the first is in line {parent.lines[name]}")
-        parent.items[name] = node
-        parent.lines[name] = key.line
-        self._keys[-1] = None
+    def _inside(self, depth: int) -> Iterator[Node]:
+        """The nodes up to the end of the list or mapping that has begun."""
+        from yaml import CollectionEndEvent
+
+        for event in self._events:
+            if isinstance(event, CollectionEndEvent):
+                return
+            yield self._node(event, depth)
 
 
-def _merge(node: Mapping) -> None:
-    """``<<: *defaults``: what another mapping says, where this one says nothing."""
-    others = node.items.pop("<<", None)
-    if others is None:
-        return
-    for other in others.items if isinstance(others, Sequence) else [others]:
+def _mapping(line: int, nodes: Iterator[Node]) -> Mapping:
+    """The mapping of these keys and values. ``<<: *defaults`` adds the keys of another that this one doesn't have."""
+    made = Mapping(line)
+    for key in nodes:
+        if not isinstance(key, Scalar) or key.value is None:
+            raise _wrong(key.line, "a key must be a word")
+        if key.value in made.items:
+            first = made.lines[key.value]
+            raise _wrong(key.line, f"the key {key.value!r} is there twice; the first is in line {first}")
+        made.lines[key.value] = key.line
+        made.items[key.value] = next(nodes)
+    others = made.items.pop("<<", None)
+    for other in others.items if isinstance(others, Sequence) else [] if others is None else [others]:
         if not isinstance(other, Mapping):
-            raise _wrong(node.lines["<<"], "<< takes a mapping, or a list of some")
-        for key, value in other.items.items():
-            if key not in node.items:
-                node.items[key] = value
-                node.lines[key] = other.lines[key]
-
-
-def _refuse_tag(event: Any, line: int) -> None:
-    if event.tag not in (None, "!") and event.tag not in _PLAIN_TAGS:
-        raise _wrong(line, f"the tag {event.tag} is not possible in a job file")
+            raise _wrong(made.lines["<<"], "<< takes a mapping, or a list of some")
+        made.items = other.items | made.items
+        made.lines = other.lines | made.lines
+    return made
 
 
 def _wrong(line: int, text: str) -> BadJobFile:
     return BadJobFile([Problem(line, text)])
 
 
-# What every reader of a YAML tree asks of a node, and how it says that something is wrong with it.
-
-
 class Wrong(Exception):
-    """Something wrong with an entry; the other entries can still be read."""
+    """Something wrong with an entry; the other entries can still be read. ``problems``: at least one."""
 
     def __init__(self, line: int, text: str, also: Iterable[Problem] = ()):
         super().__init__(text)
         self.problems = (Problem(line, text), *also)
 
     @staticmethod
-    def all_of(problems: list[Problem]) -> Wrong:
+    def all_of(problems: Iterable[Problem]) -> Wrong:
         """One for several problems, of which there is at least one."""
         first, *others = problems
         return Wrong(first.line, first.text, others)

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +16,15 @@ from gpuherd.batch.batch import BatchOptions, PlannedJob
 from gpuherd.batch.job_options import BadJobFile
 from gpuherd.cli.common import add_command, add_run
 from gpuherd.cli.job_start import fill_from_block, load_for
-from gpuherd.engines.options import LOCAL, EngineOptions
+from gpuherd.engines.options import EngineOptions, engine_values
+from gpuherd.engines.registry import LOCAL, EngineSpec, specs
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.options import Parser, add_options, build
 from gpuherd.units import count
 
 if TYPE_CHECKING:
     from gpuherd.batch.export import Found
-    from gpuherd.batch.job_options import Planner
+    from gpuherd.jobs.job import Planner
     from gpuherd.jobs.records import Outcome
     from gpuherd.jobs.run_dir import RunDirectory
 
@@ -110,21 +111,21 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
 
     # With --json standard output belongs to the JSON alone.
     console = Console(stderr=args.json, highlight=False)
-    jobs, unfit = jobs_of(args.file, options, _planner(options))
-    options = with_sharing(options, jobs)
+    file = jobs_of(args.file, options, _planner(options))
+    options = with_sharing(options, file.jobs)
     directory = run_folder(args.file, options)
     directory.create()
 
     def record() -> None:
-        directory.write_run_record(run_record(args.file, options, jobs))
+        directory.write_run_record(run_record(args.file, options, file.jobs))
 
     with run_log(directory.logs, datetime.now(), "batch"), display(console) as shown:
         outcome = run_jobs(
-            jobs,
+            file.jobs,
             options,
             directory,
             before=record,
-            refused=unfit,
+            refused=file.unfit,
             display=shown,
             enqueue_only=options.enqueue_only,
         )
@@ -197,23 +198,6 @@ examples:
   gpuherd esd --model-list models.csv --output-dir results --enqueue-only
   gpuherd export --to slurm results --output results/slurm --account lab
 """
-_SLURM = (
-    "node_gpus",
-    "partition",
-    "account",
-    "qos",
-    "constraint",
-    "gpu_type",
-    "cpus_per_job",
-    "host_mem",
-    "time_limit",
-    "notice",
-    "array_limit",
-    "ntasks_per_node",
-    "mpi",
-    "slurm_args",
-    "setup",
-)
 
 
 def add_export(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -226,7 +210,7 @@ def add_export(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help_text="a job file, - for standard input, or a run's folder",
         required=True,
     )
-    parser.add_argument("--to", required=True, choices=("slurm", "shell"), help="for whom the files are")
+    parser.add_argument("--to", required=True, choices=tuple(_exporters()), help="for whom the files are")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files, made if it is not there")
     parser.add_argument("--force", action="store_true", help="replace files that are there")
     parser.add_argument("--dry-run", action="store_true", help="show the files and write none")
@@ -239,17 +223,27 @@ def add_export(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="GPUs of jobs that don't say how many; 0: none (default: 1)",
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON")
-    add_options(parser, EngineOptions, only=_SLURM)
+    add_options(parser, EngineOptions, only={name for spec in _exporters().values() for name in _options_of(spec)})
     parser.set_defaults(run=run_export)
+
+
+def _exporters() -> dict[str, EngineSpec]:
+    """Engines by the word of ``--to``, those of clusters first."""
+    return {spec.export_to: spec for spec in (*specs()[1:], specs()[0]) if spec.export_to is not None}
+
+
+def _options_of(spec: EngineSpec) -> frozenset[str]:
+    return frozenset(spec.fields) - spec.not_exported
 
 
 def run_export(args: argparse.Namespace) -> int:
     """Writes or shows the files."""
+    from gpuherd.batch.export import files as files_of
     from gpuherd.batch.export import of, write
 
     options = _engine(args)
     found = of(args.path, shell=args.shell, gpus=args.gpus_per_job, planner=_planner_of_engine(options))
-    files = _files(args, options, found)
+    files = files_of(found.jobs, options, found.folder)
     folder = Path(args.output).absolute()
     if not args.dry_run:
         write(folder, files, force=args.force)
@@ -258,30 +252,29 @@ def run_export(args: argparse.Namespace) -> int:
     elif args.dry_run:
         _show(files)
     else:
-        _tell(args.to, found, folder)
+        _tell(options.spec.submit_file, found, folder)
     return ExitCode.OK
 
 
 def _engine(args: argparse.Namespace) -> EngineOptions:
-    """The options of SLURM, with what the job file and the settings say; none for a shell."""
-    if args.to == "shell":
-        given = next((name for name in _SLURM if hasattr(args, name)), None)
-        if given is not None:
-            raise UsageError(f"--{given.replace('_', '-')} is for --to slurm")
-        return EngineOptions()
-    from gpuherd.batch.assemble import read_engine
-    from gpuherd.jobs.settings import load
+    """The options of the engine for which the files are, with what the job file and the settings say; none for a shell.
 
-    args.engine = "slurm"  # whatever file and settings take for running jobs
-    fill_from_block(args, read_engine(args.path))
-    load().fill(args, EngineOptions)
-    named = {name: getattr(args, name) for name in _SLURM if hasattr(args, name)}
-    options = build(EngineOptions, argparse.Namespace(engine="slurm", **named))
-    from gpuherd.engines.slurm.commands import Programs
-    from gpuherd.engines.slurm.engine import refuse_unknown_mpi
+    Raises UsageError for an option that says nothing to the files.
+    """
+    spec = _exporters()[args.to]
+    possible = _options_of(spec)
+    for name in engine_values(args):
+        if name not in possible:
+            whose = " or --to ".join(word for word, each in _exporters().items() if name in _options_of(each))
+            raise UsageError(f"--{name.replace('_', '-')} is for --to {whose}")
+    args.engine = spec.name  # whatever file and settings take for running jobs
+    if spec.name != LOCAL:
+        from gpuherd.jobs.settings import load
 
-    refuse_unknown_mpi(options, Programs())
-    return options
+        fill_from_block(args, read_engine(args.path))
+        load().fill(args, EngineOptions)
+    named = {name: getattr(args, name) for name in possible if hasattr(args, name)}
+    return EngineOptions(engine=spec.name, **named)
 
 
 def _planner_of_engine(options: EngineOptions) -> Planner:
@@ -291,17 +284,7 @@ def _planner_of_engine(options: EngineOptions) -> Planner:
     from gpuherd.cli.job_start import JOB_FILE, of_a_run, planner
     from gpuherd.jobs.options import DispatchOptions
 
-    engine = {each.name: getattr(options, each.name) for each in fields(EngineOptions)}
-    return planner(partial(of_a_run, DispatchOptions(**engine), None), spelling=JOB_FILE)
-
-
-def _files(args: argparse.Namespace, options: EngineOptions, found: Found) -> Mapping[str, str]:
-    from gpuherd.batch import export, export_slurm
-    from gpuherd.batch.export import groups_of
-
-    if args.to == "shell":
-        return export.files(found.jobs, found.folder)
-    return export_slurm.files(groups_of(found.jobs, options), options, found.folder)
+    return planner(partial(of_a_run, DispatchOptions(**engine_values(options)), None), spelling=JOB_FILE)
 
 
 def _show(files: Mapping[str, str]) -> None:
@@ -315,13 +298,11 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _tell(to: str, found: Found, folder: Path) -> None:
-    from gpuherd.batch import export, export_slurm
+def _tell(script: str, found: Found, folder: Path) -> None:
     from gpuherd.batch.export import left_over
 
     jobs = f"{len(found.jobs)} job{'s' if len(found.jobs) != 1 else ''}"
-    script = folder / (export_slurm.SUBMIT if to == "slurm" else export.RUN)
-    print(printable(f"{jobs} written to {folder}; to run them: bash {shlex.quote(str(script))}"))
+    print(printable(f"{jobs} written to {folder}; to run them: bash {shlex.quote(str(folder / script))}"))
     for what, many in left_over(found.jobs).items():
         print(f"gpuherd: these files don't keep {what}, which {many} of the jobs say", file=sys.stderr)
     if found.left_out:

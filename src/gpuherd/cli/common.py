@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from gpuherd.cli import COMMANDS
 from gpuherd.columns import Column, fitted, window
-from gpuherd.engines.options import ENGINES, LOCAL, EngineName
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.options import Parser
 
@@ -131,7 +132,7 @@ def _is_own_job(name: str) -> bool:
     from gpuherd.jobs.monitor.status import opened
     from gpuherd.jobs.run_dir import RunDirectory
 
-    def has_it(engine: EngineName) -> bool:
+    def has_it(engine: str) -> bool:
         with opened(RunDirectory(folder(engine))) as reader:
             return reader.one("SELECT 1 FROM jobs WHERE name = ?", (name,)) is not None
 
@@ -183,10 +184,10 @@ def meant(args: argparse.Namespace) -> RunDirectory:
     return run
 
 
-def own_engine(args: argparse.Namespace) -> EngineName:
+def own_engine(args: argparse.Namespace) -> str:
     """The engine whose queue is meant where no folder is named. Raises UsageError where it could be several."""
     if args.engine is not None:
-        named: EngineName = args.engine
+        named: str = args.engine
         return named
     from gpuherd.batch.user_queue import in_use
     from gpuherd.errors import UsageError
@@ -199,7 +200,7 @@ def own_engine(args: argparse.Namespace) -> EngineName:
     return there[0]
 
 
-def usual_engine(*, starts_jobs: bool = False) -> EngineName:
+def usual_engine(*, starts_jobs: bool = False) -> str:
     """The engine where none is named: that of the settings, or this machine.
 
     Wrong settings do not prevent looking at a run or ending it: the command prints a warning and uses this machine.

@@ -13,13 +13,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.common import add_command
-from gpuherd.errors import ExitCode, UsageError
-from gpuherd.options import Parser
+from gpuherd.engines.options import EngineOptions, engine_values
+from gpuherd.engines.registry import LOCAL, specs
+from gpuherd.errors import ExitCode
+from gpuherd.options import Parser, add_options, build
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuherd.doctor.checks import CheckResult
+    from gpuherd.checks import CheckResult
 
 DOCTOR = """\
 Checks driver, CUDA, torch, each visible GPU (a small model is loaded and run on it), interconnect, disk and versions.
@@ -42,8 +44,10 @@ def add_doctor(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "doctor", DOCTOR)
     parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
-    parser.add_argument("--engine", choices=("slurm", "ray"), help="look at this engine too, and at this folder")
-    parser.add_argument("--ray-address", metavar="ADDRESS", help="of the Ray cluster (default: one on this machine)")
+    clusters = [spec for spec in specs() if spec.name != LOCAL]
+    names = [spec.name for spec in clusters]
+    parser.add_argument("--engine", choices=names, help="look at this engine too, and at this folder")
+    add_options(parser, EngineOptions, only={name for spec in clusters for name in spec.doctor_options})
     parser.set_defaults(run=run_doctor)
 
 
@@ -51,18 +55,17 @@ def run_doctor(args: argparse.Namespace) -> int:
     """Makes all checks, printing each as it comes."""
     from rich.console import Console
 
+    from gpuherd.checks import all_well
     from gpuherd.doctor import checkup
-    from gpuherd.doctor.checks import all_well
     from gpuherd.standin import driver
     from gpuherd.standin.driver import STATE_VARIABLE
 
     simulated = STATE_VARIABLE in os.environ
     screen, waiting = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
     results: list[CheckResult] = []
-    if args.ray_address is not None and args.engine != "ray":
-        raise UsageError("--ray-address is for --engine ray")
-    asked = {"engine": args.engine, "ray_address": args.ray_address}
-    for step in checkup.steps(simulated=simulated, compiler=driver.compiler(), **asked):
+    options = build(EngineOptions, argparse.Namespace(**engine_values(args) | {"engine": args.engine or LOCAL}))
+    asked = None if args.engine is None else options
+    for step in checkup.steps(simulated=simulated, compiler=driver.compiler(), options=asked):
         with _progress(waiting, step.title):
             found = step.run()
         results += found

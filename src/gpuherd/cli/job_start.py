@@ -12,22 +12,21 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch.job_options import ModelUse, Need, Planner
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError, printable
+from gpuherd.jobs.job import ModelUse, Need, Planner
 from gpuherd.options import option_fields
 
 if TYPE_CHECKING:
-    from gpuherd.engines.options import ClusterOptions, EngineOptions
+    from gpuherd.engines.options import EngineOptions
     from gpuherd.gpus.state import Gpu
     from gpuherd.jobs.options import DispatchOptions
     from gpuherd.jobs.settings import Settings
     from gpuherd.models.plan.card import Card
 
-# What says how jobs wait in SLURM's queue and how long they may run: SLURM has settled it for its job that we are in.
-_OF_THE_QUEUE = frozenset({"partition", "account", "qos", "array_limit", "at_most", "time_limit", "notice"})
 _LONGEST_STEM = 60
 # A list may name thousands of models; the plan of each is in the table of a dry run.
 _MOST_TOLD = 20
@@ -108,7 +107,7 @@ def of_gpus(gpus: Sequence[Gpu], most: int | None = None) -> Having:
 
 def of_a_run(options: DispatchOptions, most: int | None) -> Having:
     """The GPUs that a run with these options may use, ``most`` of them at once; those of a node of its cluster."""
-    if options.engine != "local":
+    if options.engine != LOCAL:
         return of_a_cluster(options)
     from gpuherd.jobs.gpu.watch import watch_for_plan
     from gpuherd.jobs.settings import load
@@ -116,7 +115,7 @@ def of_a_run(options: DispatchOptions, most: int | None) -> Having:
     return of_gpus(watch_for_plan(options, load()).gpus, most)
 
 
-def of_a_cluster(options: EngineOptions | ClusterOptions) -> Having:
+def of_a_cluster(options: EngineOptions) -> Having:
     """The GPUs of one of its nodes. No driver is asked on this machine."""
     from gpuherd.models.plan.cluster import node_cards
 
@@ -150,7 +149,7 @@ def fill_from_yaml(args: argparse.Namespace, config_type: type, told: Any) -> No
 
 def fill_from_block(args: argparse.Namespace, block: Mapping[str, Any]) -> None:
     """The same with what was read already. Simulated GPUs are this machine's, whatever a file says."""
-    here = None if args.simulate is None else "local"
+    here = None if args.simulate is None else LOCAL
     if getattr(args, "engine", here) not in (None, block.get("engine")):
         return
     for name, value in block.items():
@@ -183,55 +182,52 @@ def keep_simulation_here(args: argparse.Namespace) -> None:
     """With ``--simulate`` jobs run here, whatever the settings say. Raises UsageError where a cluster was named."""
     if args.simulate is None:
         return
-    if getattr(args, "engine", None) not in (None, "local"):
+    if getattr(args, "engine", None) not in (None, LOCAL):
         raise UsageError(
             f"--simulate pretends GPUs of this machine, and --engine {args.engine} would hand the jobs to a cluster, "
             "which knows nothing of them; leave one of both out"
         )
-    args.engine = "local"
+    args.engine = LOCAL
 
 
-def stay_in_allocation(args: argparse.Namespace, settings: Settings) -> None:
-    """With ``--in-allocation`` the engine is this machine's, and what says how jobs wait in SLURM's queue is left out.
-    On another machine than the SLURM job's node this process becomes a step of that job with the same command.
+def stay_inside(args: argparse.Namespace, settings: Settings) -> None:
+    """Where the options want the command to run inside of the engine's job that it is typed in (``--in-allocation``),
+    the engine becomes this machine's. Elsewhere than on that job's node this process becomes the same command there.
 
-    Raises UsageError where that can't be, or an option is given that nothing would follow here, and what asking SLURM
-    raises.
+    Raises as ``EngineSpec.take_over``.
     """
-    from gpuherd.engines.options import LOCAL, EngineOptions, foreign, said_in
+    from gpuherd.engines.base import Replacement
+    from gpuherd.engines.options import EngineOptions, engine_values
+    from gpuherd.engines.registry import foreign
 
-    engine = getattr(args, "engine", settings.engine)
-    if not getattr(args, "in_allocation", settings.defaults.get("in_allocation")) or engine != "slurm":
+    name = getattr(args, "engine", settings.engine)
+    if name == LOCAL:
         return
-    if hasattr(args, "node_gpus"):
-        raise UsageError("--node-gpus: with --in-allocation models are planned for the GPUs of this node; leave it out")
-    from gpuherd.engines.base import Placement
-    from gpuherd.engines.slurm.foreground import is_on, only_node, place_for
+    given = engine_values(args) | {"engine": name}
+    defaults = {
+        key: value
+        for key, value in engine_values(SimpleNamespace(**settings.defaults)).items()
+        if key not in foreign(name)
+    }
+    found = EngineOptions(**given).spec.take_over(
+        EngineOptions(**given), EngineOptions(**(defaults | given)), [sys.executable, "-m", "gpuherd", *sys.argv[1:]]
+    )
+    if found is None:
+        return
+    if isinstance(found, Replacement):
+        from gpuherd.batch.run_remote import become
 
-    there = only_node(os.environ)
-    if not isinstance(there, str) and not is_on(there.nodes[0], os.environ):
-        from gpuherd.batch.run_remote import become_step
-
-        become_step(there, [sys.executable, "-m", "gpuherd", *sys.argv[1:]])
-    said = {name: value for name, value in said_in(args).items() if name not in _OF_THE_QUEUE}
-    asked = EngineOptions(**said | {"engine": engine})
-    least = Placement(gpus=1 if asked.gpu_type else 0, cpus=asked.cpus_per_job, memory_mb=asked.host_mem)
-    found = place_for([least], asked, os.environ)
-    if isinstance(found, str):
-        raise UsageError(f"--in-allocation: {found}; leave --in-allocation out to submit jobs of their own")
-    most = [
-        getattr(args, "array_limit", None),
-        getattr(args, "max_concurrent", settings.defaults.get("max_concurrent")),
-    ]
-    at_once = [each for each in (*most, found.at_once([least])) if each is not None]
+        become(found, inherited=(0, 1, 2))
+    most = [getattr(args, "max_concurrent", settings.defaults.get("max_concurrent")), found.at_once]
+    at_once = [each for each in most if each is not None]
     if at_once:
         args.max_concurrent = min(at_once)
-    for name in foreign(LOCAL) & vars(args).keys():
-        delattr(args, name)
+    for option in foreign(LOCAL) & vars(args).keys():
+        delattr(args, option)
     args.engine = LOCAL
-    # Where SLURM has given this shell no GPU, those that the machine has are others'.
+    # Where the engine has given this shell no GPU, those that the machine has are others'.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    sys.stderr.write(f"gpuherd: the jobs run in SLURM job {found.job}, on {found.nodes[0].name}\n")
+    sys.stderr.write(f"gpuherd: the jobs run in {found.title}, on {found.node}\n")
 
 
 def load_for(args: argparse.Namespace, config_type: type, *, stays: bool = True) -> Settings:
@@ -239,17 +235,17 @@ def load_for(args: argparse.Namespace, config_type: type, *, stays: bool = True)
     command line has said nothing.
 
     Args:
-        stays: with ``--in-allocation`` the command starts jobs on this machine (``stay_in_allocation``).
+        stays: with ``--in-allocation`` the command starts jobs on this machine (``stay_inside``).
 
     Raises UsageError for a file that is wrong, and for a --node-gpus that makes no sense; and as
-    ``stay_in_allocation``.
+    ``stay_inside``.
     """
     from gpuherd.jobs.settings import load
 
     settings = load()
     keep_simulation_here(args)
     if stays:
-        stay_in_allocation(args, settings)
+        stay_inside(args, settings)
     settings.fill(args, config_type)
     check_node_gpus(getattr(args, "node_gpus", None))
     return settings

@@ -13,8 +13,7 @@ from contextlib import suppress
 
 from gpuherd import __version__
 from gpuherd.cli import COMMANDS
-from gpuherd.errors import Enqueued, ExitCode, GpuherdError, printable
-from gpuherd.jobs.monitor.terminal import escape_what_encoding_lacks
+from gpuherd.errors import Enqueued, ExitCode, GpuherdError, escape_unencodable, printable
 from gpuherd.options import Parser, did_you_mean
 from gpuherd.report.log import configure_console
 
@@ -258,7 +257,7 @@ def _have_standard_streams() -> None:
         sys.stdout = os.fdopen(os.dup(1), "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.dup(2), "w")
-    escape_what_encoding_lacks(sys.stdout)
+    escape_unencodable(sys.stdout)
 
 
 def _is_environmental(problem: Exception) -> bool:

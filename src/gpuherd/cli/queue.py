@@ -10,17 +10,17 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch.job_options import JobOptions
 from gpuherd.cli.common import add_command, add_own_queue, command_words, usual_engine
 from gpuherd.cli.job_start import check_node_gpus, keep_simulation_here, load_for, on_stderr
-from gpuherd.engines.options import ENGINES, LOCAL, EngineName, as_for_jobs
+from gpuherd.engines.options import ENGINES, as_for_jobs
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, UsageError, printable
+from gpuherd.jobs.job import Job, ModelUse, job_fields
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.options import Parser, add_options, build, option
+from gpuherd.options import Parser, add_options, build, given, option
 
 if TYPE_CHECKING:
-    from gpuherd.batch.job_options import Planner
-    from gpuherd.jobs.job import Job
+    from gpuherd.jobs.job import Planner
 
 SUBMIT = """\
 Puts a command into your own queue, which gpuherd up works off in the background, and prints the job's name. It runs in
@@ -43,7 +43,8 @@ clusters beside it (queue-slurm). Partition, account and the like are gpuherd up
 def add_submit(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Registers the command."""
     parser = add_command(subparsers, "submit", SUBMIT)
-    add_options(parser, JobOptions)
+    add_options(parser, Job)
+    add_options(parser, ModelUse)
     add_own_queue(parser, "what is to run it: your queue for this engine (default: that of your settings, or local)")
     parser.add_argument("--node-gpus", metavar="GPUS", help=as_for_jobs("node_gpus").metadata["option"].help)
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted")
@@ -54,20 +55,23 @@ def add_submit(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run_submit(args: argparse.Namespace) -> int:
     """Submits the command and prints the job's name."""
-    from gpuherd.batch.user_queue import check, make_job, submit
+    from gpuherd.batch.user_queue import check, submit, with_surroundings
 
     argv = command_words(args)
     _warn_of_missing_program(argv[0])
-    options = build(JobOptions, args)
+    options = given(Job, args) | given(ModelUse, args)
+    name = options.get("name")
     keep_simulation_here(args)
     engine = usual_engine(starts_jobs=True) if args.engine is None else args.engine
     planner = _planner(engine, args.node_gpus)
-    job = make_job(options, argv, os.environ, os.getcwd(), planner)  # noqa: PTH109 - as text, whatever it is
+    # Without a name of its own it gets the next number in the queue.
+    job = Job(**{"name": "new", **job_fields(options, planner=planner), "argv": tuple(argv)})
+    job = with_surroundings(job, os.environ, os.getcwd())  # noqa: PTH109 - as text, whatever it is
     if args.dry_run:
-        check(job, named=options.name is not None, engine=engine)
-        print(json.dumps(_told(job, options, engine), indent=2) if args.json else _said(job, options, engine))
+        check(job, named=name is not None, engine=engine)
+        print(json.dumps(_planned(job, name, engine), indent=2) if args.json else _sentence(job, name, engine))
         return ExitCode.OK
-    submitted = submit(job, named=options.name is not None, engine=engine)
+    submitted = submit(job, named=name is not None, engine=engine)
     if args.json:
         told = {"name": submitted.job.name, "state": submitted.state.value, "worker": submitted.worker}
         print(json.dumps(told, indent=2))
@@ -81,9 +85,9 @@ def run_submit(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _told(job: Job, options: JobOptions, engine: str) -> dict[str, Any]:
+def _planned(job: Job, name: str | None, engine: str) -> dict[str, Any]:
     return {
-        "name": options.name,
+        "name": name,
         "argv": list(job.argv),
         "cwd": job.cwd,
         "engine": engine,
@@ -95,17 +99,16 @@ def _told(job: Job, options: JobOptions, engine: str) -> dict[str, Any]:
     }
 
 
-def _said(job: Job, options: JobOptions, engine: str) -> str:
+def _sentence(job: Job, name: str | None, engine: str) -> str:
     to = ""
     if engine != LOCAL:
         from gpuherd.jobs.feasibility import in_words, would_ask
-        from gpuherd.jobs.options import DispatchOptions
 
         to = f" to {engine}, for {in_words(would_ask(job, DispatchOptions()))}"
-    return f"would submit {options.name or '(the next number)'}{to}: {printable(shlex.join(job.argv))}"
+    return f"would submit {name or '(the next number)'}{to}: {printable(shlex.join(job.argv))}"
 
 
-def _planner(engine: EngineName, node_gpus: str | None) -> Planner:
+def _planner(engine: str, node_gpus: str | None) -> Planner:
     from gpuherd.cli.job_start import of_a_cluster, of_the_queue, planner
     from gpuherd.engines.options import EngineOptions
 
@@ -139,11 +142,6 @@ examples:
 Exit codes: 0 it is at work, 75 another one is already; with --foreground 130 and 143 when a signal left jobs undone.
 """
 
-_NOT_INSIDE = (
-    "what will be added to this queue may ask for more than a SLURM job has, and for longer; to use the GPUs of the "
-    "SLURM job that this is typed in, work off your queue of this machine there: gpuherd up --engine local"
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions(DispatchOptions):
@@ -174,7 +172,9 @@ def run_up(args: argparse.Namespace) -> int:
 
     load_for(args, UpOptions, stays=False)
     options = build(UpOptions, args)
-    _tell_of_allocation(options)
+    notice = options.spec.queue_notice(options)
+    if notice is not None:
+        on_stderr(notice)
     directory = open_folder(engine=options.engine)
     if options.foreground:
         from rich.console import Console
@@ -192,15 +192,6 @@ def run_up(args: argparse.Namespace) -> int:
     else:
         print(f"gpuherd (pid {pid}) works off {directory.root}; log: {log_file(directory)}")
     return ExitCode.OK
-
-
-def _tell_of_allocation(options: UpOptions) -> None:
-    """Inside a SLURM job: says that jobs are submitted all the same. Raises UsageError where that is not wanted."""
-    number = os.environ.get("SLURM_JOB_ID")
-    if options.in_allocation:
-        raise UsageError(f"--in-allocation: {_NOT_INSIDE}")
-    if options.engine == "slurm" and number is not None and options.in_allocation is None:
-        on_stderr(f"inside of SLURM job {number}: jobs are submitted to SLURM's queue; {_NOT_INSIDE}")
 
 
 DOWN = """\
@@ -233,14 +224,14 @@ def run_down(args: argparse.Namespace) -> int:
     return ExitCode.OK if ok else ExitCode.FAILED
 
 
-def _engine_at_work(args: argparse.Namespace) -> EngineName:
+def _engine_at_work(args: argparse.Namespace) -> str:
     """The engine of the queue that is meant: the one that somebody works off, where none is named."""
     from gpuherd.batch.user_queue import folder
     from gpuherd.jobs.lock import DispatcherLock
     from gpuherd.jobs.run_dir import RunDirectory
 
     if args.engine is not None:
-        named: EngineName = args.engine
+        named: str = args.engine
         return named
     usual = usual_engine()
     at_work = [each for each in ENGINES if DispatcherLock.holder(RunDirectory(folder(each)).lock) is not None]

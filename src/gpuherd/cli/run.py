@@ -14,7 +14,7 @@ from gpuherd.batch.feasibility import refuse_beyond_this_machine
 from gpuherd.batch.run import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
 from gpuherd.cli.common import add_command, command_words
 from gpuherd.cli.job_start import load_for, of_a_cluster, of_a_run, planner
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError, printable
 from gpuherd.options import Parser, add_options, build
 
@@ -85,24 +85,28 @@ def run_run(args: argparse.Namespace) -> int:
 def _elsewhere(
     options: RunOptions, argv: list[str], inherited: Sequence[int], tell: Callable[[str], None], *, as_json: bool
 ) -> int:
-    from gpuherd.batch.run_remote import allocation, asked, become_srun, follow, srun_words, why_never
+    from gpuherd.batch import run_remote
     from gpuherd.jobs.feasibility import in_words
 
     options = options.planned(planner(partial(of_a_cluster, options), tell))
+    found = run_remote.replacement(options, argv, tell)
     if not options.dry_run:
-        if options.engine == "slurm":
-            become_srun(options, argv, inherited, tell)
-        return follow(options, argv, tell)
-    within = allocation(options, tell) if options.engine == "slurm" else None
-    words = srun_words(options, argv, within) if options.engine == "slurm" else None
-    never = why_never(options) if within is None else None
+        if found is None:
+            return run_remote.follow(options, argv, tell)
+        if found.within is None:
+            run_remote.refuse_if_never(options)
+        run_remote.become(found, inherited)
+    inside = found is not None and found.within is not None
+    words = None if found is None else list(found.argv)
+    never = None if inside else run_remote.why_never(options)
+    asked = run_remote.asked(options)
     if as_json:
-        told = {"argv": argv, "engine": options.engine, "asks": asdict(asked(options)), "becomes": words}
+        told = {"argv": argv, "engine": options.engine, "asks": asdict(asked), "becomes": words}
         print(json.dumps(told | {"never": never}, indent=2))
     else:
         how = "" if words is None else f", as {printable(shlex.join(words))}"
-        whom = options.engine if within is None else f"SLURM job {within.job}"
-        print(f"would ask {whom} for {in_words(asked(options))}{how}")
+        whom = found.within if found is not None and found.within is not None else options.engine
+        print(f"would ask {whom} for {in_words(asked)}{how}")
         if never is not None:
             print(f"never: {printable(never)}")
     return ExitCode.OK if never is None else ExitCode.FAILED

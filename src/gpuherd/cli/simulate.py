@@ -16,7 +16,7 @@ from gpuherd.options import Parser, add_options, build
 from gpuherd.simulate.options import Rules, SimulateOptions
 
 if TYPE_CHECKING:
-    from gpuherd.batch.job_options import Planner
+    from gpuherd.jobs.job import Planner
     from gpuherd.simulate.scenario import Progress, Result, Scenario
 
 SIMULATE = """\
@@ -111,11 +111,11 @@ def _works(source: str | None, options: SimulateOptions) -> Any:
 
         return replayed(read_queue(RunDirectory(path).queue if path.is_dir() else path), recipe, chance)
 
-    from gpuherd.batch.assemble import read_jobs
+    from gpuherd.batch.assemble import FileRules, read_jobs
 
     if recipe is None:
         raise UsageError(f"{source} does not say how long its jobs run; say --seconds 10m, or --seconds cost")
-    return listed(read_jobs(source, planner=_planner(options)), recipe, chance)
+    return listed(read_jobs(source, FileRules(planner=_planner(options))), recipe, chance)
 
 
 def _planner(options: SimulateOptions) -> Planner:

@@ -58,7 +58,7 @@ def add_status(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run_status(args: argparse.Namespace) -> int:
     """Prints it once, or again and again until Ctrl-C."""
-    from gpuherd.jobs.monitor.tables import json_text
+    from gpuherd.jobs.monitor.format import json_text
 
     try:
         where = meant(args)
@@ -74,8 +74,8 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 def _tables(where: RunDirectory, page: Page, height: int | None) -> Iterator[RenderableType]:
+    from gpuherd.jobs.monitor.format import as_tables
     from gpuherd.jobs.monitor.status import by_pages
-    from gpuherd.jobs.monitor.tables import as_tables
 
     return as_tables(*by_pages(where, page), height)
 

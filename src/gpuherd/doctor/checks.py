@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
-from gpuherd.doctor.child import Answer
+from gpuherd.checks import Answer, CheckResult, Status
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.leases import Holder, LeaseFolder
@@ -24,40 +21,6 @@ from gpuherd.jobs.settings import load
 
 if TYPE_CHECKING:
     from gpuherd.esd.config import ExperimentConfig
-
-
-# What a check says: plain data, no effects.
-
-
-class Status(StrEnum):
-    """How a check ended. Only FAIL means that something is wrong."""
-
-    OK = "ok"
-    WARN = "warn"  # works, but not as it could, or not now
-    FAIL = "fail"
-    SKIP = "skip"  # could not or need not be tried
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One line of ``gpuherd doctor``: what was looked at, how it is, and what to do unless it is well.
-
-    Raises ValueError for a result that is not OK and has no remedy: a complaint without a way out helps nobody.
-    """
-
-    name: str
-    status: Status
-    detail: str
-    remedy: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.status is Status.OK) != (self.remedy is None):
-            raise ValueError(f"{self.name}: {self.status} with remedy {self.remedy!r}")
-
-
-def all_well(results: Iterable[CheckResult]) -> bool:
-    """Whether nothing is wrong."""
-    return all(result.status is not Status.FAIL for result in results)
 
 
 # Judges the driver, which GPUs are visible, who uses them, and how they are joined. Pure but for ``nvidia_cards``.
@@ -169,21 +132,11 @@ def _pairs(gpu: Gpu, gpus: Sequence[Gpu]) -> Iterator[tuple[str, Peer]]:
             yield f"{gpu.label}-{after[peer.uuid].label}", peer
 
 
-# Judges what is installed: Python, gpuherd, its libraries, and the build of torch. Pure but for ``installed``.
+# Judges what is installed: Python, gpuherd, its libraries, and the build of torch. Pure.
 
 CORE = ("nvidia-ml-py", "psutil", "rich", "shtab")
 ESD = ("huggingface_hub", "numpy", "scipy")
 _ADD_ESD = "pip install 'gpuherd[esd]'"
-
-
-def installed(names: Iterable[str]) -> dict[str, str | None]:
-    """Version of each distribution, None for one that is not there."""
-    versions: dict[str, str | None] = {}
-    for name in names:
-        versions[name] = None
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
 
 
 def python() -> CheckResult:

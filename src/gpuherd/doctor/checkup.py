@@ -8,20 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuherd.doctor import checks as hardware
-from gpuherd.doctor import checks as software
-from gpuherd.doctor import checks as storage
-from gpuherd.doctor import clusters, models
-from gpuherd.doctor.checks import CheckResult
-from gpuherd.doctor.child import Answer, ask
-from gpuherd.engines.slurm.commands import Programs
+from gpuherd.checks import Answer, CheckResult, Status, ask, version_of
+from gpuherd.doctor import checks, models
+from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.driver import Nvml
 from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.leases import Holder, LeaseFolder
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.gpus.visible import visible
-from gpuherd.jobs.one_host import kind_of
+from gpuherd.jobs.one_host import kind_of, may_be_shared
 
 _TORCH_TIMEOUT_S = 120.0
 
@@ -34,44 +31,73 @@ class Step:
     run: Callable[[], list[CheckResult]]
 
 
-def steps(
-    *, simulated: bool, compiler: list[str] | None, engine: str | None = None, ray_address: str | None = None
-) -> Iterator[Step]:
+def steps(*, simulated: bool, compiler: list[str] | None, options: EngineOptions | None = None) -> Iterator[Step]:
     """All checks of this machine, in the order in which they explain each other.
 
     Args:
         simulated: whether the GPUs that this process sees are simulated.
         compiler: the compile command that ``--simulate`` would use, None if there is none.
-        engine: ``slurm`` or ``ray`` to look at that too, None for a line on what is there.
-        ray_address: of the Ray cluster that is meant.
+        options: of an engine that is to be checked too; None for a line on what is installed.
     """
     machine = Nvml().snapshot(topology=True)
     inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
     shown = visible(machine.gpus, inherited)
-    torch = software.installed(["torch"])["torch"]
-    yield Step("versions", lambda: [software.python(), _libraries()])
-    yield Step("the NVIDIA driver", lambda: [hardware.driver(machine, hardware.nvidia_cards(), simulated=simulated)])
+    torch = version_of("torch")
+    yield Step("versions", lambda: [checks.python(), _libraries()])
+    yield Step("the NVIDIA driver", lambda: [checks.driver(machine, checks.nvidia_cards(), simulated=simulated)])
     yield Step("torch", lambda: [_torch(torch, machine, simulated=simulated)])
-    yield Step("visible GPUs", lambda: [hardware.visibility(inherited, machine, shown)])
+    yield Step("visible GPUs", lambda: [checks.visibility(inherited, machine, shown)])
     yield Step("who uses the GPUs", lambda: _usage(shown))
-    yield Step("the interconnect", lambda: [hardware.interconnect(shown)] if machine.gpus else [])
+    yield Step("the interconnect", lambda: [checks.interconnect(shown)] if machine.gpus else [])
     if torch is not None:
         yield Step("a small model on each device", lambda: _models(shown, simulated=simulated))
-    yield Step("options", lambda: [_config(), storage.find_settings()])
-    yield Step("disk and leases", lambda: [*_disks(), storage.find_leases(), storage.compiler(compiler)])
-    yield Step("clusters", lambda: _clusters(engine, ray_address))
+    yield Step("options", lambda: [_config(), checks.find_settings()])
+    yield Step("disk and leases", lambda: [*_disks(), checks.find_leases(), checks.compiler(compiler)])
+    yield Step("clusters", lambda: _clusters(options))
 
 
-def _clusters(engine: str | None, ray_address: str | None) -> list[CheckResult]:
-    if engine is None:
-        here = Path.cwd()
-        return [clusters.find_engines(), *clusters.queues_on(here, kind_of(here))]
-    found = clusters.find_ray(ray_address) if engine == "ray" else clusters.find_slurm(Programs())
-    return [*found, clusters.find_folder(Path.cwd(), engine)]
+def _clusters(options: EngineOptions | None) -> list[CheckResult]:
+    here = Path.cwd()
+    if options is None:
+        return [engines_here(), *queues_on(here, kind_of(here))]
+    return [*options.spec.doctor(options), folder_on(here, kind_of(here), options.engine)]
+
+
+def engines_here() -> CheckResult:
+    """Which engines beyond this machine are installed, in one line: none of them is looked at."""
+    clusters = [spec for spec in specs() if spec.name != LOCAL]
+    there = {spec.name: what for spec in clusters if (what := spec.installed()) is not None}
+    if not there:
+        titles = [spec.title for spec in clusters]
+        detail = f"neither {', '.join(titles[:-1])} nor {titles[-1]} is here"
+        return CheckResult("clusters", Status.SKIP, detail, "needed for --engine only")
+    remedy = f"gpuherd doctor --engine {next(iter(there))} looks at it"
+    return CheckResult("clusters", Status.SKIP, f"{' and '.join(there.values())}: not looked at", remedy)
+
+
+def folder_on(folder: Path, kind: str, engine: str) -> CheckResult:
+    """Judges by the kind of its file system whether nodes can see this folder."""
+    name = "shared folder"
+    if kind and not may_be_shared(kind):
+        remedy = f"--engine {engine} wants its --output-dir on a file system that all nodes have at the same place"
+        return CheckResult(name, Status.WARN, f"{folder} is on {kind}, which only this machine sees", remedy)
+    if not kind:
+        return CheckResult(name, Status.WARN, f"what {folder} lies on is not known", "see findmnt")
+    detail = f"{folder} is on {kind}; its queue is opened on one machine at a time"
+    return CheckResult(name, Status.OK, detail)
+
+
+def queues_on(folder: Path, kind: str) -> list[CheckResult]:
+    """A word on the queues of runs here where other machines may see them; none where they don't."""
+    if not kind or not may_be_shared(kind):
+        return []
+    detail = f"{folder} is on {kind}, which other machines may see: a queue here is opened on one machine at a time"
+    remedy = "look at a run on the machine that works on it; or give it an --output-dir on a disk of its own"
+    return [CheckResult("queues", Status.WARN, detail, remedy)]
 
 
 def _libraries() -> CheckResult:
-    return software.libraries(software.installed((*software.CORE, *software.ESD)))
+    return checks.libraries({name: version_of(name) for name in (*checks.CORE, *checks.ESD)})
 
 
 def _torch(version: str | None, machine: Machine, *, simulated: bool) -> CheckResult:
@@ -80,12 +106,12 @@ def _torch(version: str | None, machine: Machine, *, simulated: bool) -> CheckRe
         # All GPUs: what hides some of them is another line's subject.
         environment = {"CUDA_VISIBLE_DEVICES": None}
         answer = ask("gpuherd.doctor.torch_build", environment=environment, timeout_s=_TORCH_TIMEOUT_S)
-    return software.torch_build(version, answer, machine, simulated=simulated)
+    return checks.torch_build(version, answer, machine, simulated=simulated)
 
 
 def _usage(gpus: tuple[Gpu, ...]) -> list[CheckResult]:
     holder = _holder_of()
-    return [hardware.usage(gpu, holder(gpu.uuid), IdleRule()) for gpu in gpus]
+    return [checks.usage(gpu, holder(gpu.uuid), IdleRule()) for gpu in gpus]
 
 
 def _holder_of() -> Callable[[str], Holder | None]:
@@ -107,12 +133,12 @@ def _config() -> CheckResult:
 
     usual = ExperimentConfig(single_model="org/model")
     # Values other than the defaults, one of each type that options have.
-    return storage.config_round_trip(replace(usual, gpu_list=("2,0", 3), max_gpus=8, limit=5, check_interval=0.25))
+    return checks.config_round_trip(replace(usual, gpu_list=("2,0", 3), max_gpus=8, limit=5, check_interval=0.25))
 
 
 def _disks() -> list[CheckResult]:
     results = []
-    for what, place in (("results", Path.cwd()), ("models", storage.hub_cache())):
-        folder, free_gb = storage.find_free_gb(place)
-        results.append(storage.disk(what, folder, free_gb, writable=os.access(folder, os.W_OK)))
+    for what, place in (("results", Path.cwd()), ("models", checks.hub_cache())):
+        folder, free_gb = checks.find_free_gb(place)
+        results.append(checks.disk(what, folder, free_gb, writable=os.access(folder, os.W_OK)))
     return results

@@ -11,8 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gpuherd.doctor.checks import CheckResult, Status
-from gpuherd.doctor.child import Answer, ask
+from gpuherd.checks import Answer, CheckResult, Status, ask
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.leases import Lease, LeaseFolder, LeaseNote

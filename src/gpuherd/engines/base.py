@@ -1,8 +1,17 @@
-"""What every engine beyond this machine is: four methods over plain data."""
+"""A connection to an engine beyond this machine, and the data that engines take and give.
+
+SLURM, Ray and other engines decide where and when a job runs; gpuherd translates, follows and collects. How an engine
+registers itself is in ``registry``.
+
+A *parcel* is one attempt of one job. Parcels that ask for the same go together in a *batch*, which becomes an array job
+where the engine has arrays. Before a batch is submitted, the queue has a ticket for each of its parcels, still without
+a handle. A dispatcher that starts after a crash therefore finds by the batch's name what the engine has accepted, and
+what never reached it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,30 +19,25 @@ from typing import Protocol
 
 from gpuherd.errors import ExitCode, GpuherdError
 
-# What an engine beyond this machine is to us: four methods over plain data. SLURM and Ray decide; we translate,
-# follow and collect.
-#
-# A *parcel* is one attempt of one job. Parcels that ask for the same go together in a *batch*, an array where the
-# engine has arrays. Before a batch is handed over, the queue has written down its parcels' tickets, each without a
-# handle; so whoever comes after a death finds by the batch's name what the engine has taken, and what it never got.
+# --- Errors -----------------------------------------------------------------------------------------------------------
 
 
 class EngineMissing(GpuherdError):
-    """The engine's programs or libraries are not there; the message says how to get them."""
+    """The engine's programs or libraries are not installed; the message says how to get them."""
 
     exit_code = ExitCode.MISSING
 
 
 class EngineAway(GpuherdError):
-    """The engine does not answer at the moment; what was asked of it may have been done or not."""
+    """The engine does not answer at the moment. The request may or may not have been carried out."""
 
     exit_code = ExitCode.BUSY
 
 
 class Refused(GpuherdError):
-    """The engine has refused a batch, with its own words.
+    """The engine has refused a batch; the message is the engine's own.
 
-    ``may_pass``: a limit of the moment (jobs in the queue, a full disk), not something about the batch.
+    ``may_pass``: the reason is a temporary limit (jobs in the queue, a full disk), not the batch itself.
     """
 
     exit_code = ExitCode.USAGE
@@ -43,17 +47,20 @@ class Refused(GpuherdError):
         self.may_pass = may_pass
 
 
+# --- What is submitted ------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """What one parcel asks of the engine, on each of its nodes.
+    """The resources that one parcel requests on each of its nodes.
 
     Attributes:
         gpus: GPUs on each node; 0 for none.
-        nodes: how many nodes; more than 1 for a program that spans them, as by torchrun.
-        tasks: how many processes the engine starts on each node; 1 for a program that starts its own there.
-        cpus: CPU cores, None for what the engine gives by default.
-        memory_mb: main memory in MB (2^20 bytes), None for what the engine gives by default.
-        time_s: seconds after which the engine ends it, None for the engine's own limit.
+        nodes: number of nodes; more than 1 for a program that spans them, as by torchrun.
+        tasks: processes that the engine starts on each node; 1 for a program that starts its own there.
+        cpus: CPU cores; None for the engine's default.
+        memory_mb: main memory in MB (2^20 bytes); None for the engine's default.
+        time_s: seconds after which the engine ends it; None for the engine's own limit.
     """
 
     gpus: int
@@ -66,7 +73,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parcel:
-    """One attempt on its way. ``attempt`` is its number in the queue, ``title`` what people call its job."""
+    """One attempt to submit. ``attempt`` is its number in the queue, ``title`` its job's name for people."""
 
     attempt: int
     title: str
@@ -74,17 +81,17 @@ class Parcel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
-    """Parcels that are handed over together.
+    """Parcels that are submitted together.
 
     Attributes:
-        name: letters, digits, dots and dashes; no other batch of any queue has it, and the engine keeps it.
-        placement: what each parcel asks for.
+        name: letters, digits, dots and dashes; unique among all queues, and kept by the engine.
+        placement: what each parcel requests.
         after: handles of parcels that must have succeeded before any of these begins (``afterok``); () for none.
-        at_once: how many of them may run at once, None for any number.
-        command: what each node is to run, as an argument list; the parcel's index in ``parcels`` is to be added as its
-            last word. It leads the attempt, tells of it by files, and ends with 0 when the job has succeeded.
-        folder: absolute, on a file system that all nodes see; for scripts, and for what the engine itself prints of a
-            parcel (``output``), which is shown where its job wrote no log.
+        at_once: how many of them may run at once; None for any number.
+        command: what each node runs, as an argument list; the parcel's index in ``parcels`` is appended as its last
+            word. It leads the attempt, reports through files, and exits with 0 when the job has succeeded.
+        folder: absolute, on a file system that all nodes share; for scripts, and for the engine's own output of a
+            parcel (``output``), which is shown where the job wrote no log.
     """
 
     name: str
@@ -96,18 +103,21 @@ class Batch:
     at_once: int | None = None
 
     def output(self, index: int | str) -> Path:
-        """The file for what the engine prints of this parcel; ``%a`` stands for the index in SLURM's words."""
+        """The file for the engine's own output of this parcel; ``%a`` stands for the index in SLURM's patterns."""
         return output_file(self.folder, self.name, index)
 
 
 def output_file(folder: Path, batch: str, index: int | str) -> Path:
-    """Where the engine prints what it has to say of a parcel."""
+    """Where the engine's own output of a parcel goes."""
     return folder / f"{batch}.{index}.out"
+
+
+# --- What is reported -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """By what a parcel is found again: ``handle`` is the engine's own word for it, None while we have not heard it."""
+    """Identifies a submitted parcel. ``handle`` is the engine's own id for it, None while it is not known."""
 
     attempt: int
     batch: str
@@ -124,7 +134,7 @@ class Phase(StrEnum):
 
 
 class End(StrEnum):
-    """How a parcel ended, as the engine sees it. What the job itself did is told by the file that the node writes."""
+    """How a parcel ended according to the engine. What the job itself did is in the report that its node writes."""
 
     OK = "ok"
     FAILED = "failed"
@@ -133,15 +143,15 @@ class End(StrEnum):
     TIME_UP = "time_up"
     OUT_OF_MEMORY = "out_of_memory"
     NODE_LOST = "node_lost"
-    NEVER = "never"  # what it was to come after has failed
+    NEVER = "never"  # a parcel that it had to follow has failed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sighting:
-    """A parcel as the engine tells of it now.
+    """The state of a parcel as the engine reports it now.
 
     Attributes:
-        reason: in the engine's words, why it waits or how it ended; None where it says nothing.
+        reason: in the engine's words, why it waits or how it ended; None where the engine gives none.
         end: set when the phase is ENDED.
         by: who cancelled it, where the engine knows.
         node: where it runs or ran; the first of several.
@@ -156,15 +166,15 @@ class Sighting:
 
 
 class Engine(Protocol):
-    """SLURM, Ray, or whatever else takes work. Every method may raise EngineAway. ``look`` may be called by another
-    thread than the rest, also while one of them is at work.
+    """A connection to an engine beyond this machine. Every method may raise EngineAway. ``look`` may be called from
+    another thread than the rest, also while another method runs.
 
     Attributes:
         name: the word of ``--engine``.
-        look_s: seconds between two questions that it bears well.
-        chains: whether ``Batch.after`` can be given: then jobs follow each other also while nobody of ours is there.
-        remembers_s: for so many seconds after its end it surely knows a parcel. In ``Batch.after``, one that it does
-            not know counts as succeeded.
+        look_s: seconds between two calls of ``look`` that do not burden the engine.
+        chains: whether ``Batch.after`` is supported: jobs then follow each other also while no dispatcher runs.
+        remembers_s: how many seconds after its end the engine certainly still knows a parcel. An unknown parcel in
+            ``Batch.after`` counts as succeeded.
     """
 
     name: str
@@ -177,18 +187,19 @@ class Engine(Protocol):
         ...
 
     def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
-        """Why those that can never be had here can't, in a sentence with what would do; nothing is handed over.
+        """Those placements that this site can never grant, each with the reason and what would be possible, as a
+        sentence. Nothing is submitted.
 
-        Raises EngineMissing, and UsageError for options that it does not know (a partition, an account).
+        Raises EngineMissing, and UsageError for options that the site does not know (a partition, an account).
         """
         ...
 
     def submit(self, batch: Batch) -> Sequence[str]:
-        """Hands the batch over; the handles of its parcels, in order. Raises Refused."""
+        """Submits the batch; returns the handles of its parcels, in order. Raises Refused."""
         ...
 
     def look(self, tickets: Collection[Ticket]) -> Mapping[int, Sighting]:
-        """How they stand, by attempt, in as few questions as can be; without those that the engine does not know."""
+        """Their states by attempt, with as few queries as possible; without those that the engine does not know."""
         ...
 
     def cancel(self, handles: Collection[str]) -> None:
@@ -196,20 +207,75 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None:
-        """Leaves the engine as it was found; what was handed over goes on where it can."""
+        """Ends the connection; submitted jobs go on where the engine allows it."""
         ...
 
 
-# What GPUs the nodes of a cluster have, as far as the cluster itself says.
+# --- A command in the foreground, and the engine's job that this process is in ----------------------------------------
 
 
-def node_gpus(engine: str, partition: str | None) -> tuple[Mapping[str, int], ...] | None:
-    """The GPUs of each node that jobs can get to, by type ("" for one that has no name); None where it can't be known.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """A command of ``gpuherd run``.
 
-    Raises EngineMissing, EngineAway, and UsageError for a partition that is not there.
+    Attributes:
+        name: what the engine's users see.
+        wait_s: give up when it has not begun after so many seconds; None: wait for ever.
+        tell: takes sentences for the user.
     """
-    if engine != "slurm":
-        return None  # Ray counts GPUs, whatever they are
-    from gpuherd.engines.slurm.engine import gpus_of_nodes
 
-    return gpus_of_nodes(partition)
+    argv: tuple[str, ...]
+    placement: Placement
+    name: str
+    wait_s: float | None
+    tell: Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replacement:
+    """The program of the engine that this process becomes to run a command: ``argv[0]`` is looked up in PATH.
+
+    Attributes:
+        within: the running job of the engine ("SLURM job 17") of which the command becomes a part, and in which the
+            requested resources were found to be; None for a new job.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    within: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inside:
+    """The running job of the engine that this process is a part of, and which runs jobs itself instead of submitting.
+
+    Attributes:
+        title: for people, like "SLURM job 17".
+        node: the name of the node that we run on.
+        at_once: most jobs side by side; None for no limit.
+    """
+
+    title: str
+    node: str
+    at_once: int | None
+
+
+# --- Export -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportJob:
+    """A job as ``gpuherd export`` hands it to an engine, which writes files that people submit by hand.
+
+    Attributes:
+        name: as people know it; any characters.
+        line: what runs it, as one line of bash.
+        needs: positions, in the same sequence, of jobs that must have succeeded before; each lower than its own.
+        round: jobs of a later round begin when all of the round before have ended.
+    """
+
+    name: str
+    line: str
+    placement: Placement
+    needs: tuple[int, ...] = ()
+    round: int = 0

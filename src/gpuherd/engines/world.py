@@ -1,49 +1,24 @@
-"""What the nodes of one attempt must know of each other, as variables that torchrun reads; and the request
-to make room. Known to nodes alone.
+"""For the part of gpuherd that runs on an engine's nodes: how the nodes of an attempt meet, what the engine's variables
+mean, and the request to make room.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from types import TracebackType
 from typing import Protocol, Self
 
-from gpuherd.errors import UsageError
+# The port at which the processes of an attempt meet is made from the attempt's tag, between 20,000 and 31,999 (below
+# those that Linux gives out itself, from 32,768 on), so that two attempts on one node have different ports. The first
+# node takes the next port on which nothing listens.
 
-# What the nodes of one attempt must know of each other to find together, as the variables that torchrun and programs
-# like it read. Pure but for the look whether a port is in use.
-#
-# The first node's address is the host that SLURM names first among those of the job, or what the caller says. The
-# port is made from the attempt's tag, between 20,000 and 31,999 (below those that Linux gives out itself, from 32,768
-# on), so that two attempts on one node have different ones; the first node takes the next one that nobody listens at.
-
-_FIRST_PORT, _PORTS = 20_000, 12_000
-# The same rules for shells on SLURM's nodes, where nothing of ours runs. First for the one on the first node that
-# starts srun: steps of one job have different ports, too; "0A" in /proc/net/tcp is a port that is listened at.
-SHELL_PORT = f"$(({_FIRST_PORT} + (SLURM_JOB_ID + 97 * SLURM_STEP_ID) % {_PORTS}))"
-SHELL_MEETING = f"""\
-MASTER_PORT={SHELL_PORT}
-while grep -Eqs "^ *[0-9]+: [0-9A-F]+:$(printf %04X "$MASTER_PORT") [0-9A-F]+:[0-9A-F]+ 0A " /proc/net/tcp*; do
-    MASTER_PORT=$(({_FIRST_PORT} + (MASTER_PORT - {_FIRST_PORT} + 1) % {_PORTS}))
-done
-export MASTER_PORT"""
-# Then for each process that srun starts.
-SHELL_PLACE = """\
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_STEP_NODELIST" | head -n 1)
-getent hosts "$MASTER_ADDR" >/dev/null || MASTER_ADDR=${SLURM_LAUNCH_NODE_IPADDR:-$MASTER_ADDR}
-export MASTER_ADDR NNODES="$SLURM_STEP_NUM_NODES" NODE_RANK="$SLURM_NODEID"
-export PET_MASTER_ADDR="$MASTER_ADDR" PET_MASTER_PORT="$MASTER_PORT" PET_NNODES="$NNODES" PET_NODE_RANK="$NODE_RANK"
-if [ "$SLURM_STEP_NUM_TASKS" != "$SLURM_STEP_NUM_NODES" ]; then
-    export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_STEP_NUM_TASKS" LOCAL_RANK="$SLURM_LOCALID"
-fi"""
+FIRST_PORT, PORTS = 20_000, 12_000
 _TRIES = 100
-_MOST_HOSTS = 100_000
-_PART = re.compile(r"([^\[\],]*)(?:\[([0-9,-]+)\])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +39,21 @@ class World:
             "NODE_RANK": str(self.rank),
         }
         return known | {f"PET_{name}": value for name, value in known.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One of the processes that an engine has started for an attempt.
+
+    Attributes:
+        variables: its place among all processes (RANK, WORLD_SIZE, LOCAL_RANK), where the engine starts several on a
+            node; else nothing, since the process on each node starts the others.
+        local: its number among those of its node.
+    """
+
+    world: World
+    variables: Mapping[str, str]
+    local: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,57 +104,89 @@ class Others(Protocol):
         ...
 
 
-def of_slurm(variables: Mapping[str, str], port: int) -> World:
-    """The place of a task that srun has started, one on each node. Raises UsageError where a variable is missing."""
-    try:
-        rank, nodes = int(variables["SLURM_NODEID"]), int(variables["SLURM_STEP_NUM_NODES"])
-        named = next(hosts(variables["SLURM_STEP_NODELIST"]))
-    except (KeyError, ValueError, StopIteration) as problem:
-        raise UsageError(f"srun has not started this: {problem} among SLURM's variables") from None
-    address = named if resolves(named) else variables.get("SLURM_LAUNCH_NODE_IPADDR", named)
-    return World(rank, nodes, address, port)
+# ``lead`` and ``join`` of ``jobs.remote.agent``, which run a node's part of an attempt.
+Lead = Callable[..., int]
+Join = Callable[..., Failure | None]
 
 
-def ranks_of_slurm(variables: Mapping[str, str]) -> dict[str, str]:
-    """The place of a process among all, in torch's words, where srun starts several on each node; else nothing, for
-    the one on each node starts its own."""
-    tasks = variables.get("SLURM_STEP_NUM_TASKS")
-    if tasks is None or tasks == variables.get("SLURM_STEP_NUM_NODES"):
-        return {}
-    return {
-        "RANK": variables.get("SLURM_PROCID", "0"),
-        "WORLD_SIZE": tasks,
-        "LOCAL_RANK": variables.get("SLURM_LOCALID", "0"),
-    }
+class NodeSide:
+    """What the part of gpuherd that runs on a node has to know of its engine: ``NODE`` in the folder's module ``node``.
 
+    As it stands it is that of an engine that starts a single process for an attempt and sets no variables. The module
+    is imported when an attempt begins: it imports little.
 
-def hosts(text: str) -> Iterator[str]:
-    """The names in a list of hosts as SLURM writes it. Raises UsageError for what is none.
-
-    >>> list(hosts("a,n[08-10,12]-ib,r[0-1]c[3-4]"))
-    ['a', 'n08-ib', 'n09-ib', 'n10-ib', 'n12-ib', 'r0c3', 'r0c4', 'r1c3', 'r1c4']
+    Attributes:
+        own_environment_wins: a job inherits the environment of the process on the node, which has that of the command
+            that submitted it and what the user's ``--setup`` has changed; else what was submitted goes over the node's.
+        starts_ranks: whether the engine starts the processes of an attempt over several nodes, or of several processes,
+            by ``start_ranks``.
     """
-    left = _MOST_HOSTS
-    for word in _words(text):
-        for name in _names(word, text):
-            left -= 1
-            if left < 0:
-                raise UsageError(f"a list of more than {_MOST_HOSTS} hosts: {text[:100]!r}")
-            yield name
+
+    own_environment_wins = False
+    starts_ranks = False
+
+    def node(self, variables: Mapping[str, str]) -> str:  # noqa: ARG002
+        """This node's name in the engine's words."""
+        return os.uname().nodename
+
+    def nodes(self, variables: Mapping[str, str]) -> tuple[str, ...]:  # noqa: ARG002
+        """The names of all nodes of the engine's job; () where they are not known."""
+        return ()
+
+    def handle(self, variables: Mapping[str, str]) -> str | None:  # noqa: ARG002
+        """The engine's id of the attempt (``Ticket.handle``)."""
+        return None
+
+    def start_ranks(self, nodes: int, tasks: int, launcher: str | None, variables: Mapping[str, str]) -> list[str]:
+        """The command that, run by the leader on the first node, starts the words behind it on each of the nodes, so
+        many times on each, and ends all when one of them fails. ``launcher``: ``EngineSpec.launcher``."""
+        raise NotImplementedError
+
+    def end_ranks(self, variables: Mapping[str, str]) -> bool:  # noqa: ARG002
+        """Sends SIGTERM to all that ``start_ranks`` has started, on all nodes. False where that can't be done: then the
+        command gets the signal."""
+        return False
+
+    def rank(self, variables: Mapping[str, str], port: int) -> Rank:
+        """Which of the processes of ``start_ranks`` this is. Raises UsageError where the variables do not say."""
+        raise NotImplementedError
+
+
+def node_side(engine: str) -> NodeSide:
+    """What the engine of this name has for nodes. Of gpuherd's own engines only that module is loaded."""
+    package = f"gpuherd.engines.{engine}"
+    try:
+        import_module(package)
+    except ModuleNotFoundError as problem:
+        if problem.name != package:
+            raise
+        from gpuherd.engines.registry import specs
+
+        found = [type(spec).__module__.rpartition(".")[0] for spec in specs() if spec.name == engine]
+        if not found:
+            return NodeSide()
+        (package,) = found
+    try:
+        node: NodeSide = import_module(f"{package}.node").NODE
+        return node
+    except ModuleNotFoundError as problem:
+        if problem.name != f"{package}.node":
+            raise
+        return NodeSide()
 
 
 def port_of(tag: str) -> int:
     """A port for the attempt with this tag; always the same."""
-    return _FIRST_PORT + zlib.crc32(tag.encode("utf-8", "surrogatepass")) % _PORTS
+    return FIRST_PORT + zlib.crc32(tag.encode("utf-8", "surrogatepass")) % PORTS
 
 
 def free_port(tag: str) -> int:
     """The same, or on this machine the next one that nobody listens at."""
     import socket  # here and below: a leader on a node is to begin at once, and most have no other nodes
 
-    first = port_of(tag) - _FIRST_PORT
+    first = port_of(tag) - FIRST_PORT
     for step in range(_TRIES):
-        port = _FIRST_PORT + (first + step) % _PORTS
+        port = FIRST_PORT + (first + step) % PORTS
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -172,7 +194,7 @@ def free_port(tag: str) -> int:
             except OSError:
                 continue
             return port
-    return _FIRST_PORT + first
+    return FIRST_PORT + first
 
 
 def resolves(host: str) -> bool:
@@ -184,36 +206,6 @@ def resolves(host: str) -> bool:
     except (OSError, UnicodeError):
         return False
     return True
-
-
-def _words(text: str) -> Iterator[str]:
-    """The parts between the commas that stand outside of brackets."""
-    depth, begin = 0, 0
-    for place, sign in enumerate(text):
-        depth += (sign == "[") - (sign == "]")
-        if sign == "," and depth == 0:
-            yield text[begin:place]
-            begin = place + 1
-    yield text[begin:]
-
-
-def _names(word: str, text: str) -> Iterator[str]:
-    match = _PART.match(word)
-    if not word or match is None or match.end() == 0:
-        raise UsageError(f"{text[:100]!r} is no list of hosts as SLURM writes it")
-    rest = word[match.end() :]
-    for number in _numbers(match[2], text) if match[2] else ("",):
-        for ending in _names(rest, text) if rest else ("",):
-            yield f"{match[1]}{number}{ending}"
-
-
-def _numbers(ranges: str, text: str) -> Iterator[str]:
-    for each in ranges.split(","):
-        first, dash, last = each.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise UsageError(f"{text[:100]!r} is no list of hosts as SLURM writes it")
-        for number in range(int(first), int(last or first) + 1):
-            yield f"{number:0{len(first)}d}"
 
 
 # By which somebody asks the leader of an attempt to make room: from a signal handler, or from another thread.

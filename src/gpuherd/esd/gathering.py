@@ -94,7 +94,7 @@ def gather(directory: ESDDirectory, models: Sequence[tuple[Job, PlannedModel]]) 
             others.append(OtherResult(planned.row.model_id, f"{problem}; remove it to make it anew"))
             continue
         attempt = made.get(job.name)
-        seconds, gpus = (None, ()) if attempt is None else (attempt.run_s, attempt.labels)
+        seconds, gpus = (None, ()) if attempt is None else (attempt.run_s, attempt.gpus)
         results.append(ModelResult(summary, result_file(directory, planned.row), seconds, gpus))
     found = _of_one_convention(results, recorded(directory))
     return Gathered(found.results, (*found.others, *others))

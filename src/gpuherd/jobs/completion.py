@@ -18,7 +18,7 @@ from gpuherd.jobs.job import JobState
 from gpuherd.jobs.records import AttemptRecord, AttemptState, Request
 
 if TYPE_CHECKING:
-    from gpuherd.engines.local import Exit
+    from gpuherd.engines.local.process import Exit
     from gpuherd.jobs.attempts.failures import Diagnosis
     from gpuherd.jobs.attempts.time_limits import Passed
 

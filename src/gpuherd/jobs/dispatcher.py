@@ -25,7 +25,7 @@ from gpuherd.jobs.attempts.preempt import Preemption
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.control.messages import StopLevel
 from gpuherd.jobs.cycle import Cycle
-from gpuherd.jobs.dispatcher_state import GpuStanding, Standing
+from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.gpu.manager import GpuDesk
 from gpuherd.jobs.job import Job
@@ -155,7 +155,7 @@ class Dispatcher(Loop):
         if self._is_disk_due(now):
             self._preemption.look_at_disk(now)
         self._cycle.start_what_can(starter, self._watch_for_end)
-        self._standing.touch()
+        self._state_file.touch()
 
     def _watch_for_end(self, attempt: Attempt) -> None:
         self._selector.register(attempt.process.pidfd, selectors.EVENT_READ)
@@ -255,11 +255,11 @@ class Dispatcher(Loop):
         deciding = self._cycle
         self._reporter.show(attempts, deciding.waiting_for, deciding.at_once(), back_in_s=deciding.back_in_s())
 
-    def _stands(self) -> Standing:
+    def _state(self) -> DispatcherState:
         views = self._desk.views(clock.mono(), clock.wall()) if self._desk.is_open else ()
         return replace(
-            super()._stands(),
+            super()._state(),
             closed=self._closed(),
-            gpus=tuple(GpuStanding.of(view) for view in views),
+            gpus=tuple(GpuState.of(view) for view in views),
             at_once=self._cycle.at_once(),
         )

@@ -1,4 +1,9 @@
-"""The state of a dispatcher, in one small file for ``status`` and ``top``; and where its attempts are."""
+"""The state of a dispatcher in one small file, for ``status`` and ``top``.
+
+The queue records what was done; why a job still waits is known to the dispatcher alone, from its last decision, and it
+writes that here. The file is no record: nothing depends on it, it is replaced as a whole and without sync, and it means
+nothing once its dispatcher is gone. It is written at most once a second, and only when something has changed.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +15,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.engines.registry import title
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.records import Handed
 
 if TYPE_CHECKING:
     from gpuherd.jobs.scheduler.types import GpuView
 
-
-# How a dispatcher stands now, told in one small file for those who look on: ``status`` and ``top``.
-#
-# The queue knows what was done; why a job still waits is known only to the dispatcher, from its last decision. It
-# tells that here. The file is no record: nothing depends on it, it is replaced as a whole and without sync, and it
-# means nothing once its dispatcher is gone. It is written at most once a second, and only when something has changed.
 
 _MOST_BYTES = 4_000_000
 _EVERY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GpuStanding:
-    """A GPU that the run may use. ``busy`` says why it is not free; ``ours``: a job of this queue runs on it;
+class GpuState:
+    """A GPU that the run may use. ``busy`` is the reason why it is not free; ``ours``: a job of this queue runs on it;
     ``total_mb`` is None while the driver can't read it."""
 
     uuid: str
@@ -39,74 +38,74 @@ class GpuStanding:
     total_mb: int | None = None
 
     @staticmethod
-    def of(view: GpuView) -> GpuStanding:
-        """What is told of a GPU with this verdict on it."""
+    def of(view: GpuView) -> GpuState:
+        """From the dispatcher's view of a GPU."""
         gpu = view.gpu
         total_mb = None if gpu.problem is not None else gpu.total_mb
-        return GpuStanding(uuid=gpu.uuid, label=gpu.label, busy=view.busy, ours=view.ours, total_mb=total_mb)
+        return GpuState(uuid=gpu.uuid, label=gpu.label, busy=view.busy, ours=view.ours, total_mb=total_mb)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
-    """What a dispatcher tells of itself.
+class DispatcherState:
+    """The state of a dispatcher.
 
     Attributes:
         pid: the dispatcher's.
         mode: ``working``, ``draining`` or ``stopping``.
         closed: a sentence why nothing is started now (quiet hours, a full disk), or None.
-        waits: why a job waits, by the number of the job in the queue; those that the last decision looked at.
+        waits: why a job waits, by the number of the job in the queue; the jobs that the last decision looked at.
         gpus: the GPUs that it may use, as it last saw them; () on the CPU.
-        at_once: how many jobs can run side by side, None when it does not say.
-        settings: the options that ``gpuherd set`` can change, as they are now.
-        handed: of attempts that wait in an engine beyond this machine what it says why, in its own words, by the number
-            of the attempt; those of which it says something.
-        away: a sentence on an engine that does not answer at the moment, and since when; None while it does.
+        at_once: how many jobs can run at once, None where unknown.
+        settings: the options that ``gpuherd set`` can change, with their values.
+        handed: for attempts that wait in an engine beyond this machine the engine's own reason, by the number of the
+            attempt; without attempts for which it gives none.
+        away: a sentence on an engine that does not answer now, and since when; None while it answers.
     """
 
     pid: int
     mode: str = "working"
     closed: str | None = None
     waits: Mapping[int, str] = field(default_factory=dict)
-    gpus: tuple[GpuStanding, ...] = ()
+    gpus: tuple[GpuState, ...] = ()
     at_once: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     handed: Mapping[int, str] = field(default_factory=dict)
     away: str | None = None
 
     def most_mb(self, gpus: int) -> int | None:
-        """The most memory that a job could find on each of so many of these GPUs, None where there are fewer; MIG
-        instances, with a colon in their labels, are for jobs on one."""
+        """The most memory that a job on this many GPUs could get on each of them, None where there are fewer GPUs. MIG
+        instances, whose labels have a colon, are for jobs on one GPU."""
         able = [gpu for gpu in self.gpus if gpus == 1 or ":" not in gpu.label]
         sizes = sorted((gpu.total_mb for gpu in able if gpu.total_mb is not None), reverse=True)
         return sizes[gpus - 1] if 1 <= gpus <= len(sizes) else None
 
 
-class StandingFile:
-    """Writes the file for a dispatcher; a file that can't be written is not worth a word."""
+class StateFile:
+    """Writes the file for a dispatcher. A failure to write is ignored, and tried again with the next change."""
 
     def __init__(self, path: Path):
         self._path = path
-        self._told: Standing | None = None
+        self._written: DispatcherState | None = None
         self._touched = False
         self._next = 0.0
 
     def touch(self) -> None:
-        """Something may have changed. Cheap: to be called at every decision."""
+        """Marks that something may have changed. Cheap: call it at every decision."""
         self._touched = True
 
-    def keep_time(self, now: float, standing: Callable[[], Standing]) -> None:
-        """Tells what ``standing`` gives, if it is time and that has changed. ``now`` is ``clock.mono``."""
+    def keep_time(self, now: float, state: Callable[[], DispatcherState]) -> None:
+        """Writes what ``state`` returns, if it is time and that has changed. ``now`` is ``clock.mono``."""
         if not self._touched or now < self._next:
             return
         self._touched, self._next = False, now + _EVERY_S
-        wanted = standing()
-        if wanted == self._told:
+        new = state()
+        if new == self._written:
             return
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            temporary.write_text(json.dumps(asdict(wanted)), encoding="utf-8", errors="backslashreplace")
+            temporary.write_text(json.dumps(asdict(new)), encoding="utf-8", errors="backslashreplace")
             temporary.replace(self._path)
-            self._told = wanted
+            self._written = new
         except OSError:
             with suppress(OSError):
                 temporary.unlink()  # half of it, on a full disk
@@ -117,19 +116,19 @@ class StandingFile:
         return self._next if self._touched else None
 
     def remove(self) -> None:
-        """Takes the file away: the dispatcher has ended in order."""
+        """Removes the file, when the dispatcher ends in order."""
         with suppress(OSError):
             self._path.unlink()
 
 
-def read(path: Path, pid: int) -> Standing | None:
-    """What the dispatcher with this pid last told, or None when it has told nothing (yet), or the file is no good."""
+def read(path: Path, pid: int) -> DispatcherState | None:
+    """The last state that the dispatcher with this pid wrote; None where there is none or the file is damaged."""
     try:
         with path.open("rb") as file:
             told = json.loads(file.read(_MOST_BYTES))
         if told["pid"] != pid:
             return None
-        return Standing(
+        return DispatcherState(
             pid=pid,
             mode=str(told["mode"]),
             closed=None if told["closed"] is None else str(told["closed"]),
@@ -144,9 +143,9 @@ def read(path: Path, pid: int) -> Standing | None:
         return None
 
 
-def _gpu(told: Mapping[str, Any]) -> GpuStanding:
+def _gpu(told: Mapping[str, Any]) -> GpuState:
     busy, total_mb = told["busy"], told.get("total_mb")
-    return GpuStanding(
+    return GpuState(
         uuid=str(told["uuid"]),
         label=str(told["label"]),
         busy=None if busy is None else str(busy),
@@ -155,49 +154,10 @@ def _gpu(told: Mapping[str, Any]) -> GpuStanding:
     )
 
 
-# Where an attempt is that an engine beyond this machine has, in words for people. Pure.
-
-_NAMES: Mapping[str, str] = {"slurm": "SLURM", "ray": "Ray"}
-
-
-@dataclass(frozen=True, slots=True)
-class InEngine:
-    """How many running jobs an engine beyond this machine has, and how many of them have not begun there."""
-
-    engine: str
-    jobs: int
-    in_line: int
-
-
 def engine_name(engine: str) -> str:
     """The engine as people write it.
 
     >>> engine_name("slurm"), engine_name("ray")
     ('SLURM', 'Ray')
     """
-    return _NAMES.get(engine) or clean(engine)
-
-
-def why_in_line(handed: Handed, attempt: int, standing: Standing | None) -> str:
-    """Why an attempt that was handed over has not begun, as a sentence.
-
-    >>> why_in_line(Handed("slurm", "b1", 0, "17_0"), 4, Standing(pid=1, handed={4: "Resources"}))
-    'waits in SLURM: Resources'
-    """
-    there = engine_name(handed.engine)
-    if handed.handle is None:
-        return f"is being handed to {there}"
-    reason = None if standing is None else standing.handed.get(attempt)
-    return f"waits in {there}" + (f": {clean(reason)}" if reason else "")
-
-
-def there(in_engine: InEngine) -> str:
-    """What an engine has, as a part of a sentence.
-
-    >>> there(InEngine("slurm", 12, 5)), there(InEngine("ray", 1, 1))
-    ('12 jobs in SLURM, 5 of them in its queue', '1 job in Ray, in its queue')
-    """
-    if in_engine.jobs == 1:
-        return f"1 job in {engine_name(in_engine.engine)}" + (", in its queue" if in_engine.in_line else "")
-    of_them = f", {in_engine.in_line} of them in its queue" if in_engine.in_line else ""
-    return f"{in_engine.jobs} jobs in {engine_name(in_engine.engine)}{of_them}"
+    return title(engine) or clean(engine)

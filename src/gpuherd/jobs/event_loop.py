@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from typing import TypedDict
 
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import Completion
@@ -28,7 +28,7 @@ from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.cycle import Decisions
-from gpuherd.jobs.dispatcher_state import Standing, StandingFile
+from gpuherd.jobs.dispatcher_state import DispatcherState, StateFile
 from gpuherd.jobs.gpu.health import HealthBook
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import SETTABLE, DispatchOptions
@@ -104,7 +104,7 @@ class Loop(ABC):
         self._disk = DiskGuard((run.root, run.logs), options.min_disk)
         self._completion = Completion(queue, run, self._reporter, self._health)
         self._control = ControlServer(queue, run, self, settings, load_settings)
-        self._standing = StandingFile(run.standing)
+        self._state_file = StateFile(run.state_file)
         self._show_at = 0.0
         self._selector = selectors.DefaultSelector()
 
@@ -129,7 +129,7 @@ class Loop(ABC):
                 self._loop(signals)
                 outcome = self._outcome(signals)
             self._run.remove_stray_attempt_files(self._left_at_work())
-            self._standing.remove()
+            self._state_file.remove()
             self._end_run(run_id)
             return outcome
 
@@ -196,7 +196,7 @@ class Loop(ABC):
     def end(self, asked: StopLevel, why: str) -> str:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
         self.asked = asked
-        self._standing.touch()
+        self._state_file.touch()
         text, again = self._end_words(drains=asked is StopLevel.DRAIN)
         self._reporter.notice(f"{why}{text}" + (f" (Ctrl-C again {again})" if why and again else ""))
         self._end_work(asked)
@@ -253,13 +253,13 @@ class Loop(ABC):
             self._ends_recorded(now)
         self._look_after(now)
         self._control.keep_time(now)
-        self._standing.keep_time(now, self._stands)
+        self._state_file.keep_time(now, self._state)
         if self._reporter.every_s is not None and now >= self._show_at:
             self._show_at = now + self._reporter.every_s
             self._show()
 
     def _time_to_next(self) -> float | None:
-        times = [*self._due(), self._completion.again_at, self._control.due_at, self._standing.due_at]
+        times = [*self._due(), self._completion.again_at, self._control.due_at, self._state_file.due_at]
         if self._reporter.every_s is not None:
             times.append(self._show_at)
         known = [time for time in times if time is not None]
@@ -305,9 +305,9 @@ class Loop(ABC):
             drained=bool(left) and signals.exit_code is None and self.asked is not StopLevel.GO_ON,
         )
 
-    def _stands(self) -> Standing:
+    def _state(self) -> DispatcherState:
         """What those are told who look on."""
-        return Standing(
+        return DispatcherState(
             pid=os.getpid(),
             mode=self.asked.mode,
             waits={wait.job: clean(wait.reason) for wait in self._decisions.waits},

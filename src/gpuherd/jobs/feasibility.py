@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.engines.base import Placement
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode
 from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.attempts.time_limits import TimeLimits
@@ -63,14 +63,14 @@ class Outlook:
 
     Attributes:
         engine: its name.
-        partition: where it would be asked, None for wherever it sends jobs that name none.
+        where: where the jobs would run there ("partition gpu"), None for wherever it sends them.
         counts: how many jobs there are, by how many GPUs each gets on a node.
         asks: what each of those asks for, in words; nothing for jobs of this machine.
         never: why some can never be had, in sentences, each once; () where all can.
     """
 
     engine: str
-    partition: str | None
+    where: str | None
     counts: Mapping[int, int]
     asks: Mapping[int, str]
     never: tuple[str, ...]
@@ -82,8 +82,8 @@ class Outlook:
         if not self.asks:
             return never
         told = [f"{many} x {self.asks[gpus]}" for gpus, many in self.counts.items()]
-        partition = "" if self.partition is None else f", partition {self.partition}"
-        return [f"engine: {self.engine}{partition}; the jobs would ask for {'; '.join(told)}", *never]
+        where = "" if self.where is None else f", {self.where}"
+        return [f"engine: {self.engine}{where}; the jobs would ask for {'; '.join(told)}", *never]
 
     @property
     def exit_code(self) -> ExitCode:
@@ -110,7 +110,7 @@ def of_jobs(jobs: Sequence[Job], options: DispatchOptions, run: RunDirectory | N
     like = {job.gpus: job for job in jobs}
     asks = {} if options.engine == LOCAL else {gpus: in_words(would_ask(job, options)) for gpus, job in like.items()}
     reasons = dict.fromkeys(reason for reason in never(jobs, options) if reason is not None) if jobs else ()
-    return Outlook(options.engine, options.partition, counts, asks, tuple(reasons))
+    return Outlook(options.engine, options.spec.where(options), counts, asks, tuple(reasons))
 
 
 def in_words(asked: Placement) -> str:

@@ -1,24 +1,31 @@
-"""A job as the user means it, the jobs that it needs, and its round. Pure: no database, no processes."""
+"""A job, its options, and the checks of jobs that need each other. Pure: no database, no processes.
+
+``Job`` is the only description of a job between the file or command line and the queue. Fields that people may write
+declare themselves as options (``gpuherd.options``): such a field is the flag of ``gpuherd submit``, the key in
+``jobs.yaml`` and the word in a ``#gpuherd`` line. The values that people gave travel as ``Given``, by field name, until
+the job is complete: a file's line may leave out the name, and a model's memory plan may set GPUs and memory.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
 from gpuherd.errors import JobCannotFit, UsageError
-from gpuherd.options import did_you_mean
+from gpuherd.options import did_you_mean, option, option_fields
+from gpuherd.units import amount, count, duration_s, gpu_range, positive_int, size_mb, whole_number
 
-# A job as the user means it, and how it stands: plain frozen data, no database, no processes.
+LONGEST_NAME = 200
 
 
 class JobState(StrEnum):
-    """How a job stands in the queue."""
+    """The state of a job in the queue."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -30,60 +37,163 @@ class JobState(StrEnum):
 ENDED = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
 
 
+# --- words of options ---------------------------------------------------------------------------------------------
+
+
+def job_name(word: str) -> str:
+    """A job's name: printable, without blanks and commas, so that ``needs=a,b`` can list names, and not like a flag."""
+    if not word or len(word) > LONGEST_NAME or not word.isprintable() or "," in word or " " in word:
+        raise ValueError(f"{word!r} is no name; write up to {LONGEST_NAME} letters, without blanks and commas")
+    if word.startswith("-"):
+        raise ValueError(f"{word!r} is no name: one that begins with - would be taken for a flag")
+    return word
+
+
+def job_names(word: str) -> tuple[str, ...]:
+    """Names, separated by commas."""
+    return tuple(job_name(name.strip()) for name in word.split(","))
+
+
+def model_name(word: str) -> str:
+    """A model's name or path."""
+    if not word or not word.isprintable():
+        raise ValueError(f"{word!r} is no model; write a known name, a Hugging Face id or a path")
+    return word
+
+
+def path_name(word: str) -> str:
+    """A path that a system call can take."""
+    if not word or "\0" in word:
+        raise ValueError(f"{word!r} is no path")
+    return word
+
+
+# --- the job ------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
     """A command to run on some GPUs.
 
     Attributes:
-        name: unique within a queue; submitting the same name again goes on with the job that is there.
-        argv: the command as an argument list; never seen by a shell.
-        gpus: how many GPUs it needs; 0 for a job that runs on the CPU.
-        nodes: how many machines it spans; it gets ``gpus`` GPUs on each. More than 1 is for a cluster's engine.
-        cpus: CPU cores that it gets on each node, None for the engine's default (on this machine: its share).
-        host_memory_mb: main memory that it gets on each node of a cluster, None for the engine's default.
-        gpus_at_most: when it runs out of memory it is tried on more GPUs, up to so many; None for never more.
+        name: unique within a queue; submitting the same name again continues the existing job.
+        argv: the command as an argument list; no shell reads it.
+        gpus: how many GPUs it needs; 0 for a job that runs on the CPU. A range is written 1-4 (``gpus_at_most``).
+        gpus_at_most: after running out of memory it is tried on more GPUs, up to this many; None for never more.
         memory_mb: free memory that it needs on each GPU, None if unknown.
-        share: it may share its GPU with other jobs of this queue that say so too; ``memory_mb`` must be given.
+        nodes: how many machines it spans; it gets ``gpus`` GPUs on each. More than 1 needs a cluster's engine.
+        cpus: CPU cores that it gets on each node, None for the engine's default (on this machine: its share).
+        host_memory_mb: main memory that it gets on each node, None for the engine's default.
+        share: it may share its GPU with other jobs of this queue that allow it, too; needs ``memory_mb``.
         priority: higher runs first; equal priorities run in the order of submission.
         needs: names of jobs that must have succeeded before.
-        round: jobs of a round start when none of an earlier round waits or runs any more, however those ended.
-        cost: how long it is expected to take, in any unit that is the same for the whole queue (bytes of the model,
-            say); None if unknown. With ``order="longest"`` the costly ones start first.
-        family: jobs of one family are alike: the memory that one was seen to use is expected of the others.
-        retries: how many further tries a failure that may pass (a crash, out of memory) gets.
         timeout_s: seconds after which the job is stopped; None for no limit.
         stage_timeout_s: seconds that it may stay in one stage of its progress; None for no limit.
-        heartbeat_s: seconds that it may go without telling its progress (``engines.progress``); None for no limit.
-        env: variables added to the job's environment.
+        heartbeat_s: seconds that it may go without reporting progress (``engines.progress``); None for no limit.
+        retries: further tries after a failure that may pass (a crash, out of memory).
+        round: jobs of a round start when no job of an earlier round waits or runs, however those ended.
+        cost: expected duration, in any unit that is the same for the whole queue (bytes of the model, say); None if
+            unknown. With ``order="longest"`` the costly ones start first.
+        family: jobs of one family are alike: the memory that one used is expected of the others.
         cwd: working directory, None for the dispatcher's.
-        result: a file that exists when the job has succeeded; a job is done only while it is there. A relative path is
+        result: a file that exists when the job has succeeded; a job is done only while it exists. A relative path is
             one in ``cwd``.
-        title: what progress lines call it, when that is not the name.
-        identity: what its result depends on: a job that is done is done again when this changes. None: its command, the
+        env: variables added to the job's environment.
+        title: its name in progress lines, if not ``name``.
+        identity: what its result depends on: a job that is done runs again when this changes. None: its command, the
             additions to its environment, and its working directory.
     """
 
-    name: str
     argv: tuple[str, ...]
-    gpus: int = 1
-    nodes: int = 1
-    cpus: int | None = None
-    host_memory_mb: int | None = None
+    gpus: int = option(
+        1,
+        help="GPUs that the job gets, or 1-4 for up to 4 of them after it ran out of memory",
+        name="num_gpus",
+        key="gpus",
+        parse=gpu_range,
+        metavar="N",
+        group="job",
+    )
     gpus_at_most: int | None = None
-    memory_mb: int | None = None
-    share: bool = False
-    priority: int = 0
-    needs: tuple[str, ...] = ()
-    round: int = 0
-    cost: float | None = None
-    family: str | None = None
-    retries: int = 1
-    timeout_s: float | None = None
-    stage_timeout_s: float | None = None
-    heartbeat_s: float | None = None
+    memory_mb: int | None = option(
+        None,
+        help="free memory that it needs on each GPU, like 20GB",
+        name="mem",
+        parse=size_mb,
+        metavar="SIZE",
+        group="job",
+    )
+    nodes: int = option(
+        1,
+        help="machines of a cluster that it spans, with as many GPUs on each",
+        parse=positive_int,
+        metavar="N",
+        group="job",
+    )
+    cpus: int | None = option(
+        None,
+        help="CPU cores that it gets on each node; on this machine the number of threads for numeric libraries",
+        parse=positive_int,
+        metavar="N",
+        group="job",
+    )
+    host_memory_mb: int | None = option(
+        None,
+        help="main memory that it gets on each node, like 64GB; on this machine that much must be installed",
+        name="host_mem",
+        parse=size_mb,
+        metavar="SIZE",
+        group="job",
+    )
+    share: bool = option(
+        False, help="it may share its GPU with jobs that allow it, too, and give their --mem", group="job"
+    )
+    priority: int = option(0, help="higher runs first", parse=whole_number, metavar="N", group="job")
+    name: str = option(help="the job's name (default: a number)", parse=job_name, metavar="NAME", group="job")
+    needs: tuple[str, ...] = option(
+        (), help="jobs that must have succeeded before, like a,b", parse=job_names, metavar="NAMES", group="job"
+    )
+    timeout_s: float | None = option(
+        None,
+        help="stop it after this time, like 90s or 2h",
+        name="timeout",
+        parse=duration_s,
+        metavar="TIME",
+        group="job",
+    )
+    stage_timeout_s: float | None = option(
+        None,
+        help="stop it when one stage of its progress takes longer",
+        name="stage_timeout",
+        parse=duration_s,
+        metavar="TIME",
+        group="job",
+    )
+    heartbeat_s: float | None = option(
+        None,
+        help="stop it when it reports no progress for this time",
+        name="heartbeat",
+        parse=duration_s,
+        metavar="TIME",
+        group="job",
+    )
+    retries: int = option(1, help="further tries after a failure that may pass", parse=count, metavar="N", group="job")
+    round: int = option(
+        0, help="it waits until all jobs of lower rounds have ended", parse=count, metavar="N", group="job"
+    )
+    cost: float | None = option(
+        None, help="expected duration, in any unit; see --order longest", parse=amount, metavar="X", group="job"
+    )
+    family: str | None = option(
+        None, help="jobs of one family are expected to use as much memory", parse=job_name, metavar="NAME", group="job"
+    )
+    cwd: str | None = option(
+        None, help="folder that it runs in (default: this one)", parse=path_name, metavar="DIR", group="job"
+    )
+    result: str | None = option(
+        None, help="a file that exists when it has succeeded", parse=path_name, metavar="FILE", group="job"
+    )
     env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
-    result: str | None = None
     title: str | None = None
     identity: str | None = None
 
@@ -140,18 +250,125 @@ def job_of(spec: str) -> Job:
     return Job(**{**values, "argv": tuple(values["argv"]), "needs": tuple(values.get("needs", ()))})
 
 
-# Which jobs need which, and which round each is of: checks of a list of jobs, and what may run when. Pure.
+# --- a job that names its model in place of its GPUs --------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelUse:
+    """The model that a job loads, and how; None where the job leaves it to the planner, which checks the words.
+
+    Attributes:
+        model: a known name, a Hugging Face id, a folder or a file.
+        dtype: the data type of the weights in memory.
+        batch: sequences at once.
+        prompt_tokens, new_tokens: the longest prompt and answer.
+        parallel: how the model is split over several GPUs.
+        gpus: at least and at most so many GPUs.
+        memory_mb: free memory that the job asks for on each GPU, whatever the plan needs.
+    """
+
+    model: str = option(
+        help="the model that it loads: its memory plan sets the job's GPUs and memory",
+        parse=model_name,
+        metavar="MODEL",
+        group="model",
+    )
+    dtype: str | None = option(
+        None,
+        help="data type of the weights: fp32, bf16, fp16, int8, nf4, nf4-dq (default: the checkpoint's)",
+        metavar="DTYPE",
+        group="model",
+    )
+    batch: int | None = option(
+        None, help="sequences at once (default: 1)", parse=positive_int, metavar="B", group="model"
+    )
+    prompt_tokens: int | None = option(
+        None, help="most tokens of a prompt (default: 512)", parse=positive_int, metavar="P", group="model"
+    )
+    new_tokens: int | None = option(
+        None, help="most tokens of an answer (default: 64)", parse=positive_int, metavar="N", group="model"
+    )
+    parallel: str | None = option(
+        None,
+        help="over several GPUs: auto (the fewest that hold it), layers, tensor, or replica (one GPU)",
+        metavar="HOW",
+        group="model",
+    )
+    gpus: tuple[int, int] | None = None
+    memory_mb: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a model's plan asks for: GPUs, and MB free on each.
+
+    ``family`` is one name for all jobs that use a model in the same way; ``sentence`` is for people.
+    """
+
+    gpus: int
+    memory_mb: int
+    family: str
+    sentence: str
+
+
+# Raises a GpuherdError for a model that can't be found, or that fits nowhere.
+Planner = Callable[[ModelUse], Need]
+# Values of options by field name of Job and ModelUse, ``gpus`` as least and most, and ``env``. A name that is not in it
+# was not given.
+Given = Mapping[str, Any]
+
+_OF_MODEL = tuple(declared.name for declared, _ in option_fields(ModelUse))
+
+
+def model_use(given: Given) -> ModelUse | None:
+    """The model that a job names; None without one. Raises UsageError for options of a model without the model."""
+    words = {name: given[name] for name in _OF_MODEL if name in given}
+    if "model" in words:
+        return ModelUse(gpus=given.get("gpus"), memory_mb=given.get("memory_mb"), **words)
+    for name in words:
+        raise UsageError(f"{name.replace('_', '-')} is said of a model, and no model is named")
+    return None
+
+
+def job_fields(given: Given, *, gpus: int = 1, retries: int = 1, planner: Planner | None = None) -> dict[str, Any]:
+    """The fields of the ``Job`` that these options describe, but for those that are neither given nor planned.
+
+    Args:
+        gpus, retries: for a job that doesn't give them.
+        planner: sets GPUs, memory and family of a job that names a model; memory, family and a range of GPUs that are
+            given count.
+
+    Raises UsageError for options that don't go together, and what the planner raises.
+    """
+    least, most = given.get("gpus", (gpus, gpus))
+    values = {"retries": retries} | without_model(given)
+    use = model_use(given)
+    if use is not None:
+        if planner is None:
+            raise UsageError("the job names a model, and nobody here can plan it")
+        need = planner(use)
+        least, most = need.gpus, most if "gpus" in given else need.gpus
+        values = {"memory_mb": need.memory_mb, "family": need.family} | values
+    return values | {"gpus": least, "gpus_at_most": most if most > least else None}
+
+
+def without_model(given: Given) -> dict[str, Any]:
+    """These options without those that describe a model."""
+    return {name: value for name, value in given.items() if name not in _OF_MODEL}
+
+
+# --- jobs that need each other ------------------------------------------------------------------------------------
 #
-# A job may run when all that it needs have succeeded, and when no job of an earlier round waits or runs any more,
-# however those ended. One that needs a job that failed can't run any more. The queue keeps the same rules in its
-# tables; ``Readiness`` keeps them in memory, for a replay in virtual time.
+# A job may run when all jobs that it needs have succeeded, and when no job of an earlier round waits or runs, however
+# those ended. One that needs a failed job can't run any more.
 
 _MOST_CIRCLES = 100
 
 
 class BadNeeds(UsageError):
-    """Jobs whose names, needs or rounds don't go together. ``faults``: each a sentence and the names of the jobs at
-    fault, in the order in which the sentence names them.
+    """Jobs whose names, needs or rounds contradict each other.
+
+    ``faults``: for each a sentence and the names of the jobs at fault, in the order in which the sentence names them.
     """
 
     def __init__(self, *faults: tuple[str, Sequence[str]]):
@@ -160,11 +377,11 @@ class BadNeeds(UsageError):
 
 
 def check_needs(jobs: Sequence[Job], known: Mapping[str, int] | None = None) -> None:
-    """Checks needs and rounds of jobs that come together.
+    """Checks needs and rounds of jobs that are added together.
 
     Args:
-        jobs: the newcomers.
-        known: the round of each job that is there already, by name; newcomers may need those.
+        jobs: the new jobs.
+        known: the round of each job in the queue, by name; new jobs may need those.
 
     Raises BadNeeds for a name given twice, a need that names no job (with the nearest name) or one of a later round,
     and circles (each named in full, up to ``_MOST_CIRCLES``).
@@ -201,8 +418,10 @@ def _no_such(job: str, need: str, names: Iterable[str]) -> str:
 
 
 def _circles(by_name: Mapping[str, Job]) -> Iterator[tuple[str, ...]]:
-    """Circles of needs, the first name of each repeated at its end: so many that without one need of each there are
-    none. Depth-first without recursion: chains may be long."""
+    """Circles of needs, the first name of each repeated at its end. Removing one need of each leaves no circle.
+
+    Depth-first without recursion: chains may be long.
+    """
     finished: set[str] = set()
     for root in (name for name, job in by_name.items() if job.needs):
         path: dict[str, None] = {}
@@ -221,82 +440,3 @@ def _circles(by_name: Mapping[str, Job]) -> Iterator[tuple[str, ...]]:
             elif need in by_name and need not in finished:
                 path[need] = None
                 stack.append((need, iter(by_name[need].needs)))
-
-
-class Readiness:
-    """Which jobs may run, as jobs end. ``ready``: those that may at the beginning.
-
-    >>> jobs = [Job(name="a", argv=("x",)), Job(name="b", argv=("x",), needs=("a",)),
-    ...         Job(name="c", argv=("x",), round=1)]
-    >>> readiness = Readiness(jobs)
-    >>> readiness.ready
-    ('a',)
-    >>> readiness.ended("a", succeeded=True)
-    (('b',), ())
-    >>> readiness.ended("b", succeeded=False)
-    (('c',), ())
-    """
-
-    def __init__(self, jobs: Sequence[Job]):
-        check_needs(jobs)
-        self._jobs = {job.name: job for job in jobs}
-        self._blocked = {job.name: len(set(job.needs)) for job in jobs}
-        self._needed_by: dict[str, list[str]] = {}
-        self._left: dict[int, int] = {}
-        # Jobs of later rounds that need nothing any more, in order.
-        self._later: dict[int, list[str]] = {}
-        for job in jobs:
-            self._left[job.round] = self._left.get(job.round, 0) + 1
-            for need in set(job.needs):
-                self._needed_by.setdefault(need, []).append(job.name)
-        self._rounds = sorted(self._left)
-        self._round = 0
-        self.ready: tuple[str, ...] = self._admit([job.name for job in jobs if not job.needs])
-
-    def ended(self, name: str, *, succeeded: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """A job has ended for good.
-
-        Returns the jobs that may run now and could not before, in order, and those that can't run any more.
-        """
-        freed: list[str] = []
-        doomed: list[str] = []
-        self._left[self._jobs[name].round] -= 1
-        if succeeded:
-            for dependent in self._needed_by.pop(name, ()):
-                self._blocked[dependent] -= 1
-                if self._blocked[dependent] == 0:
-                    freed.append(dependent)
-        else:
-            doomed = self._doom(name)
-        ready = self._admit(freed)
-        return (*ready, *self._next_rounds()), tuple(doomed)
-
-    def _doom(self, name: str) -> list[str]:
-        doomed: list[str] = []
-        stack = [name]
-        while stack:
-            for dependent in self._needed_by.pop(stack.pop(), ()):
-                if self._blocked[dependent] > 0:
-                    self._blocked[dependent] = -1  # never reaches 0 again: what else it needs no longer counts
-                    self._left[self._jobs[dependent].round] -= 1
-                    doomed.append(dependent)
-                    stack.append(dependent)
-        return doomed
-
-    def _admit(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of these jobs, which need nothing any more, that are of the round that runs; the others are kept."""
-        now = [name for name in names if self._jobs[name].round == self._current]
-        for name in names:
-            if self._jobs[name].round != self._current:
-                self._later.setdefault(self._jobs[name].round, []).append(name)
-        return tuple(now)
-
-    def _next_rounds(self) -> tuple[str, ...]:
-        before = self._current
-        while self._round < len(self._rounds) - 1 and self._left[self._current] == 0:
-            self._round += 1
-        return () if self._current == before else tuple(self._later.pop(self._current, ()))
-
-    @property
-    def _current(self) -> int:
-        return self._rounds[self._round] if self._rounds else 0

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from gpuherd.engines import options as engine_options
-from gpuherd.engines.options import LOCAL, EngineOptions
+from gpuherd.engines import registry
+from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.options import by_spelling, did_you_mean, option, option_fields, parse
 from gpuherd.units import count, duration_s, positive_int, seconds, size_or_none_mb
@@ -24,7 +25,7 @@ _HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others"})
 
 def foreign(engine: str) -> frozenset[str]:
     """Names of options that say nothing to this engine."""
-    return engine_options.foreign(engine) | (frozenset() if engine == LOCAL else _HERE)
+    return registry.foreign(engine) | (frozenset() if engine == LOCAL else _HERE)
 
 
 def gpu_names(word: str) -> str:

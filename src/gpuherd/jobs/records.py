@@ -186,30 +186,85 @@ class AttemptState(StrEnum):
     REQUEUED = "requeued"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRow:
-    """A finished or running attempt as the metrics see it. Seconds and MB; ``ended_at`` is None while it runs.
-    ``engine``: what ran it; ``node``: where, for one beyond this machine that has begun.
+    """An attempt, running or ended. Seconds; MB of 2^20 bytes.
 
-    ``run_s`` holds ``paused_s``, in which the processes were stopped by us. ``shared_mb``: as in AttemptRecord.
+    Attributes:
+        job: the job's name.
+        gpus, gpu_uuids: labels and UUIDs of its GPUs; () on the CPU.
+        pid: None where an engine beyond this machine has it (``handed``).
+        run_s: length, with the ``paused_s`` in which its processes were stopped by us. While it runs, and where nobody
+            recorded its end, None as recorded in the queue and the time so far in a status; None for one that an engine
+            beyond this machine never began.
+        wait_s: how long the job could have run and did not; grows in a status while an engine has not begun it.
+        peak_mb: the most memory that it was seen to use on one GPU, None when not measured.
+        paused: why its processes are stopped now, () while they run.
+        shared_mb: as in AttemptRecord.
+        progress, eta_s: in a status, of a running attempt that reports its progress; else None.
     """
 
+    id: int
     job: str
     number: int
-    run: int
     state: AttemptState
     gpus: tuple[str, ...]
-    labels: tuple[str, ...]
-    wait_s: float
+    gpu_uuids: tuple[str, ...]
+    pid: int | None = None
+    log: str
     started_at: float
-    ended_at: float | None
-    run_s: float | None
-    failure_class: str | None
-    paused_s: float = 0.0
+    ended_at: float | None = None
+    run_s: float | None = None
+    wait_s: float = 0.0
+    exit_code: int | None = None
+    signal: int | None = None
+    failure_class: str | None = None
     peak_mb: int | None = None
+    paused: tuple[PauseReason, ...] = ()
+    paused_s: float = 0.0
     shared_mb: int | None = None
-    engine: str = "local"
-    node: str | None = None
+    progress: Progress | None = None
+    eta_s: float | None = None
+    handed: Handed | None = None
+
+    @property
+    def in_line(self) -> bool:
+        """Whether an engine beyond this machine has it, and has not begun it yet."""
+        return self.state is AttemptState.RUNNING and self.handed is not None and self.handed.node is None
+
+    @property
+    def worked_s(self) -> float | None:
+        """``run_s`` without the pauses."""
+        return None if self.run_s is None else max(0.0, self.run_s - self.paused_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobStatus:
+    """A job and its latest attempt, as people and programs see it.
+
+    Attributes:
+        paused: it was told to wait, or its processes are stopped.
+        reason: why it waits (in an engine too), how it failed, or why it was cancelled.
+        gpus, memory_mb: how many GPUs it asks for now, and how much memory on each.
+        learned: why ``memory_mb`` is not what the job declared.
+        ready_at: of a waiting job, the wall-clock second since which it could have run; None while it can't.
+    """
+
+    id: int
+    name: str
+    title: str
+    state: JobState
+    paused: bool = False
+    reason: str | None = None
+    gpus: int
+    memory_mb: int | None = None
+    learned: str | None = None
+    priority: int = 0
+    tries: int = 0
+    attempts: int = 0
+    ready_at: float | None = None
+    command: tuple[str, ...] = ()
+    attempt: AttemptRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,26 +332,11 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningLine:
-    """A running job as the display shows it. ``eta_s`` is None while nothing can be said; ``paused``: it is stopped;
-    ``node``: where it runs, for one beyond this machine.
-    """
-
-    title: str
-    gpus: tuple[str, ...]
-    elapsed_s: float
-    progress: Progress | None
-    eta_s: float | None
-    paused: bool = False
-    node: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class RunSnapshot:
     """The whole run at one moment.
 
     Attributes:
-        running: what runs, and what stands still with its GPU.
+        running: running jobs, each with its attempt; also those that are paused.
         waiting_for: a sentence on which job is next and why it waits, None when none waits.
         eta_s: seconds until all is done, None while nothing can be said.
         paused: running and waiting jobs that don't go on by themselves.
@@ -304,7 +344,7 @@ class RunSnapshot:
     """
 
     counts: Counts
-    running: tuple[RunningLine, ...]
+    running: tuple[JobStatus, ...]
     waiting_for: str | None
     eta_s: float | None
     paused: int = 0

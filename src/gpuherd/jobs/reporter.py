@@ -19,19 +19,21 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean, with_code
 from gpuherd.jobs.attempts.log_file import last_lines
 from gpuherd.jobs.completion import Settlement
+from gpuherd.jobs.eta import Pace, Running, Waiting, job_eta_s, run_eta_s
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.monitor.format import Pace, Running, Waiting, time_left
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import (
     AttemptRecord,
+    AttemptRow,
+    AttemptState,
     Counts,
     Event,
     EventKind,
     Failure,
+    JobStatus,
     Outcome,
     PauseReason,
-    RunningLine,
     RunSnapshot,
 )
 from gpuherd.jobs.run_dir import RunDirectory
@@ -229,26 +231,25 @@ class Reporter:
         in_line: int = 0,
         back_in_s: Sequence[float] = (),
     ) -> None:
-        """Gives the display the whole picture. ``at_once``, ``back_in_s``: as for ``time_left``; ``in_line``: how many
+        """Gives the display the whole picture. ``at_once``, ``back_in_s``: as for ``run_eta_s``; ``in_line``: how many
         besides those that run wait in an engine beyond this machine."""
         if self._display is None:
             return
         counts = self._queue.counts(exact=False)
-        lines = tuple(_line(attempt) for attempt in running)
-        costs = (attempt.record.queued.job.cost for attempt in running)
+        jobs = tuple(_running(attempt) for attempt in running)
+        paces = [
+            Running(job.attempt.worked_s or 0.0, attempt.record.queued.job.cost, job.attempt.eta_s)
+            for attempt, job in zip(running, jobs, strict=True)
+            if job.attempt is not None
+        ]
+        waiting = self._those_waiting(counts.waiting + in_line)
         self._display.snapshot(
             RunSnapshot(
                 counts=counts,
-                running=lines,
+                running=jobs,
                 waiting_for=waiting_for,
-                eta_s=time_left(
-                    self._pace,
-                    self._those_waiting(counts.waiting + in_line),
-                    [Running(line.elapsed_s, cost, line.eta_s) for line, cost in zip(lines, costs, strict=True)],
-                    at_once,
-                    back_in_s,
-                ),
-                paused=self._queue.held() + sum(line.paused for line in lines),
+                eta_s=run_eta_s(self._pace, waiting, paces, at_once, back_in_s),
+                paused=self._queue.held() + sum(job.paused for job in jobs),
                 in_line=in_line,
             )
         )
@@ -262,22 +263,39 @@ class Reporter:
         return self._waiting[1]
 
 
-def _line(attempt: Shown) -> RunningLine:
-    record = attempt.record
+def _running(attempt: Shown) -> JobStatus:
+    record, queued, progress = attempt.record, attempt.record.queued, attempt.progress()
     if record.handed is None:
         now = clock.mono()
-        # Without its pauses, in which it did nothing of what is left.
-        elapsed = max(0.0, now - record.started_mono - attempt.paused_s(now))
+        run_s, paused_s = max(0.0, now - record.started_mono), attempt.paused_s(now)
     else:
         # It may have begun before this machine was started, whose own clock says nothing of that.
-        elapsed = max(0.0, clock.wall() - record.started_at)
-    progress = attempt.progress()
-    eta = None
-    if progress is not None and progress.total and 0 < progress.done <= progress.total:
-        eta = elapsed * (progress.total - progress.done) / progress.done
-    node = None if record.handed is None else record.handed.node
-    return RunningLine(
-        clean(record.title), record.labels, elapsed, progress, eta, paused=bool(attempt.paused), node=node
+        run_s, paused_s = max(0.0, clock.wall() - record.started_at), 0.0
+    row = AttemptRow(
+        id=record.id,
+        job=queued.job.name,
+        number=record.number,
+        state=AttemptState.RUNNING,
+        gpus=record.labels,
+        gpu_uuids=record.gpus,
+        log=record.log,
+        started_at=record.started_at,
+        run_s=run_s,
+        paused=tuple(sorted(attempt.paused)),
+        paused_s=paused_s,
+        progress=progress,
+        eta_s=job_eta_s(progress, run_s - paused_s),
+        handed=record.handed,
+    )
+    return JobStatus(
+        id=queued.id,
+        name=queued.job.name,
+        title=record.title,
+        state=JobState.RUNNING,
+        paused=bool(attempt.paused),
+        gpus=queued.gpus,
+        memory_mb=queued.memory_mb,
+        attempt=row,
     )
 
 

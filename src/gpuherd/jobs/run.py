@@ -9,7 +9,7 @@ from contextlib import closing
 from types import MappingProxyType
 
 from gpuherd.atomic import atomic_write
-from gpuherd.errors import Enqueued
+from gpuherd.errors import Enqueued, GpuherdError
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import give_up
 from gpuherd.jobs.attempts.failures import FailureClass
@@ -18,7 +18,8 @@ from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.jobs.monitor.metrics import metrics
+from gpuherd.jobs.monitor.metrics import gpu_metrics
+from gpuherd.jobs.monitor.status import opened as opened_for_reading
 from gpuherd.jobs.options import GpuOptions, dispatch_options
 from gpuherd.jobs.queue.errors import raising_cannot_write
 from gpuherd.jobs.queue.store import Queue
@@ -198,9 +199,11 @@ def _that_wait(queue: Queue, refused: Mapping[str, str]) -> Iterator[tuple[Queue
 
 
 def write_metrics(queue: Queue, run: RunDirectory) -> None:
-    """Writes gpu_metrics.json. Without it nothing else is lost, so a failure is only logged."""
-    figures = metrics(queue.counts(), tuple(queue.attempts()), queue.runs(), clock.wall())
+    """Writes gpu_metrics.json. A failure is only logged: nothing else depends on the file."""
     try:
+        with opened_for_reading(run) as reader:
+            figures = gpu_metrics(run, reader, queue.runs(), clock.wall())
         atomic_write(run.gpu_metrics, json.dumps(figures, indent=2).encode() + b"\n")
-    except OSError as problem:
-        logger.warning("can't write %s: %s", run.gpu_metrics, problem.strerror)
+    except (OSError, GpuherdError) as problem:
+        why = problem.strerror if isinstance(problem, OSError) else problem
+        logger.warning("can't write %s: %s", run.gpu_metrics, why)

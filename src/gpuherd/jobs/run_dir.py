@@ -42,7 +42,7 @@ class RunDirectory:
         self.gpu_metrics = self.root / "gpu_metrics.json"
         self.failures = self.root / "failures.jsonl"
         self.attempts = self.root / "attempts"
-        self.standing = self.root / "standing.json"
+        self.state_file = self.root / "standing.json"
         self.handover = self.root / "handover"
         self.engine_options = self.handover / "engine.json"
         self.gone = self.handover / "gone.json"
@@ -89,7 +89,7 @@ class RunDirectory:
     def attempt_status(self, attempt: int) -> Path:
         """Where a running attempt's shell writes its exit status: one file for a block of attempts, a line each.
 
-        (A file each would cost the file system more than the queue costs us: see ``engines.local``.)
+        (A file each would cost the file system more than the queue costs us: see ``engines.local.process``.)
         """
         return self.attempts / f"{attempt // ATTEMPTS_A_FILE:06d}.status"
 

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuherd.engines.options import LOCAL, EngineName
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.gpus.policy_file import parse, read_policy
 from gpuherd.jobs.options import DispatchOptions, foreign, gpu_names
@@ -194,9 +194,9 @@ class Settings:
                 setattr(args, name, self.defaults[name])
 
     @property
-    def engine(self) -> EngineName:
+    def engine(self) -> str:
         """What runs jobs where nothing else is said."""
-        name: EngineName = self.defaults.get("engine", LOCAL)
+        name: str = self.defaults.get("engine", LOCAL)
         return name
 
 

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.jobs.monitor.terminal import escape_what_encoding_lacks
+from gpuherd.errors import CannotWrite, UsageError, escape_unencodable
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _warned: set[tuple[str, str]] = set()  # sources and kinds of exceptions that ``warn_once`` has logged
@@ -22,7 +21,7 @@ def configure_console() -> None:
 
     Characters that the encoding of standard output lacks are printed as escapes.
     """
-    escape_what_encoding_lacks(sys.stdout)
+    escape_unencodable(sys.stdout)
     logging.basicConfig(format=FORMAT)
     for handler in logging.getLogger().handlers:
         handler.setLevel(chosen_level())

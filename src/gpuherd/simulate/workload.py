@@ -13,7 +13,7 @@ from random import Random
 from statistics import median
 from typing import Generic, TypeVar
 
-from gpuherd.engines.local import Exit
+from gpuherd.engines.local.process import Exit
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass, classify
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed

@@ -18,7 +18,7 @@ from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.control.client import send
 from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.monitor.job_status import JobStatus
+from gpuherd.jobs.records import JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.top import picture
 from gpuherd.top.look import History, Look, Looker

@@ -14,10 +14,11 @@ from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.log_file import shown, tail
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.monitor.job_status import JobStatus, Page, RunStatus
+from gpuherd.jobs.monitor.job_status import Page
 from gpuherd.jobs.monitor.logs import log_of
-from gpuherd.jobs.monitor.status import looking, status_of
+from gpuherd.jobs.monitor.status import RunStatus, snapshot, status_of
 from gpuherd.jobs.queue.reader import QueueReader
+from gpuherd.jobs.records import JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Looker:
         """The status of the run. Of a page that was read before only jobs that have not ended are read again: while the
         queue's file has not changed, no other job has."""
         page = (reader.version(), text)
-        with looking(self._run, reader, Page(text=text, limit=PAGE)) as look:
+        with snapshot(self._run, reader, Page(text=text, limit=PAGE)) as look:
             if page == self._page and page[0] is not None:
                 changed = {job.id: job for job in look.jobs((JobState.RUNNING, JobState.WAITING))}
                 self._jobs = tuple(changed.get(job.id, job) for job in self._jobs)

@@ -16,8 +16,8 @@ from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.monitor.job_status import AttemptStatus, JobStatus
-from gpuherd.jobs.monitor.tables import at_work, colour, gpus, headline, state_word, what, where
+from gpuherd.jobs.monitor.format import at_work, colour, gpus, headline, place, state_word, what
+from gpuherd.jobs.records import AttemptRow, JobStatus
 from gpuherd.top.look import History, Look, sparkline
 
 WIDE = 110
@@ -176,11 +176,11 @@ def log_title(look: Look) -> Text:
     return text
 
 
-def _place(attempt: AttemptStatus) -> str:
+def _place(attempt: AttemptRow) -> str:
     if attempt.in_line and attempt.handed is not None:
         handle = "" if attempt.handed.handle is None else f" {clean(attempt.handed.handle)}"
         return f"{engine_name(attempt.handed.engine)}{handle}"
-    return f"GPU {where(attempt)}" if attempt.gpus else where(attempt)
+    return place(attempt)
 
 
 def log_text(look: Look) -> Text:

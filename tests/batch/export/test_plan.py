@@ -9,12 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.batch.export.jobs import job
 
-from gpuherd.batch.export import Place, groups_of, in_order, placement_of
+from gpuherd.batch.export import in_order, placement_of, to_export
+from gpuherd.engines.export import Group, Place
+from gpuherd.engines.export import groups_of as groups
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
 
 SLURM = EngineOptions(engine="slurm")
+
+
+def groups_of(jobs: list[Job], most: int = 1000) -> tuple[Group, ...]:
+    return groups(to_export(jobs, SLURM, "/"), most)
 
 
 @st.composite
@@ -38,19 +44,20 @@ def plans(draw: st.DrawFn) -> list[Job]:
 
 @given(plans(), st.integers(1, 4))
 def test_each_group_is_behind_all_that_it_needs_and_no_larger_than_it_may_be(jobs: list[Job], most: int) -> None:
-    groups = groups_of(jobs, SLURM, most)
-    where = {each.name: Place(g, i) for g, group in enumerate(groups) for i, each in enumerate(group.jobs)}
-    assert sorted(where) == sorted(each.name for each in jobs)
-    assert len({group.name for group in groups}) == len(groups)
+    found = groups_of(jobs, most)
+    where = {each.name: Place(g, i) for g, group in enumerate(found) for i, each in enumerate(group.jobs)}
+    needs = {each.name: each.needs for each in jobs}
+    assert sorted(where) == sorted(needs)
+    assert len({group.name for group in found}) == len(found)
     rounds = sorted({each.round for each in jobs})
-    for number, group in enumerate(groups):
+    for number, group in enumerate(found):
         assert 1 <= len(group.jobs) <= most
         assert {each.round for each in group.jobs} == {group.jobs[0].round}
         for each in group.jobs:
-            assert {where[need] for need in each.needs} == set(group.after)
+            assert {where[need] for need in needs[each.name]} == set(group.after)
         assert all(place.group < number for place in group.after)
         at = rounds.index(group.jobs[0].round)
-        before = {n for n, other in enumerate(groups) if at and other.jobs[0].round == rounds[at - 1]}
+        before = {n for n, other in enumerate(found) if at and other.jobs[0].round == rounds[at - 1]}
         assert set(group.behind) == before and all(n < number for n in before)
 
 
@@ -71,7 +78,7 @@ def test_of_what_could_come_next_priority_and_then_age_decides() -> None:
 
 def test_circles_are_refused() -> None:
     with pytest.raises(UsageError, match="circle"):
-        groups_of([job("a", needs=("b",)), job("b", needs=("a",))], SLURM)
+        groups_of([job("a", needs=("b",)), job("b", needs=("a",))])
 
 
 def test_a_jobs_own_words_come_first() -> None:
@@ -84,7 +91,7 @@ def test_a_jobs_own_words_come_first() -> None:
 
 
 def test_groups_are_named_for_people() -> None:
-    names = [group.name for group in groups_of([job("train/a 1"), job("train/a 2"), job("é", gpus=1)], SLURM)]
+    names = [group.name for group in groups_of([job("train/a 1"), job("train/a 2"), job("é", gpus=1)])]
     assert names == ["01-train-a", "02"]
     # Where names have nothing in common the first stands for all: people look for it in squeue.
-    assert [group.name for group in groups_of([job("lr"), job("seed")], SLURM)] == ["01-lr"]
+    assert [group.name for group in groups_of([job("lr"), job("seed")])] == ["01-lr"]

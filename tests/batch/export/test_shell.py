@@ -13,12 +13,13 @@ from tests.batch.export.jobs import HOSTILE, job, telling
 
 from gpuherd.batch import export
 from gpuherd.batch.export import write
+from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.jobs.job import Job
 
 
 def run(jobs: Sequence[Job], folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    write(folder, export.files(jobs, str(folder.parent)), force=True)
+    write(folder, export.files(jobs, EngineOptions(), str(folder.parent)), force=True)
     return subprocess.run(
         ["bash", str(folder / "run.sh"), *words],
         capture_output=True,
@@ -108,9 +109,9 @@ def test_programs_named_as_bashs_own_words_are_the_programs(tmp_path: Path) -> N
 
 def test_what_bash_cant_do_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="spans 2 nodes; that is for --to slurm"):
-        export.files([job("wide", nodes=2)], "/")
+        export.files([job("wide", nodes=2)], EngineOptions(), "/")
     with pytest.raises(UsageError, match=r"sets the variable 'a\.b', which a shell can't set"):
-        export.files([job("odd", env={"a.b": "1"})], "/")
+        export.files([job("odd", env={"a.b": "1"})], EngineOptions(), "/")
 
 
 def test_nothing_is_written_over_unless_it_is_said(tmp_path: Path) -> None:

@@ -19,9 +19,10 @@ import pytest
 from tests.batch.export.jobs import HOSTILE, job, telling
 from tests.patience import wait_until
 
-from gpuherd.batch import export_slurm
-from gpuherd.batch.export import groups_of, write
+from gpuherd.batch.export import to_export, write
+from gpuherd.engines.export import groups_of
 from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.slurm import export
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
 
@@ -29,7 +30,7 @@ SLURM = EngineOptions(engine="slurm")
 
 
 def files(jobs: Sequence[Job], options: EngineOptions = SLURM, most: int = 1000) -> dict[str, str]:
-    return dict(export_slurm.files(groups_of(jobs, options, most), options, "/"))
+    return dict(export.files_of(groups_of(to_export(jobs, options, "/"), most), options))
 
 
 def directives(text: str) -> list[str]:

@@ -21,7 +21,7 @@ from tests.patience import Gate, wait_until
 from gpuherd.engines.base import End, EngineAway, Phase, Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE
-from gpuherd.engines.ray import RayEngine
+from gpuherd.engines.ray.engine import RayEngine
 from gpuherd.errors import UsageError
 from gpuherd.jobs.remote.agent import join, lead
 
@@ -257,7 +257,7 @@ def test_its_follower_is_killed_and_nothing_goes_on(two_nodes: TwoNodes, tmp_pat
             from tests.engines.ray.parcels import Parcels
             from gpuherd.engines.base import Placement
             from gpuherd.engines.options import EngineOptions
-            from gpuherd.engines.ray import RayEngine
+            from gpuherd.engines.ray.engine import RayEngine
             from gpuherd.jobs.remote.agent import lead
             engine = RayEngine(EngineOptions(engine="ray", ray_address=sys.argv[1]), lead)
             jobs = Parcels(Path(sys.argv[2]), ["sh", "-c", "echo began; sleep 600"], Placement(gpus=1), count=2)

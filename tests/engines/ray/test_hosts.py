@@ -115,7 +115,7 @@ def test_gpus_of_further_hosts_are_told_by_their_hosts_names_and_numbers(tmp_pat
             def labels() -> tuple[str, ...]:
                 with closing(Queue(queue, check=False)) as open_queue:
                     (attempt,) = open_queue.attempts()
-                return attempt.labels
+                return attempt.gpus
 
             wait_until(lambda: labels() == tuple(written("wide")), 60)
             assert not any(label in written("held") for label in labels())

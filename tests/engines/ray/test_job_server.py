@@ -14,7 +14,7 @@ from tests.engines.ray.parcels import Parcels, all_in
 
 from gpuherd.engines.base import End, EngineAway, Phase, Placement
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.ray import RayEngine
+from gpuherd.engines.ray.engine import RayEngine
 from gpuherd.errors import UsageError
 from gpuherd.jobs.remote.agent import lead
 

@@ -16,7 +16,7 @@ from tests.patience import wait_until
 
 from gpuherd.engines.base import End, EngineMissing, Placement
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.ray import RayEngine
+from gpuherd.engines.ray.engine import RayEngine
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.remote.agent import join, lead
 from gpuherd.standin.machine import Machine

@@ -93,7 +93,7 @@ class Run:
         return Run(to)
 
     def __call__(self, jobs: list[Job], engine: str = "slurm", **options: Any) -> Outcome:
-        wanted = DispatchOptions(engine=engine, **options)  # type: ignore[arg-type]
+        wanted = DispatchOptions(engine=engine, **options)
         self.outcome = run_jobs(jobs, wanted, self.directory, on_event=self.events.append, grace_s=0.3)
         return self.outcome
 

@@ -42,7 +42,7 @@ def test_jobs_are_done_there_and_recorded_here(run: Run, cluster: Cluster, sh: M
     with Queue(run.directory.queue) as queue:
         attempts = {attempt.job: attempt for attempt in queue.attempts()}
     assert all(len((tmp_path / f"seen{i}").read_text().split(",")) == 2 for i in range(3))
-    assert len(attempts["j0"].gpus) == 2 and attempts["j0"].gpus[0].startswith(("n1:", "n2:"))
+    assert len(attempts["j0"].gpus) == 2 and attempts["j0"].gpu_uuids[0].startswith(("n1:", "n2:"))
     assert attempts["cpu"].gpus == () and (attempts["cpu"].run_s or 0) >= 0.1
     assert {batch["gpus"]: len(batch["titles"]) for batch in cluster.orders.batches()} == {2: 3, 0: 2}
     assert [path.name for path in run.directory.handover.iterdir() if not path.name.endswith(".out")] == ["engine.json"]
@@ -303,8 +303,8 @@ def test_an_engine_that_is_away_ends_nothing(run: Run, cluster: Cluster, sh: Mak
     run.wait_for(EventKind.STARTED)
     cluster.orders.away()
     wait_until(lambda: any("does not answer" in text for text in run.told(EventKind.NOTICE)))
-    standing = read(run.directory.standing, os.getpid())
-    assert standing is not None
+    state = read(run.directory.state_file, os.getpid())
+    assert state is not None
     gate.open()
     run.wait_for(EventKind.DONE)  # by the node's own file
     cluster.orders.back()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
-from tests.jobs.attempts import attempt_of
+from tests.jobs.attempts import attempt_of, running_job
 
 from gpuherd.engines.base import Phase, Sighting
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.monitor import display
-from gpuherd.jobs.records import Counts, Handed, QueuedJob, RunningLine, RunSnapshot
+from gpuherd.jobs.records import Counts, Handed, QueuedJob, RunSnapshot
 from gpuherd.jobs.remote.dispatcher import in_line_sentence
 from gpuherd.jobs.remote.outcome import RemoteAttempt, begun, gpu_labels, with_begun
 from gpuherd.jobs.remote.protocol import Claim
@@ -42,9 +41,10 @@ def test_how_many_wait_there_and_what_is_said_most_often_why() -> None:
 
 
 def test_a_line_of_the_display_has_the_node() -> None:
-    line = RunningLine("a", ("n1:0", "n1:1"), 1.0, None, None, node="n1")
+    there = Handed("slurm", "b", 0, "h", "n1")
+    line = running_job("a", ("n1:0", "n1:1"), run_s=1.0, handed=there)
     assert display.cells(line)[0] == "GPU n1:0,n1:1"
-    assert display.cells(replace(line, gpus=()))[0] == "CPU of n1"
+    assert display.cells(running_job("a", run_s=1.0, handed=there))[0] == "CPU of n1"
     snapshot = RunSnapshot(Counts(running=10, waiting=2), (line,), None, None, in_line=9)
     assert display.counts(snapshot) == "0 of 12 done, 1 running, 9 handed over, 2 waiting"
 

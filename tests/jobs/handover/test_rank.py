@@ -14,9 +14,9 @@ from tests.jobs.handover.orders import end, order, shell, written
 from tests.patience import wait_until
 
 from gpuherd.engines.process_tree import tagged
+from gpuherd.engines.slurm.node import NODE
 from gpuherd.engines.world import Failure, Stop, World, port_of
 from gpuherd.jobs.remote.agent import join, lead
-from gpuherd.jobs.remote.node_rank import srun
 from gpuherd.jobs.remote.protocol import INTERRUPTED
 
 # What srun does that matters here: a process on each node with its variables, all ended when one fails, and the highest
@@ -74,9 +74,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "3")
 
 
-def test_words_of_srun(tmp_path: Path) -> None:
-    two = order(tmp_path, ("a", "b c"), nodes=2, ended="/f/1.ended")
-    assert srun(two, 20001, None) == [
+def test_words_of_srun() -> None:
+    assert NODE.start_ranks(2, 1, None, {}) == [
         "srun",
         "--nodes=2",
         "--ntasks=2",
@@ -84,16 +83,8 @@ def test_words_of_srun(tmp_path: Path) -> None:
         "--kill-on-bad-exit=1",
         "--input=none",
         "--export=ALL",
-        sys.executable,
-        "-m",
-        "gpuherd.jobs.remote.node_rank",
-        "20001",
-        "/f/1.first",
-        "--",
-        "a",
-        "b c",
     ]
-    several = srun(order(tmp_path, ("a", "b c"), nodes=3, tasks=4, mpi="pmix"), 20001, "2")
+    several = NODE.start_ranks(3, 4, "pmix", {"SLURM_CPUS_PER_TASK": "2"})
     assert several[1:4] == ["--nodes=3", "--ntasks=12", "--ntasks-per-node=4"]
     assert several[7:9] == ["--mpi=pmix", "--cpus-per-task=2"]
 
@@ -285,7 +276,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
 
 
 def test_wrong_use(tmp_path: Path) -> None:
-    rank = [sys.executable, "-m", "gpuherd.jobs.remote.node_rank"]
+    rank = [sys.executable, "-m", "gpuherd.jobs.remote.node_rank", "slurm"]
     done = subprocess.run([*rank, "1", "f"], capture_output=True, text=True)
     assert done.returncode == 2 and "usage" in done.stderr
     outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}

@@ -21,7 +21,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gpuherd.errors import UsageError, printable
-from gpuherd.jobs.job import Job
+from gpuherd.jobs.job import Job, job_fields
 from gpuherd.jobs.scheduler.memory import could_share
 from hydra_plugins.gpuherd_launcher import _parcels
 from hydra_plugins.gpuherd_launcher._resolvers import of_the_program
@@ -90,8 +90,11 @@ class Planner:
         _parcels.write(task, config)
         # -P: a folder in which the program is started may have modules of any name.
         argv = (sys.executable, "-P", "-m", _WORKER, str(program), str(task), str(returned))
-        job = replace(
-            self._settings.job.job(str(number), argv, gpus=self._settings.run.gpus_per_job),
+        fields = job_fields(self._settings.job, gpus=self._settings.run.gpus_per_job)
+        job = Job(
+            **fields,
+            name=str(number),
+            argv=argv,
             cwd=str(Path.cwd()),
             result=str(returned),
             title=printable(f"#{number} {' '.join(said)}".rstrip()),

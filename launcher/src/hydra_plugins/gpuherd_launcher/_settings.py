@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from typing import Any, Optional, Union
 
-from gpuherd.batch.job_options import JobOptions
 from gpuherd.errors import UsageError
+from gpuherd.jobs.job import Given, Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.settings import load
-from gpuherd.options import Option, build
+from gpuherd.options import Option, build, parse_value
 
 TARGET = "hydra_plugins.gpuherd_launcher.launcher.GpuherdLauncher"
-# What is said of each job, by the name that it has here.
-_OF_A_JOB = {"gpus_per_job": "num_gpus", "mem": "mem", "nodes": "nodes", "retries": "retries"}
+# Options of each job: their names here, and the fields of Job.
+_OF_A_JOB = {"gpus_per_job": "gpus", "mem": "memory_mb", "nodes": "nodes", "retries": "retries"}
 # What the launcher of submitit calls them, which many programs' configs are written for: told, and never taken, since
 # some mean another thing (a number of minutes, of GB).
 _NAMES_HERE = {
@@ -39,18 +39,16 @@ _WORD = Optional[Union[int, float, str]]  # noqa: UP007, UP045 - as OmegaConf re
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for: of the run, and of each job."""
+    """Options of the run, and those given for each job."""
 
     run: DispatchOptions
-    job: JobOptions
+    job: Given
 
 
 def _options() -> dict[str, tuple[type, Field[Any]]]:
     """Each option of ``hydra.launcher``: the dataclass that it comes from, and its field there."""
-    ours = {each.name: each for each in fields(JobOptions)}
-    found: dict[str, tuple[type, Field[Any]]] = {
-        name: (JobOptions, ours[original]) for name, original in _OF_A_JOB.items()
-    }
+    of_job = {each.name: each for each in fields(Job)}
+    found: dict[str, tuple[type, Field[Any]]] = {name: (Job, of_job[original]) for name, original in _OF_A_JOB.items()}
     for each in fields(DispatchOptions):
         if "option" in each.metadata and each.name not in found and each.name not in _NOT_HERE:
             found[each.name] = (DispatchOptions, each)
@@ -90,7 +88,7 @@ def read(said: Mapping[str, Any]) -> Settings:
 
     Raises UsageError for a value that means nothing, naming its key, and for options that don't go together.
     """
-    given = {DispatchOptions: Namespace(), JobOptions: Namespace()}
+    given = {DispatchOptions: Namespace(), Job: Namespace()}
     for name, value in said.items():
         if value is None:
             continue
@@ -99,17 +97,11 @@ def read(said: Mapping[str, Any]) -> Settings:
         origin, declared = OPTIONS[name]
         setattr(given[origin], declared.name, _value(name, value))
     load().fill(given[DispatchOptions], DispatchOptions)
-    return Settings(build(DispatchOptions, given[DispatchOptions]), build(JobOptions, given[JobOptions]))
+    return Settings(build(DispatchOptions, given[DispatchOptions]), vars(given[Job]))
 
 
 def _value(name: str, value: Any) -> Any:
-    spec = option_of(name)
-    parse = spec.parse or str
     try:
-        if isinstance(value, bool):
-            return value
-        if spec.many:
-            return tuple(parse(str(each)) for each in value)
-        return parse(str(value))
+        return parse_value(option_of(name), value)
     except ValueError as problem:
         raise UsageError(f"hydra.launcher.{name}: {problem}") from None

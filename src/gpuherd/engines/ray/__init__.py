@@ -1,10 +1,6 @@
 """Ray as an engine: tasks of a cluster that we join, or jobs of its job server by address.
 
-``engine`` is the follower's side, ``channel`` its way to the process beside Ray (``driver``), which alone imports Ray:
-``connecting`` and ``tasks`` (with ``spanning`` for several nodes), or ``job_server``. ``worker`` is what runs in Ray's
-own workers. ``address``, ``resources`` and ``ends`` are pure; ``messages`` is what the two processes say to each other.
+``engine`` is the dispatcher's side and its channel to a process next to Ray (``driver``), which alone imports Ray and
+runs jobs by ``tasks`` or ``job_server``; ``worker`` runs in Ray's own workers. ``messages`` is what the two processes
+exchange, and which cluster is meant; ``resources`` is pure. ``spec`` registers the engine, ``doctor`` checks it.
 """
-
-from gpuherd.engines.ray.engine import RayEngine
-
-__all__ = ["RayEngine"]

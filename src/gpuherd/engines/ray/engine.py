@@ -21,14 +21,11 @@ from typing import Any
 
 from gpuherd.engines.base import Batch, EngineAway, EngineMissing, Placement, Sighting, Ticket
 from gpuherd.engines.host import finding_us
-from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.ray.messages import (
     Answer,
     Cancel,
     Check,
-    Join,
     Kind,
-    Lead,
     Look,
     Question,
     Setup,
@@ -37,7 +34,9 @@ from gpuherd.engines.ray.messages import (
     handle_of,
     resolve,
 )
+from gpuherd.engines.ray.options import RayOptions
 from gpuherd.engines.ray.resources import custom
+from gpuherd.engines.world import Join, Lead
 from gpuherd.errors import UsageError
 
 # The folder for the files of a cluster of our own. Whoever has it holds a lock on it, and so does the process beside
@@ -261,7 +260,7 @@ class RayEngine:
     chains = False
     remembers_s = 0.0
 
-    def __init__(self, options: EngineOptions, lead: Lead, join: Join | None = None):
+    def __init__(self, options: RayOptions, lead: Lead, join: Join | None = None):
         self._setup = Setup(
             address=resolve(options.ray_address, os.environ),
             lead=lead,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from gpuherd.engines.base import Batch, EngineAway, EngineMissing, Placement, Refused, Sighting
-from gpuherd.engines.world import Failure
+from gpuherd.engines.world import Join, Lead
 from gpuherd.errors import GpuherdError, UsageError
 
 # Which Ray cluster is meant: one that is joined, one behind its job server, or one of our own.
@@ -107,9 +107,6 @@ def _running_here(environment: Mapping[str, str]) -> str | None:
 
 
 # What the follower and its process beside Ray say to each other. Both are ours and of one version: pickled.
-
-Lead = Callable[..., int]
-Join = Callable[..., Failure | None]
 
 
 @dataclass(frozen=True, slots=True)

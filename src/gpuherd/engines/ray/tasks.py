@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gpuherd.engines.base import Batch, End, EngineAway, Phase, Placement, Sighting
 from gpuherd.engines.ray import driver
-from gpuherd.engines.ray.messages import Join, Lead, Setup, handle_of
+from gpuherd.engines.ray.messages import Setup, handle_of
 from gpuherd.engines.ray.resources import (
     CPU,
     GPU,
@@ -32,7 +32,7 @@ from gpuherd.engines.ray.resources import (
     wanted,
 )
 from gpuherd.engines.ray.worker import imports, join_in, work
-from gpuherd.engines.world import Failure, World
+from gpuherd.engines.world import Failure, Join, Lead, World
 from gpuherd.errors import UsageError
 
 # A parcel over several nodes: a placement group with a bundle for each (STRICT_SPREAD: no two on one node), one task

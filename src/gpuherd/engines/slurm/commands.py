@@ -17,6 +17,8 @@ from gpuherd.engines.slurm.parse import SACCT_FORMAT, SQUEUE_FORMAT, job_number
 from gpuherd.engines.slurm.site import NODES_FORMAT, PARTITIONS_FORMAT
 from gpuherd.errors import GpuherdError
 
+PROGRAMS = ("sbatch", "squeue", "scontrol", "sinfo", "scancel")
+
 # What SLURM's programs say when they fail, and what that means for us. Pure.
 
 GET_SLURM = (
@@ -269,3 +271,8 @@ def _run(words: Sequence[str], limit_s: float, text: str = "") -> _Done:
     except OSError as problem:
         raise EngineAway(f"{words[0]} can't be started: {problem}") from problem
     return _Done(done.returncode, done.stdout, done.stderr)
+
+
+def missing_programs() -> list[str]:
+    """Those of SLURM's programs that are not in PATH."""
+    return [name for name in PROGRAMS if shutil.which(name) is None]

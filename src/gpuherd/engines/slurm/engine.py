@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 
 from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
-from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.slurm import parse, site, translate
 from gpuherd.engines.slurm.commands import Programs, user_name
+from gpuherd.engines.slurm.options import SlurmOptions
 from gpuherd.engines.slurm.parse import Row
 from gpuherd.errors import CannotWrite
 
@@ -23,7 +23,7 @@ _WAIT_FOR_A_NAME_S = 10.0
 _RECORDED_AT_ONCE = 5000
 
 
-def refuse_unknown_mpi(options: EngineOptions, programs: Programs) -> None:
+def refuse_unknown_mpi(options: SlurmOptions, programs: Programs) -> None:
     """Raises UsageError for an ``--mpi`` that srun doesn't know; where srun can't be asked, nodes may still know it."""
     if options.mpi is None:
         return
@@ -41,7 +41,7 @@ class SlurmEngine:
     look_s = 2.0
     chains = True
 
-    def __init__(self, options: EngineOptions):
+    def __init__(self, options: SlurmOptions):
         translate.checked(options.slurm_args)
         self._options = options
         self._programs = Programs()
@@ -217,12 +217,15 @@ def _keep(path: Path, text: str) -> None:
 # What GPUs the nodes of a SLURM partition have.
 
 
-def gpus_of_nodes(partition: str | None) -> tuple[Mapping[str, int], ...]:
-    """The GPUs of each node of the partition (None: the one that jobs go to which name none), by SLURM's types; "" for
-    GPUs of no type. Raises EngineMissing, EngineAway, and UsageError for a partition that is not there.
+def gpus_of_nodes(options: SlurmOptions) -> tuple[Mapping[str, int], ...]:
+    """The GPUs of each node of the partition (the one that jobs go to which name none), by SLURM's types; "" for GPUs
+    of no type. With ``gpu_type`` only those. Raises EngineMissing, EngineAway, and UsageError for a partition that is
+    not there.
     """
     programs = Programs()
     there = site.Site(partitions=site.partitions(programs.nodes(), programs.partitions()))
-    named = partition or os.environ.get("SBATCH_PARTITION")
-    nodes = [node for each in site.chosen(there, EngineOptions(engine="slurm"), named) for node in each.nodes]
-    return tuple({node.name: node.gpus for node in nodes}.values())
+    named = options.partition or os.environ.get("SBATCH_PARTITION")
+    plain = SlurmOptions(engine=options.engine)
+    nodes = {node.name: node.gpus for each in site.chosen(there, plain, named) for node in each.nodes}
+    wanted = options.gpu_type
+    return tuple({name: many for name, many in gpus.items() if wanted in (None, name)} for gpus in nodes.values())

@@ -8,16 +8,19 @@ its own, as the leader of a batch's job does.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 from gpuherd.engines import host
-from gpuherd.engines.base import Placement
-from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.base import Command, Inside, Placement, Replacement
 from gpuherd.engines.slurm import commands, translate
+from gpuherd.engines.slurm.engine import refuse_unknown_mpi
+from gpuherd.engines.slurm.node import SHELL_MEETING, SHELL_PLACE
+from gpuherd.engines.slurm.options import SlurmOptions
 from gpuherd.engines.slurm.site import Allocation, Node, allocation
-from gpuherd.engines.world import SHELL_MEETING, SHELL_PLACE
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 
 # By these srun is told what to end with. The command is not to find them: it may start an srun of its own.
 _EXIT_CODES = ("SLURM_EXIT_IMMEDIATE", "SLURM_EXIT_ERROR")
@@ -31,13 +34,20 @@ exec "$@\""""
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 # What only the script of a job of its own can follow.
 _OF_OWN_JOBS = ("setup", "slurm_args", "ntasks_per_node", "mpi")
+# What says how jobs wait in SLURM's queue and how long they may run.
+_OF_THE_QUEUE = frozenset({"partition", "account", "qos", "array_limit", "at_most", "time_limit", "notice"})
+_OUTSIDE = "this is not typed in a SLURM job (SLURM_JOB_ID is not set); salloc starts one"
+_NOT_FOR_A_QUEUE = (
+    "what will be added to this queue may ask for more than a SLURM job has, and for longer; to use the GPUs of the "
+    "SLURM job that this is typed in, work off your queue of this machine there: gpuherd up --engine local"
+)
 _ORDER, _VISIBLE = "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
 
 
 def srun(
     argv: Sequence[str],
     asked: Placement,
-    options: EngineOptions,
+    options: SlurmOptions,
     *,
     name: str,
     wait_s: float | None = None,
@@ -77,7 +87,9 @@ def srun(
     # an address of its node that the others reach. Its srun has all that the outer one has.
     cpus = translate.cpus_of_task(asked)
     more = ["--overlap", "--mem=0", *([] if terminal else ["--quit-on-interrupt"])]
-    inner = translate.steps(asked, cpus=None if cpus is None else str(cpus), mpi=options.mpi, more=more)
+    inner = translate.steps(
+        asked.nodes, asked.tasks, cpus=None if cpus is None else str(cpus), mpi=options.mpi, more=more
+    )
     return [*words, "--mpi=none", "--wait=0", "/bin/sh", "-c", _LEADER, "gpuherd-run", *inner, *each]
 
 
@@ -92,25 +104,122 @@ def environment(own: Mapping[str, str], asked: Placement) -> dict[str, str]:
     return found | dict.fromkeys(_EXIT_CODES, str(int(ExitCode.BUSY)))
 
 
-def allocated(own: Mapping[str, str], asked: Placement, options: EngineOptions) -> Allocation | str | None:
-    """The SLURM job that we are in, where all that is asked for fits there, else why it does not; None outside of any.
-    Raises EngineMissing, EngineAway."""
+def replacement(command: Command, options: SlurmOptions, own: Mapping[str, str]) -> Replacement:
+    """The srun that runs a command: as a step of the SLURM job that we are in where that has room, else as a job of its
+    own. ``own``: this process's variables.
+
+    Raises JobCannotFit and UsageError where it must be a step and can't be, or for words that can't be; EngineMissing,
+    EngineAway.
+    """
+    asked = command.placement
+    within = _allocated(asked, options, command.tell, own)
+    refuse_unknown_mpi(options, commands.Programs())
+    words = srun(
+        command.argv,
+        asked,
+        options,
+        name=command.name,
+        wait_s=command.wait_s,
+        terminal=asked.nodes * asked.tasks == 1 and _is_terminal(),
+        within=within,
+        in_step=in_step(own),
+    )
+    return Replacement(
+        argv=tuple(words),
+        environment=environment(own, asked),
+        within=None if within is None else f"SLURM job {within.job}",
+    )
+
+
+def _allocated(
+    asked: Placement, options: SlurmOptions, tell: Callable[[str], None], own: Mapping[str, str]
+) -> Allocation | None:
+    """The SLURM job of which a command is to be a step, None for a job of its own."""
     number = own.get("SLURM_JOB_ID")
+    if options.in_allocation is False:
+        return None
     if number is None:
+        if options.in_allocation:
+            raise UsageError(f"--in-allocation: {_OUTSIDE}")
         return None
     found = allocation(commands.Programs().job(number))
     if found is None:
-        return f"SLURM job {number}, in which this is typed, does not run any more"
-    reason = found.lacks(asked, options)
-    return found if reason is None else f"SLURM job {number}, in which this is typed, can't give it: {reason}"
+        reason = f"SLURM job {number}, in which this is typed, does not run any more"
+    else:
+        lacks = found.lacks(asked, options)
+        if lacks is None:
+            return found
+        reason = f"SLURM job {number}, in which this is typed, can't give it: {lacks}"
+    if options.in_allocation:
+        raise JobCannotFit(f"--in-allocation: {reason}")
+    tell(f"{reason}; asking for a job of its own")
+    return None
 
 
-def only_node(own: Mapping[str, str]) -> Allocation | str:
+def inside(
+    wanted: Sequence[Placement],
+    options: SlurmOptions,
+    submitted: str | None,
+    tell: Callable[[str], None],
+    own: Mapping[str, str],
+) -> Inside | None:
+    """As ``EngineSpec.inside``."""
+    found: Allocation | str
+    if not options.in_allocation and submitted is not None:
+        found = f"jobs of {submitted} were submitted before (--in-allocation runs what is left in this one)"
+    else:
+        found = place_for(wanted, options, own)
+    if not isinstance(found, str):
+        tell(f"the jobs run in SLURM job {found.job}, on {found.nodes[0].name} (--no-in-allocation submits them)")
+        return _inside(found, wanted, options)
+    if options.in_allocation:
+        raise JobCannotFit(f"--in-allocation: {found}; leave it out to submit jobs of their own")
+    tell(f"inside of SLURM job {own['SLURM_JOB_ID']}: new jobs are submitted, and wait in SLURM's queue: {found}")
+    return None
+
+
+def take_over(options: SlurmOptions, argv: Sequence[str], own: Mapping[str, str]) -> Inside | Replacement:
+    """As ``EngineSpec.take_over``, where the user wants the SLURM job that this is typed in."""
+    if options.node_gpus is not None:
+        raise UsageError("--node-gpus: with --in-allocation models are planned for the GPUs of this node; leave it out")
+    there = _only_node(own)
+    if not isinstance(there, str) and not _is_on(there.nodes[0], own):
+        (node,) = there.nodes
+        all_of_it = Placement(gpus=node.count(None), cpus=node.cpus, memory_mb=node.memory_mb)
+        plain = SlurmOptions(engine=options.engine)
+        words = srun(argv, all_of_it, plain, name="gpuherd", terminal=_is_terminal(), within=there, in_step=True)
+        return Replacement(argv=tuple(words), environment=environment(own, all_of_it), within=f"SLURM job {there.job}")
+    # SLURM has settled for its job how that waits in the queue and how long it may run.
+    defaults: dict[str, Any] = {each.name: each.default for each in fields(SlurmOptions) if each.name in _OF_THE_QUEUE}
+    asked = replace(options, **defaults)
+    least = Placement(gpus=1 if asked.gpu_type else 0, cpus=asked.cpus_per_job, memory_mb=asked.host_mem)
+    found = place_for([least], asked, own)
+    if isinstance(found, str):
+        raise UsageError(f"--in-allocation: {found}; leave --in-allocation out to submit jobs of their own")
+    return _inside(found, [least], options)
+
+
+def _inside(found: Allocation, wanted: Sequence[Placement], options: SlurmOptions) -> Inside:
+    most = [each for each in (options.array_limit, found.at_once(wanted)) if each is not None]
+    return Inside(title=f"SLURM job {found.job}", node=found.nodes[0].name, at_once=min(most, default=None))
+
+
+def queue_notice(options: SlurmOptions, own: Mapping[str, str]) -> str | None:
+    """As ``EngineSpec.queue_notice``."""
+    if options.in_allocation:
+        raise UsageError(f"--in-allocation: {_NOT_FOR_A_QUEUE}")
+    number = own.get("SLURM_JOB_ID")
+    if number is None or options.in_allocation is False:
+        return None
+    return f"inside of SLURM job {number}: jobs are submitted to SLURM's queue; {_NOT_FOR_A_QUEUE}"
+
+
+def _only_node(own: Mapping[str, str]) -> Allocation | str:
     """The SLURM job of one node that this is typed in; else why jobs of this machine's engine can't run in one. Raises
     EngineMissing, EngineAway."""
     number = own.get("SLURM_JOB_ID")
     if number is None:
-        return "this is not typed in a SLURM job (SLURM_JOB_ID is not set); salloc starts one"
+        return _OUTSIDE
     found = allocation(commands.Programs().job(number))
     if found is None:
         return f"SLURM job {number}, in which this is typed, does not run any more"
@@ -122,21 +231,25 @@ def only_node(own: Mapping[str, str]) -> Allocation | str:
     return found
 
 
-def is_on(node: Node, own: Mapping[str, str]) -> bool:
+def _is_terminal() -> bool:
+    return os.isatty(0) and os.isatty(1)
+
+
+def _is_on(node: Node, own: Mapping[str, str]) -> bool:
     """Whether this process runs on the node; the shell of salloc often runs on the login node."""
     return own.get("SLURMD_NODENAME") == node.name
 
 
-def place_for(wanted: Sequence[Placement], options: EngineOptions, own: Mapping[str, str]) -> Allocation | str:
+def place_for(wanted: Sequence[Placement], options: SlurmOptions, own: Mapping[str, str]) -> Allocation | str:
     """The SLURM job in which jobs with these wishes can all run from here, on this node; else why they can't.
 
     ``own``: this process's variables. Raises EngineMissing, EngineAway.
     """
-    found = only_node(own)
+    found = _only_node(own)
     if isinstance(found, str):
         return found
     (node,) = found.nodes
-    if not is_on(node, own):
+    if not _is_on(node, own):
         return f"this does not run on {node.name}, the node of that job; --in-allocation runs it there"
     for name in _OF_OWN_JOBS:
         if getattr(options, name):

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuherd.engines.base import Placement
-from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.world import hosts
+from gpuherd.engines.slurm.node import hosts
+from gpuherd.engines.slurm.options import SlurmOptions
 from gpuherd.errors import UsageError, printable
 from gpuherd.options import did_you_mean
 
@@ -67,7 +67,7 @@ class Allocation:
     left_s: float | None
     chosen: Mapping[str, str]
 
-    def lacks(self, wanted: Placement, options: EngineOptions) -> str | None:
+    def lacks(self, wanted: Placement, options: SlurmOptions) -> str | None:
         """What of the wish it can never give, None where all fits there."""
         for name in ("partition", "account", "qos", "constraint"):
             value = getattr(options, name)
@@ -85,7 +85,7 @@ class Allocation:
             return f"{wanted.time_s / 60:.0f} minutes are asked for, and {self.left_s / 60:.0f} are left"
         return None
 
-    def lacks_for_all(self, wanted: Sequence[Placement], options: EngineOptions) -> str | None:
+    def lacks_for_all(self, wanted: Sequence[Placement], options: SlurmOptions) -> str | None:
         """What of these wishes it can never give, one after the other or side by side; None where all have room before
         its time is up."""
         for each in dict.fromkeys(wanted):
@@ -281,7 +281,7 @@ def seconds_of(text: str) -> float | None:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-def chosen(site: Site, options: EngineOptions, named: str | None) -> tuple[Partition, ...]:
+def chosen(site: Site, options: SlurmOptions, named: str | None) -> tuple[Partition, ...]:
     """The partitions that jobs go to.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuherd.engines.base import Batch, Placement
-from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.slurm.options import SlurmOptions
 from gpuherd.errors import UsageError, printable
 
 # What we must say ourselves, and why nobody else may.
@@ -97,7 +97,7 @@ def throttles(batch: Batch, parts: int) -> tuple[int | None, int]:
 
 
 def arguments(
-    batch: Batch, piece: Piece, options: EngineOptions, *, throttle: int | None = None, behind: str | None = None
+    batch: Batch, piece: Piece, options: SlurmOptions, *, throttle: int | None = None, behind: str | None = None
 ) -> list[str]:
     """The words for sbatch.
 
@@ -122,7 +122,7 @@ def arguments(
     return [*words, *checked(options.slurm_args)]
 
 
-def resources(asked: Placement, options: EngineOptions) -> list[str]:
+def resources(asked: Placement, options: SlurmOptions) -> list[str]:
     """The words, for sbatch and srun alike, that say what is asked for and where. Raises UsageError."""
     words = []
     if asked.gpus:
@@ -153,7 +153,7 @@ def cpus_of_task(asked: Placement) -> int | None:
 
 
 def steps(
-    asked: Placement, *, cpus: str | None = None, mpi: str | None = None, more: Sequence[str] = ("--input=none",)
+    nodes: int, tasks: int, *, cpus: str | None = None, mpi: str | None = None, more: Sequence[str] = ("--input=none",)
 ) -> list[str]:
     """The srun that, inside of a SLURM job, starts the processes of an attempt on all of its nodes; what it is to run
     comes behind. When one of them fails all are ended.
@@ -161,13 +161,13 @@ def steps(
     Args:
         cpus: CPU cores of each process, which srun since 22.05 does not ask SLURM for by itself.
     """
-    words = ["srun", f"--nodes={asked.nodes}", f"--ntasks={asked.nodes * asked.tasks}"]
-    words += [f"--ntasks-per-node={asked.tasks}", "--kill-on-bad-exit=1", *more, "--export=ALL"]
+    words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}"]
+    words += [f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1", *more, "--export=ALL"]
     words += [] if mpi is None else [f"--mpi={mpi}"]
     return words if cpus is None else [*words, f"--cpus-per-task={cpus}"]
 
 
-def script(batch: Batch, piece: Piece, options: EngineOptions) -> str:
+def script(batch: Batch, piece: Piece, options: SlurmOptions) -> str:
     """What SLURM runs on the first node: the user's lines, then the command in the shell's place, so that signals for
     the script reach it.
     """

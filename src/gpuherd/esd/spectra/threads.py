@@ -2,7 +2,8 @@
 
 OpenBLAS, MKL and torch each start a pool of their own, a thread for each core of the machine, in every process at once.
 Each reads the environment once, when it is loaded, so this is settled before numpy is imported. A worker that the
-dispatcher starts has been told its share of the cores (``engines.local``); one that is started by hand takes them all.
+dispatcher starts has been told its share of the cores (``engines.local.process``); one that is started by hand takes
+them all.
 
 It knows environment variables. It imports no library, so that it can come first.
 """

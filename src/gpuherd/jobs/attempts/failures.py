@@ -18,7 +18,7 @@ from gpuherd.errors import ExitCode
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 
 if TYPE_CHECKING:
-    from gpuherd.engines.local import Exit
+    from gpuherd.engines.local.process import Exit
 
 
 class FailureClass(StrEnum):

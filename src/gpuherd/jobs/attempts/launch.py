@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.local import CannotStart
+from gpuherd.engines.local.process import CannotStart
 from gpuherd.engines.process_tree import Traces
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import give_up
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 #
 # To start a shell takes longer than all else between a job's end and the next one's start. While short jobs run one
 # after the other, those that are next therefore get theirs before there is a GPU for them: in a quiet moment, one at
-# a time. It waits for its go-ahead as every shell does (``engines.local``), and nothing of it is in the queue; if the
-# dispatcher is killed, it reads the end of its pipe and ends, and its job waits as before. Which GPU it gets it is
-# told with the go-ahead. The lease it has from its birth: the lock files of the GPUs in question, open but not
+# a time. It waits for its go-ahead as every shell does (``engines.local.process``), and nothing of it is in the queue;
+# if the dispatcher is killed, it reads the end of its pipe and ends, and its job waits as before. Which GPU it gets it
+# is told with the go-ahead. The lease it has from its birth: the lock files of the GPUs in question, open but not
 # locked, of which the dispatcher locks the one that it takes; a lock belongs to the open file, and so to all who have
 # inherited it.
 #

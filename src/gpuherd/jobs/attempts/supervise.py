@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuherd.engines.local import Exit, Launch, LocalProcess, adopt, read_exit, start
+from gpuherd.engines.local.process import Exit, Launch, LocalProcess, adopt, read_exit, start
 from gpuherd.engines.process_tree import Traces, boot_id, locks_held
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.attempts.time_limits import Supervised, TimeLimits, Timer

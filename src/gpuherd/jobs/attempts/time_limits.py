@@ -19,7 +19,7 @@ from gpuherd.engines import progress
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpuherd.engines.local import LocalProcess
+    from gpuherd.engines.local.process import LocalProcess
     from gpuherd.jobs.job import Job
     from gpuherd.jobs.options import DispatchOptions
 

@@ -217,7 +217,7 @@ def end_cancelled(
     (name,) = {followed.handed.engine for followed in wanted.values()}
     options = dispatcher.recall(run)
     if options is None or options.engine != name:
-        options = EngineOptions(engine=name)  # type: ignore[arg-type]  # it stands in the queue
+        options = EngineOptions(engine=name)
     try:
         with closing(dispatcher.make(options)) as engine:
             queries = EngineQueries(engine, reporter, engine_name(name))

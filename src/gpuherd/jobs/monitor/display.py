@@ -1,33 +1,34 @@
-"""Shows a run while it goes on: live lines on a terminal, plain lines elsewhere."""
+"""Shows a run while it goes on: live lines on a terminal, plain lines elsewhere.
+
+A snapshot comes in, text goes out: the functions that make the text are pure. What a job reports of itself is cleaned
+of control characters and never read as markup.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.text import Text
 
+from gpuherd.errors import escape_unencodable
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.monitor.format import bar, counted, place, stage_and_time
-from gpuherd.jobs.monitor.terminal import escape_what_encoding_lacks, quiet_control_keys
-from gpuherd.jobs.records import Event, EventKind, RunningLine, RunSnapshot
+from gpuherd.jobs.monitor.format import bar, counted, place, stage, time_left
+from gpuherd.jobs.records import Event, EventKind, JobStatus, RunSnapshot
 from gpuherd.jobs.reporter import Display
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-
-# Shows a run to people: live lines on a terminal, plain lines elsewhere.
-#
-# A snapshot comes in, text goes out: the functions that make the text are pure. What a job says of itself is a
-# stranger's text: it is cleaned of control characters and never read as markup.
-
 logger = logging.getLogger(__name__)
 
+_LOCAL_FLAGS = 3  # the place of the flags in tcgetattr's list
 # Lines below those of the running jobs: the counts, what is next, and the cursor's own.
 _BELOW = 3
 _STYLES = {EventKind.FAILED: "red", EventKind.RETRY: "yellow", EventKind.CANCELLED: "yellow", EventKind.NOTICE: "cyan"}
@@ -37,11 +38,11 @@ _STYLES = {EventKind.FAILED: "red", EventKind.RETRY: "yellow", EventKind.CANCELL
 def display(console: Console, *, plain_every_s: float = 15.0) -> Iterator[Display]:
     """A display on this console while the context lasts: live on a terminal, else lines, with a count now and then."""
     screen = _Screen()
-    escape_what_encoding_lacks(console.file)
+    escape_unencodable(console.file)
     if not console.is_terminal:
         yield PlainDisplay(console, plain_every_s, screen)
         return
-    # Only on a terminal: a dispatcher that waits for days into a file should be small.
+    # Only on a terminal: a dispatcher that writes to a file for days should be small.
     from rich.live import Live
 
     live = Live(console=console, auto_refresh=False, transient=True)
@@ -50,15 +51,15 @@ def display(console: Console, *, plain_every_s: float = 15.0) -> Iterator[Displa
         try:
             yield LiveDisplay(live, screen)
         finally:
-            # Also on a dead terminal: it gives standard output and error back, which it had redirected.
+            # Also on a dead terminal: this restores standard output and error, which Live had redirected.
             _Screen().show(live.stop)
 
 
 class _Screen:
-    """What is shown goes through here, and the run goes on when nobody reads any more (``gpuherd esd … | head -1``, a
-    terminal that is gone). From then on nothing is shown, so that a dead terminal costs nothing.
+    """All output goes through here. When its reader is gone (``gpuherd esd … | head -1``, a closed terminal), the run
+    goes on and nothing is written any more.
 
-    rich answers a closed pipe by falling silent for good and raising SystemExit.
+    On a closed pipe rich raises SystemExit and writes nothing from then on.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class _Screen:
             draw()
         except (OSError, SystemExit) as problem:
             self._gone = True
-            logger.info("nobody reads what is shown any more (%r); the run goes on", problem)
+            logger.info("can't write to the terminal or pipe any more (%r); the run goes on without a display", problem)
 
 
 class PlainDisplay:
@@ -88,7 +89,7 @@ class PlainDisplay:
         self._print(event.text)
 
     def snapshot(self, snapshot: RunSnapshot) -> None:
-        """Prints the counts, but for the first moments of a run, when the events say it all."""
+        """Prints the counts, but not in the first moments of a run, when the events suffice."""
         if clock.mono() >= self._next:
             self._print(summary(snapshot))
 
@@ -97,7 +98,7 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A line for each running job, the counts, and what is next, kept up to date; what went wrong scrolls above it."""
+    """A line for each running job, the counts, and what is next, kept up to date; failures scroll above it."""
 
     every_s = 0.25
 
@@ -106,7 +107,7 @@ class LiveDisplay:
         self._screen = screen
 
     def event(self, event: Event) -> None:
-        """Prints what should be read later too: failures, retries and notices."""
+        """Prints failures, retries and notices, which people may want to read later."""
         style = _STYLES.get(event.kind)
         if style is not None:
             line = Text(clean(event.text), style=style)
@@ -119,7 +120,7 @@ class LiveDisplay:
 
 
 def render(snapshot: RunSnapshot, height: int = 10_000) -> Group:
-    """The live picture in at most ``height`` lines: a line for each running job, as far as there is room, then the
+    """The live display in at most ``height`` lines: a line for each running job, as far as there is room, then the
     counts, then why the next job waits.
     """
     from rich.table import Table
@@ -130,8 +131,8 @@ def render(snapshot: RunSnapshot, height: int = 10_000) -> Group:
     for ratio in (None, 1, None, None):
         # Only the title gives way where the terminal is narrow.
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
-    for line in shown:
-        table.add_row(*(Text(cell) for cell in cells(line)))
+    for job in shown:
+        table.add_row(*(Text(cell) for cell in cells(job)))
     lines = []
     if len(shown) < len(snapshot.running):
         lines.append(Text(f"and {len(snapshot.running) - len(shown)} more", style="dim"))
@@ -141,12 +142,13 @@ def render(snapshot: RunSnapshot, height: int = 10_000) -> Group:
     return Group(table, *lines)
 
 
-def cells(line: RunningLine) -> tuple[str, str, str, str]:
-    """A running job's GPU, title, progress and stage with time, as plain text."""
-    told = line.progress
-    time = "paused" if line.paused else stage_and_time(told, line.elapsed_s, line.eta_s)
-    where = f"CPU of {clean(line.node)}" if line.node and not line.gpus else place(line.gpus)
-    return where, clean(line.title), bar(told), time
+def cells(job: JobStatus) -> tuple[str, str, str, str]:
+    """A running job's GPU, title, progress, and stage with time, as plain text."""
+    attempt = job.attempt
+    if attempt is None:
+        return "", clean(job.title), "", ""
+    time = "paused" if job.paused else ", ".join(part for part in (stage(attempt), time_left(attempt)) if part)
+    return place(attempt), clean(job.title), bar(attempt.progress), time
 
 
 def counts(snapshot: RunSnapshot) -> str:
@@ -157,3 +159,37 @@ def counts(snapshot: RunSnapshot) -> str:
 def summary(snapshot: RunSnapshot) -> str:
     """All of it in one line: the counts, and why the next job waits."""
     return "; ".join([counts(snapshot), *([clean(snapshot.waiting_for)] if snapshot.waiting_for else [])])
+
+
+@contextmanager
+def quiet_control_keys() -> Iterator[None]:
+    """Switches the echo of control keys off on the controlling terminal, if there is one, while the context lasts.
+
+    Ctrl-C works as ever; but the ``^C`` that the terminal echoes moves the cursor, so that old lines of a live display
+    would stay in the scrollback. Only this one flag (ECHOCTL) is changed, and restored at the end.
+    """
+    was_on = _set_echo(False)
+    try:
+        yield
+    finally:
+        if was_on:
+            _set_echo(True)
+
+
+def _set_echo(wanted: bool) -> bool:
+    """Sets the flag and returns its former value; False as well where it can't be set."""
+    with suppress(OSError, termios.error):
+        descriptor = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            # A background process must not touch the terminal: the kernel would stop it.
+            if os.tcgetpgrp(descriptor) != os.getpgrp():
+                return False
+            settings = termios.tcgetattr(descriptor)
+            was = bool(settings[_LOCAL_FLAGS] & termios.ECHOCTL)
+            flags = settings[_LOCAL_FLAGS] & ~termios.ECHOCTL
+            settings[_LOCAL_FLAGS] = flags | termios.ECHOCTL if wanted else flags
+            termios.tcsetattr(descriptor, termios.TCSANOW, settings)
+            return was
+        finally:
+            os.close(descriptor)
+    return False

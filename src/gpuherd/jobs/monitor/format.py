@@ -1,41 +1,50 @@
-"""Words and figures for people: durations, places, bars, times left, and why a job waits. Pure."""
+"""A run's status in words, as tables and as JSON: functions of ``RunStatus`` and ``JobStatus``.
+
+Text that comes from a job passes through ``failures.clean``, so that a terminal obeys none of it. Tables are made for
+terminals of 80 columns and more; where it is narrow the reasons get more lines, and names are never cut.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import json
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, fields
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.progress import Progress
-from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.dispatcher_state import Standing
-from gpuherd.jobs.records import Counts
+from gpuherd.jobs.attempts.failures import clean, in_words
+from gpuherd.jobs.dispatcher_state import engine_name
+from gpuherd.jobs.job import ENDED, JobState
+from gpuherd.jobs.monitor.job_status import SHOWN_FIRST, Page
+from gpuherd.jobs.monitor.status import DispatcherStatus, InEngine, RunStatus, opened, snapshot
+from gpuherd.jobs.records import AttemptRow, Counts, JobStatus
+from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.units import duration
 
-# The words and figures in which a run is told to people, on a line, in a table or on a full screen: pure functions.
-#
-# It knows no terminal and no styles. Whatever comes from a job passes through ``failures.clean`` here or before.
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-_BAR_WIDTH = 20
+COLOURS = {
+    JobState.RUNNING: "green",
+    JobState.FAILED: "red",
+    JobState.WAITING: "cyan",
+    JobState.CANCELLED: "yellow",
+    JobState.DONE: "default",
+}
+PAUSED_COLOUR = "magenta"
+_BAR_WIDTH, _TABLE_BAR_WIDTH = 20, 8
 
 
-def duration(seconds: float) -> str:
-    """A length of time for people.
-
-    >>> duration(4.4), duration(75), duration(5400), duration(200_000)
-    ('4 s', '1 min 15 s', '1 h 30 min', '2 d 7 h')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 172_800:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+# --- a run --------------------------------------------------------------------------------------------------------
 
 
 def counted(counts: Counts, *, paused: int = 0, in_line: int = 0, eta_s: float | None = None) -> str:
-    """Counts in one line. ``paused`` of the running and waiting ones don't go on by themselves; ``in_line`` of the
-    running ones have been handed to an engine that has not begun them.
+    """Counts in one line. ``paused`` of the running and waiting jobs are paused; ``in_line`` of the running ones were
+    handed over to an engine that has not begun them.
 
     >>> counted(Counts(waiting=12, running=4, done=3, failed=1), eta_s=300)
     '3 of 20 done, 1 failed, 4 running, 12 waiting, about 5 min 0 s left'
@@ -54,180 +63,332 @@ def counted(counts: Counts, *, paused: int = 0, in_line: int = 0, eta_s: float |
     return ", ".join(parts)
 
 
-def place(labels: Sequence[str]) -> str:
-    """Where a job runs: ``GPU 0,3:1`` or ``CPU``."""
-    return f"GPU {','.join(labels)}" if labels else "CPU"
+def headline(status: RunStatus) -> str:
+    """The counts of a run in one line."""
+    in_line = 0 if status.in_engine is None else status.in_engine.in_line
+    return counted(status.counts, paused=status.paused, in_line=in_line, eta_s=status.eta_s)
 
 
-def bar(told: Progress | None, width: int = _BAR_WIDTH) -> str:
-    """How far a job is: a bar and figures where it said of how many, else what it has done.
+def at_work(status: RunStatus) -> str:
+    """Which gpuherd works on the run, in one line."""
+    if status.dispatcher is None:
+        unfinished = status.counts.waiting + status.counts.running
+        how = "; the same command again (or gpuherd up, for your own queue) goes on" if unfinished else ""
+        meanwhile = "" if status.in_engine is None else f"; {in_engine(status.in_engine)}, all the same"
+        return f"no gpuherd works on it now{meanwhile}{how}"
+    since = time.strftime(
+        "%H:%M" if status.at - status.dispatcher.since < 86_400 else "%Y-%m-%d %H:%M",
+        time.localtime(status.dispatcher.since),
+    )
+    text = f"gpuherd (pid {status.dispatcher.pid}) works on it since {since}"
+    state = status.dispatcher.state
+    if state is None:
+        return text
+    if state.mode != "working":
+        return f"{text}; it is {state.mode}: nothing new is started"
+    if state.away is not None:
+        text += f"; {clean(state.away)}"
+    return text if state.closed is None else f"{text}; nothing is started now: {clean(state.closed)}"
+
+
+def in_engine(there: InEngine) -> str:
+    """The jobs in an engine, as a part of a sentence.
+
+    >>> in_engine(InEngine("slurm", 12, 5)), in_engine(InEngine("ray", 1, 1))
+    ('12 jobs in SLURM, 5 of them in its queue', '1 job in Ray, in its queue')
+    """
+    if there.jobs == 1:
+        return f"1 job in {engine_name(there.engine)}" + (", in its queue" if there.in_line else "")
+    of_them = f", {there.in_line} of them in its queue" if there.in_line else ""
+    return f"{there.jobs} jobs in {engine_name(there.engine)}{of_them}"
+
+
+# --- a job --------------------------------------------------------------------------------------------------------
+
+
+def state_word(job: JobStatus) -> str:
+    """The job's state; ``paused`` for a paused one, ``handed`` for one in an engine's queue."""
+    if job.paused:
+        return "paused"
+    return "handed" if _is_in_line(job) else job.state.value
+
+
+def _is_in_line(job: JobStatus) -> bool:
+    return job.state is JobState.RUNNING and job.attempt is not None and job.attempt.in_line
+
+
+def colour(job: JobStatus) -> str:
+    """The state's colour."""
+    if job.paused:
+        return PAUSED_COLOUR
+    return COLOURS[JobState.WAITING if _is_in_line(job) else job.state]
+
+
+def gpus(job: JobStatus) -> str:
+    """Its GPUs, or those of its latest attempt; while it waits how many it asks for, if that is not one."""
+    if job.state is JobState.WAITING or job.attempt is None or _is_in_line(job):
+        return "CPU" if job.gpus == 0 else "" if job.gpus == 1 else f"any {job.gpus}"
+    return where(job.attempt)
+
+
+def where(attempt: AttemptRow) -> str:
+    """Where an attempt runs or ran: its GPUs (``0,3:1``), ``CPU of NODE`` on a cluster, or ``CPU``; "" for one that a
+    cluster has not begun."""
+    if attempt.gpus:
+        return ",".join(clean(label) for label in attempt.gpus)
+    if attempt.handed is None:
+        return "CPU"
+    return f"CPU of {clean(attempt.handed.node)}" if attempt.handed.node else ""
+
+
+def place(attempt: AttemptRow) -> str:
+    """The same with the word: ``GPU 0,3:1``."""
+    return f"GPU {where(attempt)}" if attempt.gpus else where(attempt)
+
+
+def bar(progress: Progress | None, width: int = _BAR_WIDTH) -> str:
+    """How far a job is: a bar and figures where it reported a total, else the count.
 
     >>> bar(Progress(3, 12), 8)
     '━━╌╌╌╌╌╌ 3/12'
     """
-    if told is None:
+    if progress is None:
         return ""
-    if not told.total:
-        return f"{told.done} done"
-    filled = round(min(1.0, told.done / told.total) * width)
-    return f"{'━' * filled}{'╌' * (width - filled)} {told.done}/{told.total}"
+    if not progress.total:
+        return f"{progress.done} done"
+    filled = round(min(1.0, progress.done / progress.total) * width)
+    return f"{'━' * filled}{'╌' * (width - filled)} {progress.done}/{progress.total}"
 
 
-def stage_and_time(told: Progress | None, elapsed_s: float, eta_s: float | None) -> str:
-    """What a running job is at, and how long yet, or else for how long already."""
-    time = f"{duration(eta_s)} left" if eta_s is not None else f"for {duration(elapsed_s)}"
-    return ("" if told is None or not told.stage else clean(told.stage) + ", ") + time
+def stage(attempt: AttemptRow) -> str:
+    """The stage that a running attempt reports, "" for none."""
+    told = None if attempt.progress is None else attempt.progress.stage
+    return clean(told) if told else ""
 
 
-def job_time_left(told: Progress | None, elapsed_s: float) -> float | None:
-    """Seconds until a job is done if it goes on as it went so far; None while nothing can be said."""
-    if told is None or not told.total or not 0 < told.done <= told.total:
-        return None
-    return elapsed_s * (told.total - told.done) / told.done
+def time_left(attempt: AttemptRow) -> str:
+    """How long a running attempt will still take, or where that is unknown for how long it has run."""
+    return f"for {duration(attempt.worked_s or 0)}" if attempt.eta_s is None else f"{duration(attempt.eta_s)} left"
 
 
-# Why a job waits, as one sentence for people: a pure function of what the queue and the dispatcher tell.
+def what(job: JobStatus) -> str:
+    """The most useful words about a job: its progress, why it waits, how it ended."""
+    attempt = job.attempt
+    if job.state is JobState.RUNNING and attempt is not None:
+        return _running(job, attempt)
+    reason = "" if job.reason is None else clean(job.reason)
+    if job.state is JobState.WAITING and job.learned is not None:
+        asks = f"asks for {job.memory_mb} MB: {job.learned}"
+        return f"{reason}; {asks}" if reason else asks
+    if attempt is None:
+        return reason
+    if job.state is JobState.DONE:
+        return "" if attempt.run_s is None else f"in {duration(attempt.run_s)}"
+    if job.state is JobState.FAILED and attempt.failure_class is not None:
+        tries = "" if job.attempts < 2 else f", {job.attempts} attempts"
+        return in_words(f"{attempt.failure_class}{tries}", attempt.exit_code, reason)
+    return reason
 
-_NAMED = 3
+
+def _running(job: JobStatus, attempt: AttemptRow) -> str:
+    reason = "" if job.reason is None else clean(job.reason)
+    if attempt.worked_s is None:  # in an engine's queue, or its process is gone and its end not recorded yet
+        return f"{reason}, for {duration(attempt.wait_s)}" if attempt.in_line else reason
+    # A paused job, or one that is being ended, has no useful estimate.
+    time_text = f"ran for {duration(attempt.worked_s)}" if reason else time_left(attempt)
+    text = ", ".join(part for part in (bar(attempt.progress, _TABLE_BAR_WIDTH), time_text, stage(attempt)) if part)
+    return f"{reason}; {text}" if reason else text
 
 
-@dataclass(frozen=True, slots=True)
-class WaitFacts:
-    """What is the same for all waiting jobs of a queue.
+# --- tables -------------------------------------------------------------------------------------------------------
 
-    ``dispatcher``: one works on it. ``standing``: what it last told. ``lowest_round``: the lowest that is unfinished;
-    ``round_opened_at``: since when it is so, 0.0 where nobody has written it down.
+
+def as_table(status: RunStatus, height: int | None = None) -> RenderableType:
+    """The status for people. ``height``: for a screen of so many lines that must not scroll: a job gets one line, and
+    the jobs for which there is no room are counted.
     """
+    from rich.console import Group
 
-    dispatcher: bool
-    standing: Standing | None = None
-    lowest_round: int | None = None
-    round_opened_at: float = 0.0
+    return Group(*as_tables(status, [status.jobs], height))
 
 
-def why_it_waits(
-    facts: WaitFacts,
-    *,
-    job: int,
-    paused: bool,
-    unmet: Sequence[str],
-    not_before: float,
-    last_failure: str | None,
-    round_: int,
-    place: int | None,
-    now: float,
-) -> str:
-    """The first thing that must change before the job can start.
+def as_tables(
+    status: RunStatus, pages: Iterable[Sequence[JobStatus]], height: int | None = None
+) -> Iterator[RenderableType]:
+    """The same in parts, with a table for each page of its jobs, made when it is asked for."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rest = iter(pages)
+    jobs = next(rest, ())
+    head = [
+        # In one line, to be copied; the terminal folds it where that is wider.
+        Text(f"{status.folder}", style="bold", no_wrap=True, overflow="ignore" if height is None else "ellipsis"),
+        Text(headline(status)),
+        Text(at_work(status), style="" if status.dispatcher else "yellow"),
+    ]
+    if status.held:
+        head.append(Text(_held(status, jobs), style=PAUSED_COLOUR))
+    head += [Text(f"GPU {clean(label)} is {clean(text)}", style="yellow") for label, text in status.left_out.items()]
+    yield Group(*head)
+    if height is not None:
+        # Below: a blank line and the heading, the counts, the time of the look, and the cursor's own line.
+        jobs = _that_fit(jobs, max(2, height - len(head) - 6))
+    shown: Counter[JobState] = Counter()
+    while jobs:
+        shown.update(job.state for job in jobs)
+        yield Group(Text(), _table(jobs, one_line=height is not None))
+        jobs = next(rest, ())
+    for line in _not_shown(status, shown):
+        yield Text(line, style="dim")
+
+
+def _held(status: RunStatus, jobs: Sequence[JobStatus]) -> str:
+    """Which of the waiting jobs are paused, in one line, in case they were forgotten."""
+    waiting = status.paused - sum(job.paused and job.state is JobState.RUNNING for job in jobs)
+    others = " and others" if waiting > len(status.held) else ""
+    return f"paused: {', '.join(clean(name) for name in status.held)}{others} (gpuherd resume)"
+
+
+def _table(jobs: Sequence[JobStatus], *, one_line: bool) -> RenderableType:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("State", no_wrap=True)
+    table.add_column("Job", overflow="fold", min_width=12, max_width=40)
+    table.add_column("GPU", no_wrap=True)
+    table.add_column("What", overflow="fold", min_width=24, ratio=1)
+    for job in jobs:
+        text, title = Text(what(job)), Text(clean(job.title))
+        if job.state is JobState.RUNNING or one_line:
+            text.no_wrap, text.overflow = True, "ellipsis"
+        if one_line:
+            title.no_wrap, title.overflow = True, "ellipsis"
+        table.add_row(Text(state_word(job), style=colour(job)), title, gpus(job), text)
+    return table
+
+
+def _that_fit(jobs: Sequence[JobStatus], rows: int) -> Sequence[JobStatus]:
+    """So many of the jobs: running jobs get half of the room, and more where the others leave some."""
+    running = [job for job in jobs if job.state is JobState.RUNNING]
+    others = [job for job in jobs if job.state is not JobState.RUNNING]
+    of_running = min(len(running), max((rows + 1) // 2, rows - len(others)))
+    return (*running[:of_running], *others[: rows - of_running])
+
+
+def _not_shown(status: RunStatus, shown: Counter[JobState]) -> list[str]:
+    """How many of each state the table does not show."""
+    if shown.total() == status.matching:
+        return [] if shown or not status.counts.total else ["no job is like that"]
+    left = {state: getattr(status.counts, state.value) - shown[state] for state in SHOWN_FIRST}
+    text = ", ".join(f"{number} {state.value}" for state, number in left.items() if number > 0)
+    return [f"and {text} (gpuherd status --all, or --state STATE)"] if text else []
+
+
+# --- JSON; the schema is in docs/control.md -----------------------------------------------------------------------
+#
+# Most jobs of a long run have ended, will not change, and are wholly in their rows: SQLite itself makes their text,
+# twenty times as fast as by way of ``JobStatus``, and equal to what ``_job`` makes but for times with 15 digits.
+
+_TOGETHER = 500
+_JOB_FIELDS = tuple(each.name for each in fields(JobStatus))
+_ATTEMPT_FIELDS = tuple(each.name for each in fields(AttemptRow) if each.name not in ("job", "shared_mb"))
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+_TEXT_OF_ENDED = """
+json_object('id', id, 'name', name, 'title', coalesce(nullif(json_extract(spec, '$.title'), ''), name),
+    'state', state, 'paused', json(CASE held WHEN 0 THEN 'false' ELSE 'true' END), 'reason', reason, 'gpus', gpus,
+    'memory_mb', memory_mb, 'learned', NULL, 'priority', priority, 'tries', tries, 'attempts', attempts,
+    'ready_at', NULL, 'command', json_extract(spec, '$.argv'), 'attempt', (
+        SELECT json_object('id', a.id, 'number', number, 'state', a.state, 'gpus', json(labels),
+            'gpu_uuids', json(a.gpus), 'pid', CASE engine WHEN 'local' THEN pid END, 'log', log,
+            'started_at', started_at, 'ended_at', ended_at,
+            'run_s', CASE WHEN engine = 'local' OR node IS NOT NULL OR a.state = 'done'
+                THEN max(0.0, ended_mono - started_mono) END,
+            'wait_s', wait_s, 'exit_code', exit_code, 'signal', signal, 'failure_class', class, 'peak_mb', peak_mb,
+            'paused', json('[]'), 'paused_s', paused_s, 'progress', NULL, 'eta_s', NULL,
+            'handed', CASE WHEN engine <> 'local' THEN
+                json_object('engine', engine, 'batch', batch, 'index', place, 'handle', handle, 'node', node) END)
+        FROM attempts a WHERE job = jobs.id ORDER BY a.id DESC LIMIT 1))
+"""
+
+
+def json_text(run: RunDirectory, page: Page, *, lines: bool = True) -> Iterator[str]:
+    """The status with all jobs of a page without ``offset`` and ``each``, as pieces of one JSON text.
+
+    Nothing is yielded before all is read, so that a slow reader of the text does not hold the queue's snapshot; the
+    text is kept compressed meanwhile.
 
     Args:
-        facts: what is true of the whole queue.
-        job: the job's number in the queue.
-        paused: the user told it to wait.
-        unmet: names of jobs that it needs and that have not succeeded, the first few.
-        not_before: wall-clock second before which it is not tried again.
-        last_failure: what the queue says of it: how its last attempt ended, or who paused it.
-        round_: its round.
-        place: how many waiting jobs go before it, None if nobody counted.
-        now: wall-clock second.
+        lines: a line for each job and each other key, which people can read too; else all in one line.
+
+    Raises UsageError without a queue, and QueueUnreadable.
     """
-    if paused:
-        return clean(last_failure) if last_failure else "paused"
-    if unmet:
-        named = ", ".join(clean(name) for name in unmet[:_NAMED])
-        return f"needs {named}" + (" and others" if len(unmet) > _NAMED else "")
-    if not facts.dispatcher:
-        return "no gpuherd works on this queue"
-    told = facts.standing
-    if told is not None and told.mode != "working":
-        return f"gpuherd is {told.mode}: nothing new is started"
-    if not_before > now:
-        after = f" after: {clean(last_failure)}" if last_failure else ""
-        return f"next try in {duration(not_before - now)}{after}"
-    if facts.lowest_round is not None and round_ > facts.lowest_round:
-        return f"is of round {round_}; round {facts.lowest_round} is not finished"
-    if told is not None and told.closed is not None:
-        return clean(told.closed)
-    if told is not None and job in told.waits:
-        return clean(told.waits[job])
-    if not place:
-        return "others are before it" if place is None else "is next"
-    return f"{place} waiting jobs are before it" if place > 1 else "1 waiting job is before it"
+    with opened(run) as reader, snapshot(run, reader, page) as taken:
+        head = as_json(taken.status)
+        by_sqlite = reader.can("SELECT json_object('a', json('[]'))")  # some builds lack JSON
+        texts = (
+            text
+            for state in SHOWN_FIRST
+            for text in (
+                map(_ascii, taken.columns(state, _TEXT_OF_ENDED))
+                if by_sqlite and state in ENDED
+                else (_encode(_job(job)) for job in taken.jobs((state,)))
+            )
+        )
+        kept = [zlib.compress(piece.encode("ascii"), 1) for piece in _pieces(texts, ",\n    " if lines else ",")]
+    whole = json.dumps(head, indent=2 if lines else None)
+    begun, _, _ = whole.rpartition("[]")
+    yield begun + ("[\n    " if lines and kept else "[")
+    for piece in kept:
+        yield zlib.decompress(piece).decode("ascii")
+    yield "\n  ]\n}" if lines and kept else "]\n}" if lines else "]}"
 
 
-# When all will be done, by how long jobs took so far. Pure; seconds.
-#
-# A job whose cost is known is expected to take as long for a unit of it as those that are done did; another one as
-# long as they took on average. What runs is expected to go on as it told, else for what its expected length leaves.
+def as_json(status: RunStatus) -> dict[str, Any]:
+    """The status as plain data, the jobs last."""
+    return {
+        "folder": str(status.folder),
+        "time": status.at,
+        "counts": {
+            **asdict(status.counts),
+            "total": status.counts.total,
+            "paused": status.paused,
+            "in_line": 0 if status.in_engine is None else status.in_engine.in_line,
+        },
+        "in_engine": None if status.in_engine is None else asdict(status.in_engine),
+        "eta_s": None if status.eta_s is None else round(status.eta_s, 1),
+        "left_out": dict(status.left_out),
+        "dispatcher": None if status.dispatcher is None else _dispatcher(status.dispatcher),
+        "matching": status.matching,
+        "jobs": [_job(job) for job in status.jobs],
+    }
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How long jobs took: ``done`` of them ``total_s`` in all, and those of known cost ``costed_s`` for ``cost``."""
-
-    done: int = 0
-    total_s: float = 0.0
-    costed_s: float = 0.0
-    cost: float = 0.0
-
-    def after(self, run_s: float, cost: float | None) -> Pace:
-        """When one more job is done."""
-        if not cost:
-            return Pace(self.done + 1, self.total_s + run_s, self.costed_s, self.cost)
-        return Pace(self.done + 1, self.total_s + run_s, self.costed_s + run_s, self.cost + cost)
-
-    def expected_s(self, cost: float | None, jobs: int = 1) -> float:
-        """How long ``jobs`` jobs take, which cost so much together. 0 while none is done."""
-        if cost is not None and self.cost > 0:
-            return cost * self.costed_s / self.cost
-        return jobs * self.total_s / self.done if self.done else 0.0
+def _dispatcher(dispatcher: DispatcherStatus) -> dict[str, Any]:
+    state = {} if dispatcher.state is None else asdict(dispatcher.state)
+    keys = ("mode", "closed", "away", "settings", "gpus")
+    return {"pid": dispatcher.pid, "since": dispatcher.since, **{key: state.get(key) for key in keys}}
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """How many jobs wait, and how many of them are of known cost, which is ``cost`` in all."""
-
-    jobs: int
-    costed: int = 0
-    cost: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A job that runs. ``left_s``: what follows from its own progress, None where it tells nothing."""
-
-    elapsed_s: float
-    cost: float | None = None
-    left_s: float | None = None
+def _job(job: JobStatus) -> dict[str, Any]:
+    values = {name: getattr(job, name) for name in _JOB_FIELDS}
+    attempt = job.attempt
+    if attempt is not None:
+        values["attempt"] = {name: getattr(attempt, name) for name in _ATTEMPT_FIELDS}
+        values["attempt"]["progress"] = None if attempt.progress is None else asdict(attempt.progress)
+        values["attempt"]["handed"] = None if attempt.handed is None else asdict(attempt.handed)
+    return values
 
 
-def time_left(
-    pace: Pace, waiting: Waiting, running: Iterable[Running], at_once: int, back_in_s: Iterable[float] = ()
-) -> float | None:
-    """Seconds until all is done with ``at_once`` jobs side by side; None while none is done.
+def _ascii(text: str) -> str:
+    return text if text.isascii() else _encode(json.loads(text))
 
-    ``back_in_s``: after how many seconds each GPU that is left out for now comes back and takes one job more.
 
-    >>> time_left(Pace().after(10.0, 5.0), Waiting(2, costed=1, cost=50.0), [Running(4.0, cost=3.0)], at_once=1)
-    112.0
-    >>> time_left(Pace(done=1, total_s=10.0), Waiting(10), (), at_once=1, back_in_s=[40.0])
-    70.0
-    """
-    if not pace.done:
-        return None
-    there = tuple(running)
-    ahead = pace.expected_s(None, waiting.jobs - waiting.costed)
-    if waiting.costed:
-        ahead += pace.expected_s(waiting.cost, waiting.costed)
-    for job in there:
-        left = max(0.0, pace.expected_s(job.cost) - job.elapsed_s)
-        ahead += left if job.left_s is None else job.left_s
-    later = sorted(back_in_s)
-    places = min(max(at_once, 0 if later else 1), waiting.jobs + len(there))
-    begins = [*[0.0] * places, *later]
-    ends = ahead + begins[0] if begins else ahead
-    for number, begin in enumerate(begins):
-        # All places that are there by then end together.
-        if number and begin >= ends:
-            break
-        ends = (ahead + sum(begins[: number + 1])) / (number + 1)
-    return ends
+def _pieces(texts: Iterable[str], between: str) -> Iterator[str]:
+    """The texts with ``between`` between them, many to a piece."""
+    rest, lead = iter(texts), ""
+    while together := list(islice(rest, _TOGETHER)):
+        yield lead + between.join(together)
+        lead = between

@@ -17,10 +17,10 @@ from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.log_file import Growing, size, start_of_last
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import ENDED, JobState
-from gpuherd.jobs.monitor.job_status import AttemptStatus, Page
+from gpuherd.jobs.monitor.job_status import Page
 from gpuherd.jobs.monitor.status import attempts_of, job_names, opened, status_of
 from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.records import AttemptState
+from gpuherd.jobs.records import AttemptRow, AttemptState
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.options import did_you_mean
 
@@ -72,7 +72,7 @@ def read(run: RunDirectory, job: str, attempt: int | None = None, last_lines: in
         lines, begins = growing.rest(), False
 
 
-def log_of(run: RunDirectory, attempt: AttemptStatus) -> Path:
+def log_of(run: RunDirectory, attempt: AttemptRow) -> Path:
     """The file in which an attempt's words are: its log, or the engine's own output where it wrote none."""
     log, handed = Path(attempt.log), attempt.handed
     if handed is None or size(log):
@@ -148,7 +148,7 @@ class _WaitReporter:
 
 
 def _follow_attempt(
-    run: RunDirectory, reader: QueueReader, job: str, attempt: AttemptStatus, last_lines: int | None, look_s: float
+    run: RunDirectory, reader: QueueReader, job: str, attempt: AttemptRow, last_lines: int | None, look_s: float
 ) -> Iterator[Part]:
     """One attempt's lines until it has ended."""
     growing, begins = _growing(Path(attempt.log), last_lines), True
@@ -172,7 +172,7 @@ def _growing(path: Path, last_lines: int | None, *, to_now: bool = False) -> Gro
     return Growing(path, 0 if last_lines is None else start_of_last(path, last_lines), size(path) if to_now else None)
 
 
-def _part(job: str, attempt: AttemptStatus, lines: list[str], growing: Growing, *, begins: bool) -> Part:
+def _part(job: str, attempt: AttemptRow, lines: list[str], growing: Growing, *, begins: bool) -> Part:
     return Part(
         job=job,
         attempt=attempt.number,
@@ -184,7 +184,7 @@ def _part(job: str, attempt: AttemptStatus, lines: list[str], growing: Growing, 
     )
 
 
-def _attempt(reader: QueueReader, job: str, number: int | None) -> AttemptStatus | None:
+def _attempt(reader: QueueReader, job: str, number: int | None) -> AttemptRow | None:
     """The job's attempt with this number, or its latest; None while it has none at all."""
     found = attempts_of(reader, job)
     if not found:
@@ -200,11 +200,11 @@ def _attempt(reader: QueueReader, job: str, number: int | None) -> AttemptStatus
     raise UsageError(f"job {clean(job)!r} has no attempt {number}; the latest is {found[-1].number}")
 
 
-def _later(reader: QueueReader, job: str, number: int) -> AttemptStatus | None:
+def _later(reader: QueueReader, job: str, number: int) -> AttemptRow | None:
     return next((attempt for attempt in attempts_of(reader, job) if attempt.number > number), None)
 
 
-def _has_ended(reader: QueueReader, attempt: AttemptStatus) -> bool:
+def _has_ended(reader: QueueReader, attempt: AttemptRow) -> bool:
     row = reader.one("SELECT state FROM attempts WHERE id = ?", (attempt.id,))
     return row is None or row["state"] != AttemptState.RUNNING
 

@@ -1,281 +1,152 @@
-"""The figures of a run, computed from the queue's records alone."""
+"""Metrics of a queue, computed once from its records: right over any number of restarts of the dispatcher.
+
+``read_metrics`` reads sums that SQLite makes, however many attempts there were; ``prometheus`` formats them for a
+scraper, ``gpu_metrics`` for gpu_metrics.json. Seconds everywhere. A wait is the time in which a job could have run, a
+dispatcher was there, and it did not run. A turnaround goes from when a job could first run to the end of its last
+attempt. A GPU-hour is one GPU held for an hour, whatever was done on it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from gpuherd.jobs import clock
-from gpuherd.jobs.dispatcher_state import InEngine
 from gpuherd.jobs.monitor.job_status import Page
-from gpuherd.jobs.monitor.status import status_of
+from gpuherd.jobs.monitor.status import RunStatus, status_of
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.queue.submission import process_of
-from gpuherd.jobs.records import AttemptRow, AttemptState, Counts
+from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.run_dir import RunDirectory
 
-# The figures of a run: computed from the queue's records alone, so that they stay right over any number of restarts.
-#
-# Times are seconds. A job's wait is the time in which it could have run, a dispatcher was there, and it did not run.
-# Its turnaround goes from when it could first run to the end of its last attempt. A GPU-hour is one GPU held for an
-# hour, whatever it did in it.
+_RUN_S = "max(0.0, ended_mono - started_mono)"
+_DONE = "state = 'done' AND ended_mono IS NOT NULL"
 
 
-def metrics(
-    counts: Counts, attempts: Sequence[AttemptRow], runs: Sequence[tuple[float, float]], now: float
-) -> dict[str, Any]:
-    """What goes into gpu_metrics.json, ready for JSON. A figure that can't be given is None.
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Lengths of time in ascending order."""
 
-    Args:
-        counts: jobs of the latest submission by state.
-        attempts: all attempts of the queue.
-        runs: wall-clock start and end of each dispatcher's run.
-        now: wall-clock second, for the time stamp.
+    ordered: Sequence[float] = ()
+
+    def quantile(self, percent: int) -> float:
+        """The nearest-rank percentile: the least value that ``percent`` % of the values don't exceed.
+
+        >>> [Distribution([1.0, 2.0, 3.0, 4.0]).quantile(percent) for percent in (50, 95)]
+        [2.0, 4.0]
+        """
+        return self.ordered[max(0, -(-percent * len(self.ordered) // 100) - 1)]
+
+    def summary(self) -> dict[str, float] | None:
+        """For JSON; None for no values."""
+        if not self.ordered:
+            return None
+        from statistics import mean, median  # large, and a dispatcher that waits for days needs it once
+
+        figures = {"mean": mean(self.ordered), "median": median(self.ordered)}
+        figures |= {"min": self.ordered[0], "max": self.ordered[-1]}
+        figures |= {f"p{percent}": self.quantile(percent) for percent in (90, 95, 99)}
+        return {name: round(value, 3) for name, value in figures.items()}
+
+
+@dataclass(slots=True)
+class GpuMetrics:
+    """A GPU's part in a queue.
+
+    Attributes:
+        label: its latest.
+        attempts, running: attempts begun on it, and those that run there now.
+        ended_s: time that ended attempts held it, summed over attempts; ``running_s``: the same of running ones so far.
+        shared: attempts shared it. ``remote``: it is of another machine.
     """
-    waits: dict[str, float] = defaultdict(float)
-    for attempt in attempts:
-        waits[attempt.job] += attempt.wait_s
-    runtime = sum(end - start for start, end in runs)
-    ended = counts.done + counts.failed
-    lengths = [a.run_s for a in attempts if a.state is AttemptState.DONE and a.run_s is not None]
-    failed = [a for a in attempts if a.state is AttemptState.FAILED]
-    by_class = Counter(a.failure_class or "unknown" for a in failed)
-    busy = _busy(attempts)
-    return {
-        "total_jobs": counts.total,
-        "successful_jobs": counts.done,
-        "failed_jobs": counts.failed,
-        "cancelled_jobs": counts.cancelled,
-        "waiting_jobs": counts.waiting,
-        "success_rate": counts.done / ended if ended else None,
-        "failure_rate": counts.failed / ended if ended else None,
-        "start_time": _stamp(runs[0][0]) if runs else None,
-        "timestamp": _stamp(now),
-        "total_runtime": round(runtime, 3),
-        "runs": len(runs),
-        "total_wait_time": round(sum(waits.values()), 3),
-        "avg_wait_time": round(sum(waits.values()) / len(waits), 3) if waits else None,
-        "max_wait_time": round(max(waits.values()), 3) if waits else None,
-        "attempts": len(attempts),
-        "failed_attempts": len(failed),
-        "failed_attempts_by_class": dict(by_class),
-        "retries_by_class": _retries(attempts),
-        "job_run_time": _summary(lengths),
-        "job_wait_time": _summary(list(waits.values())),
-        "job_turnaround": _summary(_turnarounds(attempts)),
-        "gpu_hours": round(sum(busy.values()) / 3600, 6),
-        "gpu_hours_by_outcome": _hours_by_outcome(attempts),
-        "gpus": _gpus(attempts, busy, runtime),
-        "attempts_by_engine": dict(Counter(attempt.engine for attempt in attempts)),
-        "attempts_by_node": dict(Counter(attempt.node for attempt in attempts if attempt.node is not None)),
-    }
 
+    label: str = ""
+    attempts: int = 0
+    running: int = 0
+    ended_s: float = 0.0
+    running_s: float = 0.0
+    shared: bool = False
+    remote: bool = False
 
-def _retries(attempts: Sequence[AttemptRow]) -> dict[str, int]:
-    """How many attempts were made because the one before had failed, by the class of that failure."""
-    retries: Counter[str] = Counter()
-    before: dict[str, AttemptRow] = {}
-    for attempt in attempts:
-        last = before.get(attempt.job)
-        if last is not None and last.state is AttemptState.FAILED:
-            retries[last.failure_class or "unknown"] += 1
-        before[attempt.job] = attempt
-    return dict(retries)
-
-
-def _turnarounds(attempts: Sequence[AttemptRow]) -> list[float]:
-    """One length for each job whose last attempt has succeeded."""
-    first: dict[str, AttemptRow] = {}
-    last: dict[str, AttemptRow] = {}
-    for attempt in attempts:
-        first.setdefault(attempt.job, attempt)
-        last[attempt.job] = attempt
-    return [
-        max(0.0, end.ended_at - (first[job].started_at - first[job].wait_s))
-        for job, end in last.items()
-        if end.state is AttemptState.DONE and end.ended_at is not None
-    ]
-
-
-def _hours_by_outcome(attempts: Sequence[AttemptRow]) -> dict[str, float]:
-    hours: dict[str, float] = defaultdict(float)
-    for attempt in attempts:
-        hours[attempt.state.value] += len(attempt.gpus) * (attempt.run_s or 0.0) / 3600
-    return {outcome: round(value, 6) for outcome, value in hours.items()}
-
-
-def _busy(attempts: Sequence[AttemptRow]) -> Mapping[str, float]:
-    """Seconds in which at least one attempt ran, by GPU. Jobs that shared one at a time count once."""
-    spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for attempt in attempts:
-        for uuid in attempt.gpus:
-            spans[uuid].append((attempt.started_at, attempt.run_s or 0.0))
-    shared = {uuid for attempt in attempts if attempt.shared_mb is not None for uuid in attempt.gpus}
-    # Only where jobs shared a GPU are wall-clock times looked at: somebody may have set that clock meanwhile.
-    return {uuid: _covered(of) if uuid in shared else sum(s for _, s in of) for uuid, of in spans.items()}
-
-
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds that spans of (start, length) cover together."""
-    covered, until = 0.0, float("-inf")
-    for start, length in sorted(spans):
-        covered += max(0.0, start + length - max(start, until))
-        until = max(until, start + length)
-    return covered
-
-
-def _gpus(attempts: Sequence[AttemptRow], busy: Mapping[str, float], runtime: float) -> dict[str, Any]:
-    starts = Counter(uuid for a in attempts for uuid in a.gpus)
-    # What is not ours runs on while nobody of ours is there: a share of our own time would mean nothing.
-    elsewhere = {uuid for a in attempts if a.node is not None for uuid in a.gpus}
-    return {
-        label: {
-            "uuid": uuid,
-            "attempts": starts[uuid],
-            "busy_seconds": round(busy[uuid], 3),
-            "busy_share": round(min(1.0, busy[uuid] / runtime), 4) if runtime > 0 and uuid not in elsewhere else None,
-        }
-        for label, uuid in _by_label(attempts)
-    }
-
-
-def _by_label(attempts: Sequence[AttemptRow]) -> list[tuple[str, str]]:
-    """Labels and UUIDs, 2 before 10. A GPU whose label is another's by now (it was replaced) stands under its UUID."""
-    labels = {uuid: label for a in attempts for uuid, label in zip(a.gpus, a.labels, strict=True)}
-    holders = {label: uuid for a in attempts for uuid, label in zip(a.gpus, a.labels, strict=True)}
-    named = [(label if holders[label] == uuid else uuid, uuid) for uuid, label in labels.items()]
-    return sorted(named, key=lambda each: (len(each[0]), each[0]))
-
-
-def _summary(seconds: Sequence[float]) -> dict[str, float] | None:
-    if not seconds:
-        return None
-    from statistics import mean, median  # large, and a dispatcher that waits for days needs it once
-
-    ordered = sorted(seconds)
-    figures = {"mean": mean(ordered), "median": median(ordered), "min": ordered[0], "max": ordered[-1]}
-    figures |= {f"p{percent}": percentile(ordered, percent) for percent in (90, 95, 99)}
-    return {name: round(value, 3) for name, value in figures.items()}
-
-
-def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The nearest-rank percentile of values in ascending order: the least that ``percent`` % of them don't exceed.
-
-    >>> percentile([1.0, 2.0, 3.0, 4.0], 50), percentile([1.0, 2.0, 3.0, 4.0], 95)
-    (2.0, 4.0)
-    """
-    return ordered[max(0, -(-percent * len(ordered) // 100) - 1)]
-
-
-def _stamp(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
-
-
-# The figures of a queue that can be read often: sums that SQLite makes, however many attempts there were.
-#
-# For Prometheus, which asks every few seconds. ``metrics`` tells more, from every single attempt, once at the end.
-# Seconds everywhere; what runs still counts up to now.
-
-_QUANTILES = (0.5, 0.9, 0.95, 0.99)
-_NOTHING = Page(limit=0)
+    @property
+    def busy_s(self) -> float:
+        """Time that attempts held it, summed over attempts, up to now."""
+        return self.ended_s + self.running_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
-    """How long something took: of ``count`` values the sum and quantiles (none of no values)."""
+class Metrics:
+    """Metrics of a queue.
 
-    count: int
-    total: float
-    quantiles: Mapping[float, float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuFigures:
-    """A GPU's part: seconds in which an attempt held it, attempts begun on it, and how many run there now."""
-
-    label: str
-    busy_s: float
-    attempts: int
-    running: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    """All that is told of a queue.
-
-    ``ended``: attempts that have ended, by state and class of failure ("" for none). ``gpu_s_by_state``: how long
-    these held GPUs, summed over GPUs. ``gpus`` by UUID. ``in_engine``: what an engine beyond this machine has now.
+    Attributes:
+        status: without jobs.
+        ended: attempts that have ended, by state and class of failure ("" for none).
+        gpu_s_by_state: how long ended attempts held GPUs, by state, summed over GPUs.
+        wait: waits of attempts. ``run``: run times of those that succeeded.
+        gpus: by UUID.
     """
 
-    counts: Counts
-    paused: int
-    at_work: bool
-    eta_s: float | None
-    ended: Mapping[tuple[str, str], int]
-    gpu_s_by_state: Mapping[str, float]
-    wait: Spread
-    run: Spread
-    gpus: Mapping[str, GpuFigures]
-    in_engine: InEngine | None = None
+    status: RunStatus
+    ended: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    gpu_s_by_state: Mapping[str, float] = field(default_factory=dict)
+    wait: Distribution = Distribution()
+    run: Distribution = Distribution()
+    gpus: Mapping[str, GpuMetrics] = field(default_factory=dict)
 
 
-def read_figures(run: RunDirectory, reader: QueueReader) -> Figures:
-    """The queue's figures now. Raises QueueUnreadable."""
-    told = status_of(run, reader, _NOTHING)
-    gpus, gpu_s = _gpu_figures(reader)
-    rows = reader.rows(
+def read_metrics(run: RunDirectory, reader: QueueReader) -> Metrics:
+    """The metrics now. Raises QueueUnreadable."""
+    gpus, gpu_s = _gpus(reader)
+    ended = reader.rows(
         "SELECT state, coalesce(class, '') AS class, count(*) AS n FROM attempts WHERE state <> 'running'"
-        " GROUP BY state, class"
+        " GROUP BY state, class ORDER BY min(id)"
     )
-    return Figures(
-        counts=told.counts,
-        paused=told.paused,
-        at_work=told.dispatcher is not None,
-        eta_s=told.eta_s,
-        ended={(row["state"], row["class"]): row["n"] for row in rows},
+    return Metrics(
+        status=status_of(run, reader, Page(limit=0)),
+        ended={(row["state"], row["class"]): row["n"] for row in ended},
         gpu_s_by_state=gpu_s,
-        wait=_spread(reader, "wait_s", "1"),
-        run=_spread(reader, "ended_mono - started_mono", "state = 'done' AND ended_mono IS NOT NULL"),
+        wait=_distribution(reader, "SELECT wait_s FROM attempts ORDER BY 1"),
+        run=_distribution(reader, f"SELECT {_RUN_S} FROM attempts WHERE {_DONE} ORDER BY 1"),  # noqa: S608
         gpus=gpus,
-        in_engine=told.in_engine,
     )
 
 
-def _gpu_figures(reader: QueueReader) -> tuple[dict[str, GpuFigures], dict[str, float]]:
+def _distribution(reader: QueueReader, query: str) -> Distribution:
+    return Distribution([float(row[0]) for row in reader.each(query)])
+
+
+def _gpus(reader: QueueReader) -> tuple[dict[str, GpuMetrics], dict[str, float]]:
     """By GPU, and GPU-seconds of ended attempts by state. A set of GPUs is one row, so that few are taken apart."""
     rows = reader.rows(
-        "SELECT gpus, labels, state, count(*) AS n, total(max(0, coalesce(ended_mono, started_mono) - started_mono))"
-        " AS s FROM attempts GROUP BY gpus, labels, state ORDER BY max(id)"
+        "SELECT gpus, labels, state, count(*) AS n, count(node) AS remote, count(shared_mb) AS shared,"  # noqa: S608
+        f" total(CASE WHEN ended_mono IS NOT NULL THEN {_RUN_S} END) AS s"
+        " FROM attempts GROUP BY gpus, labels, state ORDER BY max(id)"
     )
-    labels: dict[str, str] = {}
-    busy: dict[str, float] = defaultdict(float)
-    attempts: dict[str, int] = defaultdict(int)
-    running: dict[str, int] = defaultdict(int)
+    gpus: dict[str, GpuMetrics] = defaultdict(GpuMetrics)
     by_state: dict[str, float] = defaultdict(float)
     for row in rows:
-        uuids = json.loads(row["gpus"])
-        if row["state"] != AttemptState.RUNNING:
+        uuids, running = json.loads(row["gpus"]), row["state"] == AttemptState.RUNNING
+        if not running:
             by_state[row["state"]] += row["s"] * len(uuids)
         for uuid, label in zip(uuids, json.loads(row["labels"]), strict=True):
-            labels[uuid] = label
-            busy[uuid] += row["s"]
-            attempts[uuid] += row["n"]
-            running[uuid] += row["n"] if row["state"] == AttemptState.RUNNING else 0
-    for uuid, seconds in _still_busy(reader):
-        busy[uuid] += seconds
-    gpus = {
-        uuid: GpuFigures(label=label, busy_s=busy[uuid], attempts=attempts[uuid], running=running[uuid])
-        for uuid, label in labels.items()
-    }
-    return gpus, dict(by_state)
+            gpu = gpus[uuid]
+            gpu.label = label
+            gpu.ended_s += row["s"]
+            gpu.attempts += row["n"]
+            gpu.running += row["n"] if running else 0
+            gpu.shared |= row["shared"] > 0
+            gpu.remote |= row["remote"] > 0
+    for uuid, seconds in _running_s(reader):
+        gpus[uuid].running_s += seconds
+    return dict(gpus), dict(by_state)
 
 
-def _still_busy(reader: QueueReader) -> Iterator[tuple[str, float]]:
-    """For each GPU of each attempt that runs how long it has done so. One that is recorded as running, and has ended
+def _running_s(reader: QueueReader) -> Iterator[tuple[str, float]]:
+    """For each GPU of each running attempt how long it has run. An attempt that is recorded as running, and has ended
     while no dispatcher was there, counts once its end is known.
     """
     now, wall = clock.mono(), clock.wall()
@@ -288,17 +159,119 @@ def _still_busy(reader: QueueReader) -> Iterator[tuple[str, float]]:
                 yield uuid, max(0.0, ran_s)
 
 
-def _spread(reader: QueueReader, value: str, where: str) -> Spread:
-    # Both are words of this module's own.
-    row = reader.one(f"SELECT count(*), total({value}) FROM attempts WHERE {where}")  # noqa: S608
-    count, total = (0, 0.0) if row is None else (int(row[0]), float(row[1]))
-    quantiles = {}
-    for quantile in _QUANTILES if count else ():
-        rank = max(0, -int(-quantile * count // 1) - 1)
-        found = reader.one(
-            f"SELECT {value} FROM attempts WHERE {where} ORDER BY 1 LIMIT 1 OFFSET ?",  # noqa: S608
-            (rank,),
-        )
-        if found is not None:
-            quantiles[quantile] = float(found[0])
-    return Spread(count=count, total=total, quantiles=quantiles)
+# --- gpu_metrics.json ---------------------------------------------------------------------------------------------
+
+# By the attempts of a job in their order.
+_TURNAROUNDS = """
+SELECT max(0.0, ended_at - ready_at) FROM (
+    SELECT state, ended_at, first_value(started_at - wait_s) OVER (PARTITION BY job ORDER BY number) AS ready_at,
+        row_number() OVER (PARTITION BY job ORDER BY number DESC) AS from_last
+    FROM attempts)
+WHERE from_last = 1 AND state = 'done' AND ended_at IS NOT NULL ORDER BY 1
+"""
+_RETRIES = """
+SELECT coalesce(class_before, 'unknown'), count(*) FROM (
+    SELECT lag(state) OVER by_number AS state_before, lag(class) OVER by_number AS class_before
+    FROM attempts WINDOW by_number AS (PARTITION BY job ORDER BY number))
+WHERE state_before = 'failed' GROUP BY 1
+"""
+
+
+def gpu_metrics(
+    run: RunDirectory, reader: QueueReader, runs: Sequence[tuple[float, float]], now: float
+) -> dict[str, Any]:
+    """The contents of gpu_metrics.json, ready for JSON. A figure that is not known is None.
+
+    Args:
+        runs: wall-clock start and end of each dispatcher's run.
+        now: wall-clock second, for the time stamp.
+    """
+    metrics = read_metrics(run, reader)
+    counts, gpus = metrics.status.counts, metrics.gpus
+    waits = _distribution(reader, "SELECT total(wait_s) FROM attempts GROUP BY job ORDER BY 1")
+    failed = {failure or "unknown": n for (state, failure), n in metrics.ended.items() if state == "failed"}
+    runtime_s, ended = sum(end - start for start, end in runs), counts.done + counts.failed
+    busy_s = _busy_s(reader, gpus)
+    return {
+        "total_jobs": counts.total,
+        "successful_jobs": counts.done,
+        "failed_jobs": counts.failed,
+        "cancelled_jobs": counts.cancelled,
+        "waiting_jobs": counts.waiting,
+        "success_rate": counts.done / ended if ended else None,
+        "failure_rate": counts.failed / ended if ended else None,
+        "start_time": _stamp(runs[0][0]) if runs else None,
+        "timestamp": _stamp(now),
+        "total_runtime": round(runtime_s, 3),
+        "runs": len(runs),
+        "total_wait_time": round(sum(waits.ordered), 3),
+        "avg_wait_time": round(sum(waits.ordered) / len(waits.ordered), 3) if waits.ordered else None,
+        "max_wait_time": round(waits.ordered[-1], 3) if waits.ordered else None,
+        "attempts": sum(metrics.ended.values()) + _count(reader, "state = 'running'"),
+        "failed_attempts": sum(failed.values()),
+        "failed_attempts_by_class": failed,
+        "retries_by_class": {row[0]: row[1] for row in reader.rows(_RETRIES)},
+        "job_run_time": metrics.run.summary(),
+        "job_wait_time": waits.summary(),
+        "job_turnaround": _distribution(reader, _TURNAROUNDS).summary(),
+        "gpu_hours": round(sum(busy_s.values()) / 3600, 6),
+        "gpu_hours_by_outcome": {state: round(s / 3600, 6) for state, s in metrics.gpu_s_by_state.items()},
+        "gpus": {
+            label: {
+                "uuid": uuid,
+                "attempts": gpus[uuid].attempts,
+                "busy_seconds": round(busy_s[uuid], 3),
+                # A GPU of another machine works while no dispatcher runs: a share of our time would mean nothing.
+                "busy_share": round(min(1.0, busy_s[uuid] / runtime_s), 4)
+                if runtime_s > 0 and not gpus[uuid].remote
+                else None,
+            }
+            for label, uuid in _by_label(gpus)
+        },
+        "attempts_by_engine": _counter(reader, "engine"),
+        "attempts_by_node": _counter(reader, "node"),
+    }
+
+
+def _count(reader: QueueReader, where: str) -> int:
+    found = reader.one(f"SELECT count(*) FROM attempts WHERE {where}")  # noqa: S608 - our own words
+    return 0 if found is None else int(found[0])
+
+
+def _counter(reader: QueueReader, column: str) -> dict[str, int]:
+    query = f"SELECT {column}, count(*) FROM attempts WHERE {column} IS NOT NULL GROUP BY 1 ORDER BY min(id)"  # noqa: S608
+    return {row[0]: row[1] for row in reader.rows(query)}
+
+
+def _busy_s(reader: QueueReader, gpus: Mapping[str, GpuMetrics]) -> dict[str, float]:
+    """Seconds in which at least one ended attempt ran, by GPU. Attempts that shared one at a time count once."""
+    busy_s = {uuid: gpu.ended_s for uuid, gpu in gpus.items()}
+    # Wall-clock times are used only where jobs shared a GPU: that clock may have been set meanwhile.
+    spans: dict[str, list[tuple[float, float]]] = {uuid: [] for uuid, gpu in gpus.items() if gpu.shared}
+    if spans:
+        query = f"SELECT gpus, started_at, {_RUN_S} AS s FROM attempts WHERE ended_mono IS NOT NULL"  # noqa: S608
+        for row in reader.each(query):
+            for uuid in json.loads(row["gpus"]):
+                if uuid in spans:
+                    spans[uuid].append((row["started_at"], row["s"]))
+    return busy_s | {uuid: _covered(of) for uuid, of in spans.items()}
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds that spans of (start, length) cover together."""
+    covered, until = 0.0, float("-inf")
+    for start, length in sorted(spans):
+        covered += max(0.0, start + length - max(start, until))
+        until = max(until, start + length)
+    return covered
+
+
+def _by_label(gpus: Mapping[str, GpuMetrics]) -> list[tuple[str, str]]:
+    """Labels and UUIDs, 2 before 10. A GPU whose label is another's by now (it was replaced) stands under its UUID."""
+    latest = {gpu.label: uuid for uuid, gpu in gpus.items()}
+    named = [(gpu.label if latest[gpu.label] == uuid else uuid, uuid) for uuid, gpu in gpus.items()]
+    return sorted(named, key=lambda each: (len(each[0]), each[0]))
+
+
+def _stamp(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")

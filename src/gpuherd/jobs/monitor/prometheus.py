@@ -1,8 +1,9 @@
-"""Metrics for Prometheus: the queue's figures in its text format, served on 127.0.0.1 by a thread of their own.
+"""Serves a queue's metrics to Prometheus on 127.0.0.1, in a thread, while a run lasts.
 
 Each answer is read afresh from the queue's file through a read-only connection, so that a scrape can't hold the
-dispatcher up and a defect here can't harm it. Format: https://prometheus.io/docs/instrumenting/exposition_formats/
-(text, version 0.0.4). Jobs are counted, never named: names would be endless labels, and are nobody else's business.
+dispatcher up and a defect here can't harm it. The text is prometheus_client's: version 0.0.4 of
+https://prometheus.io/docs/instrumenting/exposition_formats/. Jobs are counted and never named: names would be endless
+labels, and are private. Imported only for a run with --prometheus.
 """
 
 from __future__ import annotations
@@ -11,16 +12,20 @@ import logging
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
 from gpuherd import __version__
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.jobs.monitor.metrics import Figures, Spread, read_figures
+from gpuherd.jobs.monitor.metrics import Distribution, Metrics, read_metrics
 from gpuherd.jobs.monitor.status import opened
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -31,99 +36,78 @@ _PATIENCE_S = 10.0
 # Each connection costs the dispatcher a thread and a descriptor, and jobs need descriptors to start.
 _MOST_CONNECTIONS = 16
 _INDEX = "gpuherd: metrics are at /metrics\n"
+_QUANTILES = (50, 90, 95, 99)
 
 
-def exposition(figures: Figures, folder: str) -> str:
-    """The figures as Prometheus reads them. ``folder`` names the queue."""
-    return "".join(_lines(figures, folder))
+def exposition(metrics: Metrics) -> str:
+    """The metrics as Prometheus reads them."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(metrics))
+    return generate_latest(registry).decode()
 
 
-def _lines(figures: Figures, folder: str) -> Iterator[str]:
-    counts = figures.counts
-    yield from _metric(
-        "info", "gauge", "Which gpuherd and which queue this is.", [({"version": __version__, "queue": folder}, 1)]
-    )
-    yield from _metric(
-        "dispatcher_up", "gauge", "Whether a dispatcher works on the queue.", [({}, int(figures.at_work))]
-    )
-    by_state = {
-        "waiting": counts.waiting,
-        "running": counts.running,
-        "done": counts.done,
-        "failed": counts.failed,
-        "cancelled": counts.cancelled,
-    }
-    yield from _metric("jobs", "gauge", "Jobs of the queue by state.", [({"state": s}, n) for s, n in by_state.items()])
-    yield from _metric("jobs_paused", "gauge", "Jobs that were told to pause.", [({}, figures.paused)])
-    if figures.in_engine is not None:
-        there, at = figures.in_engine, {"engine": figures.in_engine.engine}
-        by_phase = [({**at, "phase": "in_line"}, there.in_line), ({**at, "phase": "begun"}, there.jobs - there.in_line)]
-        yield from _metric(
-            "jobs_in_engine", "gauge", "Running jobs that an engine beyond this machine has, by phase.", by_phase
-        )
-    if figures.eta_s is not None:
-        yield from _metric(
-            "remaining_seconds", "gauge", "Time until all jobs are done, estimated.", [({}, figures.eta_s)]
-        )
-    ended = sorted(figures.ended.items())
-    yield from _metric(
-        "attempts_total",
-        "counter",
-        "Attempts that have ended, by outcome and class of failure.",
-        [({"outcome": state, "class": failure}, n) for (state, failure), n in ended],
-    )
-    yield from _summary("job_wait_seconds", "Time in which an attempt could have run and did not.", figures.wait)
-    yield from _summary("job_run_seconds", "Time that a successful attempt ran.", figures.run)
-    yield from _metric(
-        "gpu_held_seconds_total",
-        "counter",
-        "Time that attempts which have ended held GPUs, by outcome, summed over GPUs.",
-        [({"outcome": state}, seconds) for state, seconds in sorted(figures.gpu_s_by_state.items())],
-    )
-    gpus = sorted(figures.gpus.items(), key=lambda each: each[1].label)
-    for name, kind, text, of in (
-        ("gpu_busy_seconds_total", "counter", "Time that jobs of this queue held the GPU, summed over jobs.", "busy_s"),
-        ("gpu_attempts_total", "counter", "Attempts that were begun on the GPU.", "attempts"),
-        ("gpu_running_jobs", "gauge", "Jobs of this queue on the GPU now.", "running"),
-    ):
-        samples = [({"gpu": gpu.label, "uuid": uuid}, getattr(gpu, of)) for uuid, gpu in gpus]
-        yield from _metric(name, kind, text, samples)
+class _Families(Collector):
+    """The metric families of one answer."""
+
+    def __init__(self, metrics: Metrics):
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        """In the order of the text; a family without samples is left out."""
+        return (family for family in self._families() if family.samples)
+
+    def _families(self) -> Iterator[Metric]:
+        metrics, status = self._metrics, self._metrics.status
+        queue = str(status.folder).encode("utf-8", "backslashreplace").decode()
+        info = [(__version__, queue, 1.0)]
+        yield _gauge("info", "Which gpuherd and which queue this is.", info, "version", "queue")
+        yield _gauge("dispatcher_up", "Whether a dispatcher works on the queue.", [(status.dispatcher is not None,)])
+        yield _gauge("jobs", "Jobs of the queue by state.", asdict(status.counts).items(), "state")
+        yield _gauge("jobs_paused", "Jobs that were told to pause.", [(status.paused,)])
+        if (there := status.in_engine) is not None:
+            phases = ((there.engine, "in_line", there.in_line), (there.engine, "begun", there.jobs - there.in_line))
+            text = "Running jobs that an engine beyond this machine has, by phase."
+            yield _gauge("jobs_in_engine", text, phases, "engine", "phase")
+        if status.eta_s is not None:
+            yield _gauge("remaining_seconds", "Time until all jobs are done, estimated.", [(status.eta_s,)])
+        ended = ((*key, number) for key, number in sorted(metrics.ended.items()))
+        text = "Attempts that have ended, by outcome and class of failure."
+        yield _counter("attempts", text, ended, "outcome", "class")
+        yield _summary("job_wait_seconds", "Time in which an attempt could have run and did not.", metrics.wait)
+        yield _summary("job_run_seconds", "Time that a successful attempt ran.", metrics.run)
+        text = "Time that attempts which have ended held GPUs, by outcome, summed over GPUs."
+        yield _counter("gpu_held_seconds", text, sorted(metrics.gpu_s_by_state.items()), "outcome")
+        gpus = [(gpu.label, uuid, gpu) for uuid, gpu in sorted(metrics.gpus.items(), key=lambda each: each[1].label)]
+        text, labels = "Time that jobs of this queue held the GPU, summed over jobs.", ("gpu", "uuid")
+        yield _counter("gpu_busy_seconds", text, [(label, uuid, gpu.busy_s) for label, uuid, gpu in gpus], *labels)
+        text, attempts = "Attempts that were begun on the GPU.", [(*key, gpu.attempts) for *key, gpu in gpus]
+        yield _counter("gpu_attempts", text, attempts, *labels)
+        text, running = "Jobs of this queue on the GPU now.", [(*key, gpu.running) for *key, gpu in gpus]
+        yield _gauge("gpu_running_jobs", text, running, *labels)
 
 
-def _metric(name: str, kind: str, text: str, samples: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:
-    if samples:
-        yield f"# HELP gpuherd_{name} {text}\n# TYPE gpuherd_{name} {kind}\n"
-    for labels, value in samples:
-        yield _sample(name, labels, value)
+def _gauge(name: str, text: str, samples: Iterable[tuple[Any, ...]], *labels: str) -> Metric:
+    """``samples``: for each its labels and its value."""
+    family = GaugeMetricFamily(f"gpuherd_{name}", text, labels=labels)
+    for *key, value in samples:
+        family.add_metric(key, value)
+    return family
 
 
-def _summary(name: str, text: str, spread: Spread) -> Iterator[str]:
-    yield f"# HELP gpuherd_{name} {text}\n# TYPE gpuherd_{name} summary\n"
-    for quantile, value in spread.quantiles.items():
-        yield _sample(name, {"quantile": str(quantile)}, value)
-    yield _sample(f"{name}_sum", {}, spread.total)
-    yield _sample(f"{name}_count", {}, spread.count)
+def _counter(name: str, text: str, samples: Iterable[tuple[Any, ...]], *labels: str) -> Metric:
+    family = CounterMetricFamily(f"gpuherd_{name}", text, labels=labels)
+    for *key, value in samples:
+        family.add_metric(key, value)
+    return family
 
 
-def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    told = ",".join(f'{key}="{_escaped(word)}"' for key, word in labels.items())
-    return f"gpuherd_{name}{{{told}}} {value:.10g}\n" if told else f"gpuherd_{name} {value:.10g}\n"
-
-
-def _escaped(word: str) -> str:
-    plain = word.encode("utf-8", "backslashreplace").decode()
-    return plain.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-def never_less(figures: Figures, told: dict[str, float]) -> Figures:
-    """The figures with each GPU's busy seconds at least what was ``told`` of it before, which is kept up to date.
-
-    A job counts up to now until its end is recorded, which lies a moment before: to Prometheus a counter that goes
-    back by a millisecond has begun anew from nothing, and all that it had counted would be counted again.
-    """
-    for uuid, gpu in figures.gpus.items():
-        told[uuid] = max(gpu.busy_s, told.get(uuid, 0.0))
-    return replace(figures, gpus={uuid: replace(gpu, busy_s=told[uuid]) for uuid, gpu in figures.gpus.items()})
+def _summary(name: str, help_text: str, values: Distribution) -> Metric:
+    family = SummaryMetricFamily(f"gpuherd_{name}", help_text)
+    for percent in _QUANTILES if values.ordered else ():
+        family.add_sample(f"gpuherd_{name}", {"quantile": str(percent / 100)}, values.quantile(percent))
+    family.add_sample(f"gpuherd_{name}_sum", {}, sum(values.ordered))
+    family.add_sample(f"gpuherd_{name}_count", {}, len(values.ordered))
+    return family
 
 
 class MetricsServer:
@@ -133,11 +117,17 @@ class MetricsServer:
     """
 
     def __init__(self, run: RunDirectory, port: int):
-        told: dict[str, float] = {}
+        busy_s: dict[str, float] = {}
 
         def read() -> str:
             with opened(run) as reader:
-                return exposition(never_less(read_figures(run, reader), told), str(run.root))
+                metrics = read_metrics(run, reader)
+            # A running job counts up to now, and an end is recorded a moment after it: the counter would go back by a
+            # millisecond, which to Prometheus is a restart from nothing.
+            for uuid, gpu in metrics.gpus.items():
+                busy_s[uuid] = max(gpu.busy_s, busy_s.get(uuid, 0.0))
+                gpu.running_s = busy_s[uuid] - gpu.ended_s
+            return exposition(metrics)
 
         try:
             self._server = _Server(("127.0.0.1", port), _handler(read))
@@ -151,7 +141,7 @@ class MetricsServer:
         logger.info("metrics for Prometheus: http://127.0.0.1:%s/metrics", self.port)
 
     def close(self) -> None:
-        """Stops listening. An answer that is under way is not waited for."""
+        """Stops listening; does not wait for answers that are being sent."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -166,8 +156,8 @@ class MetricsServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """A thread a connection, and few of them: when one more comes, the oldest is cut off. A scrape takes milliseconds,
-    so that is a client which dribbles, or says nothing.
+    """A thread per connection, and at most 16 of them: when one more comes, the oldest is closed. A scrape takes
+    milliseconds, so the oldest is a client that sends slowly, or nothing.
     """
 
     daemon_threads = True
@@ -180,7 +170,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Without the look-up of this host's name, which the base class does and which can take seconds."""
+        """Binds without the base class's look-up of this host's name, which can take seconds."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
@@ -200,7 +190,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - as the base class calls it
-        """A client that goes away in the middle is none of the run's business."""
+        """A client that goes away in the middle is no problem of the run."""
         logger.debug("a request for metrics from %s broke off", client_address, exc_info=True)
 
 

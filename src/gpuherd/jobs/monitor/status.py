@@ -1,50 +1,43 @@
-"""The status of a run: read from its queue by anybody who may read it, while a dispatcher works on it or after."""
+"""The status of a run, read from its queue by every user who may read it, during the run or after.
+
+Nothing is changed and no process is held up. A long queue is read by the page: counts come from an index, and only the
+jobs of a page are read in full (``job_status``). A figure that is not known is None.
+"""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gpuherd.engines.options import LOCAL
 from gpuherd.engines.process_tree import boot_id, identify
+from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs import clock, dispatcher_state
-from gpuherd.jobs.dispatcher_state import InEngine
+from gpuherd.jobs.dispatcher_state import DispatcherState
+from gpuherd.jobs.eta import Pace, Running, Waiting, run_eta_s
 from gpuherd.jobs.gpu import health
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.monitor.format import Pace, Running, WaitFacts, Waiting, time_left
-from gpuherd.jobs.monitor.job_status import (
-    PAGE,
-    AttemptStatus,
-    DispatcherStatus,
-    JobStatus,
-    Page,
-    RunStatus,
-    attempt_status,
-    job_statuses,
-    places,
-    rows_of,
-)
+from gpuherd.jobs.monitor.job_status import PAGE, Page, WaitFacts, job_statuses, places, rows_of
 from gpuherd.jobs.queue.connection import COSTS_WAITING
 from gpuherd.jobs.queue.reader import QueueReader, is_there
 from gpuherd.jobs.queue.schema import damaged
-from gpuherd.jobs.queue.submission import handed_of, round_opened
-from gpuherd.jobs.records import Counts
+from gpuherd.jobs.queue.submission import attempt_row, handed_of, round_opened
+from gpuherd.jobs.records import AttemptRow, Counts, JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
 
-# Which GPUs a queue leaves out for a while because jobs failed on them, for those who only look at it.
-#
-# Reads the book that the dispatcher keeps (``health``); what is in it is decided by ``quarantine``.
+# The mean length of jobs is taken over so many of the latest.
+_LATEST = 1000
+_HELD_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A GPU that the queue in this folder leaves out until ``until`` (seconds since 1970). ``sentence`` says for how
-    long and why, ``reason`` only why.
+    """A GPU that the queue in this folder leaves out until ``until`` (seconds since 1970), because jobs fail on it.
+    ``sentence`` says for how long and why, ``reason`` only why.
     """
 
     queue: str
@@ -53,68 +46,76 @@ class LeftOut:
     sentence: str
 
 
-def left_out(run: RunDirectory, now: float) -> dict[str, LeftOut]:
-    """The GPUs that this queue leaves out now, by UUID; none when there is no queue.
+@dataclass(frozen=True, slots=True)
+class InEngine:
+    """How many running jobs an engine beyond this machine has, and how many of them it has not begun."""
 
-    Raises QueueUnreadable when there is one that can't be read.
+    engine: str
+    jobs: int
+    in_line: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DispatcherStatus:
+    """The gpuherd that works on the queue. ``state`` is None until it has written one."""
+
+    pid: int
+    since: float
+    state: DispatcherState | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunStatus:
+    """A run at one moment.
+
+    Attributes:
+        folder: the run folder.
+        at: wall-clock second at which it was read.
+        counts: jobs of the latest submission by state; ``paused`` of them were told to wait.
+        held: names of the first waiting jobs that are paused: they come last, and may not be on the page.
+        dispatcher: the gpuherd that works on it, None for none.
+        in_engine: the running jobs that an engine beyond this machine has; None for none.
+        jobs: the page: running jobs first, then failed, waiting, cancelled, done.
+        matching: how many jobs the page is taken from.
+        eta_s: seconds until all is done by the mean length of jobs so far, None while unknown.
+        left_out: GPUs that are left out for a while, by label, each with a sentence on how long and why.
     """
-    if not is_there(run.queue):
-        return {}
-    with closing(QueueReader(run.queue)) as reader:
-        return read_left_out(run, reader, now)
+
+    folder: Path
+    at: float
+    counts: Counts
+    paused: int
+    dispatcher: DispatcherStatus | None
+    jobs: tuple[JobStatus, ...]
+    matching: int
+    eta_s: float | None
+    held: tuple[str, ...] = ()
+    in_engine: InEngine | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_left_out(run: RunDirectory, reader: QueueReader, now: float) -> dict[str, LeftOut]:
-    """The same from a queue that is open already."""
-    # A queue of an older gpuherd has no such table.
-    if reader.one("SELECT 1 FROM sqlite_master WHERE name = 'gpu_health'") is None:
-        return {}
-    known = {}
-    for row in reader.rows("SELECT uuid, state FROM gpu_health"):
-        with suppress(ValueError):
-            known[row["uuid"]] = health.from_json(row["state"])
-    return {
-        uuid: LeftOut(str(run.root), known[uuid].until or now, known[uuid].reason or "", sentence)
-        for uuid, sentence in health.excluded(known, now).items()
-    }
-
-
-# How a run stands: read from its queue, by anybody who may read it, while a dispatcher works on it or after.
-#
-# Nothing is changed and nobody is held up. A long queue is read by the page: counts come from an index, and only the
-# jobs that are asked for (``pages``) are taken apart (``jobstatus``). Here is the whole: counts, who works on it, and
-# how long it will take; a figure that is not known is None.
-
-# The mean length of jobs is taken over so many of the latest.
-_LATEST = 1000
-_HELD_NAMED = 5
+def read_status(run: RunDirectory, page: Page | None = None) -> RunStatus:
+    """The status of a run, with a page of its jobs. Raises UsageError without a queue, and QueueUnreadable."""
+    with opened(run) as reader:
+        return status_of(run, reader, page or Page())
 
 
 @contextmanager
 def opened(run: RunDirectory) -> Iterator[QueueReader]:
     """The run's queue, for reading while the context lasts. Raises UsageError and QueueUnreadable."""
-    reader = QueueReader(run.queue)
-    try:
+    with closing(QueueReader(run.queue)) as reader:
         yield reader
-    finally:
-        reader.close()
-
-
-def read_status(run: RunDirectory, page: Page | None = None) -> RunStatus:
-    """How the run stands, with a page of its jobs. Raises UsageError without a queue, and QueueUnreadable."""
-    with opened(run) as reader:
-        return status_of(run, reader, page or Page())
 
 
 def status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
-    """The same from a queue that is open already: for those who look again and again."""
-    with looking(run, reader, page) as look:
-        return replace(look.status, jobs=tuple(look.jobs()))
+    """The status from a queue that is open already, for repeated reading."""
+    with snapshot(run, reader, page) as taken:
+        return replace(taken.status, jobs=tuple(taken.jobs()))
 
 
 def by_pages(run: RunDirectory, page: Page, each: int = PAGE) -> tuple[RunStatus, Iterator[list[JobStatus]]]:
-    """The status without its jobs, and all jobs of the page, so many at a time: the first are there before the last are
-    read, and no more of them are in memory.
+    """The status without its jobs, and the jobs of the page in chunks of ``each``: the first chunk is there before the
+    last is read, and no more than one is in memory.
 
     One snapshot fixes which jobs there are; each chunk has a snapshot of its own, so that no writer waits long. Raises
     UsageError without a queue, and QueueUnreadable, also from the iterator.
@@ -125,28 +126,28 @@ def by_pages(run: RunDirectory, page: Page, each: int = PAGE) -> tuple[RunStatus
 
 def _by_pages(run: RunDirectory, page: Page, each: int) -> Iterator[tuple[RunStatus, list[JobStatus]]]:
     with opened(run) as reader:
-        with looking(run, reader, page) as look:
-            numbers = array("q", look.numbers())
-        yield look.status, []
+        with snapshot(run, reader, page) as taken:
+            numbers = array("q", taken.numbers())
+        yield taken.status, []
         for first in range(0, len(numbers), each):
             with reader.snapshot():
-                jobs = look.those(numbers[first : first + each])
-            yield look.status, jobs
+                jobs = taken.those(numbers[first : first + each])
+            yield taken.status, jobs
 
 
 @contextmanager
-def looking(run: RunDirectory, reader: QueueReader, page: Page) -> Iterator[StatusSnapshot]:
-    """A look at the run at one moment, which lasts as long as the context: for pages that are too long to keep in
-    memory. Keep it short, as any ``snapshot``."""
+def snapshot(run: RunDirectory, reader: QueueReader, page: Page) -> Iterator[StatusSnapshot]:
+    """The run at one moment, which lasts as long as the context: for pages that are too long to keep in memory. Keep it
+    short, as every ``QueueReader.snapshot``."""
     with reader.snapshot():
         yield StatusSnapshot(run, reader, page)
 
 
 class StatusSnapshot:
-    """A run as it stands at one moment. Made by ``looking``.
+    """A run at one moment. Made by ``snapshot``.
 
     Attributes:
-        status: how it stands, without its jobs.
+        status: without its jobs.
     """
 
     def __init__(self, run: RunDirectory, reader: QueueReader, page: Page):
@@ -155,12 +156,18 @@ class StatusSnapshot:
         self._submission = _submission(reader)
         counts = read_counts(reader)
         dispatcher = _dispatcher(run, reader)
-        labels = {} if dispatcher is None else _labels(dispatcher)
-        left_out = read_left_out(run, reader, at).items() if labels else ()
+        state = None if dispatcher is None else dispatcher.state
+        self._state = state
+        labels = {} if state is None else {gpu.uuid: gpu.label for gpu in state.gpus}
+        left_out = _left_out(run, reader, at).items() if labels else ()
         out = {uuid: each for uuid, each in left_out if uuid in labels}
-        self._longest_first = _longest_first(dispatcher)
+        # As far as the dispatcher has written it down.
+        self._longest_first = state is not None and state.settings.get("order") == "longest"
         self._places = places(page)
         self._rows_of_page, matching = rows_of(reader, page, self._submission, counts, self._longest_first)
+        eta_s = None
+        if dispatcher is not None and counts.waiting + counts.running:
+            eta_s = _eta_s(reader, self._submission, counts, state, [each.until - at for each in out.values()])
         self.status = RunStatus(
             folder=run.root,
             at=at,
@@ -171,7 +178,7 @@ class StatusSnapshot:
             in_engine=_in_engine(reader),
             jobs=(),
             matching=matching,
-            eta_s=_time_left(reader, counts, dispatcher, [each.until - at for each in out.values()]),
+            eta_s=eta_s,
             left_out={labels[uuid]: each.sentence for uuid, each in out.items()},
         )
 
@@ -180,21 +187,19 @@ class StatusSnapshot:
         page = self._only(states) if states else self._page
         if page is None:
             return iter(())
-        facts = _wait_facts(self._reader, self.status.dispatcher)
         rows = self._rows(page, "*") if states else self._rows_of_page
-        return job_statuses(self._run, self._reader, facts, self.status.at, rows, places(page))
+        return job_statuses(self._run, self._reader, self._wait_facts(), self.status.at, rows, places(page))
 
     def numbers(self) -> Iterator[int]:
         """The numbers of the page's jobs, in their order; in place of ``jobs``."""
         return (row["id"] for row in self._rows(self._page, "id"))
 
     def those(self, numbers: Sequence[int]) -> list[JobStatus]:
-        """How the next jobs of ``numbers`` stand in a snapshot that is younger than this look."""
+        """The next jobs of ``numbers``, in a snapshot that is younger than this one."""
         query = f"SELECT * FROM jobs WHERE id IN ({','.join('?' * len(numbers))})"  # noqa: S608 - our own words
         rows = {row["id"]: row for row in self._reader.each(query, tuple(numbers))}
         there = [rows[number] for number in numbers if number in rows]
-        facts = _wait_facts(self._reader, self.status.dispatcher)
-        return list(job_statuses(self._run, self._reader, facts, clock.wall(), there, self._places))
+        return list(job_statuses(self._run, self._reader, self._wait_facts(), clock.wall(), there, self._places))
 
     def columns(self, state: JobState, columns: str) -> Iterator[str]:
         """The first of these columns of the rows of the page's jobs in this state."""
@@ -207,6 +212,35 @@ class StatusSnapshot:
 
     def _rows(self, page: Page, columns: str) -> Iterator[sqlite3.Row]:
         return rows_of(self._reader, page, self._submission, self.status.counts, self._longest_first, columns)[0]
+
+    def _wait_facts(self) -> WaitFacts:
+        row = self._reader.one("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")
+        lowest = None if row is None else row[0]
+        row = self._reader.one("SELECT value FROM meta WHERE key = 'round'")
+        number, at = round_opened(None if row is None else row["value"])
+        return WaitFacts(self.status.dispatcher is not None, self._state, lowest, at if number == lowest else 0.0)
+
+
+def left_out(run: RunDirectory, now: float) -> dict[str, LeftOut]:
+    """The GPUs that this queue leaves out now, by UUID; none when there is no queue.
+
+    Raises QueueUnreadable when there is one that can't be read.
+    """
+    if not is_there(run.queue):
+        return {}
+    with opened(run) as reader:
+        return _left_out(run, reader, now)
+
+
+def _left_out(run: RunDirectory, reader: QueueReader, now: float) -> dict[str, LeftOut]:
+    known = {}
+    for row in reader.rows("SELECT uuid, state FROM gpu_health"):
+        with suppress(ValueError):
+            known[row["uuid"]] = health.from_json(row["state"])
+    return {
+        uuid: LeftOut(str(run.root), known[uuid].until or now, known[uuid].reason or "", sentence)
+        for uuid, sentence in health.excluded(known, now).items()
+    }
 
 
 def read_counts(reader: QueueReader) -> Counts:
@@ -222,12 +256,12 @@ def job_names(reader: QueueReader) -> list[str]:
     return [row["name"] for row in reader.rows("SELECT name FROM jobs ORDER BY id")]
 
 
-def attempts_of(reader: QueueReader, job: str) -> tuple[AttemptStatus, ...]:
-    """All attempts of the job with this name, in order; without progress."""
+def attempts_of(reader: QueueReader, job: str) -> tuple[AttemptRow, ...]:
+    """All attempts of the job with this name, in order, as recorded."""
     rows = reader.rows(
         "SELECT a.* FROM attempts a JOIN jobs j ON j.id = a.job WHERE j.name = ? ORDER BY a.number", (job,)
     )
-    return tuple(attempt_status(row, None) for row in rows)
+    return tuple(attempt_row(row, job) for row in rows)
 
 
 def _submission(reader: QueueReader) -> int:
@@ -239,10 +273,8 @@ def _submission(reader: QueueReader) -> int:
 
 def _paused(reader: QueueReader, submission: int) -> int:
     """Waiting jobs that are held, and running ones whose processes are stopped."""
-    if not (reader.has("jobs", "held") and reader.has("attempts", "paused")):
-        return 0
     row = reader.one(
-        # The plus: by the index of those that are held, which are few, and not by that of all of a submission.
+        # The plus has SQLite use the index of held jobs, which are few, and not that of the submission.
         "SELECT (SELECT count(*) FROM jobs WHERE held = 1 AND +submission = ?)"
         " + (SELECT count(*) FROM attempts WHERE state = 'running' AND paused <> '')",
         (submission,),
@@ -251,18 +283,16 @@ def _paused(reader: QueueReader, submission: int) -> int:
 
 
 def _held(reader: QueueReader, submission: int) -> tuple[str, ...]:
-    """The first waiting jobs that are held, by name."""
-    if not reader.has("jobs", "held"):
-        return ()
+    """The names of the first waiting jobs that are held."""
     query = "SELECT name FROM jobs WHERE held = 1 AND +submission = ? ORDER BY id LIMIT ?"
     return tuple(row["name"] for row in reader.rows(query, (submission, _HELD_NAMED)))
 
 
 def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | None:
-    """The process of the last run in the queue, if it is there still: the same pid, and older than that run.
+    """The process of the last run in the queue, if it still exists: the same pid, and older than that run.
 
-    The lock itself is not tried: to hold it for a moment would send a dispatcher away that begins just then. What its
-    holder wrote into it is read: who gave it back, though the process lives on, is at work no more.
+    The lock itself is not tried: holding it for a moment would turn away a dispatcher that begins just then. Its text
+    is read: a process that gave the lock back works on the queue no more, though it lives on.
     """
     row = reader.one("SELECT pid, boot, started_at, started_mono, ended_at FROM runs ORDER BY id DESC LIMIT 1")
     if row is None or row["ended_at"] is not None or row["boot"] != boot_id():
@@ -271,7 +301,7 @@ def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | No
     try:
         here = reader.path.stat().st_ino
     except OSError:
-        return None  # the folder was removed or moved under our eyes
+        return None  # the folder was removed or moved meanwhile
     if inode is None or inode["value"] != str(here):
         return None  # a copied folder: the original's dispatcher works on the original
     process = identify(row["pid"])
@@ -280,12 +310,12 @@ def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | No
     if not _is_in_lock(run.lock, row["pid"]):
         return None
     return DispatcherStatus(
-        pid=row["pid"], since=row["started_at"], standing=dispatcher_state.read(run.standing, row["pid"])
+        pid=row["pid"], since=row["started_at"], state=dispatcher_state.read(run.state_file, row["pid"])
     )
 
 
 def _is_in_lock(lock: Path, pid: int) -> bool:
-    """Whether the lock file names this process; a lock that can't be read, or names nobody in words, is no evidence."""
+    """Whether the lock file names this process. True as well for a file that can't be read."""
     try:
         words = lock.read_text(encoding="ascii", errors="replace").split()
     except OSError:
@@ -294,9 +324,7 @@ def _is_in_lock(lock: Path, pid: int) -> bool:
 
 
 def _in_engine(reader: QueueReader) -> InEngine | None:
-    """What an engine beyond this machine has: never more than one at a time."""
-    if not reader.has("attempts", "engine"):
-        return None
+    """The jobs in an engine beyond this machine; a queue uses at most one at a time."""
     row = reader.one(
         "SELECT max(engine), count(*), count(*) - count(node) FROM attempts WHERE state = 'running' AND engine <> ?",
         (LOCAL,),
@@ -304,43 +332,13 @@ def _in_engine(reader: QueueReader) -> InEngine | None:
     return InEngine(*row) if row is not None and row[1] else None
 
 
-def _longest_first(dispatcher: DispatcherStatus | None) -> bool:
-    """Whether the one at work takes the longest first, as far as it has told."""
-    told = None if dispatcher is None else dispatcher.standing
-    return told is not None and told.settings.get("order") == "longest"
-
-
-def _wait_facts(reader: QueueReader, dispatcher: DispatcherStatus | None) -> WaitFacts:
-    lowest, opened_at = None, 0.0
-    if reader.has("jobs", "round"):
-        row = reader.one("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")
-        lowest = None if row is None else row[0]
-        row = reader.one("SELECT value FROM meta WHERE key = 'round'")
-        number, at = round_opened(None if row is None else row["value"])
-        opened_at = at if number == lowest else 0.0
-    return WaitFacts(
-        dispatcher=dispatcher is not None,
-        standing=None if dispatcher is None else dispatcher.standing,
-        lowest_round=lowest,
-        round_opened_at=opened_at,
-    )
-
-
-def _labels(dispatcher: DispatcherStatus) -> dict[str, str]:
-    return {} if dispatcher.standing is None else {gpu.uuid: gpu.label for gpu in dispatcher.standing.gpus}
-
-
-def _time_left(
-    reader: QueueReader, counts: Counts, dispatcher: DispatcherStatus | None, back_in_s: Sequence[float]
+def _eta_s(
+    reader: QueueReader, submission: int, counts: Counts, state: DispatcherState | None, back_in_s: Sequence[float]
 ) -> float | None:
-    """By the latest jobs that are done, and as many side by side as the dispatcher says, or else as run now."""
-    if dispatcher is None or not counts.waiting + counts.running:
-        return None
-    cost = reader.column("jobs", "cost", "j")
-    paused = "a.paused_s" if reader.has("attempts", "paused_s") else "0"
+    """From the latest jobs that are done, with as many jobs at a time as the dispatcher says, or else as run now."""
     row = reader.one(
-        "SELECT count(*), total(run_s), total(CASE WHEN cost > 0 THEN run_s END), total(cost) FROM"  # noqa: S608
-        f" (SELECT a.ended_mono - a.started_mono - {paused} AS run_s, {cost} FROM attempts a"
+        "SELECT count(*), total(run_s), total(CASE WHEN cost > 0 THEN run_s END), total(cost) FROM"
+        " (SELECT a.ended_mono - a.started_mono - a.paused_s AS run_s, j.cost FROM attempts a"
         " JOIN jobs j ON j.id = a.job"
         " WHERE a.state = 'done' AND a.ended_mono IS NOT NULL ORDER BY a.id DESC LIMIT ?)",
         (_LATEST,),
@@ -348,25 +346,19 @@ def _time_left(
     if row is None or not row[0]:
         return None
     pace = Pace(*row)
-    there = reader.rows(
-        f"SELECT a.*, {cost} FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state = 'running'"  # noqa: S608
-    )
-    running = [Running(_elapsed_s(each), each["cost"]) for each in there]
-    costs = reader.one(COSTS_WAITING, (_submission(reader),)) if pace.cost else None
+    there = reader.rows("SELECT a.*, j.cost FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state = 'running'")
+    running = [Running(_worked_s(each), each["cost"]) for each in there]
+    costs = reader.one(COSTS_WAITING, (submission,)) if pace.cost else None
     waiting = Waiting(counts.waiting) if costs is None else Waiting(*costs)
-    told = None if dispatcher.standing is None else dispatcher.standing.at_once
-    at_once = max(1, len(running)) if told is None else told
-    return time_left(pace, waiting, running, at_once, back_in_s)
+    at_once = max(1, len(running)) if state is None or state.at_once is None else state.at_once
+    return run_eta_s(pace, waiting, running, at_once, back_in_s)
 
 
-def _elapsed_s(attempt: sqlite3.Row) -> float:
-    """How long a running attempt has run by now, as far as its row tells; 0 in an engine's line."""
+def _worked_s(attempt: sqlite3.Row) -> float:
+    """How long a running attempt has run by now without its pauses, from its row alone; 0 in an engine's queue."""
     handed = handed_of(attempt)
-    if handed is None:
-        # Without its pauses, in which it did nothing of what is left.
-        known = attempt.keys()
-        paused_s = float(attempt["paused_s"]) if "paused_s" in known else 0.0
-        if "paused_mono" in known and attempt["paused_mono"] is not None:
-            paused_s += clock.mono() - float(attempt["paused_mono"])
-        return max(0.0, clock.mono() - float(attempt["started_mono"]) - paused_s)
-    return 0.0 if handed.node is None else max(0.0, clock.wall() - float(attempt["started_at"]))
+    if handed is not None:
+        return 0.0 if handed.node is None else max(0.0, clock.wall() - float(attempt["started_at"]))
+    now, since = clock.mono(), attempt["paused_mono"]
+    paused_s = float(attempt["paused_s"]) + (0.0 if since is None else now - float(since))
+    return max(0.0, now - float(attempt["started_mono"]) - paused_s)

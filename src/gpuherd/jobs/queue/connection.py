@@ -13,10 +13,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs.control.messages import Request, Response
+from gpuherd.jobs.eta import Waiting
 from gpuherd.jobs.job import Job, JobState, job_of
 from gpuherd.jobs.one_host import Hold
 from gpuherd.jobs.options import Order
@@ -27,9 +28,6 @@ from gpuherd.jobs.queue.schema import connect, damage_behind, make, passing_thro
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, Predecessor, QueuedJob
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import BEYOND, MOST_KINDS
-
-if TYPE_CHECKING:
-    from gpuherd.jobs.monitor.format import Waiting
 
 COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submission = ? AND state = 'waiting'"
 _LONGEST_BACK_OFF_S = 120.0
@@ -297,8 +295,6 @@ class QueueFile:
 
     def those_waiting(self) -> Waiting:
         """How many jobs of the latest submission wait, and what they cost; from an index."""
-        from gpuherd.jobs.monitor.format import Waiting  # here: who only submits asks no such thing
-
         row = self._db.execute(COSTS_WAITING, (self._submission(),)).fetchone()
         return Waiting(row[0], row[1], row[2])
 
@@ -335,7 +331,7 @@ class QueueFile:
         found = self._db.execute(
             "SELECT a.*, j.name FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.run, a.started_mono, a.id"
         )
-        return (submission.attempt_row(row) for row in found)
+        return (submission.attempt_row(row, row["name"]) for row in found)
 
     def runs(self) -> tuple[tuple[float, float], ...]:
         """Start and end of each dispatcher's run in wall-clock seconds; a killed one ends with the last that it saw to,

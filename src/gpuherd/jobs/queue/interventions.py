@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState, job_of, spec_of

@@ -16,8 +16,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
 
-from gpuherd.engines.options import LOCAL
 from gpuherd.engines.process_tree import ProcessId, boot_id
+from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs.completion import Settlement
 from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.job import Job, JobState, check_needs, job_of

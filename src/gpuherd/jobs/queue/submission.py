@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
-from gpuherd.engines.options import LOCAL
 from gpuherd.engines.process_tree import ProcessId
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.job import Job, JobState, check_needs, job_of, spec_of
@@ -97,26 +97,40 @@ def attempt(row: sqlite3.Row, job: sqlite3.Row) -> AttemptRecord:
     )
 
 
-def attempt_row(row: sqlite3.Row) -> AttemptRow:
-    """An attempt as the metrics see it, from a row of ``attempts`` with its job's name."""
+def attempt_row(row: sqlite3.Row, job: str) -> AttemptRow:
+    """An attempt as recorded, from a row of ``attempts`` and its job's name."""
+    handed, state = handed_of(row), AttemptState(row["state"])
+    run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
+    if handed is not None and handed.node is None and state is not AttemptState.DONE:
+        run_s = None  # it ended, or still waits, in the engine's queue
     return AttemptRow(
-        job=row["name"],
+        id=row["id"],
+        job=job,
         number=row["number"],
-        run=row["run"],
-        state=AttemptState(row["state"]),
-        gpus=tuple(json.loads(row["gpus"])),
-        labels=tuple(json.loads(row["labels"])),
-        wait_s=row["wait_s"],
+        state=state,
+        gpus=_words(row["labels"]),
+        gpu_uuids=_words(row["gpus"]),
+        log=row["log"],
         started_at=row["started_at"],
+        pid=None if handed is not None else row["pid"],
         ended_at=row["ended_at"],
-        run_s=None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"]),
+        run_s=run_s,
+        wait_s=row["wait_s"],
+        exit_code=row["exit_code"],
+        signal=row["signal"],
         failure_class=row["class"],
-        paused_s=row["paused_s"],
         peak_mb=row["peak_mb"],
+        paused=tuple(sorted(pause_reasons(row["paused"]))) if row["paused"] else (),
+        paused_s=row["paused_s"],
         shared_mb=row["shared_mb"],
-        engine=row["engine"],
-        node=row["node"],
+        handed=handed,
     )
+
+
+@lru_cache(maxsize=1024)
+def _words(text: str) -> tuple[str, ...]:
+    """Words from JSON: GPUs, which are the same for many attempts."""
+    return tuple(json.loads(text))
 
 
 def pause_reasons(text: str) -> frozenset[PauseReason]:

@@ -3,8 +3,8 @@
 It claims the attempt, runs it in a session of its own with its log, keeps its time limits, ends all of it when the
 node is to make room (SIGTERM, SIGINT, SIGHUP) or its time is nearly up (SIGUSR1), and tells by a file how it has ended.
 It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
-interrupted, or somebody else has it. Of an attempt on several nodes it leads all: in SLURM by ``srun`` (``rank``),
-elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
+interrupted, or somebody else has it. Of an attempt on several nodes it leads all: by a command of the engine that
+starts a ``node_rank`` on each, elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
 
 Everything comes from the manifest, and everything is told in files beside it: no queue is opened here. What is imported
 is little, for this begins once for each attempt.
@@ -21,11 +21,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from gpuherd.engines.world import Failure, Others, Stop, World, free_port, hosts
+from gpuherd.engines.world import Failure, NodeSide, Others, Stop, World, free_port, node_side
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.remote.node_job import NodePart
-from gpuherd.jobs.remote.node_rank import ask_steps, srun
 from gpuherd.jobs.remote.protocol import (
     INTERRUPTED,
     NOT_NOW,
@@ -49,6 +48,7 @@ from gpuherd.jobs.remote.protocol import (
 PATIENCE_S = 60.0
 _LOOK_S = 0.1
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_RANK = "gpuherd.jobs.remote.node_rank"
 _TIME_UP = signal.SIGUSR1
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, _TIME_UP)
 
@@ -87,8 +87,8 @@ def lead(
     the attempt has ended. If the process dies, a guardian ends the attempt and tells of it.
 
     Args:
-        handle: the engine's word for the attempt, where SLURM's variables do not say it.
-        others: the other nodes of an attempt that spans several, where it is not SLURM that starts them.
+        handle: the engine's word for the attempt, where the node's variables do not give it.
+        others: the other nodes of an attempt that spans several, where ``NodeSide.start_ranks`` does not start them.
         patience_s: how long a claim, a start or a report is tried again that fails.
 
     Raises UsageError for a manifest or an index that is none, OSError where the attempt can't be claimed or told of.
@@ -97,10 +97,11 @@ def lead(
         with Stop() as never:
             return lead(manifest, index, never, handle=handle, others=others, patience_s=patience_s)
     told, order = order_of(Path(manifest), index)
-    if order.job.nodes > 1 and others is None and told.engine != "slurm":
+    side = node_side(told.engine)
+    if order.job.nodes > 1 and others is None and not side.starts_ranks:
         raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.job.nodes}")
     inherited = environment(os.environ, told, order)
-    claim = _claim(inherited, handle, order, others)
+    claim = _claim(inherited, handle, order, others, side)
     missing = _missing(order, stop)
     if missing is not None:
         # What follows from that is decided where the queue is; here it is made sure that the attempt never begins.
@@ -114,8 +115,8 @@ def lead(
         say(f"the batch of attempt {order.attempt} is over")
         return INTERRUPTED
     part = NodePart(manifest, index, order, inherited, patience_s=patience_s)
-    if order.by_srun:
-        part = _spread(part, others)
+    if order.has_ranks:
+        part = _spread(part, others, side, told.engine)
     return exit_code(part.run(stop, others))
 
 
@@ -129,10 +130,11 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
         with Stop() as never:
             return join(manifest, index, world, never)
     told, order = order_of(Path(manifest), index)
+    side = node_side(told.engine)
     inherited = environment(os.environ, told, order)
     here = order.on_node(world.rank)
     with suppress(OSError):  # it tells people which GPUs it has, no more
-        take(Path(here.claim), _claim(inherited, None, here, None))
+        take(Path(here.claim), _claim(inherited, None, here, None, side))
     ended = NodePart(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
     if ended.well:
         return None
@@ -143,12 +145,10 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
 
 
 def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[str, str]:
-    """What the job inherits on this node. The GPUs are those of the engine.
-
-    What is told goes over the node's own. But SLURM hands on the environment of ``sbatch`` itself, and its own has been
-    through the user's lines since (``--setup 'module load cuda'``): there the node's goes over what is told.
-    """
-    merged = {**told.environment, **own} if told.engine == "slurm" else {**own, **told.environment}
+    """What the job inherits on this node. The GPUs are those of the engine; which environment goes over the other is
+    ``NodeSide.own_environment_wins``."""
+    wins = node_side(told.engine).own_environment_wins
+    merged = {**told.environment, **own} if wins else {**own, **told.environment}
     merged.pop(_VISIBLE, None)
     if order.gpus == 0:
         merged[_VISIBLE] = ""
@@ -183,16 +183,16 @@ def _read_now(path: Path) -> EndReport | None:
         return None
 
 
-def _spread(part: NodePart, others: Others | None) -> NodePart:
+def _spread(part: NodePart, others: Others | None, side: NodeSide, engine: str) -> NodePart:
     """The leader's part of an attempt on several nodes, or of several processes."""
     order = part.order
     port = free_port(order.tag)
     if others is not None:
         return replace(part, world=World(0, order.job.nodes, others.address, port))
-    words = srun(order, port, part.inherited.get("SLURM_CPUS_PER_TASK"))
-    return replace(
-        part, order=replace(order, job=replace(order.job, argv=tuple(words))), ask_all=lambda: ask_steps(part.inherited)
-    )
+    start = side.start_ranks(order.job.nodes, order.tasks, order.mpi, part.inherited)
+    words = (*start, sys.executable, "-m", _RANK, engine, str(port), str(order.first_failure), "--", *order.job.argv)
+    led = replace(order, job=replace(order.job, argv=words))
+    return replace(part, order=led, ask_all=lambda: side.end_ranks(part.inherited))
 
 
 def _taken(order: Order) -> int:
@@ -218,31 +218,21 @@ def _is_out(manifest: Path) -> bool:
         return problem.errno not in NOT_NOW
 
 
-def _claim(inherited: Mapping[str, str], handle: str | None, order: Order, others: Others | None) -> Claim:
-    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
+def _claim(
+    inherited: Mapping[str, str], handle: str | None, order: Order, others: Others | None, side: NodeSide
+) -> Claim:
+    node = side.node(os.environ)
     further: tuple[str, ...] = ()
     if order.job.nodes > 1:
-        further = _nodes_of_slurm(os.environ) if others is None else others.names
+        further = side.nodes(os.environ) if others is None else others.names
     return Claim(
         at=clock.wall(),
         node=node,
         others=tuple(name for name in further if name != node),
-        handle=handle or _slurm_handle(os.environ),
+        handle=handle or side.handle(os.environ),
         gpus=visible_gpus(inherited),
         pid=os.getpid(),
     )
-
-
-def _nodes_of_slurm(variables: Mapping[str, str]) -> tuple[str, ...]:
-    try:
-        return tuple(hosts(variables.get("SLURM_JOB_NODELIST", "")))
-    except UsageError:
-        return ()
-
-
-def _slurm_handle(variables: Mapping[str, str]) -> str | None:
-    array, task = variables.get("SLURM_ARRAY_JOB_ID"), variables.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else variables.get("SLURM_JOB_ID")
 
 
 if __name__ == "__main__":

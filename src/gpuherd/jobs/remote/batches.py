@@ -91,7 +91,7 @@ def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits
     return Placement(
         gpus=gpus,
         nodes=job.nodes,
-        tasks=options.ntasks_per_node or 1,
+        tasks=options.spec.tasks(options),
         cpus=job.cpus if job.cpus is not None else options.cpus_per_job,
         memory_mb=job.host_memory_mb if job.host_memory_mb is not None else options.host_mem,
         time_s=time_s,

@@ -9,20 +9,21 @@ import selectors
 import sqlite3
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from dataclasses import fields, replace
+from typing import TypeVar, Unpack
 
 from gpuherd.atomic import private_write
-from gpuherd.engines.base import Engine, Placement
-from gpuherd.engines.options import LOCAL, EngineOptions, for_this_machine
-from gpuherd.errors import CannotWrite, GpuherdError, JobCannotFit, UsageError, printable
+from gpuherd.engines.base import Engine, Inside, Placement
+from gpuherd.engines.options import EngineOptions, engine_values, for_this_machine
+from gpuherd.engines.registry import LOCAL
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
-from gpuherd.jobs.dispatcher_state import Standing, engine_name
+from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
@@ -37,26 +38,17 @@ from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import Settings
 
-if TYPE_CHECKING:
-    from gpuherd.engines.slurm.site import Allocation
-
-
-# Which engine a run hands its jobs to: made from the options, remembered for those who come after, and never changed
-# while the other one has jobs of the folder. Nothing of SLURM or Ray is imported before one of them is asked for.
+# The engine to which a run submits its jobs: connected by the options, which are kept for later dispatchers, and never
+# changed while another engine has jobs of the folder.
 
 DispatchT = TypeVar("DispatchT", bound=DispatchOptions)
 
 
 def make(options: EngineOptions) -> Engine:
-    """The engine of ``options.engine``. Raises EngineMissing, EngineAway and UsageError."""
-    if options.engine == "slurm":
-        from gpuherd.engines.slurm.engine import SlurmEngine
-
-        return SlurmEngine(options)
-    from gpuherd.engines.ray.engine import RayEngine
+    """The connection to the engine of these options. Raises EngineMissing, EngineAway and UsageError."""
     from gpuherd.jobs.remote.agent import join, lead
 
-    return RayEngine(options, lead, join)
+    return options.spec.connect(options, lead, join)
 
 
 @contextmanager
@@ -69,47 +61,33 @@ def opened(options: EngineOptions) -> Iterator[Engine | None]:
         yield engine
 
 
-def place_inside(wanted: Sequence[Placement], options: EngineOptions, run: RunDirectory | None) -> Allocation | None:
-    """The SLURM job, of which this process is a part, that is to run jobs with these wishes; None where they are to be
-    handed to the engine. Says which in one line on standard error, where both could be meant.
+def place_inside(
+    wanted: Callable[[], Sequence[Placement]], options: EngineOptions, run: RunDirectory | None
+) -> Inside | None:
+    """The running job of the engine, of which this process is a part, that is to run jobs with these placements; None
+    where they are to be submitted. Tells which in one line on standard error, where both could be meant.
 
-    A run whose jobs were handed to SLURM before goes on so. ``run``: None where there is no folder yet.
+    A run whose jobs were submitted before goes on so. ``run``: None where there is no folder yet.
 
-    Raises JobCannotFit where it can't be and ``in_allocation`` wants nothing else; EngineMissing, EngineAway.
+    Raises as ``EngineSpec.inside``.
     """
-    number = os.environ.get("SLURM_JOB_ID")
-    if options.engine != "slurm" or options.in_allocation is False or (number is None and not options.in_allocation):
-        return None
-    from gpuherd.engines.slurm.foreground import place_for
-
-    found: Allocation | str
-    if not options.in_allocation and run is not None and recall(run) is not None:
-        found = f"jobs of {run.root} were submitted before (--in-allocation runs what is left in this one)"
-    else:
-        found = place_for(wanted, options, os.environ)
-    if not isinstance(found, str):
-        # Where SLURM has given this process no GPU, those that the machine has are others'.
+    submitted = None if run is None or recall(run) is None else str(run.root)
+    found = options.spec.inside(wanted, options, submitted, _tell)
+    if found is not None:
+        # Where the engine has given this process no GPU, those that the machine has are others'.
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-        _tell(f"the jobs run in SLURM job {found.job}, on {found.nodes[0].name} (--no-in-allocation submits them)")
-        return found
-    if options.in_allocation:
-        raise JobCannotFit(f"--in-allocation: {found}; leave it out to submit jobs of their own")
-    _tell(f"inside of SLURM job {number}: new jobs are submitted, and wait in SLURM's queue: {found}")
-    return None
+    return found
 
 
 def settled(jobs: Sequence[Job], options: DispatchT, run: RunDirectory | None) -> DispatchT:
     """The options by which these jobs run: as they are, or those of this machine, where the jobs run inside of the
-    SLURM job that this process is a part of. Says so, and raises, as ``place_inside``."""
-    if options.engine != "slurm":
-        return options
+    engine's job that this process is a part of. Tells so, and raises, as ``place_inside``."""
     from gpuherd.jobs.feasibility import would_ask
 
-    wanted = [would_ask(job, options) for job in jobs]
-    found = place_inside(wanted, options, run)
+    found = place_inside(lambda: [would_ask(job, options) for job in jobs], options, run)
     if found is None:
         return options
-    most = [each for each in (options.max_concurrent, options.array_limit, found.at_once(wanted)) if each is not None]
+    most = [each for each in (options.max_concurrent, found.at_once) if each is not None]
     return replace(for_this_machine(options), max_concurrent=min(most, default=None))
 
 
@@ -139,19 +117,17 @@ def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptio
                 where = f"{'run' if many else 'runs'} on this machine"
             raise UsageError(f"{jobs} job{'s' if many else ''} of {run.root} {where}; {how}")
         before = recall(run)
-        if before is not None and before.ray_address != options.ray_address:
-            known = "the Ray of this machine" if before.ray_address is None else f"Ray at {before.ray_address}"
-            address = "without --ray-address" if before.ray_address is None else f"--ray-address {before.ray_address}"
-            raise UsageError(f"{jobs} jobs of {run.root} are in the hands of {known}; go on {address}")
+        another = None if before is None else options.spec.another_cluster(before, options)
+        if another is not None:
+            cluster, flags = another
+            raise UsageError(f"{jobs} jobs of {run.root} are in the hands of {cluster}; go on {flags}")
 
 
 def remember(run: RunDirectory, options: EngineOptions) -> None:
     """Writes down what the engine was asked by. Raises CannotWrite."""
-    values = asdict(options)
-    known = {each.name: values[each.name] for each in fields(EngineOptions)}
     try:
         run.handover.mkdir(exist_ok=True)
-        private_write(run.engine_options, json.dumps(known).encode())
+        private_write(run.engine_options, json.dumps(engine_values(options)).encode())
     except OSError as problem:
         raise CannotWrite(
             f"can't write in {run.handover}: {problem.strerror}; put that right and start again"
@@ -162,12 +138,8 @@ def recall(run: RunDirectory) -> EngineOptions | None:
     """The options of the last engine that this folder's jobs were handed to; None where there was none."""
     try:
         values = json.loads(run.engine_options.read_bytes())
-        known: dict[str, Any] = {}
-        for each in fields(EngineOptions):
-            if each.name in values:
-                value = values[each.name]
-                known[each.name] = tuple(value) if isinstance(value, list) else value
-        return EngineOptions(**known)
+        known = {each.name for each in fields(EngineOptions)}
+        return EngineOptions(**{name: value for name, value in values.items() if name in known})
     except (OSError, ValueError, TypeError, AttributeError, GpuherdError):
         return None
 
@@ -309,7 +281,7 @@ class RemoteDispatcher(Loop):
             self._submitter.submit_what_can(self._tracker)
 
     def _note_change(self) -> None:
-        self._standing.touch()
+        self._state_file.touch()
         self.decide_soon(clock.mono())
 
     # --- being told -------------------------------------------------------------------------------------------
@@ -361,10 +333,10 @@ class RemoteDispatcher(Loop):
         waiting_for = "; ".join(each for each in sentences if each) or None
         self._reporter.show(running, waiting_for, max(1, len(running)), len(out) - len(running))
 
-    def _stands(self) -> Standing:
+    def _state(self) -> DispatcherState:
         reasons = ((number, each.in_line) for number, each in self._tracker.open.items())
         return replace(
-            super()._stands(),
+            super()._state(),
             closed=None if self._queries.away is not None else self._submitter.closed(clock.mono()),
             at_once=max(1, len(self._tracker.running)),
             handed={number: clean(reason) for number, reason in reasons if reason is not None},

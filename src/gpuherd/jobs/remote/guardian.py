@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from gpuherd.engines.host import finding_us
-from gpuherd.engines.local import LocalProcess, adopt, read_exit
+from gpuherd.engines.local.process import LocalProcess, adopt, read_exit
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, ProcessId, Traces, boot_id, end_rest
 from gpuherd.jobs import clock
 from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, order_of, read_ended, say, write_report

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpuherd.engines import host
-from gpuherd.engines.local import CannotStart, Exit, Launch, LocalProcess, read_exit, start
+from gpuherd.engines.local.process import CannotStart, Exit, Launch, LocalProcess, read_exit, start
 from gpuherd.engines.process_tree import Traces, end_rest, everyone, members
 from gpuherd.engines.world import Failure, Others, Stop, World
 from gpuherd.errors import GpuherdError
@@ -300,7 +300,7 @@ class NodePart:
         found = supervision.process.collect()
         end_rest(supervision.process.traces)
         failure = supervision.failure
-        if failure is None and order.by_srun and found.code != 0:
+        if failure is None and order.has_ranks and found.code != 0:
             failure = first_failure(order.first_failure)
         elif failure is not None:
             _copy_tail(order, failure)

@@ -15,7 +15,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from gpuherd.atomic import NO_LINKS, atomic_write
-from gpuherd.engines.local import CannotStart, Exit
+from gpuherd.engines.local.process import CannotStart, Exit
 from gpuherd.engines.world import Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
 from gpuherd.jobs.job import Job, job_of, spec_of
@@ -25,8 +25,6 @@ from gpuherd.jobs.job import Job, job_of, spec_of
 #
 # A line of JSON for what all of them share, and one for each: a leader looks at two of a thousand.
 
-# What belongs to the machine that a process is on, or to the engine that started it.
-_OF_A_PLACE = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "RAY_", "PMI_", "PMIX_")
 _OF_A_MACHINE = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
@@ -87,8 +85,8 @@ class Order:
         return Path(self.ended).with_suffix(".status")
 
     @property
-    def by_srun(self) -> bool:
-        """Whether SLURM starts its processes, on one node or several."""
+    def has_ranks(self) -> bool:
+        """Whether it has several processes that the engine starts, on one node or several."""
         return self.job.nodes * self.tasks > 1
 
     @property
@@ -127,11 +125,14 @@ def claim_on_node(beside: Path, rank: int) -> Path:
 
 
 def portable(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that mean the same on another machine."""
+    """The variables that mean the same on another machine: without those of the engine that started this process."""
+    from gpuherd.engines.registry import specs  # here: nodes have no need of it
+
+    of_engines = tuple(beginning for spec in specs() for beginning in spec.variables)
     return {
         name: value
         for name, value in environment.items()
-        if name not in _OF_A_MACHINE and not name.startswith(_OF_A_PLACE)
+        if name not in _OF_A_MACHINE and not name.startswith(of_engines)
     }
 
 
@@ -229,7 +230,7 @@ class EndReport:
     Attributes:
         at, ran_s: the end by the node's wall clock, and how long it ran by its own clock.
         started: whether the command itself ever ran; else ``problem`` says why not.
-        code, signal: of its main process, as in ``engines.local.Exit``.
+        code, signal: of its main process, as in ``engines.local.process.Exit``.
         has_result: whether the job's result was there, as the node saw it, who wrote it (True for a job without one).
         limit, limit_s, stage: the limit for which the node ended it (words of ``timelimits.LimitKind``).
         interrupted: it was ended to make room, because its time is nearly up, or because its leader was lost.

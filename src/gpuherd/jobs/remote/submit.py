@@ -329,7 +329,7 @@ class Submitter(Decisions):
             command=(sys.executable, "-m", _LEADER, str(self._run.manifest(name))),
             folder=self._run.handover,
             after=tuple(each.handle for each in group.after),
-            at_once=self.options.array_limit,
+            at_once=self.options.spec.at_once(self.options),
         )
 
     def _record(self, queued: QueuedJob, number: int, batch: str, place: int) -> AttemptRecord:
@@ -379,7 +379,7 @@ class Submitter(Decisions):
             delay_s=self._delay_s,
             gpus=placement.gpus,
             tasks=placement.tasks,
-            mpi=self.options.mpi,
+            mpi=self.options.spec.launcher(self.options),
             grace_s=self._grace_s,
             notice_s=self.options.notice,
             threads=None if placement.cpus is None else max(1, placement.cpus // placement.tasks),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL, names
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.learning.checking import check
 from gpuherd.posttrain.learning.config import TrainConfig
@@ -90,7 +90,7 @@ def placed(config: TrainConfig, where: Where, engine: str = LOCAL) -> TrainConfi
     if engine == LOCAL and told.num_nodes > 1 and told.master_port is None:
         raise UsageError(
             "distributed.master_port is missing: with several nodes all must know it (a cluster's engine, --engine "
-            "slurm or --engine ray, starts them all, and then it isn't needed)"
+            f"{' or --engine '.join(names()[1:])}, starts them all, and then it isn't needed)"
         )
     return found
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 
 from gpuherd.batch.run import RunOptions
-from gpuherd.engines.options import LOCAL, ClusterOptions, as_for_jobs, refuse_ranks
+from gpuherd.engines.options import EngineOptions, as_for_jobs, engine_values, for_one_command, refuse_ranks
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.options import option
@@ -42,7 +43,8 @@ def _rank(word: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions(ClusterOptions):
+@for_one_command
+class TrainOptions(EngineOptions):
     """Where a training runs, and where its files go."""
 
     config: str | None = option(None, help="the configuration, YAML", metavar="FILE", group="training")
@@ -100,9 +102,7 @@ class TrainOptions(ClusterOptions):
     @property
     def dispatch(self) -> DispatchOptions:
         """What a cluster's engine is told."""
-        told = asdict(self.engine_options())
-        more = {"cpus_per_job": self.cpus_per_job, "host_mem": self.host_mem, "notice": self.notice}
-        return DispatchOptions(**told | more)
+        return DispatchOptions(**engine_values(self))
 
     @property
     def where(self) -> Where:

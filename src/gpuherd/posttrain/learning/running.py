@@ -23,7 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from gpuherd.batch.run import Taken, Waiter
 from gpuherd.engines import progress
 from gpuherd.engines.base import Placement
-from gpuherd.engines.options import LOCAL, for_this_machine
+from gpuherd.engines.options import for_this_machine
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, printable
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.run_dir import RunDirectory
@@ -210,7 +211,7 @@ class TrainRun:
         return code
 
     def _is_inside(self, processes: Processes, config: TrainConfig, folder: TrainDirectory) -> bool:
-        """Whether it runs in the SLURM job that this is typed in. Raises as ``place_inside``."""
+        """Whether it runs in the engine's job that this is typed in. Raises as ``place_inside``."""
         from gpuherd.jobs.remote.dispatcher import place_inside
 
         options = self.options
@@ -221,7 +222,7 @@ class TrainRun:
             memory_mb=options.host_mem,
             time_s=options.time_limit,
         )
-        return place_inside([wanted], options.dispatch, RunDirectory(folder.root)) is not None
+        return place_inside(lambda: [wanted], options.dispatch, RunDirectory(folder.root)) is not None
 
     def _refuse_other_hands(self, folder: TrainDirectory) -> None:
         """Raises UsageError where the training is in the hands of another engine than is asked for now."""

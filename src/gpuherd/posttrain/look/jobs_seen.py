@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from sqlite3 import Row
 
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import QueueUnreadable
 from gpuherd.jobs.attempts.failures import with_code
 from gpuherd.jobs.queue.reader import QueueReader

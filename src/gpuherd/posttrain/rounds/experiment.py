@@ -20,7 +20,7 @@ from rich.console import Console
 
 from gpuherd.atomic import atomic_write, remove_strays
 from gpuherd.columns import window
-from gpuherd.engines.options import LOCAL
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode
 from gpuherd.gpus.driver import machine
 from gpuherd.gpus.state import Gpu

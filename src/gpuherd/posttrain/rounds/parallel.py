@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gpuherd.engines.options import LOCAL, read_block
+from gpuherd.engines.options import read_block
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.config.composing import compose, said

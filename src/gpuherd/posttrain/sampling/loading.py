@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,6 +99,12 @@ def end_ids_of(module: Any, tokenizer: Any) -> tuple[int, ...]:
     return found.ids
 
 
+@functools.cache
+def _warn_of_attention(kind: str, problem: str) -> None:
+    """Once a process: the reference model is loaded in the same way as the policy."""
+    logger.warning("attention %s can't be had: %s", kind, problem)
+
+
 def set_attention(module: Any, wanted: str) -> None:
     """Has the model attend as is wanted; where it can't by sdpa, or eagerly, with a warning."""
     if module.config._attn_implementation == wanted:
@@ -106,6 +113,6 @@ def set_attention(module: Any, wanted: str) -> None:
         try:
             module.set_attn_implementation(each)
         except (ImportError, ValueError) as problem:
-            logger.warning("attention %s can't be had: %s", each, problem)
+            _warn_of_attention(each, str(problem))
         else:
             return

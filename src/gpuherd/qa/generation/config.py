@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from gpuherd.engines.options import EngineName
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.run_dir import safe_name
@@ -116,9 +115,7 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, G
         metavar="MODEL",
         group="model",
     )
-    engine: EngineName = field(
-        default="local", metadata={"option": replace(_ENGINE.metadata["option"], parse=_no_backend)}
-    )
+    engine: str = field(default="local", metadata={"option": replace(_ENGINE.metadata["option"], parse=_no_backend)})
     run_id: str | None = option(
         None,
         help="name of the run (default: of its model, data set and settings, so that the same command goes on with it)",

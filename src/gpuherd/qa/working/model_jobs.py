@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuherd.engines import host
-from gpuherd.engines.options import LOCAL, EngineOptions
+from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import JobCannotFit
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.job import Job

@@ -1,7 +1,5 @@
-"""Runs one of this room's modules in a process of its own and takes its answer.
-
-A child, because a broken torch or driver may crash the process that tries it, and because CUDA reads
-CUDA_VISIBLE_DEVICES only once. Knows nothing of what is asked.
+"""Results of checks, as ``gpuherd doctor`` shows them, and the means by which checks look: versions of distributions,
+and modules that run in a process of their own.
 """
 
 from __future__ import annotations
@@ -11,14 +9,60 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
+
+
+class Status(StrEnum):
+    """How a check ended. Only FAIL means that something is wrong."""
+
+    OK = "ok"
+    WARN = "warn"  # works, but not as it could, or not now
+    FAIL = "fail"
+    SKIP = "skip"  # could not or need not be tried
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One line of ``gpuherd doctor``: what was looked at, its state, and what to do unless it is well.
+
+    Raises ValueError for a result that is not OK and has no remedy.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    remedy: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.status is Status.OK) != (self.remedy is None):
+            raise ValueError(f"{self.name}: {self.status} with remedy {self.remedy!r}")
+
+
+def all_well(results: Iterable[CheckResult]) -> bool:
+    """Whether nothing is wrong."""
+    return all(result.status is not Status.FAIL for result in results)
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version, None for a distribution that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+# A check that may crash runs in a child: a broken torch or driver may crash the process that tries it, and CUDA reads
+# CUDA_VISIBLE_DEVICES only once.
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a child told: its values, or in one line why it has none."""
+    """The answer of a child: its values, or in one line why it has none."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None

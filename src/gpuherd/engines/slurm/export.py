@@ -1,15 +1,17 @@
-"""Groups of jobs as files for SLURM: a script and a file of commands for each, and one that submits them all. Pure."""
+"""Jobs as files for SLURM: for each group of like jobs a script and a file of commands, and a script that submits all.
+Pure.
+"""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
 
-from gpuherd.batch.export import Group, comment, line_of, whole_groups
-from gpuherd.engines.base import Placement
-from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.base import ExportJob, Placement
+from gpuherd.engines.export import Group, comment, groups_of, whole_groups
 from gpuherd.engines.slurm import translate
-from gpuherd.engines.world import SHELL_MEETING, SHELL_PLACE
+from gpuherd.engines.slurm.node import SHELL_MEETING, SHELL_PLACE
+from gpuherd.engines.slurm.options import SlurmOptions
 from gpuherd.errors import UsageError
 
 SUBMIT = "submit.sh"
@@ -51,21 +53,22 @@ exit "$code"
 """
 
 
-def files(groups: Sequence[Group], options: EngineOptions, folder: str) -> Mapping[str, str]:
-    """Texts by file name. ``folder``: where jobs run that name none. Raises UsageError for options that can't be."""
+def files(jobs: Sequence[ExportJob], options: SlurmOptions) -> Mapping[str, str]:
+    """Texts by file name. Raises UsageError for options that can't be."""
+    return files_of(groups_of(jobs), options)
+
+
+def files_of(groups: Sequence[Group], options: SlurmOptions) -> Mapping[str, str]:
+    """The same for jobs that are in groups."""
     found: dict[str, str] = {}
     for group in groups:
-        found[f"{group.name}.commands"] = _commands(group, folder)
+        found[f"{group.name}.commands"] = "".join(f"{job.line}  # {comment(job.name)}\n" for job in group.jobs)
         found[f"{group.name}.sbatch"] = _script(group, options)
     found[SUBMIT] = _submit(groups, options)
     return found
 
 
-def _commands(group: Group, folder: str) -> str:
-    return "".join(f"{line_of(job, folder)}  # {comment(job.name)}\n" for job in group.jobs)
-
-
-def _script(group: Group, options: EngineOptions) -> str:
+def _script(group: Group, options: SlurmOptions) -> str:
     jobs = len(group.jobs)
     lines = [
         "#!/bin/bash",
@@ -87,17 +90,17 @@ def _script(group: Group, options: EngineOptions) -> str:
     return text + (_RUN if options.time_limit is None else _RUN_WITH_NOTICE)
 
 
-def _several(asked: Placement, options: EngineOptions) -> str | None:
+def _several(asked: Placement, options: SlurmOptions) -> str | None:
     """How the processes of a job start, None where it is a single one."""
     if asked.nodes * asked.tasks == 1:
         return None
     where = f"The job spans {asked.nodes} nodes" if asked.nodes > 1 else "The job runs on one node"
     how = "one process of it starts on each." if asked.tasks == 1 else f"{asked.tasks} processes start on each."
-    srun = shlex.join(translate.steps(asked, mpi=options.mpi, more=()))
+    srun = shlex.join(translate.steps(asked.nodes, asked.tasks, mpi=options.mpi, more=()))
     return _SEVERAL.format(told=f"{where}: {how}", meeting=SHELL_MEETING, place=SHELL_PLACE, srun=srun)
 
 
-def _directives(group: Group, options: EngineOptions) -> list[str]:
+def _directives(group: Group, options: SlurmOptions) -> list[str]:
     jobs = len(group.jobs)
     words = [f"--job-name={group.name}", f"--output=logs/%x{'.%a' if jobs > 1 else ''}.log"]
     if jobs > 1:
@@ -116,7 +119,7 @@ def _word(word: str) -> str:
     return shlex.quote(word)
 
 
-def _submit(groups: Sequence[Group], options: EngineOptions) -> str:
+def _submit(groups: Sequence[Group], options: SlurmOptions) -> str:
     held = _held(groups, options)
     jobs = sum(len(group.jobs) for group in groups)
     lines = [
@@ -146,7 +149,7 @@ def _submit(groups: Sequence[Group], options: EngineOptions) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _held(groups: Sequence[Group], options: EngineOptions) -> frozenset[int]:
+def _held(groups: Sequence[Group], options: SlurmOptions) -> frozenset[int]:
     """The numbers of the groups that others need; none where the user holds all of them."""
     if {"--hold", "-H"} & set(options.slurm_args):
         return frozenset()

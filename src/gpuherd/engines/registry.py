@@ -1,0 +1,357 @@
+"""The registry of engines: what an engine declares of itself, and how all are found.
+
+Each engine is a folder below ``engines/`` (or a package outside with an entry point in the group ``gpuherd.engines``)
+whose module ``spec`` holds ``ENGINE``, an ``EngineSpec``. No module outside of the folder names the engine: what
+differs between engines is an attribute or a method of their specs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuherd.errors import UsageError
+from gpuherd.options import option
+from gpuherd.units import duration_s, positive_int, size_mb
+
+if TYPE_CHECKING:
+    from gpuherd.checks import CheckResult
+    from gpuherd.engines.base import Command, Engine, ExportJob, Inside, Placement, Replacement
+    from gpuherd.engines.options import EngineOptions
+    from gpuherd.engines.world import Join, Lead
+
+LOCAL = "local"
+ENTRY_POINTS = "gpuherd.engines"
+OptionsT = TypeVar("OptionsT")
+
+# --- Options ----------------------------------------------------------------------------------------------------------
+
+
+def for_many(declared: Any) -> Any:
+    """Marks an option that only commands with many jobs have: ``gpuherd run`` and ``gpuherd train`` do not."""
+    declared.metadata = {**declared.metadata, "many_jobs": True}
+    return declared
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions:
+    """Which engine runs the jobs: all that can be said of this machine's engine. Other engines inherit from
+    ``ClusterOptions``.
+
+    Raises UsageError for an unknown engine, for an option of another engine than the one named, and for an empty one.
+    """
+
+    engine: str = option(LOCAL, help="what runs the jobs", group="engine")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The engine that is named."""
+        return find(self.engine)
+
+    def of(self, kind: type[OptionsT]) -> OptionsT:
+        """The same options, for type checkers as those of one engine. Every engine's options are part of
+        ``EngineOptions``."""
+        if not isinstance(self, kind):
+            raise TypeError(f"{type(self).__name__} has no {kind.__name__}")
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterOptions(LocalOptions):
+    """Options that every engine beyond this machine has. Times are seconds, memory MB (2^20 bytes)."""
+
+    cpus_per_job: int | None = for_many(
+        option(
+            None,
+            help="CPU cores that each job gets on each node, like 8",
+            parse=positive_int,
+            metavar="N",
+            group="engine",
+        )
+    )
+    host_mem: int | None = for_many(
+        option(
+            None,
+            help="main memory that each job gets on each node, like 64GB",
+            parse=size_mb,
+            metavar="SIZE",
+            group="engine",
+        )
+    )
+    time_limit: float | None = option(
+        None,
+        help="what the cluster grants a job at a time, like 4h; a job that is not done then goes on in another turn",
+        parse=duration_s,
+        metavar="TIME",
+        group="engine",
+    )
+    notice: float = for_many(
+        option(
+            120.0,
+            help="so long before its time is up a job gets SIGTERM, to save what it has, like 5m",
+            parse=duration_s,
+            metavar="TIME",
+            group="engine",
+        )
+    )
+    at_most: int = for_many(
+        option(
+            1000,
+            help="most jobs in the cluster's queue at once, like 200",
+            parse=positive_int,
+            metavar="N",
+            group="engine",
+            settable=True,
+        )
+    )
+    node_gpus: str | None = option(
+        None,
+        help="the GPUs of one of the cluster's nodes, like 4xA100-80GB: jobs that name a model are planned for them "
+        "(default: what the cluster says of them)",
+        metavar="GPUS",
+        group="engine",
+    )
+
+
+def _check(options: LocalOptions) -> None:
+    spec = _known().get(options.engine)
+    if spec is None:
+        raise UsageError(f"engine={options.engine!r}; possible: {', '.join(names())}")
+    strange = foreign(options.engine)
+    for each in fields(options):
+        declared = each.metadata.get("option")
+        # A field of the same name in another group is an option of a job, which holds on any engine.
+        if declared is None or declared.group != "engine":
+            continue
+        if declared.many:
+            object.__setattr__(options, each.name, tuple(getattr(options, each.name)))
+        value, flag = getattr(options, each.name), f"--{each.name.replace('_', '-')}"
+        if each.name in strange and value != each.default:
+            takers = " or --engine ".join(other.name for other in specs() if each.name in other.fields)
+            raise UsageError(f"{flag} is for --engine {takers}, and this is {options.engine}")
+        if value == "" or (isinstance(value, tuple) and "" in value):
+            raise UsageError(f"{flag} is empty; leave it out where nothing is meant")
+
+
+# --- The registry -----------------------------------------------------------------------------------------------------
+
+
+class EngineSpec:
+    """An engine as its folder registers it: ``engines/NAME/spec.py`` holds one instance, ``ENGINE``.
+
+    A subclass sets the attributes and overrides the methods that it has something for; each default means "this engine
+    does not have that". The module is imported at every start that has options of engines: it imports ``base`` and the
+    options' module only, and everything else inside of its methods.
+
+    What a *node* has to know of the engine is a ``world.NodeSide`` named ``NODE`` in the folder's module ``node``.
+
+    Attributes:
+        name: the word of ``--engine``.
+        title: for people, like "SLURM".
+        about: what it is in ``--help`` of ``--engine``, like "a SLURM cluster".
+        order: its place in lists: by this number, then by name.
+        options: its options, a dataclass that inherits from ``ClusterOptions``; the fields become flags, keys of
+            ``engine:`` in YAML, keys of the settings and keywords of the Python API. Two engines may declare a field of
+            the same name only with the same default.
+        variables: beginnings of the names of environment variables that describe one machine or one job of the engine,
+            and are not sent to nodes.
+        kept_variables: beginnings of the names of those that say how to reach the engine, which a dispatcher in the
+            background keeps.
+        doctor_options: names of the options that ``gpuherd doctor --engine NAME`` has.
+        export_to: the word of ``gpuherd export --to``; None where nothing can be exported.
+        not_exported: names of the options that say nothing to exported files.
+        submit_file: the exported file that starts all.
+        ranks_by: the program that starts several processes of a job on a node, like srun.
+        gpu_type_flag: the flag that chooses the GPUs' type where a site has several; None where there is none.
+        examples: lines for the examples in the ``--help`` of commands, by command.
+    """
+
+    name: str
+    title: str
+    about: str
+    order: int = 100
+    options: type[LocalOptions] = ClusterOptions
+    variables: tuple[str, ...] = ()
+    kept_variables: tuple[str, ...] = ()
+    doctor_options: tuple[str, ...] = ()
+    export_to: str | None = None
+    not_exported: frozenset[str] = frozenset({"engine", "at_most"})
+    submit_file = "submit.sh"
+    ranks_by: str = "the engine"
+    gpu_type_flag: str | None = None
+    examples: Mapping[str, str] = {}
+
+    @property
+    def fields(self) -> Mapping[str, Field[Any]]:
+        """Its options by name."""
+        return {each.name: each for each in fields(self.options)}
+
+    # --- jobs
+
+    def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:
+        """The connection. ``lead`` and ``join`` run a node's part of an attempt (``jobs.remote.agent``); an engine
+        whose nodes start ``Batch.command`` does not need them. Raises EngineMissing, EngineAway and UsageError."""
+        raise NotImplementedError
+
+    def tasks(self, options: EngineOptions) -> int:  # noqa: ARG002
+        """Processes of a job that the engine starts on each node (``Placement.tasks``)."""
+        return 1
+
+    def ranks_flag(self, options: EngineOptions) -> str | None:  # noqa: ARG002
+        """The flag that makes ``ranks_by`` start several processes of a job on a node; None without."""
+        return None
+
+    def launcher(self, options: EngineOptions) -> str | None:  # noqa: ARG002
+        """How the processes of a job are brought together, as ``NodeSide.start_ranks`` takes it (SLURM: ``--mpi``)."""
+        return None
+
+    def at_once(self, options: EngineOptions) -> int | None:  # noqa: ARG002
+        """``Batch.at_once``."""
+        return None
+
+    def where(self, options: EngineOptions) -> str | None:  # noqa: ARG002
+        """Where the jobs are to run, for a dry run, like "partition gpu"; None for wherever the engine sends them."""
+        return None
+
+    def another_cluster(self, before: EngineOptions, now: EngineOptions) -> tuple[str, str] | None:  # noqa: ARG002
+        """Where these options mean two clusters: the first one for people, and the flags that mean it; else None."""
+        return None
+
+    def inventory(self, options: EngineOptions) -> tuple[Mapping[str, int], ...] | None:  # noqa: ARG002
+        """The GPUs of each node that these jobs can get to, by type ("" for one without a name); None where the engine
+        does not tell.
+
+        Raises EngineMissing, EngineAway, and UsageError for options that the site does not know.
+        """
+        return None
+
+    # --- a command in the foreground, and inside of a job of the engine
+
+    def foreground(self, command: Command, options: EngineOptions) -> Replacement | None:  # noqa: ARG002
+        """The engine's program that runs a command in the foreground; None where the command becomes a job whose output
+        is followed. Raises JobCannotFit, UsageError, EngineMissing, EngineAway."""
+        return None
+
+    def inside(
+        self,
+        wanted: Callable[[], Sequence[Placement]],  # noqa: ARG002
+        options: EngineOptions,  # noqa: ARG002
+        submitted: str | None,  # noqa: ARG002
+        tell: Callable[[str], None],  # noqa: ARG002
+    ) -> Inside | None:
+        """The job of the engine, of which this process is a part, that is to run jobs with these placements; None where
+        they are to be submitted. Tells which where both could be meant.
+
+        Args:
+            submitted: the run's folder, where jobs of it were submitted before: then they go on so; else None.
+
+        Raises JobCannotFit where the options demand it and it can't be; EngineMissing, EngineAway.
+        """
+        return None
+
+    def take_over(
+        self,
+        given: EngineOptions,  # noqa: ARG002
+        usual: EngineOptions,  # noqa: ARG002
+        argv: Sequence[str],  # noqa: ARG002
+    ) -> Inside | Replacement | None:
+        """As ``inside``, for a whole command before it begins; with a Replacement this process becomes ``argv`` on the
+        job's own node.
+
+        Args:
+            given: the options of the command line; ``usual``: with those of the settings.
+
+        Raises UsageError where that is demanded and can't be; EngineMissing, EngineAway.
+        """
+        return None
+
+    def queue_notice(self, options: EngineOptions) -> str | None:  # noqa: ARG002
+        """What ``gpuherd up`` says where it starts inside of a job of the engine. Raises UsageError for options that
+        ask a queue to run in it."""
+        return None
+
+    # --- export and doctor
+
+    def export(self, jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
+        """Texts by file name. The jobs stand in an order that respects their needs and rounds. Raises UsageError for
+        options and jobs that can't be exported."""
+        raise NotImplementedError
+
+    def installed(self) -> str | None:
+        """What of the engine is installed, like "SLURM's programs"; None for nothing. Must be quick."""
+        return None
+
+    def doctor(self, options: EngineOptions) -> list[CheckResult]:  # noqa: ARG002
+        """What is found about the engine, each with a remedy unless it is well."""
+        return []
+
+
+def find(name: str) -> EngineSpec:
+    """The engine of this name. Raises UsageError."""
+    spec = _known().get(name)
+    if spec is None:
+        raise UsageError(f"engine={name!r}; possible: {', '.join(names())}")
+    return spec
+
+
+def specs() -> tuple[EngineSpec, ...]:
+    """All engines, this machine's first."""
+    return tuple(_known().values())
+
+
+def names() -> tuple[str, ...]:
+    """The words that ``--engine`` takes."""
+    return tuple(_known())
+
+
+def title(name: str) -> str | None:
+    """The engine as people write it; None for an engine that is not installed here."""
+    spec = _known().get(name)
+    return None if spec is None else spec.title
+
+
+def foreign(name: str) -> frozenset[str]:
+    """Names of the options that say nothing to this engine.
+
+    >>> sorted(foreign("slurm") & {"partition", "ray_address", "time_limit"})
+    ['ray_address']
+    """
+    own = find(name).fields
+    return frozenset(field for spec in specs() for field in spec.fields if field not in own)
+
+
+@cache
+def _known() -> Mapping[str, EngineSpec]:
+    packages = [f"{__package__}.{each.parent.name}" for each in Path(__file__).parent.glob("*/spec.py")]
+    found = [import_module(f"{package}.spec").ENGINE for package in packages]
+    found += [point.load() for point in _entry_points()]
+    defaults: dict[str, Any] = {}
+    for spec in found:
+        for name, declared in spec.fields.items():
+            if defaults.setdefault(name, declared.default) != declared.default:
+                raise TypeError(f"engine {spec.name}: option {name} has another default in another engine")
+    return {spec.name: spec for spec in sorted(found, key=lambda each: (each.order, each.name))}
+
+
+def _entry_points() -> Collection[Any]:
+    """Engines of other distributions. importlib.metadata takes 60 ms to import: only where a distribution has any."""
+    section = f"[{ENTRY_POINTS}]".encode()
+    for folder in map(Path, sys.path):
+        for file in folder.glob("*-info/entry_points.txt"):
+            try:
+                there = section in file.read_bytes()
+            except OSError:
+                continue
+            if there:
+                from importlib.metadata import entry_points
+
+                return entry_points(group=ENTRY_POINTS)
+    return ()

@@ -1,0 +1,110 @@
+"""Registers SLURM as an engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gpuherd.engines.registry import EngineSpec
+from gpuherd.engines.slurm.options import SlurmOptions
+
+if TYPE_CHECKING:
+    from gpuherd.checks import CheckResult
+    from gpuherd.engines.base import Command, Engine, ExportJob, Inside, Placement, Replacement
+    from gpuherd.engines.options import EngineOptions
+    from gpuherd.engines.world import Join, Lead
+
+
+class _Slurm(EngineSpec):
+    name = "slurm"
+    title = "SLURM"
+    about = "a SLURM cluster"
+    order = 1
+    options = SlurmOptions
+    variables = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
+    # Not all of SLURM_: others describe the job in which a command was typed.
+    kept_variables = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_")
+    export_to = "slurm"
+    not_exported = EngineSpec.not_exported | {"in_allocation"}
+    ranks_by = "srun"
+    gpu_type_flag = "--gpu-type"
+
+    def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:  # noqa: ARG002
+        from gpuherd.engines.slurm.engine import SlurmEngine
+
+        return SlurmEngine(options)
+
+    def tasks(self, options: EngineOptions) -> int:
+        return options.ntasks_per_node or 1
+
+    def ranks_flag(self, options: EngineOptions) -> str | None:
+        if options.ntasks_per_node is not None:
+            return "--ntasks-per-node"
+        return None if options.mpi is None else "--mpi"
+
+    def launcher(self, options: EngineOptions) -> str | None:
+        return options.mpi
+
+    def at_once(self, options: EngineOptions) -> int | None:
+        return options.array_limit
+
+    def where(self, options: EngineOptions) -> str | None:
+        return None if options.partition is None else f"partition {options.partition}"
+
+    def inventory(self, options: EngineOptions) -> tuple[Mapping[str, int], ...] | None:
+        from gpuherd.engines.slurm.engine import gpus_of_nodes
+
+        return gpus_of_nodes(options)
+
+    def foreground(self, command: Command, options: EngineOptions) -> Replacement | None:
+        from gpuherd.engines.slurm.foreground import replacement
+
+        return replacement(command, options, os.environ)
+
+    def inside(
+        self,
+        wanted: Callable[[], Sequence[Placement]],
+        options: EngineOptions,
+        submitted: str | None,
+        tell: Callable[[str], None],
+    ) -> Inside | None:
+        if options.in_allocation is False or not (options.in_allocation or "SLURM_JOB_ID" in os.environ):
+            return None
+        from gpuherd.engines.slurm.foreground import inside
+
+        return inside(wanted(), options, submitted, tell, os.environ)
+
+    def take_over(self, given: EngineOptions, usual: EngineOptions, argv: Sequence[str]) -> Inside | Replacement | None:
+        if not usual.in_allocation:
+            return None
+        from gpuherd.engines.slurm.foreground import take_over
+
+        return take_over(given, argv, os.environ)
+
+    def queue_notice(self, options: EngineOptions) -> str | None:
+        from gpuherd.engines.slurm.foreground import queue_notice
+
+        return queue_notice(options, os.environ)
+
+    def export(self, jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
+        from gpuherd.engines.slurm.commands import Programs
+        from gpuherd.engines.slurm.engine import refuse_unknown_mpi
+        from gpuherd.engines.slurm.export import files
+
+        refuse_unknown_mpi(options, Programs())
+        return files(jobs, options)
+
+    def installed(self) -> str | None:
+        from gpuherd.engines.slurm.commands import missing_programs
+
+        return None if missing_programs() else "SLURM's programs"
+
+    def doctor(self, options: EngineOptions) -> list[CheckResult]:  # noqa: ARG002
+        from gpuherd.engines.slurm.commands import Programs
+        from gpuherd.engines.slurm.doctor import find_slurm
+
+        return find_slurm(Programs())
+
+
+ENGINE = _Slurm()
