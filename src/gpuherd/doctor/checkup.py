@@ -18,7 +18,7 @@ from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.leases import Holder, LeaseFolder
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.gpus.visible import visible
-from gpuherd.jobs.one_host import kind_of, may_be_shared
+from gpuherd.jobs.lock import kind_of, may_be_shared
 
 _TORCH_TIMEOUT_S = 120.0
 

@@ -19,7 +19,7 @@ from gpuherd.errors import GpuherdError
 from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.eta import Waiting
 from gpuherd.jobs.job import Job, JobState, job_of
-from gpuherd.jobs.one_host import Hold
+from gpuherd.jobs.lock import Hold
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import interventions as chains
 from gpuherd.jobs.queue import submission

@@ -21,7 +21,7 @@ from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs.completion import Settlement
 from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.job import Job, JobState, check_needs, job_of
-from gpuherd.jobs.one_host import machine_name
+from gpuherd.jobs.lock import machine_name
 from gpuherd.jobs.queue import interventions, submission
 from gpuherd.jobs.queue import interventions as chains
 from gpuherd.jobs.queue.connection import QueueFile
