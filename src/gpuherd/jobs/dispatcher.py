@@ -84,7 +84,7 @@ class Dispatcher(Loop):
     def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
         self._launcher = Launcher(self._queue, self._supervisor, self._desk, self._reporter, run_id, began_at)
         held.callback(self._desk.close)
-        held.callback(self._launcher.standby.close)
+        held.callback(self._launcher.prefork.close)
         self._cycle.look_at_queue()
 
     def _hold(self, problem: sqlite3.OperationalError) -> None:
@@ -104,11 +104,11 @@ class Dispatcher(Loop):
         return self._orphans.due_at is None
 
     def _look_after(self, now: float) -> None:
-        standby = self._launcher.standby
+        prefork = self._launcher.prefork
         self._supervisor.keep_time(now)
         if self._orphans.due_at is not None and now >= self._orphans.due_at:
             running = [attempt.process.traces for attempt in self._supervisor.running.values()]
-            self._orphans.sweep([*running, *standby.traces], now)
+            self._orphans.sweep([*running, *prefork.traces], now)
         self._preemption.give_way(self._desk.keep_time(now, may_start=self.asked is StopLevel.GO_ON), now)
         for text in self._desk.fetch_notices():
             self._reporter.notice(text)
@@ -117,7 +117,7 @@ class Dispatcher(Loop):
             self.decide_soon(now)
         if self._wants_disk() and self._is_disk_due(now) and self._preemption.look_at_disk(now):
             self.decide_soon(now)
-        standby.keep_time(now, self._cycle.following if self.asked is StopLevel.GO_ON else (), self._launcher.threads)
+        prefork.keep_time(now, self._cycle.following if self.asked is StopLevel.GO_ON else (), self._launcher.threads)
 
     def _ends_recorded(self, now: float) -> None:
         self.decide_soon(now)
@@ -128,7 +128,7 @@ class Dispatcher(Loop):
             self._supervisor.next_deadline(),
             self._orphans.due_at,
             self._desk.next_at(may_start=may_start),
-            self._launcher.standby.due_at,
+            self._launcher.prefork.due_at,
         ]
         if may_start:
             # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
@@ -177,7 +177,7 @@ class Dispatcher(Loop):
             problem = self._desk.problem_of(attempt.record) if found.code != 0 else None
             observed = self._desk.observed(attempt, disk_low=found.code != 0 and self._is_disk_low(attempt, now))
             ends.append(attempt.ended(found, at=at, now=now, gpu_problem=problem, observed=observed))
-            self._launcher.standby.ended(now - attempt.record.started_mono, now)
+            self._launcher.prefork.ended(now - attempt.record.started_mono, now)
             self._orphans.expect(now, attempt.process.traces)
             self._desk.released(attempt.record, now)
         self._completion.machine = [gpu.uuid for gpu in self._desk.gpus]

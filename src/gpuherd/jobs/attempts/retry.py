@@ -14,10 +14,10 @@ from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.scheduler.memory import after_running_out
 
-# How a job that has failed is tried again: when, with what, and where not. One pure function over a table.
+# How a failed job is tried again: when, with what, and where not. One pure function over a table.
 #
-# Whether another try can help at all is said by the diagnosis (``failures``); this says how. A job that ran out of
-# GPU memory climbs a ladder, one rung for each failure:
+# The diagnosis (``failures``) says whether another try can help at all. A job that ran out of GPU memory climbs a
+# ladder, one rung for each failure:
 #
 # 1. it shared its GPU: it gets one for itself;
 # 2. it got a smaller GPU than it asked for, since others of its family had needed less: it gets what it asks for;
@@ -25,13 +25,13 @@ from gpuherd.jobs.scheduler.memory import after_running_out
 # 4. it may have more GPUs (``gpus_at_most``): twice as many, up to that;
 # 5. else the same again, on another GPU if there is one.
 #
-# On rungs 1, 3 and 5 it asks for more memory than it had asked for and was seen to use
-# (``memory.after_running_out``), if there is more to be had, but on the first one only if it used more than it
-# asked for; on more GPUs for what it asked at first, since each then holds less.
+# On rungs 1, 3 and 5 it asks for more memory than it had asked for and than it was measured to use
+# (``memory.after_running_out``), if more is available, but on rung 1 only if it used more than it had asked for. On
+# more GPUs it asks for what it asked at first, since each GPU then holds less.
 #
-# Rungs 1, 2 and 4 cost no try, since the job asked for them (``share``, ``gpus_at_most``) or can't help it, and each
-# can be climbed a few times at most. A full disk costs no try either while it is full: the job waits for space; nor
-# does a failure on a GPU on trial (``quarantine``), once for each such GPU: the job was to find out about the GPU.
+# Rungs 1, 2 and 4 cost no try, since the job asked for them (``share``, ``gpus_at_most``) or is not at fault, and each
+# can be climbed a few times at most. A full disk costs no try while it is full: the job waits for space. Nor does a
+# failure on a GPU on trial (``gpu.health``), once for each such GPU: the job was the test of the GPU.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +63,13 @@ RULES: Mapping[FailureClass, Rule] = MappingProxyType(
         FailureClass.DISK_FULL: Rule(waits_for_disk=True),
     }
 )
-# Host memory is used by all jobs of the machine: a pause until some of them have ended helps, another GPU does not.
+# All jobs of the machine use host memory: a pause until some of them have ended helps, another GPU does not.
 HOST_MEMORY = Rule(first_wait_s=5.0, longest_wait_s=120.0)
 
 
 class Tried(Protocol):
-    """What is known of a job that has been tried (``records.QueuedJob``): the job as its owner meant it, the failures
-    that count so far, where it failed, and what the last try asked for."""
+    """A job that has been tried, as ``next_try`` needs it (``records.QueuedJob``): the job as submitted, the failures
+    that count so far, the GPUs on which it failed, and what the last try asked for."""
 
     @property
     def job(self) -> Job:
@@ -144,7 +144,7 @@ def _climb(queued: Tried, seen: Observed) -> _Change:
     gpus = queued.gpus
     memory_mb = after_running_out(queued.memory_mb, seen.peak_mb, seen.most_mb)
     if queued.share:
-        # Who used less than it asked for ran out because of the others there, or was promised less than that.
+        # A job that used less than it asked for ran out because of the others there, or was promised less.
         enough = queued.memory_mb is not None and (seen.peak_mb or 0) < queued.memory_mb
         return _Change(gpus, queued.memory_mb if enough else memory_mb, False, True, "on a GPU for itself")
     if _had_less_than_asked(queued, seen):

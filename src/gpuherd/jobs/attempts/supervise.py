@@ -1,7 +1,8 @@
-"""The attempts that run now: starts them, takes over those of a dead dispatcher, pauses, resumes and ends them.
+"""Supervises this machine's running attempts: starts them, takes over those of a dead dispatcher, pauses, resumes and
+ends them.
 
-Everything here is about processes and their time; what an end means for the job is decided by ``settle``, and recorded
-by the dispatcher. A pause is written into the queue by whoever orders it, before it is carried out here.
+This module handles processes and their time limits; ``retry.settle`` decides what an end means for the job. The code
+that orders a pause writes it into the queue first.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Attempt(Supervised):
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An attempt's shell that waits for its go-ahead; nothing of it is recorded yet."""
+    """An attempt's shell that waits for its go-ahead; the queue holds no record of it yet."""
 
     attempt: int
     queued: QueuedJob
@@ -77,7 +78,7 @@ class Waiting:
 
 @dataclass
 class Supervisor:
-    """Running attempts by the descriptor that tells their end."""
+    """Running attempts by the pidfd that becomes readable at their end."""
 
     run: RunDirectory
     queue_id: str
@@ -93,8 +94,8 @@ class Supervisor:
 
     @property
     def over_at(self) -> dict[str, float]:
-        """By GPU's UUID, when the job that has it for itself is surely over (by ``clock.mono``), for those of which a
-        time limit says so: then it is told to end, and killed after the grace."""
+        """By GPU's UUID, when the job that has the GPU for itself is over at the latest (by ``clock.mono``), for jobs
+        with a time limit: the limit and the grace."""
         found: dict[str, float] = {}
         for attempt in self.running.values():
             over_at = attempt.timer.over_at() if attempt.record.shared_mb is None else None
@@ -141,7 +142,7 @@ class Supervisor:
     def prepare(
         self, waiting: Waiting, gpus: Sequence[Gpu], *, at: float, mono: float, shared_mb: int | None = None
     ) -> Attempt:
-        """What is to be recorded of an attempt whose shell waits, before it is let go."""
+        """The attempt to record for a shell that waits, before its go-ahead."""
         record = AttemptRecord(
             id=waiting.attempt,
             queued=waiting.queued,
@@ -157,7 +158,7 @@ class Supervisor:
         return self._attempt(record, waiting.process, mono)
 
     def let_go(self, attempt: Attempt) -> None:
-        """Lets a prepared attempt run; it is recorded by now."""
+        """Lets a prepared attempt run, after it was recorded."""
         self.running[attempt.process.pidfd] = attempt
         attempt.process.go()
 
@@ -186,8 +187,8 @@ class Supervisor:
         self.set_paused(attempt, record.paused, now)
         self.enforce(attempt, record, now)
         if not record.paused and record.paused_s:
-            # Its dispatcher may have died between writing down that it goes on and letting it. (One that was never
-            # paused by us, and stands still, was stopped by its owner, and is not ours to wake.)
+            # Its dispatcher may have died between recording that it is resumed and resuming it. (An attempt that stands
+            # still and that we have never paused was stopped by its owner; it stays so.)
             process.resume()
         return attempt
 
@@ -199,28 +200,29 @@ class Supervisor:
         return Traces(self._tag(record.id), process, locks_held(process.pid))
 
     def close(self) -> None:
-        """Follows its attempts no more; they run on."""
+        """Stops supervising; the attempts run on."""
         for attempt in self.running.values():
             attempt.process.release()
         self.running.clear()
 
     def collect(self, pidfd: int) -> tuple[Attempt, Exit]:
-        """Takes out the attempt whose descriptor has become readable, and says how it ended."""
+        """Removes the attempt whose descriptor has become readable; returns it and how its process ended."""
         attempt = self.running.pop(pidfd)
         return attempt, attempt.process.collect()
 
     def enforce(self, attempt: Attempt, record: AttemptRecord, now: float) -> None:
-        """Does with the processes what the queue says of the attempt: ``record`` is how it stands there now."""
+        """Cancels, pauses or resumes the processes as marked in the queue: ``record`` is the attempt as the queue has
+        it now."""
         if record.queued.cancelled_by is not None and attempt.cancelled_by is None:
             attempt.cancelled_by = record.queued.cancelled_by
             self.stop(attempt, now)
         elif attempt.kill_at is None:
-            # What people want stands in the queue; a pause of our own may have found no space there.
+            # The user's requests are in the queue; there may have been no space for the mark of a pause of our own.
             own = attempt.paused - {PauseReason.USER}
             self.set_paused(attempt, own | (record.paused & {PauseReason.USER}), now)
 
     def set_paused(self, attempt: Attempt, why: frozenset[PauseReason], now: float) -> None:
-        """Stops the attempt's processes for these reasons, or lets them go on when there is none."""
+        """Pauses the attempt's processes for these reasons, or resumes them when there is none."""
         if why and not attempt.paused:
             attempt.timer.pause(now)
             attempt.process.pause()
@@ -230,14 +232,14 @@ class Supervisor:
         attempt.paused = why
 
     def stop(self, attempt: Attempt, now: float, grace_s: float | None = None) -> None:
-        """TERM now, KILL after the grace; a paused one goes on to be able to obey."""
+        """SIGTERM now, SIGKILL after the grace; a paused attempt is resumed so that it can end."""
         if attempt.kill_at is None:
             attempt.timer.resume(now)
             attempt.paused = frozenset()
         attempt.end(now, self.grace_s if grace_s is None else grace_s)
 
     def stop_all(self, now: float, grace_s: float | None = None) -> None:
-        """The same to every attempt; each waits again."""
+        """The same for every attempt; each waits again."""
         for attempt in self.running.values():
             attempt.no_fault = NoFault.STOPPED
             self.stop(attempt, now, grace_s)
@@ -252,7 +254,7 @@ class Supervisor:
         return min((at for attempt in self.running.values() if (at := attempt.next_at()) is not None), default=None)
 
     def retune(self, options: DispatchOptions) -> None:
-        """Other options for attempts that start from now on."""
+        """Sets the options for attempts that start from now on."""
         self.options = options
 
     def _tag(self, attempt_id: int) -> str:

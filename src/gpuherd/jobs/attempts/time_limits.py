@@ -39,7 +39,7 @@ class LimitKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A limit that an attempt has passed; ``stage`` is the one that it was in, where it told of one."""
+    """A limit that an attempt has passed; ``stage`` is the stage that it reported last."""
 
     kind: LimitKind
     limit_s: float
@@ -56,7 +56,7 @@ class TimeLimits:
 
     @staticmethod
     def of(job: Job, options: DispatchOptions) -> TimeLimits:
-        """What the job says, else what the run says."""
+        """The job's own limits, else those of the run."""
         return TimeLimits(
             job.timeout_s or options.timeout,
             job.stage_timeout_s or options.stage_timeout,
@@ -65,18 +65,18 @@ class TimeLimits:
 
     @property
     def look_s(self) -> float | None:
-        """How often to look at the progress, None for never."""
+        """How often to read the progress file, None for never."""
         known = [limit for limit in (self.stage_s, self.heartbeat_s) if limit is not None]
         return min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, min(known) / _LOOKS_A_LIMIT)) if known else None
 
 
 @dataclass(slots=True)
 class Timer:
-    """What is known of one attempt's time. All times are seconds of ``clock.mono``.
+    """The times of one attempt, in seconds of ``clock.mono``.
 
     Attributes:
-        started: when it began; ``seen_at`` when we began to follow it.
-        idle_s: how long it was stopped by us since; ``idle_since`` while it is.
+        started: when it began; ``seen_at`` when we began to supervise it.
+        idle_s: how long we have paused it so far; ``idle_since`` while it is paused.
     """
 
     started: float
@@ -91,29 +91,29 @@ class Timer:
     _stage: str | None = None
 
     def __post_init__(self) -> None:
-        # For one that is taken over, stage and heartbeat count from now: nobody saw what it told before.
+        # For an attempt that is taken over, stage and heartbeat count from now: its earlier reports are unknown.
         self._told = self._stage_began = self.seen_at - self.idle_s
         self.follow(self.seen_at)
 
     def follow(self, now: float) -> None:
-        """The progress is looked at from now on (again)."""
+        """The progress is read from now on (again)."""
         every = self.limits.look_s
         self._look_at = None if every is None else now + every
 
     def pause(self, now: float) -> None:
-        """Its processes are stopped from now on."""
+        """Its processes are paused from now on."""
         if self.idle_since is None:
             self.idle_since = now
 
     def resume(self, now: float) -> None:
-        """They go on."""
+        """They are resumed."""
         if self.idle_since is not None:
             self.idle_s += max(0.0, now - self.idle_since)
             self.idle_since = None
             self.follow(now)
 
     def paused_s(self, now: float) -> float:
-        """How long it was stopped by us until now."""
+        """How long we have paused it until now."""
         return self.idle_s + (0.0 if self.idle_since is None else max(0.0, now - self.idle_since))
 
     def wants_look(self, now: float) -> bool:
@@ -140,7 +140,7 @@ class Timer:
         return None
 
     def next_at(self) -> float | None:
-        """When to look again at all this, None for never (while it is stopped)."""
+        """When ``look`` or ``passed`` is to be called next, None for never (while it is paused)."""
         if self.idle_since is not None:
             return None
         ends = [began + limit + self.idle_s for _, began, limit in self._all() if limit is not None]
@@ -149,13 +149,13 @@ class Timer:
         return min(ends, default=None)
 
     def over_at(self) -> float | None:
-        """When the limit for the whole ends it at the latest; None without one, and while it is stopped."""
+        """When the limit for the whole attempt ends it at the latest; None without one, and while it is paused."""
         if self.limits.whole_s is None or self.idle_since is not None:
             return None
         return self.started + self.limits.whole_s + self.idle_s
 
     def _all(self) -> tuple[tuple[LimitKind, float, float | None], ...]:
-        # Beginnings by a clock that stands still while the job does: ``mono`` less ``idle_s``.
+        # Starts by a clock that stands still while the job is paused: ``mono`` less ``idle_s``.
         return (
             (LimitKind.WHOLE, self.started, self.limits.whole_s),
             (LimitKind.STAGE, self._stage_began, self.limits.stage_s),
