@@ -16,13 +16,13 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import back_off_s, clean
 from gpuherd.jobs.reporter import Reporter
 
-# One question at a time, asked by a thread of its own: an answer that takes long keeps nobody waiting.
+# One query at a time, in a thread of its own, so that a slow answer does not block the event loop.
 
 _Answer = TypeVar("_Answer")
 
 
 class BackgroundQuery(Generic[_Answer]):
-    """Asks. ``fileno`` is readable when an answer has come, so that an event loop wakes."""
+    """Runs one query at a time. ``fileno`` is readable when the answer has come, so that an event loop wakes."""
 
     def __init__(self) -> None:
         self._bell: int | None = None
@@ -32,12 +32,12 @@ class BackgroundQuery(Generic[_Answer]):
 
     @property
     def busy(self) -> bool:
-        """Whether a question is under way, or its answer not fetched yet."""
+        """Whether a query is running, or its answer not fetched yet."""
         return self._future is not None
 
     @property
     def has_answer(self) -> bool:
-        """Whether its answer is there to be fetched."""
+        """Whether the answer can be fetched."""
         return self._future is not None and self._future.done()
 
     def fileno(self) -> int:
@@ -52,12 +52,12 @@ class BackgroundQuery(Generic[_Answer]):
             os.eventfd_read(self.fileno())
 
     def begin(self, ask: Callable[[], _Answer]) -> None:
-        """Asks this. Raises ValueError while another question is under way."""
+        """Starts a query. Raises ValueError while another one is running."""
         if self._future is not None:
             raise ValueError("one question at a time")
-        self.fileno()  # made here: the thread only writes to it
+        self.fileno()  # created here: the thread only writes to it
         self._future = future = Future[_Answer]()
-        # It ends with the process, whatever it waits for.
+        # A daemon: it ends with the process, whatever it waits for.
         threading.Thread(target=self._ask, args=(ask, future), name="gpuherd-aside", daemon=True).start()
 
     def fetch(self) -> Future[_Answer] | None:
@@ -69,7 +69,7 @@ class BackgroundQuery(Generic[_Answer]):
         return future
 
     def close(self) -> None:
-        """Hears of nothing any more. What was asked is not waited for."""
+        """Closes the descriptor. A running query is not waited for."""
         with self._open:
             self._closed = True
             bell, self._bell = self._bell, None
@@ -79,17 +79,18 @@ class BackgroundQuery(Generic[_Answer]):
     def _ask(self, ask: Callable[[], _Answer], future: Future[_Answer]) -> None:
         try:
             future.set_result(ask())
-        except BaseException as problem:  # raised again where it is fetched
+        except BaseException as problem:  # raised again by ``fetch().result()``
             future.set_exception(problem)
         with self._open:
             if not self._closed:
                 os.eventfd_write(self.fileno(), 1)
 
 
-# Questions to the engine, and what is to be ended there: now and then, one for all, and again when it was away.
+# Queries to the engine and cancellations: from time to time, one for all attempts, and again when it was away.
 #
-# How all stand is asked aside: where a controller takes long to answer, the loop goes on hearing what people ask and
-# what nodes tell. All else is asked in the loop's own time, since what comes next follows from the answer.
+# The state of all attempts is queried in the background: while a controller takes long to answer, the loop goes on
+# serving requests and reading reports of nodes. Other queries run in the loop itself, since the next step depends on
+# the answer.
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +99,9 @@ _SOON_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """An answer on how all stand: of these attempts, ``found`` None when it did not answer; asked for at ``asked_at``
-    (by ``clock.mono``)."""
+class Answer:
+    """The answer to a query of these attempts' state, sent at ``asked_at`` (by ``clock.mono``); ``found`` is None when
+    the engine did not answer."""
 
     asked: frozenset[int]
     asked_at: float
@@ -108,16 +109,16 @@ class Told:
 
 
 class EngineQueries:
-    """Asks one engine.
+    """Sends queries to one engine.
 
     Args:
         title: what people call it.
 
     Attributes:
-        background: the question on how all stand; its descriptor is readable when ``told`` has the answer.
-        due_at: when to ask how all stand (by ``clock.mono``).
-        away: a sentence while it does not answer, else None.
-        never: what it can't ever give, and why, of what it has been asked so far.
+        background: the query of all attempts' state; its descriptor is readable when ``answer`` has the result.
+        due_at: when to query the state of all attempts (by ``clock.mono``).
+        away: a sentence while the engine does not answer, else None.
+        never: placements that it can never provide, with the reason, among those checked so far.
     """
 
     def __init__(self, engine: Engine, reporter: Reporter, title: str):
@@ -135,37 +136,38 @@ class EngineQueries:
         self.never: dict[Placement, str] = {}
 
     def soon(self, now: float) -> None:
-        """Something is known only to the engine."""
+        """The engine is to be queried soon: only it knows what happened."""
         if self.away is None:
             self.due_at = min(self.due_at, max(now, self._asked_at + min(_SOON_S, self.engine.look_s)))
 
     def ask(self, tickets: Collection[Ticket], now: float) -> None:
-        """Asks how they stand; ``told`` has the answer later. One question at a time."""
+        """Starts to query their state; ``answer`` returns the result later. One query at a time."""
         self._asked_at = now
         self.due_at = now + self.engine.look_s
         self._asked = frozenset(ticket.attempt for ticket in tickets)
         self.background.begin(lambda: self.engine.look(tickets))
 
-    def told(self) -> Told | None:
-        """The answer to the last question, once; None while there is none."""
+    def answer(self) -> Answer | None:
+        """The answer to the last query, once; None while there is none."""
         answer = self.background.fetch()
         if answer is None:
             return None
         now = clock.mono()
         found = self._try(answer.result, now)
         if found is not None:
-            # Who takes long to answer is left alone for as long. (Not for hours, where it was this machine that slept.)
+            # An engine that takes long to answer is queried less often. (Not for hours, in case this machine was
+            # asleep.)
             self.due_at = max(self.due_at, now + min(now - self._asked_at, _LONGEST_S))
-        return Told(self._asked, self._asked_at, found)
+        return Answer(self._asked, self._asked_at, found)
 
     def look(self, tickets: Collection[Ticket], now: float) -> Mapping[int, Sighting] | None:
-        """How they stand, at once; None when it does not answer."""
+        """Queries their state and waits for the answer; None when the engine does not answer."""
         self._asked_at = now
         self.due_at = now + self.engine.look_s
         return self._try(lambda: self.engine.look(tickets), now)
 
     def check(self, wanted: Iterable[Placement], now: float) -> bool:
-        """Asks for those that it was not asked for yet; False when it does not answer."""
+        """Has the engine check placements that it has not checked yet; False when it does not answer."""
         new = set(wanted) - self._checked
         if not new:
             return True
@@ -176,16 +178,16 @@ class EngineQueries:
         return True
 
     def note_check(self, wanted: Collection[Placement], never: Mapping[Placement, str]) -> None:
-        """The answer is known."""
+        """Takes note of the engine's answer to a check."""
         self._checked.update(wanted)
         self.never.update(never)
 
     def cancel(self, handles: Iterable[str]) -> None:
-        """Ends them there with the next ``keep_time``: all of a moment by one question, not by one for each."""
+        """Cancels them with the next ``keep_time``: all by one command, not by one each."""
         self._unwanted.update(handles)
 
     def keep_time(self, now: float) -> None:
-        """Ends what is still to be ended, unless the engine is away."""
+        """Cancels what is still to be cancelled, unless the engine is away."""
         if not self._unwanted or self.silent(now):
             return
         handles = frozenset(self._unwanted)
@@ -193,11 +195,11 @@ class EngineQueries:
             self._unwanted -= handles
 
     def silent(self, now: float) -> bool:
-        """Whether it has not answered, and is to be asked nothing now."""
+        """Whether it has not answered and is not to be queried now."""
         return self.away is not None and (self.background.busy or now < self.due_at)
 
     def failed(self, problem: EngineAway, now: float) -> None:
-        """It does not answer. That is told once, and it is asked less and less often."""
+        """It does not answer. That is reported once, and it is queried less and less often."""
         self._failures += 1
         wait_s = max(self.engine.look_s, back_off_s(self._failures, _SOON_S, _LONGEST_S))
         self.due_at = now + wait_s
@@ -207,7 +209,7 @@ class EngineQueries:
             self._reporter.notice(f"{self.away}; what it has goes on, and is asked for again and again")
 
     def answered(self) -> None:
-        """It answers."""
+        """It has answered."""
         self._failures = 0
         if self.away is not None:
             self.away = None

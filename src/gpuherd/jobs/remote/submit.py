@@ -1,4 +1,5 @@
-"""Submits jobs to an engine: what is submitted when, and the order of manifest, record, engine, ticket."""
+"""Submits jobs to an engine: decides what is submitted when, and keeps the order of manifest, record in the queue,
+engine, engine's ids."""
 
 from __future__ import annotations
 
@@ -35,23 +36,23 @@ from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.types import Wait
 
-# The order of a hand-over: the manifest, the record in the queue, the engine, its words for what it has taken.
+# The order of a submission: the manifest, the record in the queue, the engine, the engine's ids.
 #
-# A death between two of these loses nothing. A manifest that no attempt is recorded with means nothing. An attempt
-# that is recorded and that the engine never got is not known there, and is claimed by the follower before its job
-# waits again; one that it got is found there by the name of its batch.
+# A crash between two of these loses nothing. A manifest without recorded attempts means nothing. An attempt that is
+# recorded and that the engine never got is unknown there, and the tracker claims it before its job waits again; one
+# that the engine got is found there by the name of its batch.
 
 _LEADER = "gpuherd.jobs.remote.agent"
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """What has become of a group.
+    """The result of submitting a group.
 
     Attributes:
-        followed: what has gone out; nothing where the queue has changed meanwhile.
-        refused: what the engine says where it takes none of it. The jobs wait again, as if it had not been tried.
-        unwritten: what could not be written, here or by the engine; with more space trying again may do.
+        followed: the submitted attempts; () where the queue has changed meanwhile.
+        refused: the engine's refusal of all of it. The jobs wait again as before.
+        unwritten: a failed write, here or by the engine; a retry with more space may succeed.
     """
 
     followed: tuple[RemoteAttempt, ...] = ()
@@ -59,14 +60,14 @@ class Submitted:
     unwritten: Exception | None = None
 
 
-# After something could not be written, or a batch was refused of which a part may be taken.
+# Retry interval after a failed write, or after the refusal of a batch of which a part may be accepted.
 AGAIN_S = 1.0
-# A refusal that may pass is told no more often.
+# A refusal that may pass is reported at most so often.
 _TELL_EVERY_S = 600.0
-# Jobs that are looked at beyond those that can go, to say what waits.
+# Jobs that are considered beyond those that can be submitted, to report what waits.
 _BEYOND = 8
-# Each hand-over is a question to the engine: what comes so soon after the last waits for more, and longer where there
-# are fewer places than this part of all.
+# Each submission is a command to the engine: jobs that come so soon after the last one wait for more, and longer while
+# fewer places than this part of all are free.
 _SHORTLY_S = 1.0
 _FEW = 10
 
@@ -117,11 +118,11 @@ class Submitter(Decisions):
     def begin(self, run_id: int, began_at: float) -> None:
         """The run has its number, and may submit."""
         self._run_id, self._began_at = run_id, began_at
-        # Where the queue is older than the folder (restored, or made anew), its next numbers may be taken there.
+        # Where the queue is older than the folder (restored, or created anew), its next numbers may be in use there.
         self._numbers = count(max(self._queue.last_attempt(), self._spool.highest()) + 1)
 
     def refuse_if_none_can_be_had(self, jobs: Sequence[Job]) -> None:
-        """Raises JobCannotFit, with the first job's reason, when not one of the jobs could ever run there; and what
+        """Raises JobCannotFit, with the first job's reason, when none of the jobs could ever run there; and what
         ``Engine.check`` raises."""
         asked = {job.name: self._asks(job, job.gpus) for job in jobs}
         wanted = frozenset(asked.values())
@@ -131,7 +132,7 @@ class Submitter(Decisions):
         self._queries.note_check(wanted, never)
 
     def closed(self, now: float) -> str | None:
-        """A sentence while nothing is handed over."""
+        """A sentence while nothing is submitted."""
         if self._completion.again_at is not None:
             return self._completion.trouble
         if self._queries.silent(now):
@@ -152,7 +153,7 @@ class Submitter(Decisions):
             self._again_at = now + min(_SHORTLY_S, self._queries.engine.look_s)
             self._refill_at = now + self._queries.engine.look_s
         if self._queries.away is not None and not self._queries.background.busy:
-            self.soon(self._queries.due_at)  # else when it has answered
+            self.soon(self._queries.due_at)  # otherwise when it has answered
         later = self._queue.next_not_before(clock.wall())
         if later is not None:
             self.waiting_for = self.waiting_for or "a job that has ended waits a moment for its next try"
@@ -165,7 +166,8 @@ class Submitter(Decisions):
         return self._asks(queued.job, queued.gpus)
 
     def _decide(self, tracker: Tracker, now: float) -> bool:
-        """One decision and what follows; whether to decide again: more may go, or go after what has gone."""
+        """Makes one decision and carries it out; whether to decide again: more jobs may be submitted, or behind those
+        submitted now."""
         at_most, option = self.options.at_most, "--at-most"
         if self.options.max_concurrent is not None and self.options.max_concurrent < at_most:
             at_most, option = self.options.max_concurrent, "--max-concurrent"
@@ -187,7 +189,7 @@ class Submitter(Decisions):
             outgoing = self._hand_over(group)
             tracker.add(outgoing.followed)
             put_off = self._is_put_off(group, outgoing)
-            # The rest, where it takes long, when it has been heard what is asked and what has ended meanwhile.
+            # Where it takes long, the rest is submitted after requests and ends that came meanwhile.
             behind = put_off or self._queries.away is not None or clock.mono() > until
             if behind:
                 self.soon(max(now, self._again_at))
@@ -199,7 +201,7 @@ class Submitter(Decisions):
         wall, engine = clock.wall(), self._queries.engine
         found = [Candidate(queued) for queued in self._queue.head(places + _BEYOND, wall, self.options.order)]
         if engine.chains and places:
-            # What the engine may have forgotten by now would keep nobody waiting there.
+            # An attempt that the engine may have forgotten by now would not hold its successors back there.
             pairs, leading = self._queue.following(engine.name, places, wall), tracker.can_be_followed(clock.mono())
             found += [Candidate(queued, after) for queued, after in pairs if leading.issuperset(_numbers(after))]
         return found
@@ -214,7 +216,7 @@ class Submitter(Decisions):
         return closed
 
     def _is_put_off(self, group: Group, outgoing: Submitted) -> bool:
-        """Whether no more can go for a while, after what has become of a group."""
+        """Whether no more can be submitted for a while, given the result for a group."""
         count = len(group.jobs)
         if outgoing.unwritten is not None:
             self._again_at = clock.mono() + AGAIN_S
@@ -233,8 +235,8 @@ class Submitter(Decisions):
         return outgoing.refused.may_pass
 
     def _put_off(self, problem: Refused, jobs: int) -> None:
-        """It takes none of so many jobs now, perhaps some of them, or never so many at once. Fewer are tried soon, a
-        single one less and less often."""
+        """The engine refuses so many jobs now; perhaps it takes some of them, or never so many at once. Fewer are tried
+        soon, a single one less and less often."""
         self._largest = max(1, jobs // 2)
         self._refusals += jobs == 1
         now, wait_s = clock.mono(), back_off_s(self._refusals) if jobs == 1 else AGAIN_S
@@ -264,7 +266,7 @@ class Submitter(Decisions):
     # --- one batch ----------------------------------------------------------------------------------------------
 
     def _hand_over(self, group: Group) -> Submitted:
-        """Hands these jobs over as one batch."""
+        """Submits these jobs as one batch."""
         numbers = [next(self._numbers) for _ in group.jobs]
         batch = self._batch(group, numbers)
         records = [
@@ -276,7 +278,7 @@ class Submitter(Decisions):
             self._queue.record_starts([self._start(record, bool(group.after)) for record in records], self._run_id)
         except Overtaken:
             self._forget(batch.name)
-            return Submitted()  # the next decision, which follows at once, reads them anew
+            return Submitted()  # the next decision, which follows at once, reads the jobs again
         except (OSError, sqlite3.OperationalError) as problem:
             self._forget(batch.name)
             if isinstance(problem, sqlite3.OperationalError) and not may_pass(problem):
@@ -290,11 +292,11 @@ class Submitter(Decisions):
         try:
             handles = self._queries.engine.submit(batch)
         except EngineAway as problem:
-            # It may have it or not: the next look tells.
+            # It may have it or not: the next query shows.
             self._queries.failed(problem, clock.mono())
             return Submitted(followed)
         except CannotWrite as problem:
-            # The engine's own file, on a full disk. Whether it has some of them is told by the next look, too.
+            # The engine's own file, on a full disk. The next query shows whether it has some of them.
             return Submitted(followed, unwritten=problem)
         except Refused as problem:
             return self._withdrawn(batch, followed, problem)
@@ -312,7 +314,7 @@ class Submitter(Decisions):
         except sqlite3.OperationalError as problem:
             if not may_pass(problem):
                 raise
-            return Submitted(followed, unwritten=problem)  # the next looks find that the engine has none of it
+            return Submitted(followed, unwritten=problem)  # the next queries find that the engine has none of it
         for number in numbers:
             self._spool.closed(batch.name, number)
         return Submitted(refused=refused)

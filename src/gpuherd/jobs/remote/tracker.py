@@ -1,4 +1,5 @@
-"""The attempts that are out: taken over, looked after, recorded when they begin, settled when they are over."""
+"""Tracks the attempts in the engine: takes them over, reads their reports, records their begin and completes them at
+their end."""
 
 from __future__ import annotations
 
@@ -19,21 +20,21 @@ from gpuherd.jobs.remote.spool import Spool
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 
-# What takes long, since it is done once for each of thousands of jobs, is done in pieces of so many seconds.
+# Work that is done for each of thousands of jobs is split into pieces of so many seconds.
 AT_A_TIME_S = 0.5
-# What has been over for a while is cleared away so often: a queue that stays may be served for months.
+# Files of batches that are over are removed so often: a queue may be served for months.
 SWEEP_S = 600.0
 
 
 class Tracker:
-    """Follows them for one loop.
+    """Tracks them for one dispatcher.
 
     Args:
-        changed: called when a decision may come out otherwise.
+        changed: called when the decision on what to submit can change.
 
     Attributes:
-        open: by number those that are not over.
-        touched: those of which something is new, to be judged.
+        open: attempts that are not over, by number.
+        touched: attempts of which something is new, to be judged.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class Tracker:
 
     @property
     def running(self) -> list[RemoteAttempt]:
-        """Those that have begun."""
+        """Attempts that have begun."""
         return [each for each in self.open.values() if each.has_begun]
 
     def can_be_followed(self, now: float) -> frozenset[int]:
-        """The attempts behind which others can be handed over now."""
+        """Attempts that others can be submitted behind now."""
         remembers_s = self._queries.engine.remembers_s
         return frozenset(number for number, each in self.open.items() if each.can_be_followed(now, remembers_s))
 
@@ -82,7 +83,7 @@ class Tracker:
         return self._spool.due_at if self._queries.background.busy else min(self._spool.due_at, self._queries.due_at)
 
     def keep_time(self, now: float) -> None:
-        """Looks, where it is time, and does what follows from that."""
+        """Reads reports and queries the engine when it is time, and acts on the result."""
         if self.open and now >= self._spool.due_at:
             self.touched.update(each.record.id for each in self._spool.look(self.open, now))
         self._hear_engine()
@@ -95,7 +96,7 @@ class Tracker:
             self._sweep(now)
 
     def add(self, handed: Iterable[RemoteAttempt]) -> None:
-        """These are out."""
+        """These attempts were submitted."""
         for each in handed:
             self.open[each.record.id] = each
             if each.handed.handle is not None:
@@ -103,13 +104,13 @@ class Tracker:
         self._write_handles()
 
     def take_back_all(self) -> None:
-        """All that is out is to come back and wait again."""
+        """All attempts are to be cancelled there; their jobs wait again."""
         for each in self.open.values():
             each.recalled = each.recalled or NoFault.STOPPED
         self.touched.update(self.open)
 
     def enforce_marks(self) -> None:
-        """Does with what is out what the queue says of it by now."""
+        """Cancels the attempts that are marked in the queue by now."""
         for record in self._queue.running():
             each = self.open.get(record.id)
             if each is not None and record.queued.cancelled_by is not None:
@@ -117,8 +118,8 @@ class Tracker:
                 self.touched.add(record.id)
 
     def adopt(self, supervisor: Supervisor) -> None:
-        """Takes over what an earlier follower handed over, and settles what an earlier dispatcher left on this machine,
-        which has ended since."""
+        """Takes over the attempts that an earlier dispatcher submitted, and completes those that one left on this
+        machine, which have ended since."""
         records = self._queue.running()
         ours = [record for record in records if record.handed is not None and self._queue.owns(record)]
         self._take_over(ours)
@@ -137,12 +138,12 @@ class Tracker:
         self._run.remove_stray_attempt_files(self.open.keys() | self._completion.unrecorded)
 
     def settle(self, ends: Sequence[Known]) -> None:
-        """Attempts are over."""
+        """Completes attempts that are over."""
         for end in ends:
             if end.record.handed is not None:
                 self.open.pop(end.record.id, None)
                 self._closing[end.record.id] = end.record.handed.batch
-            # Whatever it waited for there may have failed for good meanwhile.
+            # The jobs that it was submitted behind may have failed for good meanwhile.
             self._hopeless |= end.no_fault is not None
         self._completion.complete(ends, clock.mono())
         self.ends_recorded()
@@ -172,20 +173,20 @@ class Tracker:
         self._spool.sweep(clock.wall(), self._queue.has_batch)
 
     def _hear_engine(self) -> None:
-        """Takes in what the engine has answered to the last question on how all stand."""
-        told = self._queries.told()
-        if told is None:
+        """Takes note of the engine's answer to the last query of all attempts' state."""
+        answer = self._queries.answer()
+        if answer is None:
             return
         self.touched.update(self.open)
         self._changed()
-        if told.found is None:
+        if answer.found is None:
             return
         seen_at = clock.mono()
         for number, each in self.open.items():
-            if number not in told.asked:
-                continue  # it went out since
-            sighting = told.found.get(number)
-            each.seen(sighting, seen_at, told.asked_at)
+            if number not in answer.asked:
+                continue  # it was submitted since
+            sighting = answer.found.get(number)
+            each.seen(sighting, seen_at, answer.asked_at)
             if sighting is not None:
                 self._hear(each, sighting.handle)
 
@@ -194,7 +195,7 @@ class Tracker:
             self._unwritten[each.record.id] = handle
 
     def _write_handles(self) -> None:
-        """Writes down the engine's words; later, where the queue can't be written now."""
+        """Records the engine's ids; later, if the queue can't be written now."""
         wanted = {number: handle for number, handle in self._unwritten.items() if number in self.open}
         self._unwritten = wanted
         if not wanted:
@@ -206,11 +207,11 @@ class Tracker:
                 raise
             return
         self._unwritten = {}
-        # What follows these can go now.
+        # Jobs behind these can be submitted now.
         self._changed()
 
     def _collect(self) -> None:
-        """What has begun is recorded, what is over is settled, and what is to end is told so."""
+        """Records attempts that have begun, completes those that are over, and calls off those that are to end."""
         self.touched.intersection_update(self.open)
         touched = [self.open[number] for number in sorted(self.touched)]
         if not touched:
@@ -226,8 +227,8 @@ class Tracker:
             known_before = each.handed.node is not None
             with_begun(each, start)
             if known_before:
-                continue  # its other nodes have told which GPUs they have
-            # Of another node that has not told of its GPUs yet the name alone.
+                continue  # its other nodes have reported their GPUs
+            # Only the name of another node that has not reported its GPUs yet.
             gpus = dict.fromkeys(label.partition(":?")[0] for label in start.labels)
             place = f"GPU {', '.join(gpus)}" if gpus else f"the CPU of {clean(start.node)}"
             self._reporter.about(EventKind.STARTED, each.record, f"started on {place}")
@@ -241,7 +242,7 @@ class Tracker:
             else:
                 ends.append(end)
             if clock.mono() > until:
-                break  # the rest when it has been heard what is asked meanwhile
+                break  # the rest after requests that came meanwhile
         if ends:
             self.settle(ends)
         elif found:
@@ -251,7 +252,8 @@ class Tracker:
     # --- after ends -------------------------------------------------------------------------------------------
 
     def ends_recorded(self) -> None:
-        """Ends are in the queue: others may go now, their files are needed no more, and followers may be stranded."""
+        """Ends are in the queue: other jobs can be submitted now, files are not needed any more, and attempts behind
+        them may never be able to begin."""
         unrecorded = self._completion.unrecorded
         for number in [number for number in self._closing if number not in unrecorded]:
             self._spool.closed(self._closing.pop(number), number)
