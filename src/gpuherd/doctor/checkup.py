@@ -18,7 +18,7 @@ from gpuherd.gpus.leases import Holder, LeaseFolder
 from gpuherd.gpus.query import GpuReader
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.gpus.visible import VARIABLES, value_in, visible_in
-from gpuherd.jobs.one_host import kind_of, may_be_shared
+from gpuherd.jobs.lock import kind_of, may_be_shared
 
 _TORCH_TIMEOUT_S = 120.0
 

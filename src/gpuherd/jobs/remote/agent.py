@@ -27,10 +27,11 @@ from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.gpus.visible import chosen_in, named_in, without
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.jobs import clock
-from gpuherd.jobs.remote.node_job import Part
+from gpuherd.jobs.remote.node_job import NodePart
 from gpuherd.jobs.remote.protocol import (
     INTERRUPTED,
     NOT_NOW,
+    TOO_EARLY,
     Claim,
     EndReport,
     Manifest,
@@ -48,7 +49,6 @@ from gpuherd.jobs.remote.protocol import (
 # What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
 PATIENCE_S = 60.0
 _LOOK_S = 0.1
-_TOO_EARLY = "TOO_EARLY"  # of ``settle.Blameless``, which takes long to load
 _RANK = "gpuherd.jobs.remote.node_rank"
 _TIME_UP = signal.SIGUSR1
 # SIGUSR2 is Grid Engine's word that SIGKILL follows.
@@ -100,15 +100,15 @@ def lead(
             return lead(manifest, index, never, handle=handle, others=others, patience_s=patience_s)
     told, order = order_of(Path(manifest), index)
     side = node_side(told.engine)
-    if order.nodes > 1 and others is None and not side.starts_ranks:
-        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.nodes}")
+    if order.job.nodes > 1 and others is None and not side.starts_ranks:
+        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.job.nodes}")
     inherited = environment(os.environ, told, order)
     claim = _claim(inherited, handle, order, others, side)
     missing = _missing(order, stop)
     if missing is not None:
         # What follows from that is decided where the queue is; here it is made sure that the attempt never begins.
         say(f"attempt {order.attempt} does not begin: {missing}")
-        claim = replace(claim, void=True, why=_TOO_EARLY)
+        claim = replace(claim, void=True, why=TOO_EARLY)
     if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
         return _taken(order)
     if missing is not None:
@@ -116,7 +116,7 @@ def lead(
     if not _is_out(Path(manifest)):
         say(f"the batch of attempt {order.attempt} is over")
         return INTERRUPTED
-    part = Part(manifest, index, order, inherited, patience_s=patience_s)
+    part = NodePart(manifest, index, order, inherited, patience_s=patience_s)
     if order.has_ranks:
         part = _spread(part, others, side, told.engine)
     return exit_code(part.run(stop, others))
@@ -137,7 +137,7 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
     here = order.on_node(world.rank)
     with suppress(OSError):  # it tells people which GPUs it has, no more
         take(Path(here.claim), _claim(inherited, None, here, None, side))
-    ended = Part(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
+    ended = NodePart(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
     if ended.well:
         return None
     node = os.uname().nodename
@@ -180,15 +180,16 @@ def _read_now(path: Path) -> EndReport | None:
         return None
 
 
-def _spread(part: Part, others: Others | None, side: NodeSide, engine: str) -> Part:
+def _spread(part: NodePart, others: Others | None, side: NodeSide, engine: str) -> NodePart:
     """The leader's part of an attempt on several nodes, or of several processes."""
     order = part.order
     port = free_port(order.tag)
     if others is not None:
-        return replace(part, world=World(0, order.nodes, others.address, port))
-    start = side.start_ranks(order.nodes, order.tasks, order.mpi, part.inherited)
-    words = (*start, sys.executable, "-m", _RANK, engine, str(port), str(order.first_failure), "--", *order.argv)
-    return replace(part, order=replace(order, argv=words), ask_all=lambda: side.end_ranks(part.inherited))
+        return replace(part, world=World(0, order.job.nodes, others.address, port))
+    start = side.start_ranks(order.job.nodes, order.tasks, order.mpi, part.inherited)
+    words = (*start, sys.executable, "-m", _RANK, engine, str(port), str(order.first_failure), "--", *order.job.argv)
+    led = replace(order, job=replace(order.job, argv=words))
+    return replace(part, order=led, ask_all=lambda: side.end_ranks(part.inherited))
 
 
 def _taken(order: Order) -> int:
@@ -219,7 +220,7 @@ def _claim(
 ) -> Claim:
     node = side.node(os.environ)
     further: tuple[str, ...] = ()
-    if order.nodes > 1:
+    if order.job.nodes > 1:
         further = side.nodes(os.environ) if others is None else others.names
     return Claim(
         at=clock.wall(),
