@@ -187,35 +187,6 @@ class AttemptState(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptEnd:
-    """An end, and what becomes of the job: DONE, FAILED, CANCELLED, or WAITING for another try.
-
-    Attributes:
-        ended_mono: None when the machine was restarted meanwhile, whose clock then began anew.
-        costs_try: whether a failure counts against the job's retries.
-        adapted: what the job asks for from now on, None for no change.
-        peak_mb: the most memory that it was seen to use on one GPU, None when nobody looked.
-        paused_s: how long its processes were stopped by us.
-    """
-
-    attempt: int
-    state: AttemptState
-    job_state: JobState
-    ended_at: float
-    ended_mono: float | None
-    exit_code: int | None = None
-    signal: int | None = None
-    failure_class: str | None = None
-    reason: str | None = None
-    not_before: float = 0.0
-    avoid: frozenset[str] = frozenset()
-    costs_try: bool = True
-    adapted: Request | None = None
-    peak_mb: int | None = None
-    paused_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRow:
     """An attempt, running or ended. Seconds; MB of 2^20 bytes.
 
