@@ -252,7 +252,7 @@ echo "SGE_GPU=${found# }" >>"$SGE_JOB_SPOOL_DIR/environment"
 """
 _EPILOG = r"""#!/bin/sh
 for each in "$SGE_ROOT/gpus/$(hostname)".*; do
-    [ "$(cat "$each/owner")" = "$JOB_ID.$SGE_TASK_ID" ] && rm -r "$each"
+    [ "$(cat "$each/owner" 2>/dev/null)" = "$JOB_ID.$SGE_TASK_ID" ] && rm -r "$each"
 done
 exit 0
 """
