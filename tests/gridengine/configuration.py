@@ -113,7 +113,7 @@ class Layout:
         templates.mkdir()
         (templates / "configuration").write_text(_table(self._configuration()))
         self._spool("spooldefaults.bin", "configuration", str(templates / "configuration"))
-        parts = {
+        parts: Mapping[str, Mapping[str, Mapping[str, object]]] = {
             "complexes": {"gpu": _complex("gpu", "INT", self.plan.gpu_consumable)},
             "exechosts": {node: self._host(node) for node in self.names},
             "adminhosts": {node: {"hostname": node} for node in {self.master, *self.names}},
