@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# So many looks of the engine in a row must find it gone before that is believed, over so many seconds.
+# So many queries in a row must find it gone before that is believed, over some time (``patience_s``).
 LOOKS = 3
-# An end that is known needs no further look, only time: the engine may be away.
+# A known end needs no further query, only so much time: the engine may be away.
 _LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
     """Since when (by ``clock.mono``) the engine calls an attempt ended or does not know it, or its report waits for the
-    engine's word; and how many looks of the engine have confirmed that since, counted up to LOOKS.
+    engine's answer; and how many queries have confirmed that since, counted up to LOOKS.
     """
 
     since: float
@@ -70,11 +70,11 @@ class RemoteAttempt:
         handed: how it is found in the engine, with the handle as soon as that is known.
         claim, report: what its node has told. ``further``: claims of its other nodes, by their rank.
         sighting: what the engine told last, None if it never did.
-        unknown: at the last look the engine did not know it.
+        unknown: at the last query the engine did not know it.
         known_at: the latest moment (by ``clock.mono``) at which the engine surely had it and it had not ended there: it
             has taken it from us since, or shown it; None where this process has seen neither.
-        gone: since when it is gone; None while it is not. ``gone_before``: what an earlier follower has written down of
-            that. It counts from the next look on, if that does not find the attempt either.
+        gone: since when it is gone; None while it is not. ``gone_before``: the same as an earlier dispatcher has
+            recorded it. It counts from the next query on, if that does not find the attempt either.
         taken: our own claim came too late.
         cancelled_by: who wants the job to end for good; ``recalled``: why we took the attempt back. ``called_off``: the
             engine has been told to end it.
@@ -99,7 +99,7 @@ class RemoteAttempt:
 
     @staticmethod
     def among(records: Iterable[AttemptRecord], run: RunDirectory) -> dict[int, RemoteAttempt]:
-        """Those of these attempts that an engine has, by number; nothing has been told of them yet."""
+        """The attempts among these that an engine has, by number; nothing was read of them yet."""
         return {
             record.id: RemoteAttempt(record, record.handed, run.attempt_progress(record.id))
             for record in records
@@ -108,31 +108,32 @@ class RemoteAttempt:
 
     @property
     def ticket(self) -> Ticket:
-        """By which the engine finds it."""
+        """The ticket by which the engine finds it."""
         return Ticket(self.record.id, self.handed.batch, self.handed.index, self.handed.handle)
 
     @property
     def has_begun(self) -> bool:
-        """Whether its node has taken it."""
+        """Whether its node has claimed it."""
         return self.claim is not None and not self.claim.void
 
     @property
     def in_line(self) -> str | None:
-        """Why it waits in the engine, in the engine's words; None where that says nothing, or it does not wait."""
+        """Why it waits in the engine, in the engine's words; None where the engine gives no reason, or it does not
+        wait."""
         if self.has_begun or self.sighting is None or self.sighting.phase is not Phase.WAITING:
             return None
         return self.sighting.reason
 
     def paused_s(self, _now: float, /) -> float:
-        """How long it was stopped by us until now."""
+        """How long it was paused by us until now."""
         return self.record.paused_s
 
     def progress(self) -> Progress | None:
-        """What the job last told of itself."""
+        """The job's last report of its progress."""
         return read_progress(self.progress_file) if self.has_begun else None
 
     def seen(self, sighting: Sighting | None, now: float, asked_at: float) -> None:
-        """What a look of the engine has shown that was asked for then; None: it does not know it."""
+        """The engine's answer to a query sent at ``asked_at``; None: it does not know the attempt."""
         self.unknown = sighting is None
         if sighting is not None:
             self.sighting = sighting
@@ -147,19 +148,19 @@ class RemoteAttempt:
         self.gone, self.gone_before = Gone(min(gone.since, before.since), looks), None
 
     def can_be_followed(self, now: float, remembers_s: float) -> bool:
-        """Whether the engine surely still knows it, and so keeps others waiting that are to follow it. What the queue
-        or its node tells of it is not enough: since then it may have ended there and be forgotten."""
+        """Whether the engine surely still knows it, and so holds back others that depend on it. What the queue or its
+        node reports is not enough: since then it may have ended there and be forgotten."""
         return self.report is None and self.known_at is not None and now < self.known_at + remembers_s
 
     def heard(self, handle: str) -> bool:
-        """The engine's own word for it has come; whether that is new."""
+        """The engine's id for it has come; whether that is new."""
         if self.handed.handle is not None:
             return False
         self.handed = replace(self.handed, handle=handle)
         return True
 
     def wait_for_word(self, now: float) -> None:
-        """From now on it is waited for what is still on its way."""
+        """The wait for files that are still on their way begins."""
         if self.gone is None:
             self.gone = Gone(now)
 
@@ -239,7 +240,7 @@ _NO_FAULT = {
 
 
 class Step(Enum):
-    """What is to be done with an attempt that is not over."""
+    """The next step for an attempt that is not over."""
 
     GO_ON = "nothing"
     ASK = "ask the engine again soon"
@@ -454,7 +455,7 @@ class Outcomes:
 
 
 def begun(followed: RemoteAttempt, at: float, mono: float) -> Begun | None:
-    """The beginning of an attempt that its node has claimed, for the queue; None while it has not begun, and where the
+    """The begin of an attempt that its node has claimed, for the queue; None while it has not begun, and where the
     queue has all that is known of it.
 
     ``at`` and ``mono`` are now. The node's clock is believed as far as it can be right.
@@ -474,7 +475,7 @@ def begun(followed: RemoteAttempt, at: float, mono: float) -> Begun | None:
 
 
 def with_begun(followed: RemoteAttempt, found: Begun) -> None:
-    """The follower's own picture of it, as it is in the queue by now."""
+    """Updates the attempt to what the queue has by now."""
     followed.handed = replace(followed.handed, node=found.node)
     followed.record = replace(
         followed.record,
@@ -489,10 +490,10 @@ def with_begun(followed: RemoteAttempt, found: Begun) -> None:
 def gpu_labels(
     claim: Claim, gpus: int, nodes: int, further: Mapping[int, Claim] = MappingProxyType({})
 ) -> tuple[str, ...]:
-    """What people call the GPUs of an attempt: ``n1:0``. Of another node that is not known by name ``n1+1:0``, and of
-    one that has not told which it has ``n2:?1``, ``n2:?2``.
+    """Labels of the GPUs of an attempt: ``n1:0``. Of another node whose name is unknown ``n1+1:0``, and of one that has
+    not reported its GPUs ``n2:?1``, ``n2:?2``.
 
-    ``further``: what the other nodes have told, by rank.
+    ``further``: the claims of the other nodes, by rank.
 
     >>> first = Claim(at=0.0, node="n1", gpus=("4", "5"), others=("n2",))
     >>> gpu_labels(first, 2, 2, {1: Claim(at=0.0, node="n2", gpus=("0", "3"))})
