@@ -1,8 +1,8 @@
 """Leads one attempt on its node: ``python -m gpuherd.jobs.remote.agent MANIFEST INDEX``.
 
 It claims the attempt, runs it in a session of its own with its log, enforces its time limits, ends all of it when the
-node is to make room (SIGTERM, SIGINT, SIGHUP) or its time is nearly up (SIGUSR1), and reports its end in a file. It
-exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
+node is to make room (SIGTERM, SIGINT, SIGHUP, SIGUSR2) or its time is nearly up (SIGUSR1), and reports its end in a
+file. It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
 interrupted, or another process has it. Of an attempt on several nodes it leads all: by a command of the engine that
 starts a ``node_rank`` on each, elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
 
@@ -23,6 +23,8 @@ from pathlib import Path
 
 from gpuherd.engines.world import Failure, NodeSide, Others, Stop, World, free_port, node_side
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.gpus.visible import chosen_in, named_in, without
+from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.jobs import clock
 from gpuherd.jobs.remote.node_job import NodePart
 from gpuherd.jobs.remote.protocol import (
@@ -41,16 +43,15 @@ from gpuherd.jobs.remote.protocol import (
     read_ended,
     say,
     take,
-    visible_gpus,
 )
 
 # A claim, a start or a report that fails for lack of space, processes or files is retried for so long.
 PATIENCE_S = 60.0
 _LOOK_S = 0.1
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANK = "gpuherd.jobs.remote.node_rank"
 _TIME_UP = signal.SIGUSR1
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, _TIME_UP)
+# SIGUSR2 is Grid Engine's word that SIGKILL follows.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, _TIME_UP)
 
 
 def main(words: Sequence[str]) -> int:
@@ -149,12 +150,7 @@ def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[st
     ``NodeSide.own_environment_wins``."""
     wins = node_side(told.engine).own_environment_wins
     merged = {**told.environment, **own} if wins else {**own, **told.environment}
-    merged.pop(_VISIBLE, None)
-    if order.gpus == 0:
-        merged[_VISIBLE] = ""
-    elif _VISIBLE in own:
-        merged[_VISIBLE] = own[_VISIBLE]
-    return merged
+    return without(merged) | (visible_environment(()) if order.gpus == 0 else chosen_in(own))
 
 
 def _missing(order: Order, stop: Stop) -> str | None:
@@ -230,7 +226,7 @@ def _claim(
         node=node,
         others=tuple(name for name in further if name != node),
         handle=handle or side.handle(os.environ),
-        gpus=visible_gpus(inherited),
+        gpus=named_in(inherited),
         pid=os.getpid(),
     )
 

@@ -18,6 +18,7 @@ from gpuherd.atomic import NO_LINKS, atomic_write
 from gpuherd.engines.local.process import CannotStart, Exit
 from gpuherd.engines.world import Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
+from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.job import Job, job_of, spec_of
 
 # The manifest describes the attempts of one batch for the nodes. It is written once, before the batch is submitted,
@@ -27,10 +28,7 @@ from gpuherd.jobs.job import Job, job_of, spec_of
 
 _OF_A_MACHINE = frozenset(
     {
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "GPU_DEVICE_ORDINAL",
-        "ROCR_VISIBLE_DEVICES",
+        *VARIABLES,
         "HOSTNAME",
         "TMPDIR",
         "XDG_RUNTIME_DIR",
@@ -207,7 +205,7 @@ class Claim:
         void: it never runs: the dispatcher has claimed it so that it does not begin, or its agent has, which was
             started before the attempt's needs had succeeded.
         node, handle: where it runs, and the engine's id for it there.
-        gpus: what CUDA_VISIBLE_DEVICES holds there, taken apart.
+        gpus: the names of its GPUs there (``gpus.visible.named_in``).
         others: the names of its further nodes, where they are known.
         pid: its agent on the node.
         why: of a void one, why it was taken back (a name of ``completion.NoFault``); "" where the engine knows.
@@ -259,11 +257,6 @@ class EndReport:
     def well(self) -> bool:
         """Whether the job has succeeded; also when it was being ended and had done its work."""
         return self.started and self.code == 0 and self.has_result
-
-
-def visible_gpus(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES holds, taken apart."""
-    return tuple(name for name in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
 
 
 def take(path: Path, claim: Claim) -> bool:
