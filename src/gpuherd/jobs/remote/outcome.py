@@ -23,7 +23,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.base import End, Phase, Sighting, Ticket
@@ -35,7 +34,8 @@ from gpuherd.jobs.attempts.failures import back_off_s
 from gpuherd.jobs.attempts.log_file import size, tail
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.completion import Known, NoFault, Observed
-from gpuherd.jobs.records import AttemptRecord, Begun, Handed, PauseReason
+from gpuherd.jobs.dispatcher_state import engine_name
+from gpuherd.jobs.records import AttemptRecord, Handed, PauseReason
 from gpuherd.jobs.remote.protocol import Claim, EndReport, take
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -247,18 +247,17 @@ class Step(Enum):
     VOID = "claim it, so that it never begins"
 
 
-def outcome(attempt: RemoteAttempt, engine: str, at: float, *, late: bool) -> Known | Step:
+def outcome(attempt: RemoteAttempt, at: float, *, late: bool) -> Known | Step:
     """The attempt's end, or what is to be done with it while it is not over.
 
     Args:
-        engine: what people call the engine.
         at: the wall clock now.
         late: as ``RemoteAttempt.is_late``.
     """
     if attempt.report is not None:
-        return _reported(attempt, attempt.report, engine, at, late=late)
+        return _reported(attempt, attempt.report, at, late=late)
     if attempt.claim is not None and attempt.claim.void:
-        return _never_began(attempt, attempt.claim, engine, at)
+        return _never_began(attempt, attempt.claim, at)
     if attempt.is_called_back and attempt.may_begin:
         return Step.VOID
     if attempt.end is None and not attempt.unknown:
@@ -267,10 +266,10 @@ def outcome(attempt: RemoteAttempt, engine: str, at: float, *, late: bool) -> Kn
     surely = attempt.may_begin and attempt.end in (End.NEVER, End.CANCELLED)
     if not late and not surely:
         return Step.ASK
-    return Step.VOID if attempt.may_begin else _unreported(attempt, engine, at)
+    return Step.VOID if attempt.may_begin else _unreported(attempt, at)
 
 
-def _reported(attempt: RemoteAttempt, report: EndReport, engine: str, at: float, *, late: bool) -> Known | Step:
+def _reported(attempt: RemoteAttempt, report: EndReport, at: float, *, late: bool) -> Known | Step:
     found, note = report.exit, report.problem or ""
     if report.well:
         return attempt.ended(found, at)
@@ -285,7 +284,7 @@ def _reported(attempt: RemoteAttempt, report: EndReport, engine: str, at: float,
         return attempt.ended(found, at, note=note)
     if attempt.end is None and not late:
         return Step.ASK
-    by_engine = _by_engine(attempt, found, engine, at)
+    by_engine = _by_engine(attempt, found, at)
     if by_engine is not None:
         return by_engine
     if report.interrupted:
@@ -296,7 +295,7 @@ def _reported(attempt: RemoteAttempt, report: EndReport, engine: str, at: float,
     return attempt.ended(found, at, note=note)
 
 
-def _never_began(attempt: RemoteAttempt, claim: Claim, engine: str, at: float) -> Known:
+def _never_began(attempt: RemoteAttempt, claim: Claim, at: float) -> Known:
     """We have claimed it ourselves, now or in an earlier process; or its leader did, so that it does not begin."""
     found = Exit(started=False)
     if attempt.is_called_back:
@@ -310,15 +309,15 @@ def _never_began(attempt: RemoteAttempt, claim: Claim, engine: str, at: float) -
         case End.NEVER:
             return attempt.ended(found, at, no_fault=NoFault.DEPENDENCY_FAILED, rests=True)
         case End.CANCELLED:
-            return _by_somebody(attempt, found, engine, at)
+            return _by_somebody(attempt, found, at)
         case End.FAILED | End.OUT_OF_MEMORY | End.TIME_UP:
             # It was given its place, and even its leader could not begin there: that counts, or it would go on so.
-            return attempt.ended(found, at, note=_says(attempt, engine, "it ended before the job began"))
+            return attempt.ended(found, at, note=_says(attempt, "it ended before the job began"))
         case _:
             return attempt.ended(found, at, no_fault=NoFault.NOT_BEGUN, rests=True)
 
 
-def _unreported(attempt: RemoteAttempt, engine: str, at: float) -> Known:
+def _unreported(attempt: RemoteAttempt, at: float) -> Known:
     """A node has it, the engine has it no more, and no report came."""
     found = Exit(started=True)
     if attempt.is_called_back:
@@ -327,8 +326,8 @@ def _unreported(attempt: RemoteAttempt, engine: str, at: float) -> Known:
         # The leader ends with 0 only for a job that has succeeded; it could not write its report, over a quota say.
         return attempt.ended(Exit(started=True, code=0), at)
     if attempt.end is End.FAILED:
-        return attempt.ended(found, at, note=_says(attempt, engine, "it failed, and its node has told nothing"))
-    by_engine = _by_engine(attempt, found, engine, at)
+        return attempt.ended(found, at, note=_says(attempt, "it failed, and its node has told nothing"))
+    by_engine = _by_engine(attempt, found, at)
     return by_engine or attempt.ended(found, at, no_fault=NoFault.NODE_LOST, rests=True)
 
 
@@ -336,23 +335,23 @@ def _by_us(attempt: RemoteAttempt, found: Exit, at: float) -> Known:
     return attempt.ended(found, at, cancelled_by=attempt.cancelled_by, no_fault=attempt.recalled)
 
 
-def _by_engine(attempt: RemoteAttempt, found: Exit, engine: str, at: float) -> Known | None:
+def _by_engine(attempt: RemoteAttempt, found: Exit, at: float) -> Known | None:
     """The end that the engine made, None where it made none."""
     end = attempt.end
     if end is End.CANCELLED:
-        return _by_somebody(attempt, found, engine, at)
+        return _by_somebody(attempt, found, at)
     if end is End.OUT_OF_MEMORY:
         # In the words by which ``failures`` knows it.
-        note = f"{engine} ended it in an oom-kill event: it used more main memory than it was given"
-        return attempt.ended(found, at, note=note)
+        how = "ended it in an oom-kill event: it used more main memory than it was given"
+        return attempt.ended(found, at, note=f"{engine_name(attempt.handed.engine)} {how}")
     if end is not None and end in _NO_FAULT:
         return attempt.ended(found, at, no_fault=_NO_FAULT[end], rests=end is End.NODE_LOST)
     return None
 
 
-def _by_somebody(attempt: RemoteAttempt, found: Exit, engine: str, at: float) -> Known:
+def _by_somebody(attempt: RemoteAttempt, found: Exit, at: float) -> Known:
     by = None if attempt.sighting is None else attempt.sighting.by
-    return attempt.ended(found, at, cancelled_by=f"{by or 'somebody'} in {engine}")
+    return attempt.ended(found, at, cancelled_by=f"{by or 'somebody'} in {engine_name(attempt.handed.engine)}")
 
 
 def _is_of_others(found: Exit) -> bool:
@@ -361,9 +360,9 @@ def _is_of_others(found: Exit) -> bool:
     return number in (signal.SIGTERM, signal.SIGKILL)
 
 
-def _says(attempt: RemoteAttempt, engine: str, plain: str) -> str:
+def _says(attempt: RemoteAttempt, plain: str) -> str:
     reason = None if attempt.sighting is None else attempt.sighting.reason
-    return f"{engine}: {plain}" + (f" ({reason})" if reason else "")
+    return f"{engine_name(attempt.handed.engine)}: {plain}" + (f" ({reason})" if reason else "")
 
 
 def _passed(report: EndReport) -> Passed | None:
@@ -390,7 +389,7 @@ class Outcomes:
         now = clock.mono()
         while True:
             late = attempt.is_late(now, self._patience_s)
-            found = outcome(attempt, self._queries.title, clock.wall(), late=late)
+            found = outcome(attempt, clock.wall(), late=late)
             if isinstance(found, Known):
                 return self._with_output(attempt, found)
             if found is Step.VOID and self._void(attempt):
@@ -449,67 +448,3 @@ class Outcomes:
             return known
         printed = tail(self._run.engine_output(attempt.handed.batch, attempt.handed.index))
         return replace(known, note="\n".join(part for part in (printed, known.note) if part))
-
-
-# --- the beginning ------------------------------------------------------------------------------------------------
-
-
-def begun(followed: RemoteAttempt, at: float, mono: float) -> Begun | None:
-    """The begin of an attempt that its node has claimed, for the queue; None while it has not begun, and where the
-    queue has all that is known of it.
-
-    ``at`` and ``mono`` are now. The node's clock is believed as far as it can be right.
-    """
-    claim, record = followed.claim, followed.record
-    if claim is None or claim.void:
-        return None
-    labels = gpu_labels(claim, record.queued.gpus, record.queued.job.nodes, followed.further)
-    if followed.handed.node is None:
-        since = max(record.started_at, min(claim.at, at))
-        mono -= at - since
-    elif labels == record.labels or not followed.further:
-        return None
-    else:
-        since, mono = record.started_at, record.started_mono
-    return Begun(attempt=record.id, node=claim.node or "?", gpus=labels, labels=labels, at=since, mono=mono)
-
-
-def with_begun(followed: RemoteAttempt, found: Begun) -> None:
-    """Updates the attempt to what the queue has by now."""
-    followed.handed = replace(followed.handed, node=found.node)
-    followed.record = replace(
-        followed.record,
-        gpus=found.gpus,
-        labels=found.labels,
-        started_at=found.at,
-        started_mono=found.mono,
-        handed=followed.handed,
-    )
-
-
-def gpu_labels(
-    claim: Claim, gpus: int, nodes: int, further: Mapping[int, Claim] = MappingProxyType({})
-) -> tuple[str, ...]:
-    """Labels of the GPUs of an attempt: ``n1:0``. Of another node whose name is unknown ``n1+1:0``, and of one that has
-    not reported its GPUs ``n2:?1``, ``n2:?2``.
-
-    ``further``: the claims of the other nodes, by rank.
-
-    >>> first = Claim(at=0.0, node="n1", gpus=("4", "5"), others=("n2",))
-    >>> gpu_labels(first, 2, 2, {1: Claim(at=0.0, node="n2", gpus=("0", "3"))})
-    ('n1:4', 'n1:5', 'n2:0', 'n2:3')
-    >>> gpu_labels(first, 2, 3)
-    ('n1:4', 'n1:5', 'n2:?1', 'n2:?2', 'n1+2:?1', 'n1+2:?2')
-    """
-    if gpus == 0:
-        return ()
-    node = claim.node or "?"
-    found = [(node, claim.gpus or tuple(str(number) for number in range(gpus)))]
-    for rank in range(1, nodes):
-        told = further.get(rank)
-        name = claim.others[rank - 1] if rank <= len(claim.others) else told.node if told is not None else ""
-        unknown = tuple(f"?{number}" for number in range(1, gpus + 1))
-        # Several nodes of Ray may share a host.
-        known = name and name not in (each for each, _ in found)
-        found.append((name if known else f"{node}+{rank}", unknown if told is None else told.gpus or unknown))
-    return tuple(f"{name}:{number}" for name, numbers in found for number in numbers)
