@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from gpuherd.engines import host
-from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Sighting, Ticket
+from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
 from gpuherd.engines.gridengine import parse, translate
 from gpuherd.engines.gridengine.commands import Programs, user_name
 from gpuherd.engines.gridengine.options import GridEngineOptions
@@ -47,7 +47,9 @@ class GridEngine:
         self._programs = Programs()
         self._requests: dict[Placement, list[str]] = {}
         self._after: dict[str, frozenset[str]] = {}
+        # Handles that Grid Engine has had: of the last look, and of those submitted since.
         self._known: set[str] = set()
+        self._fresh: set[str] = set()
         self._deleting: set[str] = set()
         self._in_error: dict[str, str] = {}
         self._missing_since: dict[str, float] = {}
@@ -71,7 +73,7 @@ class GridEngine:
         if placement not in self._requests:
             reason = self._why_never(placement)
             if reason is not None:
-                raise UsageError(reason)
+                raise Refused(reason)
         words = translate.arguments(batch, self._requests[placement])
         # The jobs start in another folder, and modules are to be found from this one.
         own = {**os.environ, host.NAME: host.absolute(os.environ.get(host.NAME, ""))}
@@ -79,7 +81,7 @@ class GridEngine:
         _keep(batch.folder / f"{batch.name}.sh", text)
         job = self._programs.qsub(words, text)
         handles = translate.handles(job, len(batch.parcels))
-        self._known.update(handles)
+        self._fresh.update(handles)
         if any(parse.job_of(each) != each for each in batch.after):
             self._after[job] = frozenset(batch.after)
         return handles
@@ -90,6 +92,8 @@ class GridEngine:
         nobody asks for any more."""
         if not tickets:
             return {}
+        handles = {ticket.handle for ticket in tickets if ticket.handle is not None}
+        self._forget_all_but(handles)
         rows = parse.qstat(self._programs.qstat("-u", user_name()))
         by_name: dict[str, list[Row]] = {}
         for row in rows:
@@ -182,6 +186,13 @@ class GridEngine:
         if not reasons:
             return _no_environment(placement, self._options.sge_pe)
         return f"Grid Engine has no queue for it: {reasons[0]}"
+
+    def _forget_all_but(self, handles: Collection[str]) -> None:
+        """A queue may be served for months: what nobody asks for any more is not kept."""
+        self._known = {each for each in (*self._known, *self._fresh) if each in handles}
+        self._fresh.difference_update(handles)
+        self._deleting.intersection_update(handles)
+        self._missing_since = {each: since for each, since in self._missing_since.items() if each in handles}
 
     # --- how they stand -------------------------------------------------------------------------------------------
 
