@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.batch.feasibility import (
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL
+from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
+from gpuherd.gpus.visible import without
+from gpuherd.jobs.control.messages import wake
+from gpuherd.jobs.feasibility import (
     look_at_machine,
     refuse_beyond_this_machine,
     refuse_if_dispatcher_would,
     refuse_if_never,
     refuse_missing_folder,
 )
-from gpuherd.engines.options import ENGINES
-from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
-from gpuherd.gpus.visible import without
-from gpuherd.jobs.control.messages import wake
 from gpuherd.jobs.job import Job, JobState, check_needs
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.records import QueuedJob

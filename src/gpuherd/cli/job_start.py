@@ -124,9 +124,9 @@ def of_a_cluster(options: EngineOptions) -> Having:
 
 def of_the_queue() -> Having:
     """The GPUs of the dispatcher that works the user's own queue off; those of this machine where nobody does."""
-    from gpuherd.batch.feasibility import dispatchers_machine
     from gpuherd.batch.user_queue import folder
     from gpuherd.gpus.query import machine
+    from gpuherd.jobs.feasibility import dispatchers_machine
     from gpuherd.jobs.run_dir import RunDirectory
 
     here = machine().gpus

@@ -23,7 +23,7 @@ from gpuherd.engines.world import Stop
 from gpuherd.errors import UsageError
 from gpuherd.gpus import visible
 from gpuherd.gpus.state import Gpu, GpuProcess
-from gpuherd.jobs.attempts.retry import Blameless
+from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.remote import agent
 from gpuherd.jobs.remote.agent import environment, lead
 from gpuherd.jobs.remote.node_job import most
@@ -454,7 +454,7 @@ def test_it_never_begins_where_what_it_follows_has_not_succeeded(tmp_path: Path,
     assert lead(manifest, 0) == INTERRUPTED
     claim = read_claim(Path(job.claim))
     assert claim is not None and claim.void and claim.node == os.uname().nodename
-    assert Blameless[claim.why] is Blameless.TOO_EARLY
+    assert NoFault[claim.why] is NoFault.TOO_EARLY
     write_ended(first, EndReport(at=1.0, ran_s=1.0, code=0))
     assert lead(manifest, 0) == INTERRUPTED  # it is not to run any more
     assert not (tmp_path / "ran").exists() and read_ended(Path(job.ended)) is None
