@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from gpuherd.engines.local.process import (
     start,
 )
 from gpuherd.engines.process_tree import ProcessId, identify, locks_held, tagged
-from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.state import Gpu, Maker
 
 
 @pytest.fixture
@@ -95,6 +96,19 @@ def test_a_process_that_waits_is_told_its_gpus_and_leases_with_the_go_ahead(
     assert ended(process)
     assert process.collect() == Exit(started=True, code=1)
     assert (tmp_path / "seen").read_text() == "3\n"
+
+
+def test_a_process_that_waits_gets_the_variables_of_its_gpus_maker_alone(
+    launch: Callable[..., Launch], tmp_path: Path
+) -> None:
+    script = 'echo "$ROCR_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES ${CUDA_VISIBLE_DEVICES-unset}"'
+    process = start(launch("/bin/sh", "-c", script), os.environ)
+    gpus = [Gpu(index, f"GPU-{index}", "A", total_mb=1, used_mb=0, free_mb=1, maker=Maker.AMD) for index in (3, 1)]
+    process.assign(gpus, [])
+    process.go()
+    assert ended(process)
+    assert process.collect() == Exit(started=True, code=0)
+    assert (tmp_path / "log").read_text() == "3,1 0,1 unset\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL])
@@ -261,6 +275,10 @@ def test_the_jobs_environment(launch: Callable[..., Launch], tmp_path: Path) -> 
     assert (got["A"], got["B"], got["GPUHERD_ATTEMPT"]) == ("1", "2", "q/1")
     assert got["GPUHERD_PROGRESS"] == str(tmp_path / "progress")
     assert got["OMP_NUM_THREADS"] == got["MKL_NUM_THREADS"] == got["OPENBLAS_NUM_THREADS"] == "3"
+    amd = replace(whole, maker=Maker.AMD)
+    got = job_environment({"CUDA_VISIBLE_DEVICES": "1", "GPU_DEVICE_ORDINAL": "0"}, launch("x", gpus=(amd,)))
+    shown = {name: value for name, value in got.items() if "DEVICE" in name}
+    assert shown == {"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "0"}
     assert job_environment({}, launch("x", gpus=(slice_,)))["CUDA_VISIBLE_DEVICES"] == "MIG-b"
     assert job_environment(inherited, launch("x"))["CUDA_VISIBLE_DEVICES"] == ""
     assert inherited["CUDA_VISIBLE_DEVICES"] == "5"

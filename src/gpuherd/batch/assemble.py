@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, one_line, printable
+from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.job import BadNeeds, Given, Job, ModelUse, Need, Planner, check_needs, job_fields, without_model
 from gpuherd.options import Option, by_spelling, did_you_mean, option_fields
 
@@ -209,7 +210,6 @@ _BY_KEY = {**by_spelling(Job), **by_spelling(ModelUse)}
 _ALL = (*option_fields(Job), *option_fields(ModelUse))
 KEYS = (*((spec.key or spec.name or declared.name).replace("_", "-") for declared, spec in _ALL), "env.NAME")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 def option_of(key: str, known: Collection[str] = KEYS) -> tuple[str, Option]:
@@ -231,7 +231,7 @@ def variable(name: str, value: str) -> str:
     """The name of a variable, checked. Raises ValueError for one that a job's environment can't have."""
     if not _VARIABLE.fullmatch(name):
         raise ValueError(f"{name!r} is no name of an environment variable")
-    if name in GPU_VARIABLES:
+    if name in VARIABLES:
         raise ValueError(f"{name} is set by gpuherd when it knows the job's GPUs; choose GPUs by --gpu-list")
     if name.startswith("GPUHERD_"):
         raise ValueError(f"{name} is gpuherd's own; a job can't set it")

@@ -111,7 +111,7 @@ class Deciding:
         if self._desk.awaits_driver:
             self._tell.notice(
                 f"no GPUs yet: {self._desk.problem}; jobs that need a GPU wait until the driver answers"
-                " (with CUDA_VISIBLE_DEVICES= they run on the CPU)"
+                f" (with {self._desk.hiding_variable}= they run on the CPU)"
             )
         elif self._desk.problem is not None:
             slots = self.limits().cpu_slots

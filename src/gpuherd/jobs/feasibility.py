@@ -226,7 +226,7 @@ def dispatchers_machine(run: RunDirectory) -> KnownMachine | None:
 
 def look_at_machine() -> KnownMachine | None:
     """The GPUs of this machine, by a query of the driver; None if there are none, or the driver can't read one."""
-    from gpuherd.gpus.driver import machine
+    from gpuherd.gpus.query import machine
 
     gpus = machine(processes=False).gpus
     if not gpus or any(gpu.problem is not None and not gpu.mig_instances for gpu in gpus):

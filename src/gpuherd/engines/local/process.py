@@ -10,9 +10,9 @@ Between gpuherd and the job stands a shell with one constant script. It does thr
   they do, no longer and no shorter than the work. It may have inherited the open lock file before it is locked: the
   lock belongs to the open file, and so to all who have it.
 
-The job's words reach the shell only as "$@" and are never parsed by it. CUDA's renumbering of GPUs happens here and
-nowhere else: CUDA_VISIBLE_DEVICES is set in the job's own environment, together with the order that makes it mean the
-PCI index. What to run and when is decided elsewhere.
+The job's words reach the shell only as "$@" and are never parsed by it. GPUs are renumbered here and nowhere else:
+``gpus.visible`` says which variables of the job's own environment show it its GPUs. What to run and when is decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING
 from gpuherd.engines import progress
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, Lock, ProcessId, Traces, Tree, identify, locks_held, path_of
 from gpuherd.errors import GpuherdError
+from gpuherd.gpus.visible import ORDER, PCI_ORDER, VARIABLES, chosen_in, without
+from gpuherd.gpus.visible import environment as visible_environment
 
 if TYPE_CHECKING:  # a leader on a node imports this, and is to begin at once
     from gpuherd.gpus.state import Gpu
@@ -47,10 +49,14 @@ if TYPE_CHECKING:  # a leader on a node imports this, and is to begin at once
 # The traps let the shell outlive a signal to the group; the job gets the default actions back. The names are long
 # because a variable that the job's environment has by the same name would be changed for the job too.
 _SHELL = "/bin/sh"
-_SCRIPT = """\
+_SCRIPT = f"""\
 gpuherd_status=$1
 shift
-read -r gpuherd_up CUDA_VISIBLE_DEVICES || exit 75
+read -r gpuherd_up gpuherd_gpus || exit 75
+if [ -n "$gpuherd_gpus" ]; then
+unset {" ".join(VARIABLES)}
+export $gpuherd_gpus
+fi
 exec </dev/null
 echo "
 $GPUHERD_ATTEMPT started $gpuherd_up" >>"$gpuherd_status" || exit 75
@@ -63,7 +69,6 @@ $GPUHERD_ATTEMPT exit $gpuherd_code $gpuherd_up" >>"$gpuherd_status"
 exit "$gpuherd_code"
 """
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _HIGHEST_SIGNAL = 64
 _MAY_PASS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
@@ -112,8 +117,8 @@ class Launch:
         gpus: the GPUs that the job sees, in this order; () hides all of them.
         lease_fds: open lease files that the job's processes keep open.
         ahead_fds: open files that may become its leases before it gets its go-ahead (``LocalProcess.assign``).
-        inherits_gpus: an engine has chosen the GPUs: CUDA_VISIBLE_DEVICES is what the inherited environment says, and
-            is not set where that says nothing; ``gpus`` is ().
+        inherits_gpus: an engine has chosen the GPUs: the job sees those that the inherited environment says, or all
+            where that says nothing; ``gpus`` is ().
         threads: CPU threads that this job may use, told to the numeric libraries unless the user told them something.
     """
 
@@ -146,7 +151,6 @@ class LocalProcess:
         status: Path,
         child: subprocess.Popen[bytes] | None,
         go_fd: int | None,
-        visible: str = "",
     ):
         self.identity = traces.leader
         self.traces = traces
@@ -154,12 +158,12 @@ class LocalProcess:
         self._status = status
         self._child = child
         self._go_fd = go_fd
-        self._visible = visible
+        self._gpus = ""
         self._went = child is None
 
     def assign(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> None:
         """Other GPUs for a process that still waits for ``go``, with leases that it was given when it was started."""
-        self._visible = _cuda_names(gpus)
+        self._gpus = " ".join(f"{name}={value}" for name, value in visible_environment(gpus).items())
         self.traces = replace(self.traces, locks=_locks(lease_fds))
 
     def waits_for_go(self) -> bool:
@@ -174,7 +178,7 @@ class LocalProcess:
             # A shell that was killed meanwhile leaves a broken pipe; its end is noticed through the pidfd.
             with suppress(BrokenPipeError):
                 since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-                os.write(self._go_fd, f"{since_boot_s:.2f} {self._visible}\n".encode())
+                os.write(self._go_fd, f"{since_boot_s:.2f} {self._gpus}\n".encode())
                 self._went = True
             os.close(self._go_fd)
             self._go_fd = None
@@ -258,7 +262,7 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
         if identity is None:
             raise CannotStart(f"can't find process {child.pid} in /proc, where gpuherd needs to see its jobs")
         traces = Traces(launch.tag, identity, _locks(launch.lease_fds))
-        return LocalProcess(traces, launch.status, child, write_end, environment.get(_VISIBLE, ""))
+        return LocalProcess(traces, launch.status, child, write_end)
     except BaseException:
         # Out of descriptors, say. The shell must not wait on for a go-ahead that never comes, with the leases in hand.
         os.close(write_end)
@@ -268,10 +272,6 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
 
 def _locks(descriptors: Sequence[int]) -> frozenset[Lock]:
     return frozenset(Lock(path_of(descriptor), os.getpid()) for descriptor in descriptors)
-
-
-def _cuda_names(gpus: Sequence[Gpu]) -> str:
-    return ",".join(gpu.cuda_name for gpu in gpus)
 
 
 def _reason(problem: OSError | ValueError) -> str:
@@ -347,16 +347,9 @@ def job_environment(inherited: Mapping[str, str], launch: Launch) -> dict[str, s
     if launch.threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         # Each library would otherwise start a thread a core in every job at once.
         environment |= dict.fromkeys(THREAD_VARIABLES, str(launch.threads))
-    environment.pop(_VISIBLE, None)
-    if not launch.inherits_gpus:
-        environment[_VISIBLE] = _cuda_names(launch.gpus)
-    elif _VISIBLE in inherited:
-        environment[_VISIBLE] = inherited[_VISIBLE]
-    environment |= {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        ATTEMPT_VARIABLE: launch.tag,
-        progress.VARIABLE: str(launch.progress),
-    }
+    shown = {ORDER: PCI_ORDER, **chosen_in(inherited)} if launch.inherits_gpus else visible_environment(launch.gpus)
+    environment = without(environment) | shown
+    environment |= {ATTEMPT_VARIABLE: launch.tag, progress.VARIABLE: str(launch.progress)}
     return environment
 
 

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.state import Gpu, Maker
+from gpuherd.gpus.visible import variable_of
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.retry import Seen
@@ -126,6 +127,11 @@ class GpuDesk:
     def problem(self) -> str | None:
         """Why there are no GPUs, None when there are some or nobody wants one."""
         return None if self._watch is None else self._watch.problem
+
+    @property
+    def hiding_variable(self) -> str:
+        """The environment variable that, when empty, runs jobs on the CPU."""
+        return variable_of(Maker.NVIDIA if self._watch is None else self._watch.maker)
 
     @property
     def awaits_driver(self) -> bool:

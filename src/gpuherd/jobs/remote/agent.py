@@ -24,6 +24,8 @@ from pathlib import Path
 
 from gpuherd.engines.world import Failure, NodeSide, Others, Stop, World, free_port, node_side
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.gpus.visible import chosen_in, named_in, without
+from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.jobs import clock
 from gpuherd.jobs.remote.node_job import Part
 from gpuherd.jobs.remote.protocol import (
@@ -41,14 +43,12 @@ from gpuherd.jobs.remote.protocol import (
     read_ended,
     say,
     take,
-    visible_gpus,
 )
 
 # What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
 PATIENCE_S = 60.0
 _LOOK_S = 0.1
 _TOO_EARLY = "TOO_EARLY"  # of ``settle.Blameless``, which takes long to load
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANK = "gpuherd.jobs.remote.node_rank"
 _TIME_UP = signal.SIGUSR1
 # SIGUSR2 is Grid Engine's word that SIGKILL follows.
@@ -151,12 +151,7 @@ def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[st
     ``NodeSide.own_environment_wins``."""
     wins = node_side(told.engine).own_environment_wins
     merged = {**told.environment, **own} if wins else {**own, **told.environment}
-    merged.pop(_VISIBLE, None)
-    if order.gpus == 0:
-        merged[_VISIBLE] = ""
-    elif _VISIBLE in own:
-        merged[_VISIBLE] = own[_VISIBLE]
-    return merged
+    return without(merged) | (visible_environment(()) if order.gpus == 0 else chosen_in(own))
 
 
 def _missing(order: Order, stop: Stop) -> str | None:
@@ -231,7 +226,7 @@ def _claim(
         node=node,
         others=tuple(name for name in further if name != node),
         handle=handle or side.handle(os.environ),
-        gpus=visible_gpus(inherited),
+        gpus=named_in(inherited),
         pid=os.getpid(),
     )
 

@@ -19,6 +19,7 @@ from gpuherd.engines.base import Engine, Inside, Placement
 from gpuherd.engines.options import EngineOptions, engine_values, for_this_machine
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
+from gpuherd.gpus.visible import hide_unless_named
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
@@ -77,7 +78,7 @@ def place_inside(
     found = options.spec.inside(wanted, options, submitted, _tell)
     if found is not None:
         # Where the engine has given this process no GPU, those that the machine has are others'.
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+        hide_unless_named(os.environ)
     return found
 
 

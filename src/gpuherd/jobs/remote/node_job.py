@@ -55,9 +55,9 @@ class Peak:
     def _look(self) -> None:
         if self._over.wait(self._first_s):
             return
-        from gpuherd.gpus.driver import Nvml  # here: the job runs by now, and need not wait for this
+        from gpuherd.gpus.query import GpuReader  # here: the job runs by now, and need not wait for this
 
-        driver = Nvml()
+        driver = GpuReader()
         while gpus := driver.snapshot().gpus:
             self.mb = most(gpus, self._pids(), self.mb)
             if self._over.wait(self._every_s):

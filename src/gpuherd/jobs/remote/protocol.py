@@ -18,6 +18,7 @@ from gpuherd.atomic import NO_LINKS, atomic_write
 from gpuherd.engines.local.process import CannotStart
 from gpuherd.engines.world import Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
+from gpuherd.gpus.visible import VARIABLES
 
 # What a node is told of the attempts of one batch: a file that is written once, before the batch is handed over, and
 # lies where all nodes see it. For its owner alone: commands and environments may hold secrets.
@@ -26,10 +27,7 @@ from gpuherd.errors import ExitCode, UsageError, one_line
 
 _OF_A_MACHINE = frozenset(
     {
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "GPU_DEVICE_ORDINAL",
-        "ROCR_VISIBLE_DEVICES",
+        *VARIABLES,
         "HOSTNAME",
         "TMPDIR",
         "XDG_RUNTIME_DIR",
@@ -203,7 +201,7 @@ class Claim:
         void: nobody runs it: its follower has made sure that it never begins, or its leader has, which was started
             before what the attempt needs had succeeded.
         node, handle: where it runs, and the engine's word for it there.
-        gpus: what CUDA_VISIBLE_DEVICES holds there, taken apart.
+        gpus: the names of its GPUs there (``gpus.visible.named_in``).
         others: the names of its further nodes, where they are known.
         pid: its leader on the node.
         why: of a void one, why it was taken back (a name of ``settle.Blameless``); "" where the engine knows.
@@ -250,11 +248,6 @@ class EndReport:
     def well(self) -> bool:
         """Whether the job has succeeded; also when it was told to end and had done its work."""
         return self.started and self.code == 0 and self.has_result
-
-
-def visible_gpus(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES holds, taken apart."""
-    return tuple(name for name in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
 
 
 def take(path: Path, claim: Claim) -> bool:
