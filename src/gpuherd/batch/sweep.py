@@ -298,59 +298,59 @@ def check_keys(keys: Iterable[str]) -> None:
             raise BadParameter(f"unknown key {key!r}; {hint}", key)
 
 
-def described(said: Mapping[str, str]) -> Distribution:
+def described(given: Mapping[str, str]) -> Distribution:
     """The distribution that keys like ``low`` and ``high`` describe. Raises BadParameter with a sentence.
 
     >>> described({"low": "1", "high": "8"}).size(), described({"low": "0.0", "high": "1", "step": "0.5"}).size()
     (8, 3)
     """
-    check_keys(said)
-    if said.keys() & set(_NORMAL):
-        return _normal(said)
+    check_keys(given)
+    if given.keys() & set(_NORMAL):
+        return _normal(given)
     for key in ("low", "high"):
-        if key not in said:
+        if key not in given:
             raise BadParameter(f"says nothing of {key}; write {{low: 1, high: 8}}, or a list")
-    return _between(said)
+    return _between(given)
 
 
-def _normal(said: Mapping[str, str]) -> Normal:
-    for key in said:
+def _normal(given: Mapping[str, str]) -> Normal:
+    for key in given:
         if key not in _NORMAL:
             raise BadParameter(f"{key} doesn't go with mean and std", key)
     for key in _NORMAL:
-        if key not in said:
+        if key not in given:
             raise BadParameter(f"says nothing of {key}; write {{mean: 0, std: 1}}")
-    mean, std = (float(_number(said, key)) for key in _NORMAL)
+    mean, std = (float(_number(given, key)) for key in _NORMAL)
     if std <= 0:
-        raise BadParameter(f"std={said['std']} is not above 0", "std")
+        raise BadParameter(f"std={given['std']} is not above 0", "std")
     return Normal(mean, std)
 
 
-def _between(said: Mapping[str, str]) -> Distribution:
-    low, high = _number(said, "low"), _number(said, "high")
+def _between(given: Mapping[str, str]) -> Distribution:
+    low, high = _number(given, "low"), _number(given, "high")
     if high < low:
-        raise BadParameter(f"high={said['high']} is below low={said['low']}", "high")
+        raise BadParameter(f"high={given['high']} is below low={given['low']}", "high")
     try:
-        log = yes_no(said.get("log", "false"))
+        log = yes_no(given.get("log", "false"))
     except ValueError as problem:
         raise BadParameter(f"log: {problem}", "log") from None
-    whole = all(_WHOLE.fullmatch(said[key]) for key in ("low", "high", "step") if key in said)
-    if log and "step" in said:
+    whole = all(_WHOLE.fullmatch(given[key]) for key in ("low", "high", "step") if key in given)
+    if log and "step" in given:
         raise BadParameter("step doesn't go with log: true; leave one of them out, or write a list", "step")
     if log and low <= 0:
-        raise BadParameter(f"low={said['low']} is not above 0, and has no logarithm", "low")
-    if "step" in said:
-        step = _number(said, "step")
+        raise BadParameter(f"low={given['low']} is not above 0, and has no logarithm", "low")
+    if "step" in given:
+        step = _number(given, "step")
         if step <= 0:
-            raise BadParameter(f"step={said['step']} is not above 0", "step")
+            raise BadParameter(f"step={given['step']} is not above 0", "step")
         return Steps(low, step, int((high - low) // step) + 1, whole)
     if whole:
         return WholeLog(int(low), int(high)) if log else Steps(low, Fraction(1), int(high - low) + 1, whole)
     return Between(float(low), float(high), log)
 
 
-def _number(said: Mapping[str, str], key: str) -> Fraction:
-    word = said[key]
+def _number(given: Mapping[str, str], key: str) -> Fraction:
+    word = given[key]
     if not _REAL.fullmatch(word):
         raise BadParameter(f"{key}={word!r} is not a number", key)
     exact = Fraction(word)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from gpuherd.batch.run import RunOptions
-from gpuherd.engines.options import EngineOptions, as_for_jobs, engine_values, for_one_command, refuse_ranks
+from gpuherd.engines.options import EngineOptions, engine_values, for_one_command, refuse_ranks
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.options import option
+from gpuherd.options import option, same_option
 from gpuherd.posttrain.learning.launching import Where
 from gpuherd.units import count
 
@@ -85,9 +85,9 @@ class TrainOptions(EngineOptions):
     max_checks: int | None = _as_for_run("max_checks")  # type: ignore[assignment]
     check_interval: float = _as_for_run("check_interval")  # type: ignore[assignment]
 
-    cpus_per_job: int | None = as_for_jobs("cpus_per_job")
-    host_mem: int | None = as_for_jobs("host_mem")
-    notice: float = as_for_jobs("notice")
+    cpus_per_job: int | None = same_option(EngineOptions, "cpus_per_job")
+    host_mem: int | None = same_option(EngineOptions, "host_mem")
+    notice: float = same_option(EngineOptions, "notice")
 
     def __post_init__(self) -> None:
         super().__post_init__()
