@@ -296,14 +296,10 @@ def _running(attempt: Shown) -> JobStatus:
     )
 
 
-# What a run tells beyond its own terminal and files: metrics for Prometheus, and notices. Begun and ended here.
-#
-# Each is imported only when it is asked for: a run without them pays nothing.
-
-
-class Outward:
-    """A context around a run. Raises UsageError for a command or an address that could never work, and on entering for
-    a port that is taken. ``serve``: the run stays when all is done, and more may come.
+class MonitorServices:
+    """The metrics endpoint and the notifications of a run, as a context around it. Each is imported only when the
+    options ask for it. Raises UsageError for a command or an address that could never work, and on entering for a port
+    that is taken. ``serve``: the run stays when all is done.
     """
 
     def __init__(self, run: RunDirectory, options: DispatchOptions, *, serve: bool = False):
@@ -313,13 +309,13 @@ class Outward:
         self._notifier: Notifier | None = None
         self._outcome: Outcome | None = None
         if options.notify_command or options.webhook:
-            from gpuherd.jobs.monitor.notify import Notifier, Ways
+            from gpuherd.jobs.monitor.notify import Channels, Notifier
 
-            ways = Ways.of(options.notify_command, options.webhook)
-            self._notifier = Notifier(ways, str(run.root), self._counts if serve else None)
+            channels = Channels.of(options.notify_command, options.webhook)
+            self._notifier = Notifier(channels, str(run.root), self._counts if serve else None)
 
-    def and_to(self, on_event: Callable[[Event], None] | None) -> Callable[[Event], None] | None:
-        """A listener that passes events on to the notices and to this one."""
+    def listener(self, on_event: Callable[[Event], None] | None) -> Callable[[Event], None] | None:
+        """A listener that passes events on to the notifications and to this one."""
         notifier = self._notifier
         if notifier is None:
             return on_event
@@ -332,18 +328,18 @@ class Outward:
         return both
 
     def _counts(self) -> Counts:
-        """How the queue stands now; asked for in the notices' own thread."""
+        """The counts now; called in the notifier's thread."""
         from gpuherd.jobs.monitor.status import opened, read_counts
 
         with opened(self._run) as reader:
             return read_counts(reader)
 
     def ended(self, outcome: Outcome) -> Outcome:
-        """Takes note of how the run has ended, and gives it back."""
+        """Takes the outcome for the last notice, and returns it."""
         self._outcome = outcome
         return outcome
 
-    def __enter__(self) -> Outward:
+    def __enter__(self) -> MonitorServices:
         if self._port is not None:
             from gpuherd.jobs.monitor.prometheus import MetricsServer
 
@@ -355,6 +351,6 @@ class Outward:
     ) -> None:
         if self._server is not None:
             self._server.close()
-        # Who called it wrongly sits in front of it.
+        # A wrong call needs no notice: the user sees its message.
         if self._notifier is not None and not isinstance(error, UsageError):
             self._notifier.close(self._outcome)

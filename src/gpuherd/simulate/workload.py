@@ -291,9 +291,8 @@ def read_queue(path: Path) -> Recorded:
         rows = reader.rows(
             "SELECT spec FROM jobs WHERE submission = (SELECT value FROM meta WHERE key = 'submission') ORDER BY id"
         )
-        paused = "a.paused_s" if reader.has("attempts", "paused_s") else "0"
         attempts = reader.rows(
-            f"SELECT j.name, a.state, a.class, a.ended_mono - a.started_mono - {paused}"  # noqa: S608
+            "SELECT j.name, a.state, a.class, a.ended_mono - a.started_mono - a.paused_s"
             " FROM attempts a JOIN jobs j ON j.id = a.job"
             " WHERE a.state IN ('done', 'failed') AND a.ended_mono IS NOT NULL ORDER BY a.id"
         )

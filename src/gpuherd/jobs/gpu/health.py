@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +13,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue.store import Queue
+from gpuherd.units import duration
 
 # Which GPUs are left out for a while because jobs fail on them, and until when. Pure; the caller keeps the time.
 #
@@ -181,7 +183,7 @@ def excluded(healths: Healths, now: float) -> dict[str, str]:
     {}
     """
     return {
-        uuid: f"left out for {_length((health.until or now) - now)} more: {health.reason}"
+        uuid: f"left out for {duration(math.ceil((health.until or now) - now), parts=1)} more: {health.reason}"
         for uuid, health in healths.items()
         if health.is_out(now)
     }
@@ -238,14 +240,6 @@ def _probability(row: Sequence[JobEnding], sound: Sequence[Health]) -> float:
 def _share(outcomes: Sequence[JobEnding]) -> float:
     crashes = sum(not outcome.ok for outcome in outcomes)
     return (crashes + _PRIOR_JOBS * _PRIOR_CRASH) / (len(outcomes) + _PRIOR_JOBS)
-
-
-def _length(seconds: float) -> str:
-    """A length of time in steps of seconds, then minutes, then hours, rounded up."""
-    if seconds <= 60:
-        return f"{-int(-seconds // 1)} s"
-    minutes = -int(-seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
 
 
 # The dispatcher's book of GPUs on which jobs fail: what ``quarantine`` says, kept in the queue over restarts.

@@ -1,8 +1,7 @@
 """Reads a queue's file without ever changing it or holding its dispatcher up.
 
 For those who only look: ``gpuherd status``, ``top``, ``logs``, and Prometheus. The connection is read-only, so that no
-defect here can harm a run; in WAL mode a reader never waits for the writer nor the writer for it. Files of an older
-gpuherd are read as they are, with what they don't hold yet as NULL. What the rows mean is the business of the callers.
+defect here can harm a run; in WAL mode a reader never waits for the writer nor the writer for it.
 """
 
 from __future__ import annotations
@@ -69,7 +68,6 @@ class QueueReader:
             raise _unreadable(path, problem) from problem
         try:
             self._refuse_strangers()
-            self._columns = {table: self._columns_of(table) for table in ("jobs", "attempts", "family_ends")}
         except sqlite3.Error as problem:
             self._db.close()
             raise _unreadable(path, problem) from problem
@@ -115,10 +113,6 @@ class QueueReader:
         found = self.rows(query, values)
         return found[0] if found else None
 
-    def has(self, table: str, column: str) -> bool:
-        """Whether the file knows this column of ``jobs`` or ``attempts``; files of an older gpuherd lack some."""
-        return column in self._columns[table]
-
     def can(self, query: str) -> bool:
         """Whether this SQLite understands the query."""
         try:
@@ -126,11 +120,6 @@ class QueueReader:
         except sqlite3.OperationalError:
             return False
         return True
-
-    def column(self, table: str, name: str, alias: str = "") -> str:
-        """The column for a SELECT, or NULL under its name where the file has none."""
-        prefix = f"{alias}." if alias else ""
-        return f"{prefix}{name}" if self.has(table, name) else f"NULL AS {name}"
 
     def _refuse_elsewhere(self) -> None:
         """Again and again: somebody may begin on another machine while a log is followed on this one."""
@@ -144,9 +133,6 @@ class QueueReader:
         if int(self._db.execute("PRAGMA application_id").fetchone()[0]) != APPLICATION:
             raise QueueUnreadable(f"{self.path} is no gpuherd queue")
         refuse_other_version(self.path, int(self._db.execute("PRAGMA user_version").fetchone()[0]))
-
-    def _columns_of(self, table: str) -> frozenset[str]:
-        return frozenset(row["name"] for row in self._db.execute(f"PRAGMA table_info({table})"))
 
 
 def is_there(path: Path) -> bool:

@@ -37,7 +37,7 @@ def read_timeline(queue: Path, algorithms: Collection[str], most_bars: int = MOS
             "SELECT jobs.name AS name, attempts.state AS state, attempts.gpus AS gpus, attempts.labels AS labels, "
             "attempts.started_at AS started_at, attempts.ended_at AS ended_at, attempts.class AS class, "
             "attempts.reason AS reason, attempts.exit_code AS exit_code, "
-            + f"{reader.column('attempts', 'engine', 'attempts')}, {reader.column('attempts', 'node', 'attempts')} "
+            "attempts.engine AS engine, attempts.node AS node "
             "FROM attempts JOIN jobs ON jobs.id = attempts.job ORDER BY attempts.started_at"
         )
     try:
