@@ -39,11 +39,11 @@ def head(look: Look, run: str, width: int) -> Text:
     if status is None:
         second.append(clean(look.problem or ""), style="yellow")
     else:
-        told = at_work(status)
-        if status.dispatcher is None and len(told) > width // 2:
-            told = told.partition(";")[0]  # the folder matters more than the remedy
-        second.append(_shortened(run, max(12, width - len(told) - 3)), style="cyan")
-        second.append(f" · {told}", style="" if status.dispatcher else "yellow")
+        text = at_work(status)
+        if status.dispatcher is None and len(text) > width // 2:
+            text = text.partition(";")[0]  # the folder matters more than the remedy
+        second.append(_shortened(run, max(12, width - len(text) - 3)), style="cyan")
+        second.append(f" · {text}", style="" if status.dispatcher else "yellow")
     second.truncate(width, overflow="ellipsis")
     return Text("\n").join([first, second])
 

@@ -182,11 +182,13 @@ def excluded(healths: Healths, now: float) -> dict[str, str]:
     >>> excluded(health, now=600.0)
     {}
     """
-    return {
-        uuid: f"left out for {duration(math.ceil((health.until or now) - now), parts=1)} more: {health.reason}"
-        for uuid, health in healths.items()
-        if health.is_out(now)
-    }
+    sentences = {}
+    for uuid, left_s in ((uuid, at - now) for uuid, at in returns(healths, now).items()):
+        step = 60 if left_s > 60 else 1  # rounded up: a GPU never comes back later than the sentence says
+        sentences[uuid] = (
+            f"left out for {duration(step * math.ceil(left_s / step), parts=1)} more: {healths[uuid].reason}"
+        )
+    return sentences
 
 
 def returns(healths: Healths, now: float) -> dict[str, float]:
