@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,3 +116,10 @@ def make_adapter(tmp_path: Path) -> MakeModel:
         return folder
 
     return make
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that all nodes of a test cluster see."""
+    with tempfile.TemporaryDirectory(prefix="shows-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        yield Path(name)

@@ -22,7 +22,7 @@ from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs.control.client import send
 from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.settings import user_file
 
 __all__ = ["cluster"]
 

@@ -268,7 +268,7 @@ def test_the_display_is_told_why_a_job_waits_and_how_far_it_is(tmp_path: Path, s
         """The GPU becomes free when the wait was told, and the job ends when its progress was."""
         if "2000 MB used" in (picture.waiting_for or ""):
             occupation.release()
-        if any(line.attempt is not None and line.attempt.progress is not None for line in picture.running):
+        if any(job.attempt is not None and job.attempt.progress is not None for job in picture.running):
             seen.touch()
 
     code = (

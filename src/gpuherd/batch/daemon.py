@@ -24,6 +24,7 @@ from gpuherd.batch.user_queue import open_folder
 from gpuherd.engines import host
 from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import ExitCode, GpuherdError, QueueBusy
+from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.run_dir import RunDirectory
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 START_WITHIN_S = 60.0
 # What a process needs anywhere, and what describes GPUs, real and simulated ones. Kept besides: proxies, by which
 # notices to a webhook go, and what says how to reach an engine.
-_KEPT = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM"})
+_KEPT = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM", *VARIABLES})
 _KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL")
 _LOG_BYTES, _LOGS_KEPT = 10 * 2**20, 3
 _LOOK_S = 0.05

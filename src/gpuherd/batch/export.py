@@ -20,9 +20,8 @@ from gpuherd.engines.base import ExportJob, Placement
 from gpuherd.engines.export import quoted
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.jobs.job import Job, JobState, Planner, check_needs
+from gpuherd.jobs.job import Job, JobState, Planner, check_needs, job_of
 from gpuherd.jobs.queue.reader import QueueReader, is_there
-from gpuherd.jobs.queue.submission import job_of
 from gpuherd.jobs.run_dir import RunDirectory
 
 # Beside a job's own time limit: to begin, and to end after SIGTERM.

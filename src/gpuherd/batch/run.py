@@ -24,6 +24,8 @@ from gpuherd.engines.local.process import THREAD_VARIABLES
 from gpuherd.engines.options import EngineOptions, for_one_command
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, UsageError
+from gpuherd.gpus.visible import environment as visible_environment
+from gpuherd.gpus.visible import without
 from gpuherd.jobs import clock
 from gpuherd.jobs.job import Job, ModelUse, Planner, job_name, model_use
 from gpuherd.jobs.options import DispatchOptions, GpuOptions
@@ -180,10 +182,7 @@ def become(
         inherited: the descriptors that we were given; of all others the command gets only the leases.
         threads: CPU threads that numeric libraries are told, unless the user has told them something.
     """
-    environment = os.environ | {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(gpu.cuda_name for gpu in taken.gpus),
-    }
+    environment = without(os.environ) | visible_environment(taken.gpus)
     if threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         environment |= dict.fromkeys(THREAD_VARIABLES, str(threads))
     replace_process(program, argv, environment, inherited, keep={lease.fd for lease in taken.leases})

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.batch.feasibility import (
+from gpuherd.engines.options import ENGINES
+from gpuherd.engines.registry import LOCAL
+from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
+from gpuherd.gpus.visible import without
+from gpuherd.jobs.control.messages import wake
+from gpuherd.jobs.feasibility import (
     look_at_machine,
     refuse_beyond_this_machine,
     refuse_if_dispatcher_would,
     refuse_if_never,
     refuse_missing_folder,
 )
-from gpuherd.batch.job_options import GPU_VARIABLES
-from gpuherd.engines.options import ENGINES
-from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
-from gpuherd.jobs.control.messages import wake
 from gpuherd.jobs.job import Job, JobState, check_needs
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.records import QueuedJob
@@ -129,11 +129,7 @@ def with_surroundings(job: Job, environment: Mapping[str, str], cwd: str) -> Job
     It doesn't get the variables that choose GPUs, which are chosen when it starts, nor those of gpuherd itself.
     """
     folder = os.path.join(cwd, job.cwd or "")  # noqa: PTH118 - text: a job's folder need not exist here and now
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if name not in GPU_VARIABLES and not name.startswith("GPUHERD_")
-    }
+    kept = {name: value for name, value in without(environment).items() if not name.startswith("GPUHERD_")}
     # Its identity leaves the environment out: half of what a shell exports changes from one terminal to the next.
     return replace(job, env=kept, cwd=folder, identity=json.dumps([job.argv, folder]))
 

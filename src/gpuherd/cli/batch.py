@@ -11,9 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch.assemble import read_engine
+from gpuherd.batch.assemble import BadJobFile, read_engine
 from gpuherd.batch.batch import BatchOptions, PlannedJob
-from gpuherd.batch.job_options import BadJobFile
 from gpuherd.cli.common import add_command, add_run
 from gpuherd.cli.job_start import fill_from_block, load_for
 from gpuherd.engines.options import EngineOptions, engine_values
@@ -37,8 +36,6 @@ examples:
   gpuherd batch commands.txt --dry-run                    what would run, and what can't
   gpuherd batch jobs.yaml --output-dir sweep --order longest --timeout 2h
   generate-commands | gpuherd batch - --shell
-  gpuherd batch commands.txt --engine slurm --partition gpu --time-limit 4h --array-limit 16
-  salloc --gres=gpu:4, and in it: gpuherd batch commands.txt --engine slurm --in-allocation     on the GPUs of that job
   gpuherd --simulate 4x40GB batch commands.txt            try it without GPUs
 
 In commands.txt a line above a command says what it needs:
@@ -86,7 +83,7 @@ def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
     from gpuherd.batch.batch import plan
 
     planned = plan(args.file, options, _planner(options))
-    # Inside of a SLURM job they may run on this machine.
+    # Inside of a job of the cluster they may run on this machine.
     engine = LOCAL if planned and planned[0].asks is None else options.engine
     if args.json:
         _print_json({"engine": engine, "jobs": [_planned_entry(each) for each in planned]})
@@ -184,19 +181,16 @@ def _print_json(told: dict[str, Any]) -> None:
 
 
 EXPORT = """\
-Writes jobs as files that a person can read, change and submit by hand: for SLURM a script and a file of commands for
-each group of like jobs, and submit.sh, which submits them with what they need; for a shell one script, a block a job.
-They run the commands themselves: gpuherd need not be there.
+Writes jobs as files that a person can read, change and submit by hand: for a cluster the scripts of each group of like
+jobs, and submit.sh, which submits them with what they need; for a shell one script, a block a job. They run the
+commands themselves: gpuherd need not be there.
 
 The jobs are those of a job file, as for gpuherd batch, or the waiting ones of a run's folder. So every command's plan
 can be exported: give the command --enqueue-only, and export its folder.
 
 examples:
-  gpuherd export --to slurm jobs.yaml --output slurm --partition gpu --time-limit 4h
   gpuherd export --to shell commands.txt --output by-hand
-  gpuherd export --to slurm commands.txt --output slurm --dry-run          shows the files, and writes none
   gpuherd esd --model-list models.csv --output-dir results --enqueue-only
-  gpuherd export --to slurm results --output results/slurm --account lab
 """
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from gpuherd.cli import COMMANDS
 from gpuherd.columns import Column, fitted, window
 from gpuherd.engines.options import ENGINES
-from gpuherd.engines.registry import LOCAL
+from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import UsageError
 from gpuherd.options import Parser
 
@@ -30,8 +30,13 @@ if TYPE_CHECKING:
 
 
 def add_command(subparsers: argparse._SubParsersAction[Parser], name: str, description: str) -> Parser:
-    """The parser of a command of ``COMMANDS``, with ``description`` and its examples in its --help."""
-    parser = subparsers.add_parser(name.rpartition(" ")[2], help=COMMANDS[name].summary, description=description)
+    """The parser of a command of ``COMMANDS``, with ``description`` and its examples in its --help; the engines' own
+    examples stand behind the others."""
+    before, heading, examples = description.partition("examples:\n")
+    end = examples.find("\n\n") + 1 or len(examples)
+    of_engines = "".join(spec.examples.get(name, "") for spec in specs())
+    text = before + heading + examples[:end] + of_engines + examples[end:]
+    parser = subparsers.add_parser(name.rpartition(" ")[2], help=COMMANDS[name].summary, description=text)
     parser.set_defaults(parser=parser)
     # Also accepted after the command, where people put it; it must not reset a value given before the command.
     parser.add_argument("--simulate", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -207,15 +212,13 @@ def usual_engine(*, starts_jobs: bool = False) -> str:
     Raises UsageError for wrong settings where the command starts or adds jobs (``starts_jobs``).
     """
     from gpuherd.errors import UsageError
-    from gpuherd.jobs.settings_place import user_file
+    from gpuherd.jobs.settings import load, user_file
 
     try:
         if not user_file().exists():
             return LOCAL
     except RuntimeError:  # a user without a home folder has no settings in it
         return LOCAL
-    from gpuherd.jobs.settings import load
-
     try:
         return load().engine
     except UsageError as problem:

@@ -30,8 +30,6 @@ Exits with 0 when all is well and with 1 when something is wrong.
 examples:
   gpuherd doctor
   gpuherd doctor --json
-  gpuherd doctor --engine slurm                SLURM: programs, controller, accounting, partitions, this folder
-  gpuherd doctor --engine ray --ray-address node7:6379
   gpuherd --simulate 8x40GB doctor
 """
 

@@ -28,7 +28,6 @@ examples:
   gpuherd posttrain experiment.name=mine --config mine.yaml algos.PITA.lr=1e-5 --max-gpus 8
   gpuherd posttrain experiment.name=first --dry-run       the jobs as a tree, with GPUs and memory
   gpuherd posttrain --resume outputs/first/2026-11-22_04-30-00
-  gpuherd posttrain experiment.name=first --engine slurm --partition gpu --node-gpus 4xA100-80GB
   gpuherd posttrain --test-setup                          are GPUs found, and do jobs get one each?
   gpuherd --simulate 4x80GB posttrain experiment.name=try models=gpt2 --dry-run
 
@@ -107,7 +106,7 @@ def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Conso
     """The guide's tests of a set-up. Where there are no GPUs two are pretended, so that the ways of work are tried."""
     if args.overrides or options.resume or options.config or options.dry_run:
         raise UsageError("--test-setup has a small experiment of its own; leave all that speaks of another out")
-    from gpuherd.gpus.driver import machine
+    from gpuherd.gpus.query import machine
     from gpuherd.gpus.visible import visible_now
     from gpuherd.posttrain.rounds.setup_check import check_setup
 
@@ -141,7 +140,6 @@ examples:
   gpuherd train --config config.yaml --device cpu --output outputs/try
   gpuherd train --config config.yaml --num-gpus 8 --dry-run   what would run, and will it fit
   gpuherd train --resume --output outputs/try                 go on with what was stopped
-  gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --engine slurm --partition gpu --time-limit 4h
   gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500
 
 The words behind are settings over the file's, key=value. docs/train.md tells of every key.

@@ -31,7 +31,6 @@ examples:
   gpuherd submit --num-gpus 1-4 --mem 30GB --name large --priority 5 -- python train.py
   gpuherd submit --needs large --timeout 2h -- python evaluate.py
   gpuherd submit --model llama-3.1-70b --batch 8 -- python generate.py     GPUs and memory by the model's plan
-  gpuherd submit --engine slurm --nodes 2 --num-gpus 4 -- torchrun --nproc-per-node 4 train.py
   gpuherd up                                       begin to work the queue off
   gpuherd status                                   how it stands
 
@@ -133,8 +132,6 @@ examples:
   gpuherd up --max-gpus 4
   gpuherd up --gpu-list 4 5 6 7 --yield requeue
   gpuherd up --foreground                          for systemd, or to look on
-  gpuherd up --engine slurm --partition gpu        your queue for SLURM, to which gpuherd submit --engine slurm adds
-  salloc --gres=gpu:4, and in it: gpuherd up --engine local     your queue of this machine, on the GPUs of that job
   gpuherd status                                   how it stands
   gpuherd set --max-gpus 2                         other options while it works
   gpuherd down
@@ -201,7 +198,6 @@ queue. What waits, waits for the next gpuherd up. What a cluster has goes on the
 examples:
   gpuherd down
   gpuherd down --now
-  gpuherd down --engine slurm
 """
 
 

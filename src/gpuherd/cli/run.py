@@ -10,29 +10,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from gpuherd.batch.feasibility import refuse_beyond_this_machine
 from gpuherd.batch.run import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
 from gpuherd.cli.common import add_command, command_words
 from gpuherd.cli.job_start import load_for, of_a_cluster, of_a_run, planner
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError, printable
+from gpuherd.jobs.feasibility import refuse_beyond_this_machine
 from gpuherd.options import Parser, add_options, build
 
 RUN = """\
 Waits until GPUs are free, takes them, and becomes the command: signals, terminal, pipes and exit status are its own.
-The GPUs are given back when it ends, however it ends. With --engine slurm it becomes SLURM's srun with the command;
-with --engine ray the command is a job of Ray's whose output is shown here; Ctrl-C ends it, and so does a reader of the
-output that has gone (... | head).
+The GPUs are given back when it ends, however it ends. With the --engine of a cluster it becomes the cluster's own
+program for that (SLURM: srun), or where there is none the command is a job of the cluster whose output is shown here;
+Ctrl-C ends it, and so does a reader of the output that has gone (... | head).
 
 examples:
   gpuherd run -- python train.py                     on one free GPU
   gpuherd run --num-gpus 2 --mem 30GB -- torchrun --nproc-per-node 2 train.py
   gpuherd run --wait 10m -- python train.py          give up after 10 minutes, with exit code 75
   gpuherd run --gpu-list 4 5 --no-wait -- python train.py
-  gpuherd run --engine slurm --partition gpu --num-gpus 2 --cpus 8 --time-limit 1h -- python train.py
-  gpuherd run --engine slurm --nodes 2 --num-gpus 4 -- torchrun --nproc-per-node 4 train.py
-  salloc --gres=gpu:4, and in it: gpuherd run --engine slurm --num-gpus 2 -- python train.py     a step of that job
-  gpuherd run --engine ray --ray-address 10.0.0.1:6379 -- python train.py
   gpuherd run --model llama-3.1-8b --batch 8 -- python generate.py      GPUs and memory by the model's plan
 
 Exit codes: the command's own; 75 GPUs not free in time, 126 and 127 as shells do when it can't be run; of a dry

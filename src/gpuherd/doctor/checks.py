@@ -16,7 +16,8 @@ from gpuherd.checks import Answer, CheckResult, Status
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.leases import Holder, LeaseFolder
-from gpuherd.gpus.state import Gpu, Machine, Peer, Proximity
+from gpuherd.gpus.state import Gpu, Machine, Maker, Peer, Proximity
+from gpuherd.gpus.visible import variable_of
 from gpuherd.jobs.settings import load
 
 if TYPE_CHECKING:
@@ -48,11 +49,15 @@ def driver(machine: Machine, cards: int, *, simulated: bool) -> CheckResult:
     if machine.problem is None:
         count = len([gpu for gpu in machine.gpus if gpu.mig_parent is None])
         gpus = "1 GPU" if count == 1 else f"{count} GPUs"
-        detail = f"NVIDIA driver {machine.driver_version}, CUDA {machine.cuda_version}, {gpus}"
+        cuda = "" if machine.cuda_version is None else f"CUDA {machine.cuda_version}, "
+        detail = f"{machine.maker} driver {machine.driver_version}, {cuda}{gpus}"
         return CheckResult("driver", Status.OK, f"{detail}, SIMULATED: jobs run on the CPU" if simulated else detail)
     if simulated:
         detail = f"the simulated driver fails: {machine.problem}"
         return CheckResult("driver", Status.FAIL, detail, "look at the state file that --simulate was given")
+    if machine.maker is Maker.AMD:
+        remedy = "install or repair AMD's driver (amdgpu); in a container, start it with /dev/kfd and /dev/dri"
+        return CheckResult("driver", Status.FAIL, f"no GPU to use: {machine.problem}", remedy)
     if cards == 0:
         detail = f"no GPU to use: {machine.problem}; there is no NVIDIA card here, so everything runs on the CPU"
         return CheckResult("driver", Status.OK, detail)
@@ -61,20 +66,20 @@ def driver(machine: Machine, cards: int, *, simulated: bool) -> CheckResult:
 
 
 def visibility(value: str | None, machine: Machine, shown: Sequence[Gpu]) -> CheckResult:
-    """Explains an inherited CUDA_VISIBLE_DEVICES (``value``), which shows the GPUs ``shown``."""
-    name = "CUDA_VISIBLE_DEVICES"
+    """Explains the inherited list of GPUs (``value``), which shows the GPUs ``shown``."""
+    name, of_nvidia = variable_of(machine.maker), machine.maker is Maker.NVIDIA
     if value is None:
         return CheckResult(name, Status.OK, "not set: gpuherd may use every GPU that is free")
     if not machine.gpus:
         return CheckResult(name, Status.OK, f"is {value!r}, which means nothing without GPUs")
-    remedy = "unset CUDA_VISIBLE_DEVICES to let gpuherd use all GPUs, or correct it"
+    remedy = f"unset {name} to let gpuherd use all GPUs, or correct it"
     if not shown:
         return CheckResult(name, Status.WARN, f"is {value!r}, which hides every GPU: jobs run on the CPU", remedy)
     labels = ", ".join(gpu.label for gpu in shown)
-    detail = f"is {value!r}: gpuherd uses only GPU {labels} (numbers in PCI order)"
+    detail = f"is {value!r}: gpuherd uses only GPU {labels}" + (" (numbers in PCI order)" if of_nvidia else "")
     entries = value.split(",")
     if len(shown) < len(entries):
-        detail += f"; CUDA stops reading at {entries[len(shown)]!r}, which names no GPU"
+        detail += f"; {'CUDA' if of_nvidia else 'ROCm'} stops reading at {entries[len(shown)]!r}, which names no GPU"
         return CheckResult(name, Status.WARN, detail, remedy)
     return CheckResult(name, Status.OK, detail)
 
@@ -83,7 +88,8 @@ def usage(gpu: Gpu, holder: Holder | None, rule: IdleRule) -> CheckResult:
     """Says whether a GPU is free at this moment, or why not."""
     name = f"GPU {gpu.label}"
     if gpu.problem is not None:
-        remedy = "ask the machine's administrator: nvidia-smi -q and the kernel's log (Xid) say more"
+        tools = {Maker.NVIDIA: "nvidia-smi -q and the kernel's log (Xid)", Maker.AMD: "amd-smi and the kernel's log"}
+        remedy = f"ask the machine's administrator: {tools[gpu.maker]} say more"
         return CheckResult(name, Status.FAIL, f"{gpu.name}: {gpu.problem}", remedy)
     size = f"{gpu.name}, {gpu.used_mb} of {gpu.total_mb} MB used"
     if holder is not None:
@@ -109,14 +115,15 @@ def interconnect(gpus: Sequence[Gpu]) -> CheckResult:
     near: dict[str, list[str]] = {}
     for pair, peer in ways.items():
         if peer.nvlinks:
-            linked.setdefault(f"NVLink x{peer.nvlinks}", []).append(pair)
+            link = f"NVLink x{peer.nvlinks}" if whole[0].maker is Maker.NVIDIA else "XGMI"
+            linked.setdefault(link, []).append(pair)
         if peer.proximity < Proximity.NUMA_NODE:
             near.setdefault(_WAYS[peer.proximity], []).append(pair)
     nodes: dict[str, list[str]] = {}
     for gpu in whole:
         if gpu.numa_node is not None:
             nodes.setdefault(f"NUMA node {gpu.numa_node}", []).append(gpu.label)
-    groups = (linked or {"no NVLink": []}) | near | nodes
+    groups = (linked or {"no NVLink" if whole[0].maker is Maker.NVIDIA else "no XGMI": []}) | near | nodes
     return CheckResult(
         name, Status.OK, "; ".join(": ".join(filter(None, (how, ", ".join(who)))) for how, who in groups.items())
     )
@@ -160,7 +167,7 @@ def torch_build(version: str | None, answer: Answer, machine: Machine, *, simula
 
     Args:
         version: of the installed distribution, None if there is none.
-        answer: of ``gpuherd.doctor.torch_build``, run without CUDA_VISIBLE_DEVICES.
+        answer: of ``gpuherd.doctor.child build``, run with all GPUs visible.
     """
     if version is None:
         return CheckResult("torch", Status.WARN, "torch is not installed; gpuherd esd needs it", _ADD_ESD)
@@ -169,21 +176,24 @@ def torch_build(version: str | None, answer: Answer, machine: Machine, *, simula
         return CheckResult("torch", Status.FAIL, f"torch {version} does not start: {answer.error}", reinstall)
     build: Mapping[str, Any] = answer.values
     cuda: str | None = build["cuda"]
-    kind = f"torch {build['version']}, " + (f"built for CUDA {cuda}" if cuda else "CPU-only build")
+    rocm: str | None = build.get("rocm")
+    runtime = f"built for CUDA {cuda}" if cuda else f"built for ROCm {rocm}" if rocm else "CPU-only build"
+    kind = f"torch {build['version']}, {runtime}"
     if simulated:
         return CheckResult("torch", Status.OK, f"{kind}; on simulated GPUs it runs on the CPU")
     if not machine.gpus:
         return CheckResult("torch", Status.OK, f"{kind}; runs on the CPU here")
-    if cuda is None:
-        detail = f"{kind}, though this machine has an NVIDIA driver: models would run on the CPU"
+    if (cuda if machine.maker is Maker.NVIDIA else rocm) is None:
+        detail = f"{kind}, though this machine has an {machine.maker} driver: models would run on the CPU"
         return CheckResult("torch", Status.FAIL, detail, reinstall)
     if build["available"]:
         return CheckResult("torch", Status.OK, f"{kind}, sees {build['devices']} GPUs")
-    if machine.cuda_version is not None and _major(cuda) > _major(machine.cuda_version):
+    if cuda is not None and machine.cuda_version is not None and _major(cuda) > _major(machine.cuda_version):
         detail = f"{kind}, but the driver supports CUDA only up to {machine.cuda_version}"
         return CheckResult("torch", Status.FAIL, detail, f"install an NVIDIA driver for CUDA {cuda} or later")
     detail = f"{kind}, but it finds no GPU though the driver lists {len(machine.gpus)}"
-    remedy = "in a container start it with all GPU devices; else reboot, or reload the nvidia and nvidia_uvm modules"
+    modules = "nvidia and nvidia_uvm modules" if machine.maker is Maker.NVIDIA else "amdgpu module"
+    remedy = f"in a container start it with all GPU devices; else reboot, or reload the {modules}"
     return CheckResult("torch", Status.FAIL, detail, remedy)
 
 

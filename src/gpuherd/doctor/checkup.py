@@ -13,12 +13,12 @@ from gpuherd.doctor import checks, models
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.gpus.driver import Nvml
 from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.leases import Holder, LeaseFolder
+from gpuherd.gpus.query import GpuReader
 from gpuherd.gpus.state import Gpu, Machine
-from gpuherd.gpus.visible import visible
-from gpuherd.jobs.one_host import kind_of, may_be_shared
+from gpuherd.gpus.visible import VARIABLES, value_in, visible_in
+from gpuherd.jobs.lock import kind_of, may_be_shared
 
 _TORCH_TIMEOUT_S = 120.0
 
@@ -39,12 +39,12 @@ def steps(*, simulated: bool, compiler: list[str] | None, options: EngineOptions
         compiler: the compile command that ``--simulate`` would use, None if there is none.
         options: of an engine that is to be checked too; None for a line on what is installed.
     """
-    machine = Nvml().snapshot(topology=True)
-    inherited = os.environ.get("CUDA_VISIBLE_DEVICES")
-    shown = visible(machine.gpus, inherited)
+    machine = GpuReader().snapshot(topology=True)
+    inherited, shown = value_in(os.environ, machine.maker), visible_in(machine.gpus, os.environ)
     torch = version_of("torch")
     yield Step("versions", lambda: [checks.python(), _libraries()])
-    yield Step("the NVIDIA driver", lambda: [checks.driver(machine, checks.nvidia_cards(), simulated=simulated)])
+    cards = checks.nvidia_cards()
+    yield Step(f"the {machine.maker} driver", lambda: [checks.driver(machine, cards, simulated=simulated)])
     yield Step("torch", lambda: [_torch(torch, machine, simulated=simulated)])
     yield Step("visible GPUs", lambda: [checks.visibility(inherited, machine, shown)])
     yield Step("who uses the GPUs", lambda: _usage(shown))
@@ -104,8 +104,8 @@ def _torch(version: str | None, machine: Machine, *, simulated: bool) -> CheckRe
     answer = Answer()
     if version is not None:
         # All GPUs: what hides some of them is another line's subject.
-        environment = {"CUDA_VISIBLE_DEVICES": None}
-        answer = ask("gpuherd.doctor.torch_build", environment=environment, timeout_s=_TORCH_TIMEOUT_S)
+        environment = dict.fromkeys(VARIABLES)
+        answer = ask("gpuherd.doctor.child", ["build"], environment=environment, timeout_s=_TORCH_TIMEOUT_S)
     return checks.torch_build(version, answer, machine, simulated=simulated)
 
 

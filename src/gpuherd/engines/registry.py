@@ -13,6 +13,7 @@ from dataclasses import Field, dataclass, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
@@ -171,7 +172,7 @@ class EngineSpec:
         submit_file: the exported file that starts all.
         ranks_by: the program that starts several processes of a job on a node, like srun.
         gpu_type_flag: the flag that chooses the GPUs' type where a site has several; None where there is none.
-        examples: lines for the examples in the ``--help`` of commands, by command.
+        examples: lines for the examples in the ``--help`` of commands, by the command's name, each with its line end.
     """
 
     name: str
@@ -187,7 +188,7 @@ class EngineSpec:
     submit_file = "submit.sh"
     ranks_by: str = "the engine"
     gpu_type_flag: str | None = None
-    examples: Mapping[str, str] = {}
+    examples: Mapping[str, str] = MappingProxyType({})
 
     @property
     def fields(self) -> Mapping[str, Field[Any]]:

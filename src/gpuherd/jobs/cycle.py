@@ -7,14 +7,14 @@ waits and when a decision may come out otherwise (the end of a back-off, of a GP
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gpuherd.engines import host
 from gpuherd.gpus.lease_files import user_name
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import FailureClass, clean
-from gpuherd.jobs.attempts.launch import Starter
+from gpuherd.jobs.attempts.launch import Launcher
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.gpu.health import HealthBook
@@ -40,8 +40,35 @@ _MANY = 1_000_000
 _SPACE_AGAIN_S = 5.0
 
 
-class Deciding:
-    """Decides for one dispatcher.
+class Decisions:
+    """When a dispatcher decides what starts, and what its last decision was.
+
+    Attributes:
+        options: as they are now.
+        due_at: earliest time (by ``clock.mono``) at which the decision can change, None if only an event can change it.
+        waits: every job that the last decision let wait.
+        waiting_for: a sentence on which job is next and why it waits, None when none does.
+    """
+
+    def __init__(self, options: DispatchOptions):
+        self.options = options
+        self.due_at: float | None = 0.0
+        self.waits: Sequence[Wait] = ()
+        self.waiting_for: str | None = None
+
+    def soon(self, when: float) -> None:
+        """The decision can change at this time (by ``clock.mono``)."""
+        self.due_at = when if self.due_at is None else min(when, self.due_at)
+
+    def _note(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:
+        self.waits, self.waiting_for = waits, None
+        if waits:
+            job = jobs[waits[0].job].job
+            self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
+
+
+class Cycle(Decisions):
+    """Decides what starts on this machine.
 
     Args:
         jobs: what was submitted, where the caller knows it.
@@ -50,11 +77,7 @@ class Deciding:
         lacks_space: says in a sentence that there is too little space where a job works and writes, or None.
 
     Attributes:
-        options: as they are now.
-        due_at: when a decision may come out otherwise (by ``clock.mono``), None for not before something happens.
-        waiting_for: a sentence on which job is next and why it waits, None when none does.
-        waits: every job that the last decision let wait.
-        following: the first of them, in order: those that could be next.
+        following: the first of the jobs that wait, in order: those that could be next.
 
     Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
     """
@@ -65,7 +88,7 @@ class Deciding:
         supervisor: Supervisor,
         desk: GpuDesk,
         health: HealthBook,
-        tell: Reporter,
+        reporter: Reporter,
         options: DispatchOptions,
         jobs: Sequence[Job],
         *,
@@ -78,17 +101,15 @@ class Deciding:
         self._supervisor = supervisor
         self._desk = desk
         self._health = health
-        self._tell = tell
+        self._reporter = reporter
         self._serve = serve
         self._closed = closed
         self._lacks_space = lacks_space
-        self.options = self._at_start = options
+        super().__init__(options)
+        self._at_start = options
         self._user = user_name(os.geteuid())
         self._most_ever = most_ever(settings, self._user)
         self._kept_from_us = self._kept_at_start = frozenset(settings.policy.exclude_gpus)
-        self.due_at: float | None = 0.0
-        self.waiting_for: str | None = None
-        self.waits: Sequence[Wait] = ()
         self.following: tuple[QueuedJob, ...] = ()
         self._changes_at: float | None = None
         self._waits_since: float | None = None
@@ -109,13 +130,13 @@ class Deciding:
             self._sizes = {gpus for gpus, _ in kinds} | ({1} if self._serve else set())
             self._jobs = _MANY
         if self._desk.awaits_driver:
-            self._tell.notice(
+            self._reporter.notice(
                 f"no GPUs yet: {self._desk.problem}; jobs that need a GPU wait until the driver answers"
-                " (with CUDA_VISIBLE_DEVICES= they run on the CPU)"
+                f" (with {self._desk.hiding_variable}= they run on the CPU)"
             )
         elif self._desk.problem is not None:
             slots = self.limits().cpu_slots
-            self._tell.notice(f"no GPUs: {self._desk.problem}; jobs run on the CPU, {slots} at once")
+            self._reporter.notice(f"no GPUs: {self._desk.problem}; jobs run on the CPU, {slots} at once")
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on."""
@@ -123,11 +144,7 @@ class Deciding:
         self._most_ever = most_ever(settings, self._user)
         self._kept_from_us = frozenset(settings.policy.exclude_gpus)
 
-    def soon(self, when: float) -> None:
-        """A decision may come out otherwise at this time (by ``clock.mono``)."""
-        self.due_at = when if self.due_at is None else min(when, self.due_at)
-
-    def start_what_can(self, starter: Starter, started: Callable[[Attempt], None]) -> None:
+    def start_what_can(self, starter: Launcher, started: Callable[[Attempt], None]) -> None:
         """Starts all that can start now. Goes round again when a lease or a look under it has changed the picture."""
         self.due_at = None
         while self._decide_and_start(starter, started):
@@ -179,7 +196,7 @@ class Deciding:
 
     # --- one decision -----------------------------------------------------------------------------------------
 
-    def _decide_and_start(self, starter: Starter, started: Callable[[Attempt], None]) -> bool:
+    def _decide_and_start(self, starter: Launcher, started: Callable[[Attempt], None]) -> bool:
         """One decision and what follows; whether to decide again: more may start, or something else instead."""
         wall, now = clock.wall(), clock.mono()
         views = self._desk.views(now, wall)
@@ -285,11 +302,7 @@ class Deciding:
         )
 
     def _note_waits(self, waits: Sequence[Wait], head: dict[int, QueuedJob], bounds: Limits, now: float) -> None:
-        self.waiting_for = None
-        if waits:
-            job = head[waits[0].job].job
-            self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
-        self.waits = waits
+        self._note(waits, head)
         self.following = () if bounds.closed else tuple(head[wait.job] for wait in waits)
         wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
         self._desk.wanted(wanted, now)
@@ -305,7 +318,7 @@ class Deciding:
             self.soon(self._waits_since + _REPORT_WAIT_AFTER_S)
             return
         self._has_reported_wait = True
-        self._tell.notice(f"waiting for GPUs: {self.waiting_for}")
+        self._reporter.notice(f"waiting for GPUs: {self.waiting_for}")
 
     def _wait_for_later(self) -> None:
         """Notes when a back-off or a GPU's time out ends."""

@@ -11,7 +11,7 @@ from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.options import by_spelling, did_you_mean, option, option_fields, parse
-from gpuherd.units import count, duration_s, positive_int, seconds, size_or_none_mb
+from gpuherd.units import count, duration_s, gpu_names, positive_int, seconds, size_or_none_mb
 
 # Which GPUs a run may take and when one counts as free: the options that every command starting jobs shares.
 
@@ -26,14 +26,6 @@ _HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others"})
 def foreign(engine: str) -> frozenset[str]:
     """Names of options that say nothing to this engine."""
     return registry.foreign(engine) | (frozenset() if engine == LOCAL else _HERE)
-
-
-def gpu_names(word: str) -> str:
-    """One GPU id (an index, 3:1 for a MIG instance, or a UUID) or several joined by commas, checked for form only."""
-    names = word.split(",")
-    if not all(name.strip() for name in names):
-        raise ValueError(f"{word!r} is no list of GPU ids; write 0,1,2 or 0 1 2")
-    return ",".join(name.strip() for name in names)
 
 
 def port(word: str) -> int:

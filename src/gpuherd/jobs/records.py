@@ -95,7 +95,7 @@ class Handed:
     """By what an attempt that an engine beyond this machine has is found again.
 
     Attributes:
-        engine: ``slurm`` or ``ray``.
+        engine: its name.
         batch, index: the hand-over that it was a part of, and its place there.
         handle: the engine's own word for it; None while we have not heard it.
         node: where it runs; None while it waits there.
@@ -184,35 +184,6 @@ class AttemptState(StrEnum):
     DONE = "done"
     FAILED = "failed"
     REQUEUED = "requeued"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AttemptEnd:
-    """An end, and what becomes of the job: DONE, FAILED, CANCELLED, or WAITING for another try.
-
-    Attributes:
-        ended_mono: None when the machine was restarted meanwhile, whose clock then began anew.
-        costs_try: whether a failure counts against the job's retries.
-        adapted: what the job asks for from now on, None for no change.
-        peak_mb: the most memory that it was seen to use on one GPU, None when nobody looked.
-        paused_s: how long its processes were stopped by us.
-    """
-
-    attempt: int
-    state: AttemptState
-    job_state: JobState
-    ended_at: float
-    ended_mono: float | None
-    exit_code: int | None = None
-    signal: int | None = None
-    failure_class: str | None = None
-    reason: str | None = None
-    not_before: float = 0.0
-    avoid: frozenset[str] = frozenset()
-    costs_try: bool = True
-    adapted: Request | None = None
-    peak_mb: int | None = None
-    paused_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,15 +17,14 @@ from gpuherd.atomic import append_line
 from gpuherd.engines.progress import Progress
 from gpuherd.errors import UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import Diagnosis, clean, with_code
+from gpuherd.jobs.attempts.failures import clean, with_code
 from gpuherd.jobs.attempts.log_file import last_lines
-from gpuherd.jobs.attempts.retry import Settlement
+from gpuherd.jobs.completion import Settlement
 from gpuherd.jobs.eta import Pace, Running, Waiting, job_eta_s, run_eta_s
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import (
-    AttemptEnd,
     AttemptRecord,
     AttemptRow,
     AttemptState,
@@ -150,18 +149,18 @@ class Reporter:
         """Reports something about an attempt: ``text`` follows the job's title."""
         self.emit(kind, f"{clean(attempt.title)}: {text}", attempt=attempt, run_s=run_s)
 
-    def ended(self, attempt: AttemptRecord, settlement: Settlement, run_s: float, paused_s: float = 0.0) -> None:
-        """Reports an attempt's end and what follows for its job. It ran for ``run_s``, of which it was paused for
-        ``paused_s``."""
+    def ended(self, settlement: Settlement) -> None:
+        """Reports an attempt's end and what follows for its job."""
+        attempt, run_s = settlement.known.record, settlement.known.run_s or 0.0
         if settlement.job is JobState.DONE:
-            self._pace = self._pace.after(max(0.0, run_s - paused_s), attempt.queued.job.cost)
+            self._pace = self._pace.after(max(0.0, run_s - settlement.known.paused_s), attempt.queued.job.cost)
             self.about(EventKind.DONE, attempt, f"done in {run_s:.1f} s", run_s)
         elif settlement.job is JobState.CANCELLED:
             self.about(EventKind.CANCELLED, attempt, settlement.reason or "cancelled", run_s)
         elif settlement.diagnosis is None:
             self.about(EventKind.REQUEUED, attempt, settlement.reason or "waits again", run_s)
         elif settlement.job is JobState.WAITING:
-            how = f" {settlement.change}" if settlement.change else ""
+            how = f" {settlement.again.change}" if settlement.again is not None and settlement.again.change else ""
             found = settlement.diagnosis
             text = f"attempt {attempt.number} failed ({found.failure}), will be tried again{how}"
             self.about(EventKind.RETRY, attempt, f"{text}: {with_code(found.exit_code, found.reason)}", run_s)
@@ -199,23 +198,27 @@ class Reporter:
             text = f"{clean(job)}: cancelled, it needs {clean(needed)}, which {how}"
             self.emit(EventKind.CANCELLED, text, job=job, title=job)
 
-    def write_failure(self, attempt: AttemptRecord, end: AttemptEnd, diagnosis: Diagnosis, log_tail: str) -> None:
-        """Writes a line to failures.jsonl. A kill just after it can make the same line come twice, never be missing."""
+    def write_failure(self, settlement: Settlement) -> None:
+        """Writes a line of failures.jsonl for a failed attempt. A kill just after it can make the same line come twice,
+        never be missing."""
+        known, attempt, diagnosis = settlement.known, settlement.known.record, settlement.diagnosis
+        if diagnosis is None:
+            return
         record = {
-            "time": datetime.fromtimestamp(end.ended_at, UTC).isoformat(timespec="seconds"),
+            "time": datetime.fromtimestamp(known.at, UTC).isoformat(timespec="seconds"),
             "job": attempt.queued.job.name,
             "title": attempt.title,
             "attempt": attempt.number,
             "class": diagnosis.failure.value,
             "reason": diagnosis.reason,
-            "retried": end.job_state is JobState.WAITING,
-            "exit_code": end.exit_code,
-            "signal": end.signal,
+            "retried": settlement.job is JobState.WAITING,
+            "exit_code": known.exit.code,
+            "signal": known.exit.signal,
             "gpus": list(attempt.labels),
             "gpu_uuids": list(attempt.gpus),
-            "run_s": None if end.ended_mono is None else round(end.ended_mono - attempt.started_mono, 3),
+            "run_s": None if known.run_s is None else round(known.run_s, 3),
             "log": attempt.log,
-            "last_lines": last_lines(log_tail),
+            "last_lines": last_lines(known.log_tail),
         }
         try:
             append_line(self._run.failures, json.dumps(record))

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import Enqueued, GpuherdError
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts.complete import give_up
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.launch import give_up
 from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.event_loop import Loop, Terms
@@ -173,9 +173,9 @@ def _run(
             if engine is None:
                 worker = Dispatcher(queue, run, chosen, reporter, jobs, **terms)
             else:
-                from gpuherd.jobs.remote.dispatcher import Handover
+                from gpuherd.jobs.remote.dispatcher import RemoteDispatcher
 
-                worker = Handover(queue, run, chosen, engine, reporter, jobs, **terms)
+                worker = RemoteDispatcher(queue, run, chosen, engine, reporter, jobs, **terms)
                 remember(run, chosen)
             submitted = prepare(queue)
             for remark in (*settings.warnings, *submitted.remarks):

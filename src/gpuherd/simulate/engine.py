@@ -18,7 +18,8 @@ from gpuherd.gpus.idle import CHECKS_ALONE, MAX_CHECKS, IdleRule
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import settings
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.retry import Seen, next_try
+from gpuherd.jobs.attempts.retry import next_try
+from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu import health as quarantine
 from gpuherd.jobs.gpu.usage import PRESENCE_S
 from gpuherd.jobs.scheduler.limits import allowance
@@ -299,7 +300,7 @@ class Simulation:
         total_mb = min((slot.gpu.total_mb for slot in attempt.slots), default=None)
         larger = total_mb is not None and total_mb < self._largest_mb
         on_trial = any(self._healths[uuid].is_on_trial(self._now) for uuid in uuids if uuid in self._healths)
-        seen = Seen(gpus=uuids, gpu_total_mb=total_mb, larger_exists=larger, on_trial=on_trial)
+        seen = Observed(gpus=uuids, gpu_total_mb=total_mb, larger_exists=larger, on_trial=on_trial)
         again = next_try(standing, told, seen, self._now)
         self._finish(attempt, Ending.FAILED, failure)
         self._note_health(

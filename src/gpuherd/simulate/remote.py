@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.retry import Seen, next_try
+from gpuherd.jobs.attempts.retry import next_try
+from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.remote.batches import stepped
 from gpuherd.jobs.scheduler.policy import Limits
 from gpuherd.simulate.cluster import Machine
@@ -114,7 +115,7 @@ class HandedOver:
         if failure is None:
             self._backlog.succeeded(standing.number, now)
             return
-        again = next_try(standing, diagnosis(failure), Seen(), now)
+        again = next_try(standing, diagnosis(failure), Observed(), now)
         if again is None:
             self._backlog.gave_up(standing.number, now)
         else:

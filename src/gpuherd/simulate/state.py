@@ -11,7 +11,7 @@ from typing import Any
 from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.retry import NextTry
+from gpuherd.jobs.completion import NextTry
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.scheduler.memory import Tenant, could_share, shareable_mb
 from gpuherd.jobs.scheduler.ordering import rank

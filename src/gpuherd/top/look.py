@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError
-from gpuherd.gpus.driver import Nvml
+from gpuherd.gpus.query import GpuReader
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.log_file import shown, tail
@@ -68,7 +68,7 @@ class Looker:
 
     def __init__(self, run: RunDirectory):
         self._run = run
-        self._driver = Nvml()
+        self._driver = GpuReader()
         # A slow look may still run when the next begins, in another thread.
         self._one_at_a_time = threading.Lock()
         self._reader: QueueReader | None = None

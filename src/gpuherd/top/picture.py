@@ -57,7 +57,7 @@ def _shortened(path: str, most: int) -> str:
 def gpu_lines(look: Look, history: History, width: int) -> list[Text]:
     """A heading and a line for each GPU; one sentence when there are none."""
     if not look.machine.gpus:
-        problem = look.machine.problem or "the NVIDIA driver finds none"
+        problem = look.machine.problem or "the driver finds none"
         where_else = None if look.status is None else look.status.in_engine
         runs = "on the CPU" if where_else is None else f"in {engine_name(where_else.engine)}"
         return [Text(f"No GPUs: {problem}. Jobs run {runs}.", style="yellow", no_wrap=True, overflow="ellipsis")]

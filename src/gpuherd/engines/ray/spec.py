@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from gpuherd.engines.options import EngineOptions
     from gpuherd.engines.world import Join, Lead
 
+_EXAMPLES = {
+    "run": """\
+  gpuherd run --engine ray --ray-address 10.0.0.1:6379 -- python train.py
+""",
+    "doctor": """\
+  gpuherd doctor --engine ray --ray-address node7:6379
+""",
+}
+
 
 class _Ray(EngineSpec):
     name = "ray"
@@ -23,6 +32,7 @@ class _Ray(EngineSpec):
     variables = ("RAY_",)
     kept_variables = ("RAY_",)
     doctor_options = ("ray_address",)
+    examples = _EXAMPLES
 
     def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:
         from gpuherd.engines.ray.engine import RayEngine

@@ -21,6 +21,8 @@ from gpuherd.engines.slurm.node import SHELL_MEETING, SHELL_PLACE
 from gpuherd.engines.slurm.options import SlurmOptions
 from gpuherd.engines.slurm.site import Allocation, Node, allocation
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
+from gpuherd.gpus.visible import ORDER, PCI_ORDER, named_in, without
+from gpuherd.gpus.visible import environment as visible_environment
 
 # By these srun is told what to end with. The command is not to find them: it may start an srun of its own.
 _EXIT_CODES = ("SLURM_EXIT_IMMEDIATE", "SLURM_EXIT_ERROR")
@@ -41,7 +43,6 @@ _NOT_FOR_A_QUEUE = (
     "what will be added to this queue may ask for more than a SLURM job has, and for longer; to use the GPUs of the "
     "SLURM job that this is typed in, work off your queue of this machine there: gpuherd up --engine local"
 )
-_ORDER, _VISIBLE = "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
 
 
 def srun(
@@ -95,10 +96,8 @@ def srun(
 
 def environment(own: Mapping[str, str], asked: Placement) -> dict[str, str]:
     """What srun inherits, and the command after it. GPUs are as SLURM gives them, none where none were asked for."""
-    found = {**commands.environment(own), _ORDER: "PCI_BUS_ID"}
-    found.pop(_VISIBLE, None)
-    if asked.gpus == 0:
-        found[_VISIBLE] = ""
+    found = without(commands.environment(own))
+    found |= {ORDER: PCI_ORDER} if asked.gpus else visible_environment(())
     if asked.cpus is not None:
         found["SRUN_CPUS_PER_TASK"] = str(translate.cpus_of_task(asked))
     return found | dict.fromkeys(_EXIT_CODES, str(int(ExitCode.BUSY)))
@@ -260,7 +259,7 @@ def place_for(wanted: Sequence[Placement], options: SlurmOptions, own: Mapping[s
 
 def _part(node: Node, own: Mapping[str, str]) -> Node:
     """What of the job's node this process may use: a step can have less than its job."""
-    visible = len([word for word in own.get(_VISIBLE, "").split(",") if word])
+    visible = len(named_in(own))
     cpus = own.get("SLURM_CPUS_ON_NODE", "")
     return replace(
         node,
@@ -278,7 +277,7 @@ def in_step(own: Mapping[str, str]) -> bool:
 
 def _on_the_node(argv: Sequence[str], asked: Placement, setup: Sequence[str]) -> list[str]:
     """The command behind a shell that becomes it, after the user's own lines."""
-    hidden = [f"export {_VISIBLE}="] if asked.gpus == 0 else []
+    hidden = [] if asked.gpus else [f"export {name}={value}" for name, value in visible_environment(()).items()]
     several = [SHELL_PLACE] if asked.nodes * asked.tasks > 1 else []
     text = "\n".join([_FORGET, *hidden, *several, *setup, 'exec "$@"'])
     # As in a script for sbatch: what sites define for their users ("module") they define for bash.

@@ -15,6 +15,42 @@ if TYPE_CHECKING:
     from gpuherd.engines.options import EngineOptions
     from gpuherd.engines.world import Join, Lead
 
+_EXAMPLES = {
+    "run": """\
+  gpuherd run --engine slurm --partition gpu --num-gpus 2 --cpus 8 --time-limit 1h -- python train.py
+  gpuherd run --engine slurm --nodes 2 --num-gpus 4 -- torchrun --nproc-per-node 4 train.py
+  salloc --gres=gpu:4, and in it: gpuherd run --engine slurm --num-gpus 2 -- python train.py     a step of that job
+""",
+    "batch": """\
+  gpuherd batch commands.txt --engine slurm --partition gpu --time-limit 4h --array-limit 16
+  salloc --gres=gpu:4, and in it: gpuherd batch commands.txt --engine slurm --in-allocation     on the GPUs of that job
+""",
+    "export": """\
+  gpuherd export --to slurm jobs.yaml --output slurm --partition gpu --time-limit 4h
+  gpuherd export --to slurm commands.txt --output slurm --dry-run          shows the files, and writes none
+  gpuherd export --to slurm results --output results/slurm --account lab
+""",
+    "submit": """\
+  gpuherd submit --engine slurm --nodes 2 --num-gpus 4 -- torchrun --nproc-per-node 4 train.py
+""",
+    "up": """\
+  gpuherd up --engine slurm --partition gpu        your queue for SLURM, to which gpuherd submit --engine slurm adds
+  salloc --gres=gpu:4, and in it: gpuherd up --engine local     your queue of this machine, on the GPUs of that job
+""",
+    "down": """\
+  gpuherd down --engine slurm
+""",
+    "posttrain": """\
+  gpuherd posttrain experiment.name=first --engine slurm --partition gpu --node-gpus 4xA100-80GB
+""",
+    "train": """\
+  gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --engine slurm --partition gpu --time-limit 4h
+""",
+    "doctor": """\
+  gpuherd doctor --engine slurm                SLURM: programs, controller, accounting, partitions, this folder
+""",
+}
+
 
 class _Slurm(EngineSpec):
     name = "slurm"
@@ -29,6 +65,7 @@ class _Slurm(EngineSpec):
     not_exported = EngineSpec.not_exported | {"in_allocation"}
     ranks_by = "srun"
     gpu_type_flag = "--gpu-type"
+    examples = _EXAMPLES
 
     def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:  # noqa: ARG002
         from gpuherd.engines.slurm.engine import SlurmEngine

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gpuherd.errors import CannotOpenQueue, GpuherdError, QueueUnreadable, UsageError
 from gpuherd.gpus.state import SIMULATED
-from gpuherd.jobs.one_host import refuse_elsewhere
+from gpuherd.jobs.lock import refuse_elsewhere
 from gpuherd.jobs.queue.schema import (
     APPLICATION,
     damage_behind,

@@ -1,7 +1,8 @@
 """Leads one attempt on its node: ``python -m gpuherd.jobs.remote.agent MANIFEST INDEX``.
 
 It claims the attempt, runs it in a session of its own with its log, keeps its time limits, ends all of it when the
-node is to make room (SIGTERM, SIGINT, SIGHUP) or its time is nearly up (SIGUSR1), and tells by a file how it has ended.
+node is to make room (SIGTERM, SIGINT, SIGHUP, SIGUSR2) or its time is nearly up (SIGUSR1), and tells by a file how it
+has ended.
 It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
 interrupted, or somebody else has it. Of an attempt on several nodes it leads all: by a command of the engine that
 starts a ``node_rank`` on each, elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
@@ -23,11 +24,14 @@ from pathlib import Path
 
 from gpuherd.engines.world import Failure, NodeSide, Others, Stop, World, free_port, node_side
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.gpus.visible import chosen_in, named_in, without
+from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.jobs import clock
-from gpuherd.jobs.remote.node_job import Part
+from gpuherd.jobs.remote.node_job import NodePart
 from gpuherd.jobs.remote.protocol import (
     INTERRUPTED,
     NOT_NOW,
+    TOO_EARLY,
     Claim,
     EndReport,
     Manifest,
@@ -40,17 +44,15 @@ from gpuherd.jobs.remote.protocol import (
     read_ended,
     say,
     take,
-    visible_gpus,
 )
 
 # What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
 PATIENCE_S = 60.0
 _LOOK_S = 0.1
-_TOO_EARLY = "TOO_EARLY"  # of ``settle.Blameless``, which takes long to load
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANK = "gpuherd.jobs.remote.node_rank"
 _TIME_UP = signal.SIGUSR1
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, _TIME_UP)
+# SIGUSR2 is Grid Engine's word that SIGKILL follows.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, _TIME_UP)
 
 
 def main(words: Sequence[str]) -> int:
@@ -98,15 +100,15 @@ def lead(
             return lead(manifest, index, never, handle=handle, others=others, patience_s=patience_s)
     told, order = order_of(Path(manifest), index)
     side = node_side(told.engine)
-    if order.nodes > 1 and others is None and not side.starts_ranks:
-        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.nodes}")
+    if order.job.nodes > 1 and others is None and not side.starts_ranks:
+        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.job.nodes}")
     inherited = environment(os.environ, told, order)
     claim = _claim(inherited, handle, order, others, side)
     missing = _missing(order, stop)
     if missing is not None:
         # What follows from that is decided where the queue is; here it is made sure that the attempt never begins.
         say(f"attempt {order.attempt} does not begin: {missing}")
-        claim = replace(claim, void=True, why=_TOO_EARLY)
+        claim = replace(claim, void=True, why=TOO_EARLY)
     if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
         return _taken(order)
     if missing is not None:
@@ -114,7 +116,7 @@ def lead(
     if not _is_out(Path(manifest)):
         say(f"the batch of attempt {order.attempt} is over")
         return INTERRUPTED
-    part = Part(manifest, index, order, inherited, patience_s=patience_s)
+    part = NodePart(manifest, index, order, inherited, patience_s=patience_s)
     if order.has_ranks:
         part = _spread(part, others, side, told.engine)
     return exit_code(part.run(stop, others))
@@ -135,7 +137,7 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
     here = order.on_node(world.rank)
     with suppress(OSError):  # it tells people which GPUs it has, no more
         take(Path(here.claim), _claim(inherited, None, here, None, side))
-    ended = Part(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
+    ended = NodePart(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
     if ended.well:
         return None
     node = os.uname().nodename
@@ -149,12 +151,7 @@ def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[st
     ``NodeSide.own_environment_wins``."""
     wins = node_side(told.engine).own_environment_wins
     merged = {**told.environment, **own} if wins else {**own, **told.environment}
-    merged.pop(_VISIBLE, None)
-    if order.gpus == 0:
-        merged[_VISIBLE] = ""
-    elif _VISIBLE in own:
-        merged[_VISIBLE] = own[_VISIBLE]
-    return merged
+    return without(merged) | (visible_environment(()) if order.gpus == 0 else chosen_in(own))
 
 
 def _missing(order: Order, stop: Stop) -> str | None:
@@ -183,15 +180,16 @@ def _read_now(path: Path) -> EndReport | None:
         return None
 
 
-def _spread(part: Part, others: Others | None, side: NodeSide, engine: str) -> Part:
+def _spread(part: NodePart, others: Others | None, side: NodeSide, engine: str) -> NodePart:
     """The leader's part of an attempt on several nodes, or of several processes."""
     order = part.order
     port = free_port(order.tag)
     if others is not None:
-        return replace(part, world=World(0, order.nodes, others.address, port))
-    start = side.start_ranks(order.nodes, order.tasks, order.mpi, part.inherited)
-    words = (*start, sys.executable, "-m", _RANK, engine, str(port), str(order.first_failure), "--", *order.argv)
-    return replace(part, order=replace(order, argv=words), ask_all=lambda: side.end_ranks(part.inherited))
+        return replace(part, world=World(0, order.job.nodes, others.address, port))
+    start = side.start_ranks(order.job.nodes, order.tasks, order.mpi, part.inherited)
+    words = (*start, sys.executable, "-m", _RANK, engine, str(port), str(order.first_failure), "--", *order.job.argv)
+    led = replace(order, job=replace(order.job, argv=words))
+    return replace(part, order=led, ask_all=lambda: side.end_ranks(part.inherited))
 
 
 def _taken(order: Order) -> int:
@@ -222,14 +220,14 @@ def _claim(
 ) -> Claim:
     node = side.node(os.environ)
     further: tuple[str, ...] = ()
-    if order.nodes > 1:
+    if order.job.nodes > 1:
         further = side.nodes(os.environ) if others is None else others.names
     return Claim(
         at=clock.wall(),
         node=node,
         others=tuple(name for name in further if name != node),
         handle=handle or side.handle(os.environ),
-        gpus=visible_gpus(inherited),
+        gpus=named_in(inherited),
         pid=os.getpid(),
     )
 

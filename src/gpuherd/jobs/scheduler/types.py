@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gpuherd.engines.registry import LOCAL, names
 from gpuherd.gpus.state import Gpu
 
 # Chooses ``count`` of the candidates, or None: gpuherd.gpus.choose.choose with the user's preference filled in. The
@@ -181,7 +182,8 @@ def fits(gpu: Gpu, gpus: int, memory_mb: int | None) -> bool:
 def why_never(job: WaitingJob, gpus: Sequence[Gpu], limits: Limits) -> str | None:
     """Why the job could never run with these GPUs of one machine, as a sentence, or None when it could."""
     if job.nodes > 1:
-        return f"spans {job.nodes} nodes, and this is one machine; say --engine slurm or --engine ray"
+        clusters = " or ".join(f"--engine {name}" for name in names() if name != LOCAL)
+        return f"spans {job.nodes} nodes, and this is one machine; say {clusters}"
     if limits.host_memory_mb is not None and (job.host_memory_mb or 0) > limits.host_memory_mb:
         return f"asks for {job.host_memory_mb} MB of main memory; there are {limits.host_memory_mb} MB to use"
     if job.gpus == 0:

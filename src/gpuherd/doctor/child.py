@@ -1,8 +1,8 @@
-"""Child of the doctor: writes a small transformer to a file, loads it on the device, runs it, compares with the CPU.
+"""Checks with torch, in a process of their own. Each prints one line of JSON.
 
-    python -m gpuherd.doctor.small_model cuda
-
-Prints one line of JSON: what it saw of its GPU, and how far the device's numbers are from the CPU's.
+python -m gpuherd.doctor.child build    which torch is installed, and does it see a GPU?
+python -m gpuherd.doctor.child cuda     writes a small transformer to a file, loads it on the device (or cpu), runs
+                                        it, and compares its numbers with the CPU's
 """
 
 from __future__ import annotations
@@ -14,14 +14,30 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.gpus.visible import setting
+
 if TYPE_CHECKING:
     import torch
 
 _TOKENS, _WIDTH, _BATCH, _LENGTH = 256, 64, 2, 16
 
 
-def main(device_name: str) -> None:
-    """Loads and runs the model on ``cuda`` or ``cpu`` and prints the answer."""
+def build() -> dict[str, Any]:
+    """Version, CUDA and ROCm version of the build (None for none), whether CUDA starts, and how many GPUs it shows."""
+    import torch
+
+    available = torch.cuda.is_available()
+    return {
+        "version": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        "available": available,
+        "devices": torch.cuda.device_count() if available else 0,
+    }
+
+
+def small_model(device_name: str) -> dict[str, Any]:
+    """What was seen of the device, and how far its numbers are from the CPU's. ``device_name``: cuda or cpu."""
     import torch
 
     torch.manual_seed(0)
@@ -34,7 +50,7 @@ def main(device_name: str) -> None:
         found = loaded(tokens.to(device)).cpu()
     answer: dict[str, Any] = {
         "device": str(next(loaded.parameters()).device),
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "visible": setting(os.environ),
         "cuda_available": torch.cuda.is_available(),
         "parameters": sum(parameter.numel() for parameter in loaded.parameters()),
         "relative_error": float((found - wanted).abs().max() / wanted.abs().max()),
@@ -46,11 +62,11 @@ def main(device_name: str) -> None:
             "uuid": str(getattr(properties, "uuid", "")) or None,
             "devices": torch.cuda.device_count(),
         }
-    sys.stdout.write(json.dumps(answer) + "\n")
+    return answer
 
 
 def _build() -> torch.nn.Module:
-    """Embedding, two layers of attention and MLP, and a head: what language models are made of."""
+    """Embedding, two layers of attention and MLP, and a head, as in a language model."""
     from torch import nn
 
     layers = [
@@ -61,7 +77,7 @@ def _build() -> torch.nn.Module:
 
 
 def _save_and_load(model: torch.nn.Module, device: torch.device) -> torch.nn.Module:
-    """A second model with the first one's weights, by way of a file, on the device."""
+    """A second model on the device, with the first one's weights loaded from a file."""
     import torch
 
     with tempfile.TemporaryDirectory(prefix="gpuherd-doctor-") as folder:
@@ -73,4 +89,5 @@ def _save_and_load(model: torch.nn.Module, device: torch.device) -> torch.nn.Mod
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    found = build() if sys.argv[1] == "build" else small_model(sys.argv[1])
+    sys.stdout.write(json.dumps(found) + "\n")

@@ -1,0 +1,338 @@
+"""Grid Engine as an engine: batches go to qsub as arrays, and qstat and qacct say how they stand."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+
+from gpuherd.engines import host
+from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Sighting, Ticket
+from gpuherd.engines.gridengine import parse, translate
+from gpuherd.engines.gridengine.commands import Programs, user_name
+from gpuherd.engines.gridengine.options import GridEngineOptions
+from gpuherd.engines.gridengine.parse import Complex, Record, Row
+from gpuherd.engines.gridengine.translate import CannotRequest
+from gpuherd.errors import CannotWrite, UsageError
+
+# qdel gets so many words at a time: each is a question to sge_qmaster.
+_CANCEL_AT_ONCE = 500
+# A job that has ended stands in the accounting file a moment later: after the site's accounting_flush_time, 15 s
+# where it says nothing. One that is in neither place for so long was deleted before it began.
+_ACCOUNTED_S = 20.0
+# So long a node must be unknown to sge_qmaster, by our own looks, before its jobs count as lost. sge_qmaster itself
+# waits for max_unheard first (5 min by default); after its own restart it knows no node for a minute.
+_LOST_S = 300.0
+_UNKNOWN_EVERY_S = 15.0
+_MOST_NAMES = 12
+
+
+class GridEngine:
+    """See ``base.Engine``. Raises UsageError for ``--sge-args`` that can't be."""
+
+    name = "gridengine"
+    look_s = 2.0
+    chains = True
+    # It forgets a job at its end, and takes one that it does not know for done (which the leader on the node looks
+    # after); so others are submitted behind those only that were seen a moment ago.
+    remembers_s = 30.0
+
+    def __init__(self, options: GridEngineOptions):
+        translate.checked(options.sge_args)
+        self._options = options
+        self._programs = Programs()
+        self._requests: dict[Placement, list[str]] = {}
+        self._after: dict[str, frozenset[str]] = {}
+        self._known: set[str] = set()
+        self._deleting: set[str] = set()
+        self._in_error: dict[str, str] = {}
+        self._missing_since: dict[str, float] = {}
+        self._unknown_since: dict[str, float] = {}
+        self._unknown_at = float("-inf")
+
+    def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
+        """See ``base.Engine``; also raises UsageError for a queue that takes no jobs. Grid Engine itself says whether
+        an empty cluster could run a job (``qsub -w v``)."""
+        self._refuse_unknown_names()
+        found = {}
+        for placement in wanted:
+            reason = self._why_never(placement)
+            if reason is not None:
+                found[placement] = reason
+        return found
+
+    def submit(self, batch: Batch) -> Sequence[str]:
+        """See ``base.Engine``."""
+        placement = batch.placement
+        if placement not in self._requests:
+            reason = self._why_never(placement)
+            if reason is not None:
+                raise UsageError(reason)
+        words = translate.arguments(batch, self._requests[placement])
+        # The jobs start in another folder, and modules are to be found from this one.
+        own = {**os.environ, host.NAME: host.absolute(os.environ.get(host.NAME, ""))}
+        text = translate.script(batch, self._options, own)
+        _keep(batch.folder / f"{batch.name}.sh", text)
+        job = self._programs.qsub(words, text)
+        handles = translate.handles(job, len(batch.parcels))
+        self._known.update(handles)
+        if any(parse.job_of(each) != each for each in batch.after):
+            self._after[job] = frozenset(batch.after)
+        return handles
+
+    def look(self, tickets: Collection[Ticket]) -> Mapping[int, Sighting]:
+        """See ``base.Engine``. qstat is asked for all, and qacct for what that does not know any more. Also lets jobs
+        go that wait for a whole array of which only tasks that have ended are needed, and removes those in error that
+        nobody asks for any more."""
+        if not tickets:
+            return {}
+        rows = parse.qstat(self._programs.qstat("-u", user_name()))
+        by_name: dict[str, list[Row]] = {}
+        for row in rows:
+            by_name.setdefault(row.name, []).append(row)
+        found, missing = {}, []
+        for ticket in tickets:
+            speaking = _of(ticket, by_name.get(translate.job_name(ticket.batch), ()))
+            if speaking is None:
+                missing.append(ticket)
+            else:
+                found[ticket] = speaking
+        self._explain_errors([row.job for row in found.values() if row.is_in_error])
+        lost = self._lost_hosts(found.values())
+        sightings = {}
+        for ticket, row in found.items():
+            handle = row.handle(ticket.index)
+            self._known.add(handle)
+            self._missing_since.pop(handle, None)
+            if row.is_being_deleted:
+                self._deleting.add(handle)
+            sightings[ticket.attempt] = self._sighting(row, ticket.index, lost)
+        for ticket, sighting in self._ended(missing).items():
+            sightings[ticket.attempt] = sighting
+        self._release(rows)
+        self._remove_errors({row.job for row in found.values()}, {row.job for row in rows})
+        return sightings
+
+    def cancel(self, handles: Collection[str]) -> None:
+        """See ``base.Engine``."""
+        for words in parse.short_lists(list(handles), _CANCEL_AT_ONCE):
+            self._programs.qdel(words)
+
+    def close(self) -> None:
+        """Removes the jobs that Grid Engine keeps in error, as far as it answers; nothing else of ours stays there but
+        jobs that wait or run."""
+        with suppress(EngineAway, EngineMissing):
+            self._remove_errors(set(), set(self._in_error))
+
+    # --- what can be had ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _complexes(self) -> Mapping[str, Complex]:
+        return parse.complexes(self._programs.show("-sc"))
+
+    @cached_property
+    def _environments(self) -> Mapping[str, Mapping[str, str]]:
+        """The parallel environments, or the one that the user names. Raises UsageError for one that is not there."""
+        names = self._programs.show("-spl").split()
+        chosen = self._options.sge_pe
+        if chosen is not None:
+            _refuse_unknown("--sge-pe", chosen, "parallel environment", names)
+            names = [chosen]
+        return {name: parse.fields_of(self._programs.show("-sp", name)) for name in names}
+
+    def _refuse_unknown_names(self) -> None:
+        options = self._options
+        if options.sge_project is not None:
+            _refuse_unknown("--sge-project", options.sge_project, "project", self._programs.show("-sprjl").split())
+        if options.sge_queue is None:
+            return
+        there = self._programs.show("-sql").split()
+        for word in options.sge_queue.split(","):
+            if word.isidentifier() or set(word).isdisjoint("*?[]@!&|()"):
+                _refuse_unknown("--sge-queue", word, "queue", there)
+        instances = self._programs.select("-q", options.sge_queue)
+        if instances and set(instances) <= set(self._programs.select("-q", options.sge_queue, "-qs", "d")):
+            raise UsageError(
+                f"Grid Engine's queue {options.sge_queue} takes no jobs now (it is disabled); "
+                f"there are: {_some(sorted(there))}"
+            )
+
+    def _why_never(self, placement: Placement) -> str | None:
+        """Why the cluster can never give it; None, and the words that ask for it are known, where it can."""
+        if placement.tasks > 1:
+            return "Grid Engine starts one process on each node; several are for SLURM (--ntasks-per-node)"
+        try:
+            choices: Sequence[tuple[str, int] | None] = [None]
+            if placement.nodes > 1 or (placement.cpus or 1) > 1:
+                choices = translate.suitable(placement, self._environments)
+            reasons = []
+            for choice in choices:
+                words = translate.requests(placement, self._options, self._complexes, choice)
+                told = self._programs.verify(translate.verification(words, self._complexes))
+                if told is None:
+                    self._requests[placement] = words
+                    return None
+                reasons.append(parse.why_unsuitable(told) or "no queue is suitable")
+        except CannotRequest as problem:
+            return str(problem)
+        if not reasons:
+            return _no_environment(placement, self._options.sge_pe)
+        return f"Grid Engine has no queue for it: {reasons[0]}"
+
+    # --- how they stand -------------------------------------------------------------------------------------------
+
+    def _sighting(self, row: Row, place: int, lost: frozenset[str]) -> Sighting:
+        if row.is_in_error:
+            return row.sighting(place, f"Grid Engine could not start it: {self._in_error.get(row.job, row.state)}")
+        if row.host in lost:
+            reason = "its node does not answer any more"
+            return Sighting(
+                handle=row.handle(place), phase=Phase.ENDED, end=End.NODE_LOST, reason=reason, node=row.host
+            )
+        silent = row.host in self._unknown_since
+        return row.sighting(place, "its node does not answer" if silent else None)
+
+    def _explain_errors(self, jobs: Collection[str]) -> None:
+        new = sorted(set(jobs) - self._in_error.keys())
+        if new:
+            text = self._programs.errors(new)
+            told = parse.errors_of(text) if text else {}
+            self._in_error.update({job: told.get(job, "error state") for job in new})
+
+    def _remove_errors(self, wanted: Collection[str], there: Collection[str]) -> None:
+        """Grid Engine would keep a job that it could not start for ever."""
+        done = [job for job in self._in_error if job not in wanted]
+        if done:
+            self.cancel([job for job in done if job in there])
+            for job in done:
+                del self._in_error[job]
+
+    def _lost_hosts(self, rows: Collection[Row]) -> frozenset[str]:
+        """The hosts of these jobs of which sge_qmaster has heard nothing for long. Their jobs are deleted, for Grid
+        Engine would take them for running until the node is back, and let them run on then."""
+        now, running = time.monotonic(), {row.host for row in rows if row.host is not None}
+        if not running:
+            return frozenset()
+        if now >= self._unknown_at + _UNKNOWN_EVERY_S:
+            self._unknown_at = now
+            unknown = parse.unknown_hosts(self._programs.qstat("-f", "-qs", "u"))
+            self._unknown_since = {
+                name: self._unknown_since.get(name, now) for name in sorted(running & unknown) if name is not None
+            }
+        lost = frozenset(name for name, since in self._unknown_since.items() if now - since >= _LOST_S)
+        gone = [row.job if row.tasks is None else f"{row.job}.{row.tasks[0].start}" for row in rows if row.host in lost]
+        if gone:
+            self.cancel(gone)
+        return lost
+
+    def _ended(self, missing: Collection[Ticket]) -> dict[Ticket, Sighting]:
+        """What accounting says of those that qstat does not know, and what follows where that knows nothing."""
+        if not missing:
+            return {}
+        names = sorted({translate.job_name(ticket.batch) for ticket in missing})
+        pattern = names[0] if len(names) == 1 else f"{_beginning(names)}*"
+        try:
+            text = self._programs.qacct(pattern)
+        except (EngineAway, EngineMissing):
+            text = None  # a long file, or none here: the nodes' own reports say most
+        records: dict[str, list[Record]] = {}
+        for record in parse.qacct(text or ""):
+            records.setdefault(record.name, []).append(record)
+        found = {}
+        for ticket in missing:
+            told = [
+                each
+                for each in records.get(translate.job_name(ticket.batch), ())
+                if each.speaks_of(ticket.index) and (ticket.handle is None or each.job == parse.job_of(ticket.handle))
+            ]
+            if told:
+                sighting = told[-1].sighting(deleted=(ticket.handle or "") in self._deleting)
+                found[ticket] = sighting
+            elif text is not None and ticket.handle is not None:
+                deleted = self._deleted_while_waiting(ticket.handle)
+                if deleted is not None:
+                    found[ticket] = deleted
+        return found
+
+    def _deleted_while_waiting(self, handle: str) -> Sighting | None:
+        """The end of a job that Grid Engine had and that never ran: it keeps no record of those."""
+        if handle not in self._known:
+            return None
+        now = time.monotonic()
+        if now - self._missing_since.setdefault(handle, now) < _ACCOUNTED_S:
+            return None
+        return Sighting(handle=handle, phase=Phase.ENDED, end=End.CANCELLED, reason="deleted")
+
+    def _release(self, rows: Collection[Row]) -> None:
+        """Lets jobs go that were submitted behind tasks of an array, and wait for all of it: Grid Engine can't hold a
+        job for some tasks of an array only."""
+        if not self._after:
+            return
+        there = {row.job for row in rows}
+        for job, after in list(self._after.items()):
+            waits = any(
+                row.job == parse.job_of(each) and row.speaks_of(_place_of(each)) for each in after for row in rows
+            )
+            if not waits or job not in there:
+                del self._after[job]
+            if not waits and job in there:
+                self._programs.release(job)
+
+
+def _beginning(words: Sequence[str]) -> str:
+    """What all of these begin with."""
+    first, last = min(words), max(words)
+    return next((first[:at] for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), first)
+
+
+def _place_of(handle: str) -> int:
+    task = handle.partition(".")[2]
+    return int(task) - 1 if task else 0
+
+
+def _of(ticket: Ticket, rows: Collection[Row]) -> Row | None:
+    """The row that speaks of a ticket, among those of its batch's name."""
+    job = None if ticket.handle is None else parse.job_of(ticket.handle)
+    speaking = [row for row in rows if row.speaks_of(ticket.index) and (job is None or row.job == job)]
+    return max(speaking, key=lambda row: int(row.job), default=None)
+
+
+def _no_environment(placement: Placement, named: str | None) -> str:
+    slots = translate.slots_of(placement)
+    if placement.nodes == 1:
+        rule = f"gives {slots} slots on one node (allocation_rule $pe_slots)"
+    else:
+        rule = f"gives {slots or 'a fixed number of'} slots on each node (allocation_rule {slots or 'N'}), and lets "
+        rule += "jobs start tasks there (control_slaves TRUE)"
+    if named is not None:
+        return f"Grid Engine's parallel environment {named} is none that {rule}; leave --sge-pe out to have one chosen"
+    return f"Grid Engine has no parallel environment that {rule}; the administrator makes them with qconf -ap"
+
+
+def _refuse_unknown(flag: str, word: str, what: str, there: Sequence[str]) -> None:
+    if word in there:
+        return
+    near = difflib.get_close_matches(word, there, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    listed = f" There are: {_some(sorted(there))}" if there else " There is none"
+    raise UsageError(f"{flag} {word}: there is no {what} {word} in Grid Engine{hint}{listed}")
+
+
+def _some(words: Sequence[str]) -> str:
+    shown = ", ".join(words[:_MOST_NAMES])
+    return f"{shown} and {len(words) - _MOST_NAMES} more" if len(words) > _MOST_NAMES else shown
+
+
+def _keep(path: Path, text: str) -> None:
+    """For people: the script as it is submitted, for its owner alone, since lines of --setup may hold secrets. Raises
+    CannotWrite."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+    except OSError as problem:
+        raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem

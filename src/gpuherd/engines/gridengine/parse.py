@@ -1,0 +1,414 @@
+"""Parses what Grid Engine's programs print, and says what its states, records and complaints mean. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from gpuherd.engines.base import End, EngineAway, EngineMissing, Phase, Refused, Sighting
+from gpuherd.errors import GpuherdError, printable
+
+# Exit codes of a job's script (``node``): the attempt made room because it was asked to, or because it was deleted.
+MADE_ROOM, DELETED = 75, 76
+# Codes of the field "failed" of an accounting record (sge_status(5)).
+_LIMIT_ENFORCED, _AFTER_JOB = 37, 100
+_SIGNALLED = 128
+
+_TASKS = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
+_JOB = re.compile(r"^\s*(\d{1,18})(?:\.\S*)?\s*$")
+_WORD = re.compile(r"^(\w+) +(.*?)\s*$")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_PREFIX = re.compile(
+    r"^(?:Unable to run job: )?(?:(?:error|critical error|warning|commlib error): )*(?:Job \d+ )?", re.I
+)
+_REJECTED = re.compile(r"^(?:job rejected|denied|Job was rejected because)[:,]? *", re.I)
+# Lines of a verification that say nothing about the queue that was asked for.
+_OTHER_QUEUE = "not contained in its hard queue list"
+_NO_NEWS = ("verification:", "Exiting.")
+_MOST_REASONS = 3
+
+GET_GRID_ENGINE = (
+    "Grid Engine's commands are on the submit hosts of a cluster, there often after `module load sge` or "
+    "`. $SGE_ROOT/default/common/settings.sh`; on this machine --engine local needs none"
+)
+_AWAY = (
+    "commlib error",
+    "unable to contact qmaster",
+    "unable to send message to qmaster",
+    "failed receiving gdi request",
+    "got select error",
+    "got send error",
+    "got read error",
+    "connection refused",
+    "connection reset",
+    "no route to host",
+    "timeout",
+    "try again later",
+)
+_UNCONFIGURED = ("sge_root", "cell directory", "act_qmaster", "unable to read qmaster name", "can't resolve")
+# Limits of the moment: the same batch, or a smaller one, may be taken later.
+_MAY_PASS = (
+    "jobs are allowed",
+    "max_u_jobs",
+    "max_jobs",
+    "tasks are allowed",
+    "per job array",
+    "max_aj_tasks",
+    "job limit",
+    "submits are disabled",
+    "submission of jobs is disabled",
+    "no space left on device",
+    "disk quota exceeded",
+    "not enough memory",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A job, or one or several tasks of an array, as ``qstat -xml`` shows it.
+
+    Attributes:
+        job: its number, in digits. ``name``: the whole of it.
+        tasks: which tasks it speaks of; None for a job that is no array.
+        state: letters like ``qw``, ``hqw``, ``r``, ``dr``, ``Eqw``.
+        host: where it runs, None while it waits.
+    """
+
+    job: str
+    name: str
+    state: str
+    tasks: tuple[range, ...] | None = None
+    host: str | None = None
+
+    def speaks_of(self, place: int) -> bool:
+        """Whether the parcel at this place of its batch is meant. Task numbers begin with 1."""
+        return place == 0 if self.tasks is None else any(place + 1 in each for each in self.tasks)
+
+    def handle(self, place: int) -> str:
+        """Grid Engine's word for the parcel at this place."""
+        return self.job if self.tasks is None else f"{self.job}.{place + 1}"
+
+    @property
+    def is_in_error(self) -> bool:
+        """Whether it could not be started, and is kept for people to look at; it begins no more by itself."""
+        return "E" in self.state
+
+    @property
+    def is_being_deleted(self) -> bool:
+        """Whether somebody has deleted it, and its processes are being ended."""
+        return "d" in self.state
+
+    @property
+    def phase(self) -> Phase:
+        """How far it is; one in error counts as ended, although Grid Engine keeps it."""
+        if self.is_in_error:
+            return Phase.ENDED
+        return Phase.WAITING if "q" in self.state else Phase.RUNNING
+
+    def sighting(self, place: int, reason: str | None = None) -> Sighting:
+        """What it says of the parcel at this place. ``reason``: what else is known of it."""
+        said = _STATE_REASONS.get(self.state) if reason is None else reason
+        if said is None and self.state not in _PLAIN_STATES:
+            said = f"state {self.state}"
+        return Sighting(
+            handle=self.handle(place),
+            phase=self.phase,
+            reason=None if said is None else printable(said),
+            end=End.FAILED if self.is_in_error else None,
+            node=self.host,
+        )
+
+
+_PLAIN_STATES = frozenset({"r", "t", "hr", "hqw", "qw"})
+_STATE_REASONS = {
+    "qw": "in the queue",
+    "hqw": "on hold, or behind another job",
+    "dr": "it is being deleted",
+    "dt": "it is being deleted",
+    "s": "suspended",
+    "S": "its queue is suspended",
+    "T": "suspended: its node is under load",
+    "Rq": "it is started again",
+}
+
+
+def qstat(text: str) -> list[Row]:
+    """The rows of ``qstat -xml``. Raises EngineAway for what is no such answer."""
+    found = []
+    for each in _xml(text).iter("job_list"):
+        job = each.findtext("JB_job_number", "")
+        tasks = each.findtext("tasks")
+        if not job.isdigit():
+            continue
+        queue = each.findtext("queue_name") or ""
+        found.append(
+            Row(
+                job=job,
+                name=each.findtext("JB_name", ""),
+                state=each.findtext("state", ""),
+                tasks=None if tasks is None else task_ranges(tasks),
+                host=printable(queue.partition("@")[2]) or None,
+            )
+        )
+    return found
+
+
+def errors_of(text: str) -> dict[str, str]:
+    """Why jobs could not be started: by job number the last message of ``qstat -j … -xml``."""
+    found = {}
+    for each in _xml(text).iter("element"):
+        job = each.findtext("JB_job_number")
+        messages = [message.text or "" for message in each.iter("QIM_message")]
+        if job is not None and messages:
+            found[job] = re.sub(r"^\S+ \S+ \[\d+:\d+\]: ", "", messages[-1]).removeprefix("error: ")
+    return found
+
+
+def unknown_hosts(text: str) -> frozenset[str]:
+    """The hosts of the queue instances that ``qstat -f -qs u -xml`` shows: their sge_execd has not been heard."""
+    names = (each.findtext("name", "") for each in _xml(text).iter("Queue-List"))
+    return frozenset(name.partition("@")[2] for name in names if "@" in name)
+
+
+def task_ranges(text: str) -> tuple[range, ...]:
+    """Task numbers as Grid Engine writes them.
+
+    >>> task_ranges("1-5:1,7,10-20:5")
+    (range(1, 6), range(7, 8), range(10, 21, 5))
+    """
+    found = []
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part.strip())
+        if match is not None:
+            low = int(match[1])
+            found.append(range(low, int(match[2] or low) + 1, int(match[3] or 1) or 1))
+    return tuple(found)
+
+
+def job_number(printed: str) -> str | None:
+    """The number in what ``qsub -terse`` prints (``12`` or ``12.1-5:1``), None where there is none."""
+    for line in reversed(printed.splitlines()):
+        found = _JOB.match(line)
+        if found is not None:
+            return found[1]
+    return None
+
+
+def job_of(handle: str) -> str:
+    """The job or array that a handle belongs to."""
+    return handle.partition(".")[0]
+
+
+def short_lists(handles: Sequence[str], most: int) -> Iterator[list[str]]:
+    """Handles as words for qdel (``13.2-5``, ``14``), at most so many words in each list.
+
+    >>> list(short_lists(["14", "13.4", "13.2", "13.3", "13.9"], 2))
+    [['13.2-4', '13.9'], ['14']]
+    """
+    arrays: dict[str, list[int]] = {}
+    for handle in handles:
+        job, mark, task = handle.partition(".")
+        known = arrays.setdefault(job, [])
+        if mark:
+            known.append(int(task))
+    words = [word for job in sorted(arrays, key=int) for word in _ranges(job, sorted(set(arrays[job])))]
+    for at in range(0, len(words), most):
+        yield words[at : at + most]
+
+
+def _ranges(job: str, tasks: list[int]) -> Iterator[str]:
+    if not tasks:
+        yield job
+    while tasks:
+        run = next((at for at in range(1, len(tasks)) if tasks[at] != tasks[0] + at), len(tasks))
+        yield f"{job}.{tasks[0]}" if run == 1 else f"{job}.{tasks[0]}-{tasks[run - 1]}"
+        tasks = tasks[run:]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What accounting tells of a job or task that has run. Seconds; memory in bytes.
+
+    Attributes:
+        task: its task number; None for a job that is no array.
+        failed: the code by which Grid Engine says at what it failed, and its words for that.
+        exit_status: of the script, as shells say it.
+        limits: what was asked for by ``-l``.
+    """
+
+    job: str
+    name: str
+    host: str
+    task: int | None
+    failed: int
+    why: str
+    exit_status: int
+    ran_s: float
+    most_memory: float
+    limits: Mapping[str, str]
+
+    def speaks_of(self, place: int) -> bool:
+        """As ``Row.speaks_of``."""
+        return place == (0 if self.task is None else self.task - 1)
+
+    def sighting(self, *, deleted: bool = False) -> Sighting:
+        """The end of it. ``deleted``: Grid Engine was seen to delete it."""
+        end, reason = self._end(deleted=deleted)
+        handle = self.job if self.task is None else f"{self.job}.{self.task}"
+        return Sighting(handle=handle, phase=Phase.ENDED, reason=reason, end=end, node=self.host or None)
+
+    def _end(self, *, deleted: bool) -> tuple[End, str | None]:
+        if self.failed == 0 and self.exit_status == 0:
+            return End.OK, None
+        by_signal = self.exit_status == MADE_ROOM or self.exit_status > _SIGNALLED
+        if self._is_over("s_rt") and (self.failed == _LIMIT_ENFORCED or by_signal):
+            return End.TIME_UP, "its time was up"
+        if deleted or self.exit_status == DELETED:
+            return End.CANCELLED, "deleted"
+        if self.exit_status == MADE_ROOM:
+            return End.PREEMPTED, "it has made room"
+        if self.failed == _LIMIT_ENFORCED:
+            memory = size_of(self.limits.get("h_vmem", ""))
+            if memory is not None and self.most_memory >= memory:
+                return End.OUT_OF_MEMORY, "it used more than h_vmem"
+            return End.TIME_UP, self.why
+        if self.failed not in (0, _AFTER_JOB):
+            return End.FAILED, f"failed {self.failed}: {self.why}"
+        return End.FAILED, f"exit status {self.exit_status}" + (f" ({self.why})" if self.why else "")
+
+    def _is_over(self, limit: str) -> bool:
+        seconds = self.limits.get(limit) or self.limits.get("h_rt", "")
+        return seconds.isdigit() and self.ran_s >= int(seconds)
+
+
+def qacct(text: str) -> list[Record]:
+    """The records of ``qacct -j``."""
+    found = []
+    for block in re.split(r"^=+\s*$", text, flags=re.MULTILINE):
+        fields = {match[1]: match[2] for line in block.splitlines() if (match := _WORD.match(line))}
+        job, failed = fields.get("jobnumber", ""), fields.get("failed", "").partition(":")
+        if not job.isdigit():
+            continue
+        task = fields.get("taskid", "")
+        found.append(
+            Record(
+                job=job,
+                name=fields.get("jobname", ""),
+                host=printable(fields.get("hostname", "")),
+                task=int(task) if task.isdigit() else None,
+                failed=int(_first_number(failed[0])),
+                why=printable(failed[2].strip()),
+                exit_status=int(_first_number(fields.get("exit_status", ""))),
+                ran_s=_first_number(fields.get("ru_wallclock", "")),
+                most_memory=size_of(fields.get("maxvmem", "")) or 0.0,
+                limits=_requests(fields.get("category", "")),
+            )
+        )
+    return found
+
+
+def _requests(category: str) -> dict[str, str]:
+    found = {}
+    for list_of in re.findall(r"(?:^| )-l (\S+)", category):
+        for word in list_of.split(","):
+            name, _, value = word.partition("=")
+            found[name] = value
+    return found
+
+
+def size_of(text: str) -> float | None:
+    """Bytes out of ``3.254MB``, ``64G``, ``512``; None for what is no size.
+
+    >>> size_of("1.5K"), size_of("2.0MB"), size_of("INFINITY")
+    (1536.0, 2097152.0, None)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kKmMgGtT]?)B?s?", text.strip())
+    if found is None:
+        return None
+    # k, m and g are powers of 1000 in Grid Engine's words, K, M and G of 1024.
+    base = 1000.0 if found[2].islower() else 1024.0
+    return float(found[1]) * math.pow(base, "kmgt".index(found[2].lower()) + 1 if found[2] else 0)
+
+
+def _first_number(text: str) -> float:
+    found = _NUMBER.match(text.strip())
+    return 0.0 if found is None else float(found[0])
+
+
+def said(printed: str) -> str:
+    """What Grid Engine said, in one line, without what says nothing.
+
+    >>> said("Unable to run job: job rejected: the requested project \\"x\\" does not exist\\nExiting.\\n")
+    'the requested project "x" does not exist'
+    """
+    lines = [_REJECTED.sub("", _PREFIX.sub("", line.strip())).strip() for line in printed.splitlines()]
+    kept = [line for line in lines if line and not line.startswith(_NO_NEWS)]
+    return printable("; ".join(dict.fromkeys(kept)))
+
+
+def why_unsuitable(printed: str) -> str:
+    """Why no queue can ever take what was verified, in Grid Engine's words; "" where it tells none."""
+    lines = [line for line in printed.splitlines() if _OTHER_QUEUE not in line]
+    reasons = [reason for line in lines if (reason := said(line))]
+    reasons = [each for each in dict.fromkeys(reasons) if each != "no suitable queues"]
+    more = f"; and {len(reasons) - _MOST_REASONS} more" if len(reasons) > _MOST_REASONS else ""
+    return "; ".join(reasons[:_MOST_REASONS]) + more
+
+
+def unavailable(errors: str) -> GpuherdError | None:
+    """EngineAway or EngineMissing where these words mean that no sge_qmaster has answered, else None."""
+    low = errors.lower()
+    if any(words in low for words in _UNCONFIGURED) and "unable to contact qmaster" not in low:
+        return EngineMissing(
+            f"Grid Engine's commands are here, but know no cluster ({said(errors)}); {GET_GRID_ENGINE}"
+        )
+    if any(words in low for words in _AWAY):
+        return EngineAway(said(errors))
+    return None
+
+
+def refusal(errors: str) -> Refused:
+    """A submission that Grid Engine has refused."""
+    low = errors.lower()
+    return Refused(said(errors) or "qsub has failed and said nothing", may_pass=any(word in low for word in _MAY_PASS))
+
+
+def only_ended(printed: str) -> bool:
+    """Whether qdel has only complained of jobs that have ended or are being deleted already."""
+    known = ("does not exist", "already in deletion", "has registered", "has deleted", "do not exist")
+    return all(any(words in line for words in known) for line in printed.splitlines() if line.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class Complex:
+    """A resource that can be asked for: its type (INT, DOUBLE, MEMORY …), and how it is counted: ``NO`` (compared with
+    what is there), ``YES`` (asked for by slot) or ``JOB`` (asked for once)."""
+
+    kind: str
+    consumable: str
+
+
+def complexes(text: str) -> dict[str, Complex]:
+    """Those of ``qconf -sc``, by name and by shortcut."""
+    found = {}
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 8 and not line.startswith("#"):
+            found[words[0]] = found[words[1]] = Complex(words[2], words[5])
+    return found
+
+
+def fields_of(text: str) -> dict[str, str]:
+    """What ``qconf -sp``, ``-sq`` or ``-se`` prints, by name; lines that go on are joined."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    return {match[1]: match[2] for line in joined.splitlines() if (match := _WORD.match(line))}
+
+
+def _xml(text: str) -> ElementTree.Element:
+    try:
+        return ElementTree.fromstring(text)  # noqa: S314 - what the site's own program prints
+    except ElementTree.ParseError as problem:
+        raise EngineAway(f"what qstat prints is not understood: {problem}") from problem

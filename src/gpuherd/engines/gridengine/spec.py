@@ -1,0 +1,54 @@
+"""Registers Grid Engine as an engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuherd.engines.gridengine.options import GridEngineOptions
+from gpuherd.engines.registry import EngineSpec
+
+if TYPE_CHECKING:
+    from gpuherd.checks import CheckResult
+    from gpuherd.engines.base import Engine
+    from gpuherd.engines.options import EngineOptions
+    from gpuherd.engines.world import Join, Lead
+
+
+class _GridEngine(EngineSpec):
+    name = "gridengine"
+    title = "Grid Engine"
+    about = "a Grid Engine cluster"
+    order = 3
+    options = GridEngineOptions
+    # Those by which jobs find their cluster (SGE_ROOT and the like) mean the same on all nodes.
+    variables = (
+        *("SGE_ACCOUNT", "SGE_ARCH", "SGE_BINARY_PATH", "SGE_CWD_PATH", "SGE_GPU", "SGE_HGR_", "SGE_JOB_", "SGE_O_"),
+        *("SGE_RSH_COMMAND", "SGE_STDERR_PATH", "SGE_STDIN_PATH", "SGE_STDOUT_PATH", "SGE_TASK_"),
+        *("JOB_ID", "JOB_NAME", "JOB_SCRIPT", "NHOSTS", "NQUEUES", "NSLOTS", "PE_HOSTFILE", "RESTARTED"),
+    )
+    kept_variables = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT")
+
+    def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:  # noqa: ARG002
+        from gpuherd.engines.gridengine.engine import GridEngine
+
+        return GridEngine(options.of(GridEngineOptions))
+
+    def at_once(self, options: EngineOptions) -> int | None:
+        return options.of(GridEngineOptions).array_limit
+
+    def where(self, options: EngineOptions) -> str | None:
+        queue = options.of(GridEngineOptions).sge_queue
+        return None if queue is None else f"queue {queue}"
+
+    def installed(self) -> str | None:
+        from gpuherd.engines.gridengine.commands import missing_programs
+
+        return None if missing_programs() else "Grid Engine's programs"
+
+    def doctor(self, options: EngineOptions) -> list[CheckResult]:
+        from gpuherd.engines.gridengine.doctor import find_grid_engine
+
+        return find_grid_engine(options.of(GridEngineOptions))
+
+
+ENGINE = _GridEngine()

@@ -1,0 +1,157 @@
+"""What Grid Engine's programs printed once, and what is read out of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuherd.engines.base import End, EngineAway, EngineMissing, Phase
+from gpuherd.engines.gridengine import parse
+from gpuherd.engines.gridengine.parse import Complex, Record
+
+RECORDED = Path(__file__).parent / "recorded"
+
+
+def recorded(name: str) -> str:
+    return (RECORDED / name).read_text()
+
+
+def test_jobs_and_the_tasks_of_arrays() -> None:
+    rows = parse.qstat(recorded("qstat.xml"))
+    assert [(row.job, row.name, row.state, row.host, row.phase) for row in rows] == [
+        ("8", "rec-5", "t", "vm", Phase.RUNNING),
+        ("8", "rec-5", "t", "vm", Phase.RUNNING),
+        ("11", "rec-8", "dr", "vm", Phase.RUNNING),
+        ("9", "rec-6", "Eqw", None, Phase.ENDED),
+        ("8", "rec-5", "qw", None, Phase.WAITING),
+        ("10", "rec-7", "hqw", None, Phase.WAITING),
+    ]
+    assert [place for place in range(10) if rows[4].speaks_of(place)] == [8]
+    assert rows[4].handle(8) == "8.9"
+    assert (rows[5].handle(0), rows[5].speaks_of(0), rows[5].speaks_of(1)) == ("10", True, False)
+    assert rows[2].is_being_deleted
+    assert rows[3].sighting(0, "why").end is End.FAILED
+
+
+def test_why_a_job_could_not_be_started() -> None:
+    assert parse.errors_of(recorded("error.xml")) == {"9": "can't chdir to /nowhere: No such file or directory"}
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "<job_info>"])
+def test_what_is_no_answer_is_believed_to_be_none(text: str) -> None:
+    with pytest.raises(EngineAway):
+        parse.qstat(text)
+    assert parse.qacct(text) == []
+    assert parse.job_number(text) is None
+
+
+def test_ends_by_accounting() -> None:
+    found = {(each.name, each.task): each.sighting() for each in parse.qacct(recorded("qacct.txt"))}
+    assert {name: (each.end, each.reason) for name, each in found.items()} == {
+        ("rec-1", None): (End.FAILED, "exit status 3"),
+        ("rec-2", 1): (End.CANCELLED, "deleted"),
+        ("rec-2", 2): (End.CANCELLED, "deleted"),
+        ("rec-3", None): (End.TIME_UP, "its time was up"),
+        ("rec-4", None): (End.TIME_UP, "its time was up"),
+        ("rec-5", 1): (End.OK, None),
+        ("rec-5", 3): (End.OK, None),
+        ("rec-5", 5): (End.OK, None),
+        ("rec-5", 7): (End.OK, None),
+        ("rec-5", 9): (End.OK, None),
+        ("rec-6", None): (End.FAILED, "failed 28: changing into working directory"),
+        ("rec-7", None): (End.OK, None),
+        ("rec-8", None): (End.FAILED, "exit status 137 (assumedly after job)"),
+    }
+    assert found["rec-2", 2].handle == "5.2"
+    assert found["rec-8", None].node == "vm"
+
+
+def record(**more: object) -> Record:
+    values: dict[str, object] = {
+        "job": "1",
+        "name": "a",
+        "host": "n1",
+        "task": None,
+        "failed": 0,
+        "why": "",
+        "exit_status": 0,
+        "ran_s": 10.0,
+        "most_memory": 0.0,
+        "limits": {},
+        **more,
+    }
+    return Record(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("more", "end"),
+    [
+        ({"exit_status": 75}, End.PREEMPTED),
+        ({"exit_status": 75, "limits": {"s_rt": "9", "h_rt": "20"}}, End.TIME_UP),
+        ({"exit_status": 1, "limits": {"s_rt": "9", "h_rt": "20"}}, End.FAILED),
+        ({"failed": 37, "exit_status": 137, "limits": {"h_vmem": "1G"}, "most_memory": 2.0**30}, End.OUT_OF_MEMORY),
+        ({"failed": 37, "exit_status": 137, "limits": {"h_vmem": "1G"}, "most_memory": 2.0**29}, End.TIME_UP),
+        ({"failed": 100, "exit_status": 137}, End.FAILED),
+        ({"failed": 0, "exit_status": 0, "limits": {"h_rt": "5"}}, End.OK),
+    ],
+)
+def test_what_an_end_means(more: dict[str, object], end: End) -> None:
+    assert record(**more).sighting().end is end
+
+
+def test_a_job_that_was_seen_to_be_deleted_was_cancelled() -> None:
+    assert record(failed=100, exit_status=137).sighting(deleted=True).end is End.CANCELLED
+    assert record().sighting(deleted=True).end is End.OK
+
+
+@pytest.mark.parametrize(
+    ("errors", "kind"),
+    [
+        ("error: commlib error: got select error (Connection refused)\nerror: unable to send message", EngineAway),
+        ('error: unable to contact qmaster using port 6444 on host "h"', EngineAway),
+        ('error: SGE_ROOT directory "/nope" doesn\'t exist', EngineMissing),
+        ('error: cell directory "/tmp/default" doesn\'t exist', EngineMissing),
+        ('error: unable to read qmaster name: qmaster hostname in "x/act_qmaster" has zero length', EngineMissing),
+        ('Unable to run job: unknown resource "foo"\nExiting.', type(None)),
+    ],
+)
+def test_whether_anybody_has_answered(errors: str, kind: type) -> None:
+    assert isinstance(parse.unavailable(errors), kind)
+
+
+def test_refusals_and_whether_they_may_pass() -> None:
+    lasting = parse.refusal('Unable to run job: job rejected: the requested project "nope" does not exist\nExiting.\n')
+    assert (str(lasting), lasting.may_pass) == ('the requested project "nope" does not exist', False)
+    passing = parse.refusal(
+        "Unable to run job: job rejected: Only 1 jobs are allowed per user (current job count: 1)\n"
+    )
+    assert (str(passing), passing.may_pass) == ("Only 1 jobs are allowed per user (current job count: 1)", True)
+
+
+def test_why_nothing_is_suitable_leaves_other_queues_out() -> None:
+    told = (
+        'Unable to run job: Job 30 cannot run in queue "b" because it is not contained in its hard queue list (-q)\n'
+        'Job 30 (-l gpu=9) cannot run at host "n1" because it offers only hc:gpu=8.000000\n'
+        "verification: no suitable queues\nExiting.\n"
+    )
+    assert parse.why_unsuitable(told) == '(-l gpu=9) cannot run at host "n1" because it offers only hc:gpu=8.000000'
+
+
+def test_resources_by_name() -> None:
+    known = parse.complexes(recorded("complexes.txt"))
+    assert known["gpu"] == Complex("INT", "YES")
+    assert known["mf"] == known["mem_free"] == Complex("MEMORY", "NO")
+
+
+def test_fields_of_a_parallel_environment() -> None:
+    assert parse.fields_of(recorded("smp.txt"))["allocation_rule"] == "$pe_slots"
+    assert parse.fields_of("hostname  n1\ncomplex_values  gpu=8, \\\n               h_vmem=64G\n") == {
+        "hostname": "n1",
+        "complex_values": "gpu=8, h_vmem=64G",
+    }
+
+
+def test_qdel_complains_only_of_what_has_ended() -> None:
+    assert parse.only_ended('denied: job "1" does not exist\nroot has registered the job 4 for deletion\n')
+    assert not parse.only_ended("denied: you have no permission to delete job 3\n")
