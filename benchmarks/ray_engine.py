@@ -146,7 +146,7 @@ def _batch(engine: RayEngine, argv: list[str], jobs: int, place: Path) -> None:
         Order(
             attempt=number,
             tag=f"{name}/{number}",
-            argv=tuple(argv),
+            job=Job(name=f"{number}", argv=tuple(argv)),
             log=str(place / f"{number}.log"),
             progress=str(place / f"{number}.progress"),
             claim=str(place / f"{number}.claim"),

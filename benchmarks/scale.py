@@ -22,13 +22,15 @@ from random import Random
 from statistics import median
 from typing import Any, TypeVar
 
+from gpuherd.engines.local.process import Exit
 from gpuherd.engines.slurm import parse
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import Job, JobState, Queue, RunDirectory
+from gpuherd.jobs.completion import Known, Settlement
 from gpuherd.jobs.monitor.job_status import Page
 from gpuherd.jobs.monitor.status import read_status
-from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, Begun, Handed, StartRecord
+from gpuherd.jobs.records import AttemptRecord, AttemptState, Begun, Handed, StartRecord
 from gpuherd.jobs.remote.protocol import (
     Claim,
     EndReport,
@@ -188,7 +190,8 @@ class _Filled:
         self._run = queue.begin_run(time.time(), time.monotonic(), "slurm")
         heads = queue.head(open_, time.time())
         starts = [self._start(queued) for queued in heads]
-        ids = [start.attempt.id for start in starts]
+        started = [start.attempt for start in starts]
+        ids = [attempt.id for attempt in started]
         clock("record_starts_of_one", lambda: queue.record_starts([starts.pop()], self._run), min(50, open_ // 4))
         began = len(starts)
         clock("record_starts", lambda: queue.record_starts(starts, self._run))
@@ -196,9 +199,9 @@ class _Filled:
         clock("record_begun", lambda: queue.record_begun([_begun(number) for number in ids]))
         clock("open_attempts", queue.running)
         clock("stranded", queue.stranded, 3)
-        clock("record_ends_of_one", lambda: queue.record_ends([_end(ids.pop())]), min(50, open_ // 4))
-        ended = len(ids)
-        clock("record_ends", lambda: queue.record_ends([_end(number) for number in ids]))
+        clock("record_ends_of_one", lambda: queue.record_ends([_end(started.pop())]), min(50, open_ // 4))
+        ended = len(started)
+        clock("record_ends", lambda: queue.record_ends([_end(attempt) for attempt in started]))
         for name, many in (
             ("record_starts", began),
             ("record_handles", open_),
@@ -235,15 +238,9 @@ def _begun(number: int) -> Begun:
     return Begun(attempt=number, node="n0001", gpus=labels, labels=labels, at=time.time(), mono=time.monotonic())
 
 
-def _end(number: int) -> AttemptEnd:
-    return AttemptEnd(
-        attempt=number,
-        state=AttemptState.DONE,
-        job_state=JobState.DONE,
-        ended_at=time.time(),
-        ended_mono=time.monotonic(),
-        exit_code=0,
-    )
+def _end(attempt: AttemptRecord) -> Settlement:
+    known = Known(record=attempt, exit=Exit(started=True, code=0), at=time.time(), mono=time.monotonic())
+    return Settlement(known, AttemptState.DONE, JobState.DONE)
 
 
 # --- decisions ------------------------------------------------------------------------------------------------
@@ -328,7 +325,7 @@ def _order(root: RunDirectory, number: int) -> Order:
     return Order(
         attempt=number,
         tag=f"0123456789ab.1234567.{number}",
-        argv=(*_ARGV, str(number)),
+        job=Job(name=name, argv=(*_ARGV, str(number))),
         log=str(root.attempt_log(name, 1)),
         progress=str(root.attempt_progress(number)),
         claim=str(root.attempt_claim(number)),

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import ExitCode
 from gpuherd.jobs.options import GpuOptions
-from gpuherd.options import Parser, add_options, build, option
+from gpuherd.options import (
+    Option,
+    Parser,
+    WrongType,
+    add_options,
+    build,
+    by_spelling,
+    did_you_mean,
+    option,
+    parse_value,
+)
+from gpuherd.options import parse as parse_word
 from gpuherd.units import count
 
 
@@ -94,3 +105,44 @@ def test_gpu_options_survive_the_way_through_the_command_line(gpus: int, thresho
     assert (options.max_gpus, options.gpu_memory_threshold) == (gpus, threshold)
     assert options.gpu_ids == tuple(map(str, ids))
     assert GpuOptions(gpu_list=(",".join(map(str, ids)),)).gpu_ids == options.gpu_ids
+
+
+def test_one_parser_reads_words_and_typed_values() -> None:
+    spec = {name: found for name, (_, found) in by_spelling(Sample).items()}
+    assert spec["mem_threshold"] is spec["threshold"] is spec["old_threshold"]
+    assert parse_word(spec["ids"], "a") == ("a",) == parse_value(spec["ids"], "a")
+    assert parse_value(spec["ids"], ["a", 2]) == ("a", "2")
+    assert [parse_word(spec["loud"], word) for word in ("yes", "ON", "1", "False", "off")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert (parse_value(spec["loud"], False), parse_value(spec["loud"], "true")) == (False, True)
+    for value, name in ((1, "loud"), ("yes", "loud"), (True, "rank"), ([3], "rank"), ({}, "ids")):
+        with pytest.raises(WrongType):
+            parse_value(spec[name], value)
+    for value, name in (("-1", "rank"), ("pek", "method")):
+        with pytest.raises(ValueError, match=r"peak|whole number"):
+            parse_value(spec[name], value)
+    with pytest.raises(ValueError, match="'perhaps' is neither on nor off; write yes or no"):
+        parse_word(spec["loud"], "perhaps")
+
+
+def test_an_option_may_have_another_name_than_its_field() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Named:
+        memory_mb: int | None = option(None, help="memory", name="mem", key="m", parse=count)
+
+    assert by_spelling(Named).keys() == {"mem", "m"}
+    parser = Parser(prog="test")
+    add_options(parser, Named)
+    assert build(Named, parser.parse_args(["--mem", "3"])).memory_mb == 3
+    assert parser.parse_known_args(["--memory-mb=3"])[1] == ["--memory-mb=3"]
+
+
+def test_the_nearest_names_or_a_hint_in_their_place() -> None:
+    assert did_you_mean("oder", ["order", "older"], most=2, show=repr) == "; did you mean 'order' or 'older'?"
+    assert (did_you_mean("x", ["order"], "write y"), did_you_mean("x", ["order"])) == ("; write y", "")
+    assert Option(help="").is_switch is False

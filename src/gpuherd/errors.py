@@ -106,7 +106,7 @@ class JobCannotFit(UsageError, ValueError):
 
 
 class CudaAlreadyStarted(GpuherdError, RuntimeError):
-    """CUDA_VISIBLE_DEVICES was to be changed after this process had started CUDA, when it has no effect any more."""
+    """The GPUs that this process sees were to change after it had started CUDA, when that has no effect any more."""
 
 
 class MissingExtra(UsageError, ImportError):

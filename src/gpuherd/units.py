@@ -137,3 +137,15 @@ def gpu_range(word: str) -> tuple[int, int]:
     if most < least or (found is not None and found[2] is not None and least == 0):
         raise ValueError(f"{word!r} is no number of GPUs; write 2, or 1-4 for more after running out of memory")
     return least, most
+
+
+def gpu_names(word: str) -> str:
+    """One GPU id (an index, 3:1 for a MIG instance, or a UUID) or several joined by commas; only the form is checked.
+
+    >>> gpu_names("0, 3:1")
+    '0,3:1'
+    """
+    names = word.split(",")
+    if not all(name.strip() for name in names):
+        raise ValueError(f"{word!r} is no list of GPU ids; write 0,1,2 or 0 1 2")
+    return ",".join(name.strip() for name in names)

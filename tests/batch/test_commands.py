@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.batch.assemble import Content, FileRules, assemble
+from gpuherd.batch.assemble import BadJobFile, Content, FileRules, assemble
 from gpuherd.batch.commands_txt import read_commands
-from gpuherd.batch.job_options import BadJobFile
 from gpuherd.jobs.job import Job
 
 

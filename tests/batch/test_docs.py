@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from gpuherd.batch.assemble import KEYS
 from gpuherd.batch.commands_txt import read_commands
 from gpuherd.batch.daemon import down
-from gpuherd.batch.job_options import KEYS
 from gpuherd.batch.jobs_yaml import read_document
 from gpuherd.cli.main import build_parser
 

@@ -9,8 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.batch.assemble import assemble
-from gpuherd.batch.job_options import BadJobFile
+from gpuherd.batch.assemble import BadJobFile, assemble
 from gpuherd.batch.jobs_yaml import read_document, read_engine
 from gpuherd.jobs.job import Job
 

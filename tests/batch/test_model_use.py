@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.batch.assemble import FileRules, assemble
+from gpuherd.batch.assemble import BadJobFile, FileRules, assemble
 from gpuherd.batch.commands_txt import read_commands
-from gpuherd.batch.job_options import BadJobFile
 from gpuherd.batch.jobs_yaml import read_document
 from gpuherd.errors import JobCannotFit, UsageError
 from gpuherd.jobs.job import ModelUse, Need, job_fields

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 
 from gpuherd.batch.daemon import down, up
-from gpuherd.batch.feasibility import dispatchers_machine
 from gpuherd.batch.user_queue import folder, in_use, open_folder, submit, with_surroundings
 from gpuherd.errors import CannotWrite, ExitCode, UsageError
+from gpuherd.jobs.feasibility import dispatchers_machine
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.settings import user_file
 from gpuherd.standin.machine import Machine
 
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.batch.assemble import assemble
-from gpuherd.batch.job_options import BadJobFile
+from gpuherd.batch.assemble import BadJobFile, assemble
 from gpuherd.batch.jobs_yaml import read_document
 from gpuherd.batch.sweep import BadParameter, Sweep, described, one_of, random_bits
 from gpuherd.jobs.job import Job

@@ -17,7 +17,7 @@ from gpuherd.cli.main import run
 from gpuherd.errors import UsageError
 from gpuherd.jobs import Job, Queue, RunDirectory
 from gpuherd.jobs.records import Handed, StartRecord
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.settings import user_file
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from gpuherd.engines.ray import doctor as ray
 from gpuherd.engines.slurm import doctor as slurm
 from gpuherd.engines.slurm import site
 from gpuherd.engines.slurm.commands import PROGRAMS, Programs
-from gpuherd.jobs import one_host
+from gpuherd.jobs import lock as one_host
 
 CONFIG = "ClusterName             = lab\nSLURM_VERSION           = 22.05.8\nAccountingStorageType   = {}\n"
 

@@ -9,8 +9,8 @@ import pytest
 
 from gpuherd.checks import Answer, Status, ask
 from gpuherd.doctor.models import judge_cpu, judge_gpu, judge_simulated, on_cpu, on_gpus
-from gpuherd.gpus.driver import Nvml
 from gpuherd.gpus.leases import LeaseFolder
+from gpuherd.gpus.query import GpuReader
 from gpuherd.gpus.state import Gpu
 from gpuherd.standin.machine import Machine
 
@@ -67,7 +67,7 @@ def test_tries_free_gpus_only_and_under_a_lease(standin: Callable[..., Machine])
     machine = standin("3x40GB")
     machine.occupy(0, 3000)
     with LeaseFolder.default().acquire(machine.uuids[1]) or pytest.fail("not taken"):
-        results = on_gpus(Nvml().snapshot().gpus, simulated=True)
+        results = on_gpus(GpuReader().snapshot().gpus, simulated=True)
     assert [result.status for result in results] == [Status.SKIP, Status.SKIP, Status.OK]
     assert "3000 MB used" in results[0].detail
     assert "another gpuherd holds it" in results[1].detail

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ from gpuherd.engines.local.process import (
     start,
 )
 from gpuherd.engines.process_tree import ProcessId, identify, locks_held, tagged
-from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.state import Gpu, Maker
+from gpuherd.jobs.job import Job
 
 
 @pytest.fixture
@@ -37,7 +39,8 @@ def launch(tmp_path: Path) -> Callable[..., Launch]:
             "status": tmp_path / "status",
             "progress": tmp_path / "progress",
         }
-        return Launch(argv=argv, **{**fields, **more})  # type: ignore[arg-type]
+        job = Job(name="j", argv=argv, **{name: more.pop(name) for name in ("env", "cwd") if name in more})  # type: ignore[arg-type]
+        return Launch(job=job, **{**fields, **more})  # type: ignore[arg-type]
 
     return make
 
@@ -95,6 +98,19 @@ def test_a_process_that_waits_is_told_its_gpus_and_leases_with_the_go_ahead(
     assert ended(process)
     assert process.collect() == Exit(started=True, code=1)
     assert (tmp_path / "seen").read_text() == "3\n"
+
+
+def test_a_process_that_waits_gets_the_variables_of_its_gpus_maker_alone(
+    launch: Callable[..., Launch], tmp_path: Path
+) -> None:
+    script = 'echo "$ROCR_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES ${CUDA_VISIBLE_DEVICES-unset}"'
+    process = start(launch("/bin/sh", "-c", script), os.environ)
+    gpus = [Gpu(index, f"GPU-{index}", "A", total_mb=1, used_mb=0, free_mb=1, maker=Maker.AMD) for index in (3, 1)]
+    process.assign(gpus, [])
+    process.go()
+    assert ended(process)
+    assert process.collect() == Exit(started=True, code=0)
+    assert (tmp_path / "log").read_text() == "3,1 0,1 unset\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL])
@@ -181,8 +197,9 @@ def test_adopting_after_the_starter_has_died(launch: Callable[..., Launch], tmp_
 import os, sys, time
 from pathlib import Path
 from gpuherd.engines.local.process import Launch, start
+from gpuherd.jobs.job import Job
 here = Path({str(tmp_path)!r})
-process = start(Launch(tag="q/1", argv=("/bin/sh", "-c", "sleep 0.5; exit 7"), log=here / "log",
+process = start(Launch(tag="q/1", job=Job(name="j", argv=("/bin/sh", "-c", "sleep 0.5; exit 7")), log=here / "log",
                        status=here / "status", progress=here / "progress"), os.environ)
 process.go()
 print(process.identity.pid, process.identity.start_ticks, process.identity.boot, flush=True)
@@ -261,6 +278,10 @@ def test_the_jobs_environment(launch: Callable[..., Launch], tmp_path: Path) -> 
     assert (got["A"], got["B"], got["GPUHERD_ATTEMPT"]) == ("1", "2", "q/1")
     assert got["GPUHERD_PROGRESS"] == str(tmp_path / "progress")
     assert got["OMP_NUM_THREADS"] == got["MKL_NUM_THREADS"] == got["OPENBLAS_NUM_THREADS"] == "3"
+    amd = replace(whole, maker=Maker.AMD)
+    got = job_environment({"CUDA_VISIBLE_DEVICES": "1", "GPU_DEVICE_ORDINAL": "0"}, launch("x", gpus=(amd,)))
+    shown = {name: value for name, value in got.items() if "DEVICE" in name}
+    assert shown == {"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "0"}
     assert job_environment({}, launch("x", gpus=(slice_,)))["CUDA_VISIBLE_DEVICES"] == "MIG-b"
     assert job_environment(inherited, launch("x"))["CUDA_VISIBLE_DEVICES"] == ""
     assert inherited["CUDA_VISIBLE_DEVICES"] == "5"
@@ -309,8 +330,10 @@ def test_a_start_for_want_of_descriptors_leaves_no_shell_and_none_open(launch: C
 import os, resource, sys
 from pathlib import Path
 from gpuherd.engines.local.process import CannotStart, Launch, start
+from gpuherd.jobs.job import Job
 folder = Path(sys.argv[1])
-launch = Launch(tag="q/1", argv=("/bin/true",), log=folder / "log", status=folder / "s", progress=folder / "p")
+job = Job(name="j", argv=("/bin/true",))
+launch = Launch(tag="q/1", job=job, log=folder / "log", status=folder / "s", progress=folder / "p")
 start(launch, os.environ).release()  # imports and caches are warm
 before = sorted(os.listdir("/proc/self/fd"))
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.gpus.driver import Nvml, machine
 from gpuherd.gpus.nvml import multiprocessors
+from gpuherd.gpus.query import GpuReader, machine
 from gpuherd.gpus.state import GpuProcess, Proximity
 from gpuherd.standin import driver as build
 from gpuherd.standin.machine import Machine as Simulated
@@ -30,7 +30,7 @@ def test_eight_gpus_come_in_pci_order_with_all_their_figures(standin: Standin) -
     simulated.set_temperature(3, 81)
     simulated.set_power(3, 312.5)
     simulated.set_numa_node(3, 1)
-    seen = Nvml().snapshot()
+    seen = GpuReader().snapshot()
     assert seen.problem is None
     assert seen.driver_version is not None
     assert seen.cuda_version is not None
@@ -43,13 +43,13 @@ def test_eight_gpus_come_in_pci_order_with_all_their_figures(standin: Standin) -
     assert gpu.compute_capability is not None
     assert gpu.multi_processor_count is not None
     assert gpu.used_mb + gpu.free_mb == gpu.total_mb
-    assert gpu.label == gpu.cuda_name == "3"
+    assert gpu.label == gpu.visible_name == "3"
 
 
 def test_processes_come_with_user_and_program(standin: Standin) -> None:
     simulated = standin("2x40GB")
     simulated.occupy(1, 1500, pid=os.getpid())
-    gpus = Nvml().snapshot().gpus
+    gpus = GpuReader().snapshot().gpus
     assert gpus[0].processes == ()
     (process,) = gpus[1].processes
     assert (process.pid, process.memory_mb, process.compute) == (os.getpid(), 1500, True)
@@ -62,7 +62,7 @@ def test_strangers_that_cannot_be_looked_up_and_display_servers_are_listed(stand
     simulated = standin("1x40GB")
     stranger = simulated.occupy(0, 900)
     simulated.occupy(0, 150, pid=os.getpid(), graphics=True)
-    listed = {process.pid: process for process in Nvml().snapshot().gpus[0].processes}
+    listed = {process.pid: process for process in GpuReader().snapshot().gpus[0].processes}
     assert listed[stranger.pid] == GpuProcess(stranger.pid, None, None, 900, True)
     assert not listed[os.getpid()].compute
 
@@ -71,13 +71,13 @@ def test_a_process_that_computes_and_draws_is_listed_once_as_computing(standin: 
     simulated = standin("1x40GB")
     simulated.occupy(0, 100, pid=os.getpid(), graphics=True)
     simulated.occupy(0, 200, pid=os.getpid())
-    (process,) = Nvml().snapshot().gpus[0].processes
+    (process,) = GpuReader().snapshot().gpus[0].processes
     assert process.compute
 
 
 def test_memory_of_a_process_that_ended_is_free_again(standin: Standin) -> None:
     simulated = standin("1x40GB")
-    driver = Nvml()
+    driver = GpuReader()
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as child:
         simulated.occupy(0, 5000, pid=child.pid)
         assert driver.snapshot().gpus[0].processes[0].pid == child.pid
@@ -89,7 +89,7 @@ def test_memory_of_a_process_that_ended_is_free_again(standin: Standin) -> None:
 def test_figures_that_the_driver_does_not_give_are_none(standin: Standin) -> None:
     simulated = standin("1x40GB")
     simulated.occupy(0, 700, pid=os.getpid())
-    driver = Nvml()
+    driver = GpuReader()
     simulated.hide_process_memory()
     assert driver.snapshot().gpus[0].processes[0].memory_mb is None
     simulated.hide_pids()
@@ -100,7 +100,7 @@ def test_figures_that_the_driver_does_not_give_are_none(standin: Standin) -> Non
 def test_processes_can_be_left_out_and_cost_fewer_calls(standin: Standin) -> None:
     simulated = standin("4x40GB")
     simulated.occupy(0, 100)
-    driver = Nvml()
+    driver = GpuReader()
     driver.snapshot()
     before = simulated.calls
     driver.snapshot()
@@ -113,7 +113,7 @@ def test_links_and_distances_are_read_when_asked_for(standin: Standin) -> None:
     simulated = standin("4x40GB")
     simulated.link(0, 3, 4)
     simulated.set_proximity(1, 2, Proximity.SAME_BOARD)
-    driver = Nvml()
+    driver = GpuReader()
     assert driver.snapshot().gpus[0].peers == ()
     gpus = driver.snapshot(topology=True).gpus
     peers = {peer.uuid: peer for peer in gpus[0].peers}
@@ -127,7 +127,7 @@ def test_mig_instances_follow_their_parent(standin: Standin) -> None:
     simulated = standin("3x40GB")
     uuids = simulated.split_mig(1, [20_000, 10_000])
     simulated.occupy("1:1", 3000, pid=os.getpid())
-    gpus = Nvml().snapshot().gpus
+    gpus = GpuReader().snapshot().gpus
     assert [gpu.label for gpu in gpus] == ["0", "1", "1:0", "1:1", "2"]
     parent, first, second = gpus[1:4]
     assert parent.mig_instances == uuids == (first.uuid, second.uuid)
@@ -137,18 +137,18 @@ def test_mig_instances_follow_their_parent(standin: Standin) -> None:
     assert (first.used_mb, second.used_mb) == (0, 3000)
     assert [process.pid for process in second.processes] == [os.getpid()]
     assert first.processes == ()
-    assert second.cuda_name == second.uuid
+    assert second.visible_name == second.uuid
 
 
 def test_mig_mode_without_instances_is_a_problem_that_is_told(standin: Standin) -> None:
     standin("1x40GB").split_mig(0, [])
-    (gpu,) = Nvml().snapshot().gpus
+    (gpu,) = GpuReader().snapshot().gpus
     assert "MIG mode without instances" in str(gpu.problem)
 
 
 def test_a_lost_gpu_stays_in_its_place_with_its_name_and_comes_back(standin: Standin) -> None:
     simulated = standin("3x40GB")
-    driver = Nvml()
+    driver = GpuReader()
     whole = driver.snapshot(topology=True)
     simulated.lose(1)
     started = time.monotonic()
@@ -159,16 +159,16 @@ def test_a_lost_gpu_stays_in_its_place_with_its_name_and_comes_back(standin: Sta
     assert "fallen off the bus" in str(gpus[1].problem)
     assert gpus[0].problem is None
     # CUDA may leave the lost one out, and then count those after it differently.
-    assert [gpu.cuda_name for gpu in gpus] == ["0", "1", gpus[2].uuid]
+    assert [gpu.visible_name for gpu in gpus] == ["0", "1", gpus[2].uuid]
     simulated.restore(1)
-    assert [gpu.cuda_name for gpu in driver.snapshot().gpus] == ["0", "1", "2"]
+    assert [gpu.visible_name for gpu in driver.snapshot().gpus] == ["0", "1", "2"]
     assert replace(driver.snapshot().gpus[1], peers=whole.gpus[1].peers) == whole.gpus[1]
 
 
 def test_a_gpu_lost_before_the_first_look_does_not_hide_the_others(standin: Standin) -> None:
     simulated = standin("3x40GB")
     simulated.lose(0)
-    driver = Nvml()
+    driver = GpuReader()
     gpus = driver.snapshot(topology=True).gpus
     assert [gpu.problem is None for gpu in gpus] == [False, True, True]
     assert [gpu.uuid for gpu in gpus[1:]] == list(simulated.uuids[1:])
@@ -183,7 +183,7 @@ def test_a_gpu_lost_before_the_first_look_does_not_hide_the_others(standin: Stan
 )
 def test_a_driver_that_fails_for_a_moment_is_asked_again(standin: Standin, code: int) -> None:
     simulated = standin("4x40GB")
-    driver = Nvml()
+    driver = GpuReader()
     before = driver.snapshot()
     simulated.fail(code, calls=3)
     assert driver.snapshot() == before
@@ -193,7 +193,7 @@ def test_a_driver_that_fails_for_a_moment_is_asked_again(standin: Standin, code:
 def test_whichever_call_fails_the_answer_is_whole(standin: Standin, calls: int) -> None:
     """The driver starts to answer again at any point of a snapshot, also in the middle of a GPU."""
     simulated = standin("2x40GB")
-    driver = Nvml()
+    driver = GpuReader()
     before = driver.snapshot()
     thread = threading.Timer(0.01, simulated.fail, [None])
     simulated.fail(pynvml.NVML_ERROR_UNKNOWN)
@@ -209,7 +209,7 @@ def test_whichever_call_fails_the_answer_is_whole(standin: Standin, calls: int) 
 
 def test_a_driver_that_goes_on_failing_is_a_sentence_and_costs_no_waiting_any_more(standin: Standin) -> None:
     simulated = standin("2x40GB")
-    driver = Nvml()
+    driver = GpuReader()
     driver.snapshot()
     simulated.fail(pynvml.NVML_ERROR_UNKNOWN)
     seen = driver.snapshot()
@@ -233,13 +233,13 @@ def test_a_driver_that_goes_on_failing_is_a_sentence_and_costs_no_waiting_any_mo
 def test_a_driver_that_never_worked_is_told_at_once_with_the_remedy(standin: Standin, code: int, sentence: str) -> None:
     standin("2x40GB").fail(code)
     started = time.monotonic()
-    assert sentence in str(Nvml().snapshot().problem)
+    assert sentence in str(GpuReader().snapshot().problem)
     assert time.monotonic() - started < 0.02
 
 
 def test_a_driver_reload_under_us_is_survived(standin: Standin) -> None:
     simulated = standin("2x40GB")
-    driver = Nvml()
+    driver = GpuReader()
     before = driver.snapshot()
     thread = threading.Timer(0.05, simulated.fail, [None])
     simulated.fail(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
@@ -281,7 +281,7 @@ def test_a_figure_that_fails_for_good_costs_neither_the_gpu_nor_time(
     standin("2x40GB,nvlink=2")
     answers(name, code)
     started = time.monotonic()
-    seen = Nvml().snapshot(topology=True)
+    seen = GpuReader().snapshot(topology=True)
     assert time.monotonic() - started < 0.02
     assert [(gpu.total_mb, gpu.problem, len(gpu.peers)) for gpu in seen.gpus] == [(40_960, None, 1)] * 2
 
@@ -299,10 +299,10 @@ def test_an_old_driver_without_newer_questions_tells_the_same(
 ) -> None:
     simulated = standin("1x40GB")
     simulated.occupy(0, 700, pid=os.getpid())
-    before = Nvml().snapshot()
+    before = GpuReader().snapshot()
     for name in missing:
         answers(name, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
-    assert Nvml().snapshot().gpus == before.gpus
+    assert GpuReader().snapshot().gpus == before.gpus
     assert before.gpus[0].temperature_c is not None
 
 
@@ -318,7 +318,7 @@ def test_gpus_that_the_driver_never_opens_are_told_and_cost_no_more_waiting(
     standin: Standin, answers: ErrorOf, code: int, sentence: str
 ) -> None:
     standin("2x40GB")
-    driver = Nvml()
+    driver = GpuReader()
     answers("nvmlDeviceGetHandleByIndex_v2", code)
     assert [sentence in str(gpu.problem) for gpu in driver.snapshot().gpus] == [True, True]
     started = time.monotonic()
@@ -345,7 +345,7 @@ def test_another_machine_in_the_same_process_is_noticed(standin: Standin) -> Non
 
 def test_threads_share_one_driver(standin: Standin) -> None:
     standin("4x40GB")
-    driver = Nvml()
+    driver = GpuReader()
     wanted = driver.snapshot()
     wrong: list[object] = []
 
@@ -365,8 +365,8 @@ def test_threads_share_one_driver(standin: Standin) -> None:
 
 FORKS = """
 import os, signal, threading
-from gpuherd.gpus.driver import Nvml
-driver = Nvml()
+from gpuherd.gpus.query import GpuReader
+driver = GpuReader()
 threading.Thread(target=lambda: [driver.snapshot() for _ in iter(int, 1)], daemon=True).start()
 for _ in range(20):
     child = os.fork()
@@ -385,7 +385,7 @@ def test_a_forked_child_may_look_too_while_a_thread_is_looking(standin: Standin)
 
 def test_closing_lets_go_and_the_next_look_starts_again(standin: Standin) -> None:
     standin("2x40GB")
-    driver = Nvml()
+    driver = GpuReader()
     before = driver.snapshot()
     driver.close()
     driver.close()
@@ -396,13 +396,13 @@ def test_a_look_at_eight_gpus_is_cheap(standin: Standin) -> None:
     simulated = standin("8x40GB")
     for gpu in range(8):
         simulated.occupy(gpu, 1000)
-    driver = Nvml()
+    driver = GpuReader()
     driver.snapshot()
     fastest = min(_seconds(driver) for _ in range(50))
     assert fastest < 0.002, f"{fastest * 1e6:.0f} us"
 
 
-def _seconds(driver: Nvml) -> float:
+def _seconds(driver: GpuReader) -> float:
     started = time.thread_time()
     driver.snapshot()
     return time.thread_time() - started
@@ -426,7 +426,7 @@ def test_multiprocessors_follow_from_cores(cores: int | None, capability: tuple[
 def test_a_look_at_some_gpus_reads_those_and_still_sees_that_another_is_lost(standin: Callable[..., Simulated]) -> None:
     """A lost GPU changes how CUDA counts those behind it, whoever asks for which."""
     machine = standin("4x40GB")
-    nvml = Nvml()
+    nvml = GpuReader()
     nvml.snapshot()
     machine.occupy(3, 2_000)
     (found,) = nvml.snapshot(only=[machine.uuid(3)]).gpus
@@ -440,11 +440,11 @@ def test_a_look_at_some_gpus_reads_those_and_still_sees_that_another_is_lost(sta
 def test_a_look_at_some_gpus_names_them_as_a_look_at_all_does(standin: Standin) -> None:
     """By index while that is CUDA's too; by UUID behind a broken GPU, also where the look passes that one over."""
     simulated = standin("4x40GB")
-    reader = Nvml()
+    reader = GpuReader()
 
     def names(*, only: bool) -> list[str]:
         gpus = reader.snapshot(only={simulated.uuid(3)} if only else None).gpus
-        return [gpu.cuda_name for gpu in gpus if gpu.uuid == simulated.uuid(3)]
+        return [gpu.visible_name for gpu in gpus if gpu.uuid == simulated.uuid(3)]
 
     assert names(only=True) == names(only=False) == ["3"]
     simulated.lose(1)
@@ -456,7 +456,7 @@ def test_a_look_at_some_gpus_names_them_as_a_look_at_all_does(standin: Standin) 
 
 def test_known_gpus_are_read_again_for_what_changes_by_itself(standin: Standin) -> None:
     simulated = standin("4x40GB")
-    reader = Nvml()
+    reader = GpuReader()
     assert reader.renewed(()) == {}, "without a snapshot before there is nothing to renew"
     before = reader.snapshot(topology=True).gpus
     assert reader.renewed(before) == {gpu.uuid: gpu for gpu in before}
@@ -480,7 +480,7 @@ def test_known_gpus_are_read_again_for_what_changes_by_itself(standin: Standin) 
 def test_where_more_has_changed_a_snapshot_is_asked_for(standin: Standin, happens: str) -> None:
     """Also when it is another GPU that fails: how CUDA counts the asked one depends on it."""
     simulated = standin("4x40GB")
-    reader = Nvml()
+    reader = GpuReader()
     before = reader.snapshot().gpus
     if happens == "lost":
         simulated.lose(1)
@@ -495,7 +495,7 @@ def test_where_more_has_changed_a_snapshot_is_asked_for(standin: Standin, happen
 def test_a_lost_gpu_with_nvlinks_costs_its_neighbours_nothing_but_these_links(standin: Standin) -> None:
     simulated = standin("4x40GB,nvlink=4")
     simulated.lose(1)
-    for driver in (Nvml(), Nvml()):
+    for driver in (GpuReader(), GpuReader()):
         seen = driver.snapshot(topology=True, errors=True)
         assert seen.problem is None
         assert [gpu.problem is None for gpu in seen.gpus] == [True, False, True, True]
@@ -526,7 +526,7 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
     """Four GPUs in NVLink pairs, the last split into two MIG instances; no pauses between tries."""
     simulated = Simulated.create(tmp_path_factory.mktemp("linked") / "machine", "4x40GB,nvlink=4,mig=gpu3:20GB+20GB")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpuherd.gpus.driver.PAUSES_S", (0.0, 0.0, 0.0))
+        patch.setattr("gpuherd.gpus.query.PAUSES_S", (0.0, 0.0, 0.0))
         yield simulated
 
 
@@ -549,7 +549,7 @@ def test_any_call_may_return_any_code_and_every_other_gpu_stays_usable(
     late: bool,
 ) -> None:
     linked.activate()
-    driver = Nvml()
+    driver = GpuReader()
     labels = ["0", "1", "2", "3", "3:0", "3:1"]
     try:
         whole = driver.snapshot(topology=True, errors=True)
@@ -557,7 +557,7 @@ def test_any_call_may_return_any_code_and_every_other_gpu_stays_usable(
         if lost is not None:
             linked.lose(lost)
         linked.fail(code, function=function, gpu=gpu, calls=calls)
-        driver = driver if late else Nvml()
+        driver = driver if late else GpuReader()
         for _ in range(2):
             seen = driver.snapshot(topology=True, errors=True)
             driver.used_mb([each.uuid for each in whole.gpus])

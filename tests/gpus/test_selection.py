@@ -11,7 +11,7 @@ import pytest
 
 import gpuherd.gpus as api
 from gpuherd.errors import JobCannotFit, NoSuchGpu
-from gpuherd.gpus.driver import PAUSES_S
+from gpuherd.gpus.query import PAUSES_S
 from gpuherd.gpus.state import Proximity
 from gpuherd.standin.machine import Machine as Simulated
 
@@ -117,7 +117,7 @@ def test_a_late_driver_is_waited_for_where_that_is_wanted(
         if len(pauses) > 2:
             simulated.fail(None)
 
-    monkeypatch.setattr("gpuherd.gpus.driver.time.sleep", pause)
+    monkeypatch.setattr("gpuherd.gpus.query.time.sleep", pause)
     simulated.fail(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     assert api.select_gpus() == [] and pauses == []
     assert api.select_gpus(num_gpus=1, driver_wait_s=60) == [0]

@@ -8,8 +8,18 @@ from hypothesis import strategies as st
 from tests.gpus.machines import gpu, machines, split
 
 from gpuherd.errors import NoSuchGpu
-from gpuherd.gpus.state import Gpu
-from gpuherd.gpus.visible import find, visible
+from gpuherd.gpus.state import SIMULATED, Gpu, Maker
+from gpuherd.gpus.visible import (
+    environment,
+    find,
+    hide_unless_named,
+    hides_all,
+    named_in,
+    narrowed,
+    setting,
+    visible,
+    visible_in,
+)
 
 FOUR = [gpu(0), gpu(1), gpu(2, uuid="GPU-2222-x"), gpu(3, uuid="GPU-2223-x")]
 SPLIT = [gpu(0), *split(1, [0, 2]), gpu(2)]
@@ -82,14 +92,14 @@ def test_the_names_that_we_give_to_cuda_show_the_same_gpus_in_the_same_order(
     gpus: list[Gpu], data: st.DataObject
 ) -> None:
     chosen = data.draw(st.permutations(gpus)) if gpus else []
-    assert list(visible(gpus, ",".join(each.cuda_name for each in chosen))) == list(chosen)
+    assert list(visible(gpus, ",".join(each.visible_name for each in chosen))) == list(chosen)
     assert list(visible(gpus, ",".join(each.uuid for each in chosen))) == list(chosen)
 
 
 @given(machines())
 def test_names_of_all_usable_gpus_find_them_again_with_mig_too(gpus: list[Gpu]) -> None:
     usable = visible(gpus, None)
-    assert visible(gpus, ",".join(each.cuda_name for each in usable)) == usable
+    assert visible(gpus, ",".join(each.visible_name for each in usable)) == usable
     assert find(gpus, [each.label for each in usable]) == usable
     assert find(gpus, [each.uuid for each in usable]) == usable
 
@@ -146,3 +156,72 @@ def test_a_whole_uuid_is_meant_though_it_begins_another() -> None:
 def test_without_gpus_the_refusal_says_so() -> None:
     with pytest.raises(NoSuchGpu, match="no GPU is available"):
         find([], ["0"])
+
+
+AMD = [gpu(index, uuid=f"GPU-{index:04x}00000000abcd", maker=Maker.AMD) for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({}, "0123"),
+        ({"ROCR_VISIBLE_DEVICES": "2,0"}, "20"),
+        ({"ROCR_VISIBLE_DEVICES": ""}, ""),
+        ({"ROCR_VISIBLE_DEVICES": "1,9,2"}, "1"),
+        ({"ROCR_VISIBLE_DEVICES": "1,1,2"}, "1"),
+        ({"ROCR_VISIBLE_DEVICES": "gpu-000200000000ABCD, 3"}, "23"),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-0002"}, "2"),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-0"}, ""),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-"}, ""),
+        ({"HIP_VISIBLE_DEVICES": "3,1"}, "31"),
+        ({"CUDA_VISIBLE_DEVICES": "3,1"}, "31"),
+        ({"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "0"}, "2"),
+        ({"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "1"}, "1"),
+        ({"ROCR_VISIBLE_DEVICES": "3,1", "CUDA_VISIBLE_DEVICES": "3"}, ""),
+        ({"HIP_VISIBLE_DEVICES": ""}, ""),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, ""),
+    ],
+)
+def test_rocm_chooses_gpus_and_hip_picks_among_those(variables: dict[str, str], shown: str) -> None:
+    assert labels(visible_in(AMD, variables)) == list(shown)
+    assert not hides_all(variables, Maker.AMD) or shown == ""
+
+
+def test_a_process_is_shown_amd_gpus_by_both_variables() -> None:
+    assert environment([AMD[2], AMD[0]]) == {"ROCR_VISIBLE_DEVICES": "2,0", "HIP_VISIBLE_DEVICES": "0,1"}
+    unsure = gpu(1, uuid="GPU-dead00000000beef", maker=Maker.AMD, index_unsure=True)
+    assert environment([unsure])["ROCR_VISIBLE_DEVICES"] == unsure.uuid
+    simulated = gpu(1, uuid=f"GPU-0001{SIMULATED}", maker=Maker.AMD)
+    assert environment([simulated])["ROCR_VISIBLE_DEVICES"] == simulated.uuid, "no name of a real GPU"
+
+
+@given(st.permutations(AMD), st.integers(0, 4))
+def test_what_shows_amd_gpus_is_read_back(order: list[Gpu], count: int) -> None:
+    chosen = order[:count]
+    assert list(visible_in(AMD, environment(chosen))) == chosen
+
+
+def test_no_gpus_are_none_of_any_maker() -> None:
+    hidden = environment(())
+    assert visible_in(AMD, hidden) == visible_in(FOUR, hidden) == ()
+    assert all(hides_all(hidden, maker) for maker in Maker)
+    assert named_in(hidden) == ()
+    other = {"ROCR_VISIBLE_DEVICES": "1"}
+    hide_unless_named(other)
+    assert other == {"ROCR_VISIBLE_DEVICES": "1"}
+    nothing: dict[str, str] = {}
+    hide_unless_named(nothing)
+    assert nothing == hidden
+
+
+def test_amds_variables_mean_nothing_to_cuda() -> None:
+    variables = {"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "0"}
+    assert len(visible_in(FOUR, variables)) == 4
+    assert not hides_all(variables, Maker.NVIDIA)
+    assert setting(variables, Maker.NVIDIA) is None
+
+
+def test_a_child_is_shown_a_part_of_what_its_parent_is_shown() -> None:
+    job = environment([AMD[3], AMD[1]])
+    assert labels(visible_in(AMD, narrowed(job, ["1"]))) == ["1"]
+    assert named_in(narrowed({"CUDA_VISIBLE_DEVICES": "3,1"}, ["1"])) == ("1",)

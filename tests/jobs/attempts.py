@@ -7,8 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpuherd.engines.local.process import Exit
 from gpuherd.engines.process_tree import ProcessId
 from gpuherd.gpus.state import SIMULATED
+from gpuherd.jobs.attempts.failures import Diagnosis, classify
+from gpuherd.jobs.completion import Known, Settlement
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, JobStatus, QueuedJob
@@ -59,3 +62,21 @@ def queue_that_ran_on(path: Path, gpu: str) -> None:
         (queued,) = queue.head(1, 1e9)
         record = attempt_of(queued, 1, gpus=(gpu,), labels=("0",))
         queue.record_start(record, run, wait_s=0.0, leased_mono=None)
+
+
+def diagnosed(code: int | None = None, signal: int | None = None, *, started: bool = True, **more: Any) -> Diagnosis:
+    """The diagnosis of a process that ended so; ``more``: as for ``classify``."""
+    return classify(Exit(started, code, signal), **more)
+
+
+def settled(
+    attempt: AttemptRecord | int, state: AttemptState, job: JobState, at: float = 2.0, **more: Any
+) -> Settlement:
+    """An attempt that ended so. ``more``: facts of ``Known``, and ``code``, ``failure``, ``reason``, ``again``."""
+    if isinstance(attempt, int):
+        attempt = attempt_of(QueuedJob(0, Job(name="any", argv=("true",)), 0, 0, 0.0, frozenset(), 0.0), attempt)
+    exit_ = Exit(started=True, code=more.pop("code", None))
+    failure, reason, again = more.pop("failure", None), more.pop("reason", None), more.pop("again", None)
+    diagnosis = None if failure is None else Diagnosis(failure, reason or "", retry=True, elsewhere=False)
+    known = Known(record=attempt, exit=exit_, at=at, **{"mono": at, **more})
+    return Settlement(known, state, job, reason, diagnosis, again)

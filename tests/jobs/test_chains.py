@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.jobs.attempts import attempt_of
+from tests.jobs.attempts import attempt_of, settled
 
 from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue.store import ImpossibleTransition, Overtaken, Queue
-from gpuherd.jobs.records import AttemptEnd, AttemptState, Begun, Handed
+from gpuherd.jobs.records import AttemptState, Begun, Handed
 
 NOW = 1_000.0
 
@@ -45,8 +45,7 @@ class Book:
         state = {JobState.DONE: AttemptState.DONE, JobState.WAITING: AttemptState.REQUEUED}.get(
             job_state, AttemptState.FAILED
         )
-        end = AttemptEnd(attempt=attempt, state=state, job_state=job_state, ended_at=at, ended_mono=at)
-        return self.queue.record_end(end)
+        return self.queue.record_end(settled(attempt, state, job_state, at))
 
     def following(self) -> dict[str, tuple[str, ...]]:
         return {

@@ -20,7 +20,7 @@ from gpuherd.errors import NoSuchGpu, UsageError
 from gpuherd.jobs import Dispatcher, DispatchOptions, Job, Queue, RunDirectory
 from gpuherd.jobs.control.client import poke
 from gpuherd.jobs.control.server import changed_defaults
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.settings import user_file
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.jobs.settings import load
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.settings import load, user_file
 
 PAGE = Path(__file__).parents[2] / "docs" / "sharing-politely.md"
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.jobs.attempts import diagnosed
 
-from gpuherd.jobs.attempts.failures import Ending, FailureClass, classify
+from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
 
 LOGS = Path(__file__).parent / "failure_logs"
 CLASSES = {
@@ -27,15 +28,15 @@ CLASSES = {
 }
 
 
-def corpus() -> Iterator[tuple[str, str, Ending]]:
-    """Each log: its file, its name, and the end of an attempt that left it."""
+def corpus() -> Iterator[tuple[str, str, Diagnosis]]:
+    """Each log: its file, its name, and the diagnosis of an attempt that left it."""
     for path in sorted(LOGS.glob("*.txt")):
         for part in path.read_text(encoding="utf-8").removeprefix("=== ").split("\n=== "):
             header, _, log = part.partition("\n")
             name, *evidence = header.split()
             told = dict(pair.split("=") for pair in evidence)
             code, signal = told.get("code"), told.get("signal")
-            end = Ending(code=int(code) if code else None, signal=int(signal) if signal else None, log_tail=log)
+            end = diagnosed(int(code) if code else None, int(signal) if signal else None, log_tail=log)
             yield path.stem, name, end
 
 
@@ -43,10 +44,11 @@ ENTRIES = list(corpus())
 
 
 @pytest.mark.parametrize(
-    ("kind", "end"), [(kind, end) for kind, _, end in ENTRIES], ids=[f"{kind}/{name}" for kind, name, _ in ENTRIES]
+    ("kind", "found"),
+    [(kind, found) for kind, _, found in ENTRIES],
+    ids=[f"{kind}/{name}" for kind, name, _ in ENTRIES],
 )
-def test_each_log_has_its_class(kind: str, end: Ending) -> None:
-    found = classify(end)
+def test_each_log_has_its_class(kind: str, found: Diagnosis) -> None:
     assert found.failure is CLASSES[kind], found.reason
     assert found.on_host == (kind == "out-of-host-memory")
     assert 0 < len(found.reason) <= 300
@@ -62,10 +64,10 @@ def test_the_corpus_is_as_large_as_it_says() -> None:
 
 
 def test_the_reason_is_what_a_person_needs_to_know() -> None:
-    ends = {f"{kind}/{name}": end for kind, name, end in ENTRIES}
-    assert classify(ends["missing/ranks-miss-a-file"]).reason == (
+    found = {f"{kind}/{name}": diagnosis for kind, name, diagnosis in ENTRIES}
+    assert found["missing/ranks-miss-a-file"].reason == (
         "FileNotFoundError: [Errno 2] No such file or directory: '/data/train/shard-0001.npy'"
     )
-    assert classify(ends["missing/gated-new"]).reason == "OSError: You are trying to access a gated repo."
-    assert classify(ends["crash/vllm-engine"]).reason.startswith("AssertionError: Sampled token IDs")
-    assert classify(ends["out-of-memory/coloured"]).reason.startswith("torch.OutOfMemoryError: CUDA out of memory.")
+    assert found["missing/gated-new"].reason == "OSError: You are trying to access a gated repo."
+    assert found["crash/vllm-engine"].reason.startswith("AssertionError: Sampled token IDs")
+    assert found["out-of-memory/coloured"].reason.startswith("torch.OutOfMemoryError: CUDA out of memory.")

@@ -9,56 +9,66 @@ import traceback
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.jobs.attempts import diagnosed
 
 from gpuherd.jobs.attempts.failures import (
-    Ending,
+    Diagnosis,
     FailureClass,
     back_off_s,
-    classify,
     clean,
     is_out_of_memory,
     telling_line,
 )
+from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 
 CASES = [
-    (Ending(code=65, log_tail="gpuherd: x.csv row 3: bad model"), FailureClass.BAD_INPUT, False, False),
-    (Ending(code=66), FailureClass.MISSING, False, False),
-    (Ending(code=71), FailureClass.OUT_OF_MEMORY, True, True),
-    (Ending(code=73), FailureClass.CANNOT_WRITE, False, False),
+    (diagnosed(code=65, log_tail="gpuherd: x.csv row 3: bad model"), FailureClass.BAD_INPUT, False, False),
+    (diagnosed(code=66), FailureClass.MISSING, False, False),
+    (diagnosed(code=71), FailureClass.OUT_OF_MEMORY, True, True),
+    (diagnosed(code=73), FailureClass.CANNOT_WRITE, False, False),
     (
-        Ending(code=1, log_tail="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
+        diagnosed(code=1, log_tail="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
         FailureClass.OUT_OF_MEMORY,
         True,
         True,
     ),
     (
-        Ending(code=1, log_tail="numpy.MemoryError: Unable to allocate 3.0 GiB for an array"),
+        diagnosed(code=1, log_tail="numpy.MemoryError: Unable to allocate 3.0 GiB for an array"),
         FailureClass.OUT_OF_MEMORY,
         True,
         True,
     ),
-    (Ending(code=134, log_tail="terminate called\n  what():  std::bad_alloc"), FailureClass.OUT_OF_MEMORY, True, True),
     (
-        Ending(code=1, log_tail="RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+        diagnosed(code=134, log_tail="terminate called\n  what():  std::bad_alloc"),
+        FailureClass.OUT_OF_MEMORY,
+        True,
+        True,
+    ),
+    (
+        diagnosed(code=1, log_tail="RuntimeError: CUDA error: uncorrectable ECC error encountered"),
         FailureClass.GPU_FAULT,
         True,
         True,
     ),
-    (Ending(code=1, log_tail="OSError: [Errno 28] No space left on device"), FailureClass.DISK_FULL, True, False),
-    (Ending(signal=signal.SIGKILL), FailureClass.KILLED, True, False),
-    (Ending(signal=signal.SIGTERM), FailureClass.KILLED, True, False),
-    (Ending(signal=signal.SIGSEGV), FailureClass.CRASH, True, True),
-    (Ending(code=None), FailureClass.KILLED, True, False),
-    (Ending(code=1, log_tail="ValueError: x"), FailureClass.CRASH, True, True),
-    (Ending(signal=15, timeout_s=60.0, log_tail="CUDA out of memory"), FailureClass.TIMEOUT, True, True),
-    (Ending(code=0, missing_result="/x/y.csv"), FailureClass.NO_RESULT, True, False),
-    (Ending(started=False), FailureClass.NEVER_STARTED, True, False),
+    (diagnosed(code=1, log_tail="OSError: [Errno 28] No space left on device"), FailureClass.DISK_FULL, True, False),
+    (diagnosed(signal=signal.SIGKILL), FailureClass.KILLED, True, False),
+    (diagnosed(signal=signal.SIGTERM), FailureClass.KILLED, True, False),
+    (diagnosed(signal=signal.SIGSEGV), FailureClass.CRASH, True, True),
+    (diagnosed(code=None), FailureClass.KILLED, True, False),
+    (diagnosed(code=1, log_tail="ValueError: x"), FailureClass.CRASH, True, True),
+    (
+        diagnosed(signal=15, passed=Passed(LimitKind.WHOLE, 60.0), log_tail="CUDA out of memory"),
+        FailureClass.TIMEOUT,
+        True,
+        True,
+    ),
+    (diagnosed(code=0, missing_result="/x/y.csv"), FailureClass.NO_RESULT, True, False),
+    (diagnosed(started=False), FailureClass.NEVER_STARTED, True, False),
 ]
 
 
-@pytest.mark.parametrize(("ending", "failure", "retry", "elsewhere"), CASES)
-def test_classes(ending: Ending, failure: FailureClass, retry: bool, elsewhere: bool) -> None:
-    found = classify(ending)
+@pytest.mark.parametrize(("found", "failure", "retry", "elsewhere"), CASES)
+def test_classes(found: Diagnosis, failure: FailureClass, retry: bool, elsewhere: bool) -> None:
     assert (found.failure, found.retry, found.elsewhere) == (failure, retry, elsewhere)
     assert found.reason
 
@@ -69,11 +79,11 @@ def test_the_reason_is_the_line_that_tells() -> None:
         "ValueError: shape mismatch\n\nKilled\n"
     )
     assert telling_line(log) == "ValueError: shape mismatch"
-    assert classify(Ending(code=1, log_tail=log)).reason == "ValueError: shape mismatch"
+    assert diagnosed(code=1, log_tail=log).reason == "ValueError: shape mismatch"
     assert telling_line("all went well\nbye\n") == "bye"
     assert telling_line(" \n\t\n") is None
-    assert "SIGKILL" in classify(Ending(signal=9, log_tail="step 5\nKilled\n")).reason
-    assert "step 5" in classify(Ending(signal=9, log_tail="step 5\nKilled\n")).reason
+    assert "SIGKILL" in diagnosed(signal=9, log_tail="step 5\nKilled\n").reason
+    assert "step 5" in diagnosed(signal=9, log_tail="step 5\nKilled\n").reason
 
 
 def test_escapes_are_taken_out() -> None:
@@ -85,14 +95,14 @@ def test_any_text_becomes_one_harmless_line(text: str) -> None:
     line = clean(text)
     assert len(line) <= 300
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 or c in "\u2028\u2029\u202e" for c in line)
-    found = classify(Ending(code=1, log_tail=text))
+    found = diagnosed(code=1, log_tail=text)
     assert found.reason and "\n" not in found.reason
 
 
 def test_a_hostile_log_is_judged_in_no_time() -> None:
     """Patterns must be linear: 16 kB of the worst kind, well within the test's own time."""
     for piece in ("a.", "Error", "Unable to allocate ", "\x1b[", "\x1b]"):
-        classify(Ending(code=1, log_tail=piece * (16_000 // len(piece))))
+        diagnosed(code=1, log_tail=piece * (16_000 // len(piece)))
 
 
 def test_back_off_grows_and_ends() -> None:
@@ -102,8 +112,8 @@ def test_back_off_grows_and_ends() -> None:
 
 def test_our_own_workers_prefix_is_no_part_of_the_reason() -> None:
     said = "Loading\nerror: model a: none of its 1 matrices has a valid fit\n"
-    assert classify(Ending(code=65, log_tail=said)).reason == "model a: none of its 1 matrices has a valid fit"
-    full = classify(Ending(code=1, log_tail="error: [Errno 28] No space left on device"))
+    assert diagnosed(code=65, log_tail=said).reason == "model a: none of its 1 matrices has a valid fit"
+    full = diagnosed(code=1, log_tail="error: [Errno 28] No space left on device")
     assert full.reason == "[Errno 28] No space left on device"
 
 
@@ -141,7 +151,7 @@ NO_MEMORY = [
 def test_every_form_of_no_memory_is_known_as_an_exception_and_in_a_log(problem: Exception) -> None:
     assert is_out_of_memory(problem)
     log = "".join(traceback.format_exception_only(problem))
-    assert classify(Ending(code=1, log_tail=log)).failure is FailureClass.OUT_OF_MEMORY
+    assert diagnosed(code=1, log_tail=log).failure is FailureClass.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.jobs.attempts import attempt_of
+from tests.jobs.attempts import attempt_of, settled
 
 from gpuherd.errors import UsageError
 from gpuherd.gpus.state import Machine
@@ -26,7 +26,7 @@ from gpuherd.jobs.monitor.logs import follow, read
 from gpuherd.jobs.monitor.metrics import gpu_metrics, read_metrics
 from gpuherd.jobs.monitor.prometheus import exposition
 from gpuherd.jobs.monitor.status import InEngine, RunStatus, opened, read_status
-from gpuherd.jobs.records import AttemptEnd, AttemptState, Begun, Handed, JobStatus, StartRecord
+from gpuherd.jobs.records import AttemptState, Begun, Handed, JobStatus, StartRecord
 from gpuherd.top import picture
 from gpuherd.top.look import History, Look
 
@@ -63,10 +63,7 @@ class Cluster:
         self.end(4, AttemptState.DONE, JobState.DONE)
 
     def end(self, attempt: int, state: AttemptState, job: JobState) -> None:
-        end = AttemptEnd(
-            attempt=attempt, state=state, job_state=job, ended_at=clock.wall(), ended_mono=clock.mono(), exit_code=0
-        )
-        self.queue.record_end(end)
+        self.queue.record_end(settled(attempt, state, job, clock.wall(), mono=clock.mono(), code=0))
 
     def status(self) -> RunStatus:
         return read_status(self.run, EVERYTHING)

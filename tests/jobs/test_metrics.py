@@ -16,8 +16,7 @@ from tests.jobs.attempts import attempt_of
 
 from gpuherd.engines.local.process import Exit
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.attempts.complete import lost
-from gpuherd.jobs.attempts.supervise import LostAttempt
+from gpuherd.jobs.attempts.supervise import lost
 from gpuherd.jobs.monitor.metrics import Distribution, gpu_metrics
 from gpuherd.jobs.monitor.status import opened
 from gpuherd.jobs.records import QueuedJob
@@ -178,7 +177,7 @@ def test_an_end_that_nobody_saw_is_dated_back_to_when_it_was() -> None:
     """By the job's status file: hours without a dispatcher are not the job's."""
     queued = QueuedJob(1, Job(name="a", argv=("true",)), 0, 1, 0.0, frozenset(), 0.0)
     record = attempt_of(queued, 1, started_at=1000.0, started_mono=50.0)
-    end = lost(LostAttempt(record, Exit(started=True, code=0, ran_s=7.0), None), at=8000.0, now=7050.0)
+    end = lost(record, Exit(started=True, code=0, ran_s=7.0), None, now=7050.0, at=8000.0)
     assert (end.mono, end.at) == (57.0, 1007.0)
 
 

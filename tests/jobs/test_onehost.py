@@ -18,14 +18,13 @@ import pytest
 from gpuherd.engines.process_tree import boot_id
 from gpuherd.errors import CannotWrite, ExitCode
 from gpuherd.jobs import Job, Queue, RunDirectory, clock
-from gpuherd.jobs import one_host as mounts
-from gpuherd.jobs import one_host as onehost
+from gpuherd.jobs import lock as mounts
+from gpuherd.jobs import lock as onehost
 from gpuherd.jobs.control.client import send
 from gpuherd.jobs.control.messages import ControlKind, Request
-from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.lock import DispatcherLock, Hold, Machine, QueueElsewhere, refuse_elsewhere
 from gpuherd.jobs.monitor.logs import follow
 from gpuherd.jobs.monitor.status import read_status
-from gpuherd.jobs.one_host import Hold, Machine, QueueElsewhere, refuse_elsewhere
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.run import run_jobs
@@ -258,7 +257,7 @@ def test_who_found_a_stale_one_late_leaves_alone_what_is_there_by_then(
 ) -> None:
     """A third machine takes over between our look and our hand."""
     other_machine(run, touched_s_ago=100)
-    look, third = onehost._read, Machine("n2", OTHER_BOOT.replace("4", "5"), 12, run.queue.stat().st_ino)
+    look, third = onehost._read_host, Machine("n2", OTHER_BOOT.replace("4", "5"), 12, run.queue.stat().st_ino)
     looks = []
 
     def read_and_be_overtaken(queue: Path) -> onehost._Found | None:
@@ -268,7 +267,7 @@ def test_who_found_a_stale_one_late_leaves_alone_what_is_there_by_then(
             marker(run).write_text(json.dumps(asdict(third)))
         return found
 
-    monkeypatch.setattr(onehost, "_read", read_and_be_overtaken)
+    monkeypatch.setattr(onehost, "_read_host", read_and_be_overtaken)
     with pytest.raises(QueueElsewhere, match="gpuherd on n2"):
         Hold(run.queue)
     assert json.loads(marker(run).read_text())["host"] == "n2"

@@ -9,18 +9,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
-from tests.jobs.attempts import attempt_of
+from tests.jobs.attempts import attempt_of, settled
 
 from gpuherd.errors import CannotOpenQueue, QueueBusy, QueueUnreadable, UsageError
+from gpuherd.jobs.completion import NextTry
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import schema
 from gpuherd.jobs.queue.store import ImpossibleTransition, Queue
-from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, Handed, PauseReason, Request
+from gpuherd.jobs.records import AttemptRecord, AttemptState, Handed, PauseReason, ResourceRequest
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import MOST_KINDS
 
@@ -51,12 +53,29 @@ def start(queue: Queue) -> Callable[[str], AttemptRecord]:
 
 
 def end(
-    queue: Queue, record: AttemptRecord, state: AttemptState, job_state: JobState, **more: object
+    queue: Queue,
+    record: AttemptRecord,
+    state: AttemptState,
+    job_state: JobState,
+    *,
+    ended_at: float | None = None,
+    not_before: float = 0.0,
+    adapted: ResourceRequest | None = None,
+    costs_try: bool = True,
+    **more: Any,
 ) -> tuple[str, ...]:
-    times = {"ended_at": time.time(), "ended_mono": 7.0}
-    return queue.record_end(
-        AttemptEnd(attempt=record.id, state=state, job_state=job_state, **{**times, **more})  # type: ignore[arg-type]
-    )
+    asks, again = adapted or record.queued.request, None
+    if job_state is JobState.WAITING:
+        again = NextTry(
+            not_before=not_before,
+            gpus=asks.gpus,
+            memory_mb=asks.memory_mb,
+            share=asks.share,
+            avoid=frozenset(),
+            costs_try=costs_try,
+        )
+    at = time.time() if ended_at is None else ended_at
+    return queue.record_end(settled(record, state, job_state, at, mono=7.0, again=again, **more))
 
 
 def test_order_is_priority_then_age(queue: Queue) -> None:
@@ -565,13 +584,13 @@ def test_a_retry_may_ask_for_more_and_a_fresh_start_asks_as_at_first(
     queue: Queue, start: Callable[[str], AttemptRecord]
 ) -> None:
     queue.submit([job("a", memory_mb=100, share=True)])
-    more = Request(1, 5000, False)
+    more = ResourceRequest(1, 5000, False)
     end(queue, start("a"), AttemptState.FAILED, JobState.WAITING, adapted=more, costs_try=False)
     (found,) = queue.head(1, time.time())
     assert (found.request, found.tries) == (more, 0)
     queue.end_run(1, time.time())
     queue.submit([job("a", memory_mb=100, share=True)])
-    assert queue.head(1, time.time())[0].request == Request(1, 100, True)
+    assert queue.head(1, time.time())[0].request == ResourceRequest(1, 100, True)
 
 
 def test_the_highest_peak_of_a_family_is_kept(queue: Queue) -> None:
@@ -587,8 +606,7 @@ def test_ends_that_come_together_are_recorded_together_or_not_at_all(
 ) -> None:
     queue.add([job("a"), job("b")])
     records = [start("a"), start("b")]
-    times = {"ended_at": 1.0, "ended_mono": 2.0}
-    ends = [AttemptEnd(attempt=r.id, state=AttemptState.DONE, job_state=JobState.DONE, **times) for r in records]  # type: ignore[arg-type]
+    ends = [settled(record, AttemptState.DONE, JobState.DONE, 1.0, mono=2.0) for record in records]
     with pytest.raises(ImpossibleTransition):
         queue.record_ends([*ends, ends[0]])
     assert set(queue.states().values()) == {"running"}

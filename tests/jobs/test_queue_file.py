@@ -13,7 +13,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.jobs.attempts import attempt_of
+from tests.jobs.attempts import attempt_of, settled
 
 from gpuherd.cli import main
 from gpuherd.errors import ExitCode, GpuherdError, QueueUnreadable, UsageError
@@ -25,7 +25,7 @@ from gpuherd.jobs.queue import schema
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.queue.schema import VERSION, connect, passing_through
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import AttemptEnd, AttemptState
+from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.run_dir import RunDirectory
 
 
@@ -181,9 +181,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         run = queue.begin_run(1.0, 1.0)
         for number, queued in enumerate(queue.head(40, time.time()), 1):
             queue.record_start(attempt_of(queued, number), run, wait_s=0.0, leased_mono=None)
-            end = AttemptEnd(
-                attempt=number, state=AttemptState.DONE, job_state=JobState.DONE, ended_at=2.0, ended_mono=2.0
-            )
+            end = settled(number, AttemptState.DONE, JobState.DONE)
             queue.record_end(end)
         queue.end_run(run, 3.0)
     return path.read_bytes()

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.jobs.attempts import diagnosed
 
-from gpuherd.jobs.attempts.failures import Diagnosis, Ending, FailureClass, classify
-from gpuherd.jobs.attempts.retry import RULES, NextTry, Seen, next_try
+from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
+from gpuherd.jobs.attempts.retry import RULES, next_try
+from gpuherd.jobs.completion import NextTry, Observed
 from gpuherd.jobs.job import Job
 
-OOM = classify(Ending(code=1, log_tail="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"))
-FAULT = classify(Ending(code=1, gpu_problem="Xid 79"))
-DISK = classify(Ending(code=1, log_tail="OSError: [Errno 28] No space left on device"))
+OOM = diagnosed(code=1, log_tail="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+FAULT = diagnosed(code=1, gpu_problem="Xid 79")
+DISK = diagnosed(code=1, log_tail="OSError: [Errno 28] No space left on device")
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,17 @@ def job(**fields: object) -> Job:
     return replace(Job(name="j", argv=("x",), retries=1), **fields)  # type: ignore[arg-type]
 
 
-ON_A = Seen(gpus=("GPU-a",), gpu_total_mb=40_000)
+ON_A = Observed(gpus=("GPU-a",), gpu_total_mb=40_000)
 
 
-def again(queued: Waiting, diagnosis: Diagnosis, seen: Seen = ON_A) -> NextTry:
+def again(queued: Waiting, diagnosis: Diagnosis, seen: Observed = ON_A) -> NextTry:
     found = next_try(queued, diagnosis, seen, 100.0)
     assert found is not None
     return found
 
 
 def test_a_crash_on_a_gpu_on_trial_costs_no_try_once() -> None:
-    crash = classify(Ending(code=1, log_tail="RuntimeError: x"))
+    crash = diagnosed(code=1, log_tail="RuntimeError: x")
     on_trial = replace(ON_A, on_trial=True)
     first = again(Waiting(job(retries=0)), crash, on_trial)
     assert (first.costs_try, first.avoid) == (False, frozenset({"GPU-a"}))
@@ -106,29 +108,29 @@ def test_a_rung_that_changes_the_job_holds_nothing_against_its_gpu() -> None:
 
 
 def test_memory_of_the_machine_is_waited_for_and_not_looked_for_on_another_gpu() -> None:
-    host = classify(Ending(code=1, log_tail="MemoryError: Unable to allocate 3.0 GiB for an array"))
+    host = diagnosed(code=1, log_tail="MemoryError: Unable to allocate 3.0 GiB for an array")
     found = again(Waiting(job(gpus_at_most=4)), host, replace(ON_A, larger_exists=True))
     assert (found.gpus, found.memory_mb, found.avoid, found.not_before) == (1, None, frozenset(), 105.0)
 
 
 def test_on_the_cpu_there_is_no_ladder() -> None:
-    found = again(Waiting(job(gpus_at_most=4)), OOM, Seen())
+    found = again(Waiting(job(gpus_at_most=4)), OOM, Observed())
     assert (found.gpus, found.costs_try) == (1, True)
 
 
 def test_only_the_faulty_gpu_of_several_is_avoided() -> None:
-    seen = Seen(gpus=("GPU-a", "GPU-b"), faulty=("GPU-b",))
+    seen = Observed(gpus=("GPU-a", "GPU-b"), faulty=("GPU-b",))
     assert again(Waiting(gpus=2), FAULT, seen).avoid == {"GPU-b"}
     assert again(Waiting(gpus=2), FAULT, replace(seen, faulty=())).avoid == {"GPU-a", "GPU-b"}
 
 
 def test_a_full_disk_is_waited_for_without_a_try_but_a_job_that_fills_it_itself_is_not_tried_for_ever() -> None:
     spent = Waiting(tries=1)
-    waits = again(spent, DISK, Seen(disk_low=True))
+    waits = again(spent, DISK, Observed(disk_low=True))
     assert waits.change == "when there is space on the disk again"
     assert not waits.costs_try
-    assert next_try(spent, DISK, Seen(disk_low=False), 1.0) is None
-    assert again(Waiting(), DISK, Seen(disk_low=False)).costs_try
+    assert next_try(spent, DISK, Observed(disk_low=False), 1.0) is None
+    assert again(Waiting(), DISK, Observed(disk_low=False)).costs_try
 
 
 @pytest.mark.parametrize("failure", list(FailureClass))
@@ -153,7 +155,7 @@ def test_who_shared_and_used_no_more_than_it_asked_for_asks_for_as_much_again() 
 def test_who_was_given_a_smaller_gpu_than_it_asked_for_gets_what_it_asked_for_without_a_try() -> None:
     """By what others of its family needed; that it was too little is not its fault."""
     queued = Waiting(job(retries=0, memory_mb=30_000), memory_mb=30_000)
-    small = Seen(gpus=("GPU-s",), gpu_total_mb=16_000, peak_mb=15_900, most_mb=40_000, larger_exists=True)
+    small = Observed(gpus=("GPU-s",), gpu_total_mb=16_000, peak_mb=15_900, most_mb=40_000, larger_exists=True)
     found = again(queued, OOM, small)
     assert (found.gpus, found.memory_mb, found.share, found.costs_try) == (1, 30_000, False, False)
     assert found.change == "on a GPU with 30000 MB, as it asked"
@@ -163,7 +165,7 @@ def test_who_was_given_a_smaller_gpu_than_it_asked_for_gets_what_it_asked_for_wi
 
 
 @given(
-    st.sampled_from([OOM, FAULT, DISK, classify(Ending(code=65)), classify(Ending(code=3))]),
+    st.sampled_from([OOM, FAULT, DISK, diagnosed(code=65), diagnosed(code=3)]),
     st.booleans(),
     st.none() | st.integers(1, 16),
     st.integers(0, 4),
@@ -179,7 +181,7 @@ def test_no_job_is_tried_for_ever(
     for _ in range(1 + 1 + 5 + retries):
         fitting = [size for size in sizes if size >= (queued.memory_mb or 0)]
         assert fitting, "the ladder asks for a GPU that is not there"
-        seen = Seen(gpus=("GPU-x",), gpu_total_mb=min(fitting), larger_exists=max(sizes) > min(fitting))
+        seen = Observed(gpus=("GPU-x",), gpu_total_mb=min(fitting), larger_exists=max(sizes) > min(fitting))
         found = next_try(queued, diagnosis, seen, 0.0)
         if found is None:
             assert queued.tries == retries or not diagnosis.retry

@@ -18,8 +18,7 @@ from gpuherd.gpus import policy_file
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions, GpuOptions
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.settings import NO_SETTINGS, load
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.settings import NO_SETTINGS, load, user_file
 from gpuherd.options import add_options, build
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make files of others")

@@ -21,12 +21,14 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.jobs.attempts import settled
 
 from gpuherd.cli.common import print_tables
 from gpuherd.cli.main import run as run_command
 from gpuherd.engines.process_tree import identify
 from gpuherd.errors import QueueUnreadable, UsageError
-from gpuherd.jobs import Job, JobState, Queue, RunDirectory, clock, dispatcher_state
+from gpuherd.jobs import FailureClass, Job, JobState, Queue, RunDirectory, clock, dispatcher_state
+from gpuherd.jobs.completion import NextTry
 from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState, StateFile
 from gpuherd.jobs.gpu import health as quarantine
 from gpuherd.jobs.lock import DispatcherLock
@@ -34,7 +36,7 @@ from gpuherd.jobs.monitor.format import as_json, as_table, as_tables, json_text,
 from gpuherd.jobs.monitor.job_status import EVERYTHING, Page
 from gpuherd.jobs.monitor.status import RunStatus, attempts_of, by_pages, job_names, opened, read_status, status_of
 from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, PauseReason
+from gpuherd.jobs.records import AttemptRecord, AttemptState, PauseReason
 from gpuherd.top.look import Looker
 
 
@@ -76,17 +78,22 @@ class Scene:
 
     def end(self, record: AttemptRecord, state: JobState, reason: str | None = None, not_before: float = 0.0) -> None:
         well = state is JobState.DONE
+        again = (
+            None
+            if not not_before
+            else NextTry(not_before=not_before, gpus=1, memory_mb=None, share=False, avoid=frozenset())
+        )
         self.queue.record_end(
-            AttemptEnd(
-                attempt=record.id,
-                state=AttemptState.DONE if well else AttemptState.FAILED,
-                job_state=state,
-                ended_at=clock.wall(),
-                ended_mono=clock.mono(),
-                exit_code=0 if well else 1,
-                failure_class=None if well else "crash",
+            settled(
+                record,
+                AttemptState.DONE if well else AttemptState.FAILED,
+                state,
+                clock.wall(),
+                mono=clock.mono(),
+                code=0 if well else 1,
+                failure=None if well else FailureClass.CRASH,
                 reason=reason,
-                not_before=not_before,
+                again=again,
             )
         )
 
@@ -257,14 +264,7 @@ def test_a_pause_is_no_time_that_jobs_take(scene: Scene) -> None:
     done = scene.start("a", ago_s=100.0)
     scene.queue.mark_paused(done.id, PauseReason.USER, clock.mono() - 95.0)
     scene.queue.record_end(
-        AttemptEnd(
-            attempt=done.id,
-            state=AttemptState.DONE,
-            job_state=JobState.DONE,
-            ended_at=clock.wall(),
-            ended_mono=clock.mono(),
-            paused_s=90.0,
-        )
+        settled(done, AttemptState.DONE, JobState.DONE, clock.wall(), mono=clock.mono(), paused_s=90.0)
     )
     runs = scene.start("b", ago_s=500.0)
     scene.queue.mark_paused(runs.id, PauseReason.USER, clock.mono() - 496.0)

@@ -19,7 +19,7 @@ from tests.patience import Gate, wait_until
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.control.client import send
 from gpuherd.jobs.control.messages import ControlKind, Request
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.settings import user_file
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[..., Machine]

@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.settings_place import user_file
+from gpuherd.jobs.settings import user_file
 from hydra_plugins.gpuherd_launcher._settings import OPTIONS, TARGET, GpuherdConf, Settings, read
 from hydra_plugins.gpuherd_launcher.configs import GpuherdConfigs, GpuherdSearchPath
 

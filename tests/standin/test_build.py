@@ -30,6 +30,7 @@ def test_compiles_once(empty_cache: Path) -> None:
     folder = driver.library_folder()
     assert folder.parent == empty_cache
     assert sorted(path.name for path in folder.iterdir()) == [
+        "libamd_smi.so",
         "libcuda.so",
         "libcuda.so.1",
         "libnvidia-ml.so",
@@ -56,7 +57,7 @@ def test_many_at_once_get_the_same_whole_folder(empty_cache: Path) -> None:
 def test_compiles_without_warnings(tmp_path: Path) -> None:
     words = driver.compiler()
     assert words is not None
-    for source in ("nvml.c", "cuda.c"):
+    for source in ("nvml.c", "amdsmi.c", "cuda.c"):
         path = Path(driver.__file__).with_name(source)
         flags = ["-std=c99", "-D_GNU_SOURCE", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
         subprocess.run([*words, *flags, "-o", str(tmp_path / "out.so"), str(path)], check=True)
@@ -141,4 +142,4 @@ def test_torch_stays_on_the_cpu() -> None:
 
 def test_the_sources_are_installed_with_the_package() -> None:
     assert shutil.which("cc") or driver.compiler()
-    assert {"nvml.c", "cuda.c", "state.h"} <= {path.name for path in Path(driver.__file__).parent.iterdir()}
+    assert {"nvml.c", "amdsmi.c", "cuda.c", "state.h"} <= {path.name for path in Path(driver.__file__).parent.iterdir()}

@@ -114,3 +114,11 @@ def test_without_a_gpu_it_fails_unless_it_needs_none(standin: Standin) -> None:
             assert job.returncode == 1
     with start("--memory-mb", "0", "--exit", "7", CUDA_VISIBLE_DEVICES="") as job:
         assert job.wait() == 7
+
+
+def test_on_an_amd_machine_it_runs_where_rocm_shows_it(standin: Standin, tmp_path: Path) -> None:
+    machine = standin("3xMI210")
+    log = tmp_path / "events"
+    with start("--memory-mb", "500", "--events", str(log), ROCR_VISIBLE_DEVICES="2", HIP_VISIBLE_DEVICES="0") as job:
+        assert job.wait() == 0
+    assert [event["gpus"] for event in events(log)] == [[machine.uuids[2]]] * 2

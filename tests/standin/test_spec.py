@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
+from gpuherd.gpus.state import Maker
 from gpuherd.standin.session import Busy, Spec, parse
 from gpuherd.standin.state import MAX_GPUS
 
@@ -57,6 +58,20 @@ def test_refuses_by_naming_the_word(text: str, word: str) -> None:
     with pytest.raises(UsageError) as refusal:
         parse(text)
     assert word in str(refusal.value)
+
+
+def test_kinds_of_gpu_are_known_by_name() -> None:
+    spec = parse("2xMI300X+MI210,busy=1")
+    assert (spec.maker, len(spec.memory_mb), spec.busy) == (Maker.AMD, 3, (Busy((0,), None),))
+    assert spec.memory_mb[0] > 190_000 and 60_000 < spec.memory_mb[2] < 65_536
+    assert spec.names == ("AMD Simulated MI300X",) * 2 + ("AMD Simulated MI210",)
+    nvidia = parse("8xH100")
+    assert (nvidia.maker, nvidia.names[7]) == (Maker.NVIDIA, "NVIDIA Simulated H100")
+
+
+def test_gpus_of_two_makers_are_refused() -> None:
+    with pytest.raises(UsageError, match="one maker"):
+        parse("2xMI300X+2x40GB")
 
 
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 200)), min_size=1, max_size=4))

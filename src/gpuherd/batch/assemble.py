@@ -1,5 +1,8 @@
 """Reads a job file of either kind, and makes a ``Job`` of each entry: names, needs, options, memory plans.
 
+The readers (``commands_txt``, ``jobs_yaml``) make entries, ``assemble`` makes jobs of them. A job's keys are options
+that ``Job`` and ``ModelUse`` declare, and ``env``.
+
 A job without a name of its own is recognised by its content (command, environment, folder), not by its place in the
 file: it stays the same job when lines are added above it, and a changed line is another job.
 """
@@ -7,21 +10,76 @@ file: it stays the same job when lines are added above it, and a changed line is
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpuherd.batch.job_options import BadJobFile, Entry, Problem
-from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit
-from gpuherd.jobs.job import BadNeeds, Job, ModelUse, Need, Planner, check_needs, job_fields, without_model
-from gpuherd.options import did_you_mean
+from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, one_line, printable
+from gpuherd.gpus.visible import VARIABLES
+from gpuherd.jobs.job import BadNeeds, Given, Job, ModelUse, Need, Planner, check_needs, job_fields, without_model
+from gpuherd.options import Option, by_spelling, did_you_mean, option_fields
 
 STDIN = "-"
+MOST_JOBS = 1_000_000
+SHELL = "/bin/sh"
 _DOCUMENTS = frozenset({".yaml", ".yml", ".json"})
 _MOST_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A command of a job file, and the options that the file gives it.
+
+    Attributes:
+        line: its line in the file, counted from 1.
+        argv: the command as an argument list.
+        given: values of its options.
+        proposed: the name that it gets if it has none of its own; it never reveals the command.
+        group: a name for all jobs that the same entry of the file expands to; ``needs`` may use it.
+    """
+
+    line: int
+    argv: tuple[str, ...]
+    given: Given = field(default_factory=dict)
+    proposed: str
+    group: str | None = None
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Problem:
+    """Something wrong in a job file: the line (0 where no single line is at fault) and a sentence."""
+
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {one_line(self.text)}" if self.line else one_line(self.text)
+
+
+class BadJobFile(GpuherdError):
+    """A job file can't be used; no job was started. ``problems``: all that were found, in order."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+    def __init__(self, problems: Sequence[Problem], source: str = ""):
+        self.problems = tuple(sorted(problems))
+        self.source = source
+        more = len(self.problems) - 1
+        where = f"{source}: " if source else ""
+        super().__init__(f"{where}{self.problems[0]}" + (f" (and {more} more)" if more else ""))
+
+    def lines(self) -> list[str]:
+        """Each problem as one printable line, with the file's name in front."""
+        where = f"{printable(self.source)}: " if self.source else ""
+        return [f"{where}{problem}" for problem in self.problems]
+
+    def of(self, source: str) -> BadJobFile:
+        """The same with the name of the file."""
+        return BadJobFile(self.problems, source)
 
 
 class NoJobFile(GpuherdError):
@@ -146,6 +204,54 @@ def _text(name: str) -> str:
         raise BadJobFile([Problem(line, "no UTF-8 text; save the file in UTF-8")]) from None
 
 
+# --- keys of a job ---------------------------------------------------------------------------------------------------
+
+_BY_KEY = {**by_spelling(Job), **by_spelling(ModelUse)}
+_ALL = (*option_fields(Job), *option_fields(ModelUse))
+KEYS = (*((spec.key or spec.name or declared.name).replace("_", "-") for declared, spec in _ALL), "env.NAME")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+def option_of(key: str, known: Collection[str] = KEYS) -> tuple[str, Option]:
+    """The field that a key of a job file sets, and its option. Raises ValueError, which names the nearest known key."""
+    found = _BY_KEY.get(key.replace("-", "_"))
+    if found is None:
+        raise ValueError(unknown(key, known))
+    declared, spec = found
+    return declared.name, spec
+
+
+def unknown(key: str, known: Collection[str]) -> str:
+    """The message about an unknown key, with the nearest known one."""
+    hint = did_you_mean(key.replace("_", "-"), known, f"possible: {', '.join(known)}", cutoff=0.5)
+    return f"unknown key {key!r}{hint}"
+
+
+def variable(name: str, value: str) -> str:
+    """The name of a variable, checked. Raises ValueError for one that a job's environment can't have."""
+    if not _VARIABLE.fullmatch(name):
+        raise ValueError(f"{name!r} is no name of an environment variable")
+    if name in VARIABLES:
+        raise ValueError(f"{name} is set by gpuherd when it knows the job's GPUs; choose GPUs by --gpu-list")
+    if name.startswith("GPUHERD_"):
+        raise ValueError(f"{name} is gpuherd's own; a job can't set it")
+    if "\0" in value:
+        raise ValueError(f"the value of {name} has a NUL byte in it")
+    return name
+
+
+def merged(earlier: Given, later: Given) -> dict[str, Any]:
+    """Both sets of options: the later value counts, except for ``env``, whose variables are joined.
+
+    >>> merged({"mem": 1, "env": {"A": "1"}}, {"mem": 2, "env": {"B": "2"}})
+    {'mem': 2, 'env': {'A': '1', 'B': '2'}}
+    """
+    both = {**earlier, **later}
+    if "env" in earlier and "env" in later:
+        both["env"] = {**earlier["env"], **later["env"]}
+    return both
+
+
 # --- entries become jobs ------------------------------------------------------------------------------------------
 
 
@@ -192,11 +298,12 @@ def _jobs(
                 except JobCannotFit as problem:
                     unfit[name] = str(problem)
                     fields = fields_of(without_model(entry.given))
-                else:
+                fields.pop("name", None)
+                if name not in unfit:
                     shared[id(entry.given)] = fields
             if "needs" in fields:
                 fields = fields | {"needs": _expanded(fields["needs"], name, targets)}
-            jobs.append(Job(**(fields | {"name": name, "argv": entry.argv})))
+            jobs.append(Job(name=name, argv=entry.argv, **fields))
         except (ValueError, GpuherdError) as problem:
             problems.append(Problem(entry.line, str(problem)))
     return jobs, unfit

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from gpuherd.batch.job_options import MOST_JOBS, SHELL, BadJobFile, Entry, Problem, merged, option_of, variable
+from gpuherd.batch.assemble import MOST_JOBS, SHELL, BadJobFile, Entry, Problem, merged, option_of, variable
 from gpuherd.options import parse
 
 REMEDY = "quote it to hand it on as it is, or use --shell to run the lines by /bin/sh"

@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gpuherd.batch.commands_txt import leading_variables, split_words
-from gpuherd.batch.job_options import (
+from gpuherd.batch.assemble import (
     KEYS,
     MOST_JOBS,
     SHELL,
@@ -32,6 +31,7 @@ from gpuherd.batch.job_options import (
     unknown,
     variable,
 )
+from gpuherd.batch.commands_txt import leading_variables, split_words
 from gpuherd.batch.sweep import (
     KEY,
     BadParameter,

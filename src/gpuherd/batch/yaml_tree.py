@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpuherd.batch.job_options import BadJobFile, Problem
+from gpuherd.batch.assemble import BadJobFile, Problem
 
 _MOST_DEPTH = 20
 _NOTHING = frozenset({"", "~", "null", "Null", "NULL"})

@@ -11,9 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch.assemble import read_engine
+from gpuherd.batch.assemble import BadJobFile, read_engine
 from gpuherd.batch.batch import BatchOptions, PlannedJob
-from gpuherd.batch.job_options import BadJobFile
 from gpuherd.cli.common import add_command, add_run
 from gpuherd.cli.job_start import fill_from_block, load_for
 from gpuherd.engines.options import EngineOptions, engine_values

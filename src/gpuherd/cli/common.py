@@ -212,15 +212,13 @@ def usual_engine(*, starts_jobs: bool = False) -> str:
     Raises UsageError for wrong settings where the command starts or adds jobs (``starts_jobs``).
     """
     from gpuherd.errors import UsageError
-    from gpuherd.jobs.settings_place import user_file
+    from gpuherd.jobs.settings import load, user_file
 
     try:
         if not user_file().exists():
             return LOCAL
     except RuntimeError:  # a user without a home folder has no settings in it
         return LOCAL
-    from gpuherd.jobs.settings import load
-
     try:
         return load().engine
     except UsageError as problem:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.text import Text
 
-    from gpuherd.gpus.driver import Nvml
     from gpuherd.gpus.idle import Check
     from gpuherd.gpus.leases import Holder
+    from gpuherd.gpus.query import GpuReader
     from gpuherd.gpus.state import Gpu, Machine
     from gpuherd.jobs.monitor.status import LeftOut
     from gpuherd.jobs.run_dir import RunDirectory
@@ -65,7 +65,7 @@ def add_gpus(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """A GPU and what is to be said of it. ``visible``: CUDA_VISIBLE_DEVICES shows it to jobs started from here;
+    """A GPU and what is to be said of it. ``visible``: the environment shows it to jobs started from here;
     ``excluded``: the machine's policy keeps it from gpuherd; ``left_out``: queues that leave it out for a while."""
 
     gpu: Gpu
@@ -98,11 +98,11 @@ class View:
 
 def run_gpus(args: argparse.Namespace) -> int:
     """Prints the table or JSON once, or again and again until Ctrl-C."""
-    from gpuherd.gpus.driver import Nvml
+    from gpuherd.gpus.query import GpuReader
 
     threshold_mb = build(ViewOptions, args).gpu_memory_threshold
     queues = _queues(args)
-    driver = Nvml()
+    driver = GpuReader()
     try:
         if args.json:
             indent = 2 if args.watch is None else None
@@ -132,12 +132,12 @@ def _queues(args: argparse.Namespace) -> tuple[RunDirectory, ...]:
     return named if own.root in [run.root for run in named] else (own, *named)
 
 
-def look(driver: Nvml, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -> View:
+def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -> View:
     """What is known now."""
     from gpuherd.errors import CannotWrite
     from gpuherd.gpus.idle import IdleRule, check
     from gpuherd.gpus.leases import LeaseFolder
-    from gpuherd.gpus.visible import is_named, visible
+    from gpuherd.gpus.visible import is_named, visible_in
 
     machine = driver.snapshot(topology=True, errors=True)
     leases, lease_problem = None, None
@@ -148,7 +148,7 @@ def look(driver: Nvml, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -
     limits, warnings = _limits()
     left_out, unread = _left_out(queues)
     held = 0 if leases is None else len(leases.held_by(os.geteuid()))
-    shown = {gpu.uuid for gpu in visible(machine.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))}
+    shown = {gpu.uuid for gpu in visible_in(machine.gpus, os.environ)}
     rule = IdleRule(memory_threshold_mb=threshold_mb)
     rows = tuple(
         Row(
@@ -246,7 +246,7 @@ def as_table(view: View) -> RenderableType:
     from rich.text import Text
 
     if not view.rows:
-        none = f"No GPUs: {view.machine.problem or 'the NVIDIA driver finds none'}. Jobs run on the CPU."
+        none = f"No GPUs: {view.machine.problem or 'the driver finds none'}. Jobs run on the CPU."
         return Group(Text(none), *_remarks(view))
     return Group(_GpuTable(view), *_remarks(view))
 
@@ -296,7 +296,7 @@ def _cells(row: Row, names: Mapping[str, str]) -> Mapping[str, RenderableType]:
     # Under its GPU's name an instance needs only what tells it apart: "MIG 1g.5gb".
     name = gpu.name.removeprefix(names.get(gpu.mig_parent or "", "")).strip()
     return {
-        "Name": Text(name.removeprefix("NVIDIA ")),
+        "Name": Text(name.removeprefix("NVIDIA ").removeprefix("AMD ")),
         "Used/total MB": "N/A" if gpu.problem and not gpu.total_mb else f"{gpu.used_mb}/{gpu.total_mb}",
         "Util": _figure(gpu.utilisation_percent, "%"),
         "Temp": _figure(gpu.temperature_c, "C"),
@@ -331,7 +331,7 @@ def _state(row: Row, now: float) -> Text:
         text.append(f"\n{each.sentence} ({each.queue})", style="yellow")
     if row.holder is not None:
         unused = ", and nobody uses it now" if row.check.free else ""
-        text.append(("\n" if text else "") + _told(row.holder, now) + unused, style="cyan")
+        text.append(("\n" if text else "") + row.holder.sentence(now) + unused, style="cyan")
     for process in row.gpu.processes:
         if row.check.reason == describe(process):
             continue  # told already, as the reason
@@ -343,34 +343,20 @@ def _state(row: Row, now: float) -> Text:
     return text
 
 
-def _told(holder: Holder, now: float) -> str:
-    """Who holds the GPU: ``held by gpuherd: alice (pid 4711) for 2 min, job x``."""
-    who = f"held by gpuherd: {holder.user or 'someone'}"
-    pid = "" if holder.pid is None else f" (pid {holder.pid})"
-    since = "" if holder.since is None else f" for {_duration(max(0.0, now - holder.since))}"
-    job = "" if holder.job is None else f", job {holder.job}"
-    return who + pid + since + job
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"
-
-
 def _remarks(view: View) -> list[Text]:
     """What the table does not say."""
     from rich.text import Text
+
+    from gpuherd.gpus.visible import naming_in
 
     remarks = list(view.warnings)
     if view.limits.sentence is not None:
         remarks.append(f"Your runs: {view.limits.sentence}; they hold {view.held} now.")
     hidden = [row.gpu.label for row in view.rows if not row.visible]
     if hidden:
-        value = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        remarks.append(f"CUDA_VISIBLE_DEVICES={value!r} hides from jobs started here: GPU {', '.join(hidden)}")
+        named = naming_in(os.environ, view.machine.maker)
+        words = " ".join(f"{name}={value!r}" for name, value in named.items())
+        remarks.append(f"{words} hides from jobs started here: GPU {', '.join(hidden)}")
     if view.lease_problem is not None:
         remarks.append(f"What gpuherd holds is not known: {view.lease_problem}")
     return [Text(remark, style="yellow") for remark in remarks]

@@ -124,9 +124,9 @@ def of_a_cluster(options: EngineOptions) -> Having:
 
 def of_the_queue() -> Having:
     """The GPUs of the dispatcher that works the user's own queue off; those of this machine where nobody does."""
-    from gpuherd.batch.feasibility import dispatchers_machine
     from gpuherd.batch.user_queue import folder
-    from gpuherd.gpus.driver import machine
+    from gpuherd.gpus.query import machine
+    from gpuherd.jobs.feasibility import dispatchers_machine
     from gpuherd.jobs.run_dir import RunDirectory
 
     here = machine().gpus
@@ -225,8 +225,10 @@ def stay_inside(args: argparse.Namespace, settings: Settings) -> None:
     for option in foreign(LOCAL) & vars(args).keys():
         delattr(args, option)
     args.engine = LOCAL
+    from gpuherd.gpus.visible import hide_unless_named
+
     # Where the engine has given this shell no GPU, those that the machine has are others'.
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    hide_unless_named(os.environ)
     sys.stderr.write(f"gpuherd: the jobs run in {found.title}, on {found.node}\n")
 
 

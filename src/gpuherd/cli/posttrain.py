@@ -106,7 +106,7 @@ def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Conso
     """The guide's tests of a set-up. Where there are no GPUs two are pretended, so that the ways of work are tried."""
     if args.overrides or options.resume or options.config or options.dry_run:
         raise UsageError("--test-setup has a small experiment of its own; leave all that speaks of another out")
-    from gpuherd.gpus.driver import machine
+    from gpuherd.gpus.query import machine
     from gpuherd.gpus.visible import visible_now
     from gpuherd.posttrain.rounds.setup_check import check_setup
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 
-from gpuherd.batch.feasibility import refuse_beyond_this_machine
 from gpuherd.batch.run import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
 from gpuherd.cli.common import add_command, command_words
 from gpuherd.cli.job_start import load_for, of_a_cluster, of_a_run, planner
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError, printable
+from gpuherd.jobs.feasibility import refuse_beyond_this_machine
 from gpuherd.options import Parser, add_options, build
 
 RUN = """\

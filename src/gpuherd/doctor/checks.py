@@ -1,4 +1,4 @@
-"""Checks of the driver, GPUs, software and storage: what was found, and what to do about it."""
+"""Checks of the driver, GPUs, software and storage."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from gpuherd.checks import Answer, CheckResult, Status
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.leases import Holder, LeaseFolder
-from gpuherd.gpus.state import Gpu, Machine, Peer, Proximity
+from gpuherd.gpus.state import Gpu, Machine, Maker, Peer, Proximity
+from gpuherd.gpus.visible import variable_of
 from gpuherd.jobs.settings import load
 
 if TYPE_CHECKING:
     from gpuherd.esd.config import ExperimentConfig
 
 
-# Judges the driver, which GPUs are visible, who uses them, and how they are joined. Pure but for ``nvidia_cards``.
+# The driver, which GPUs are visible, who uses them, and how they are connected. Pure but for ``nvidia_cards``.
 
 _WAYS = {
     Proximity.SAME_BOARD: "same board",
@@ -34,7 +35,7 @@ _WAYS = {
 
 
 def nvidia_cards() -> int:
-    """How many NVIDIA display or compute devices are on the PCI bus, whether or not there is a driver for them."""
+    """Number of NVIDIA display and compute devices on the PCI bus, with or without a driver."""
     cards = 0
     for device in Path("/sys/bus/pci/devices").glob("*"):
         with suppress(OSError):
@@ -44,15 +45,19 @@ def nvidia_cards() -> int:
 
 
 def driver(machine: Machine, cards: int, *, simulated: bool) -> CheckResult:
-    """Judges the driver. None at all is well on a machine without NVIDIA GPUs: gpuherd then runs on the CPU."""
+    """The driver. A machine without NVIDIA GPUs needs none: gpuherd then runs on the CPU."""
     if machine.problem is None:
         count = len([gpu for gpu in machine.gpus if gpu.mig_parent is None])
         gpus = "1 GPU" if count == 1 else f"{count} GPUs"
-        detail = f"NVIDIA driver {machine.driver_version}, CUDA {machine.cuda_version}, {gpus}"
+        cuda = "" if machine.cuda_version is None else f"CUDA {machine.cuda_version}, "
+        detail = f"{machine.maker} driver {machine.driver_version}, {cuda}{gpus}"
         return CheckResult("driver", Status.OK, f"{detail}, SIMULATED: jobs run on the CPU" if simulated else detail)
     if simulated:
         detail = f"the simulated driver fails: {machine.problem}"
         return CheckResult("driver", Status.FAIL, detail, "look at the state file that --simulate was given")
+    if machine.maker is Maker.AMD:
+        remedy = "install or repair AMD's driver (amdgpu); in a container, start it with /dev/kfd and /dev/dri"
+        return CheckResult("driver", Status.FAIL, f"no GPU to use: {machine.problem}", remedy)
     if cards == 0:
         detail = f"no GPU to use: {machine.problem}; there is no NVIDIA card here, so everything runs on the CPU"
         return CheckResult("driver", Status.OK, detail)
@@ -61,35 +66,34 @@ def driver(machine: Machine, cards: int, *, simulated: bool) -> CheckResult:
 
 
 def visibility(value: str | None, machine: Machine, shown: Sequence[Gpu]) -> CheckResult:
-    """Explains an inherited CUDA_VISIBLE_DEVICES (``value``), which shows the GPUs ``shown``."""
-    name = "CUDA_VISIBLE_DEVICES"
+    """An inherited list of GPUs (``value``), which shows the GPUs ``shown``."""
+    name, of_nvidia = variable_of(machine.maker), machine.maker is Maker.NVIDIA
     if value is None:
         return CheckResult(name, Status.OK, "not set: gpuherd may use every GPU that is free")
     if not machine.gpus:
         return CheckResult(name, Status.OK, f"is {value!r}, which means nothing without GPUs")
-    remedy = "unset CUDA_VISIBLE_DEVICES to let gpuherd use all GPUs, or correct it"
+    remedy = f"unset {name} to let gpuherd use all GPUs, or correct it"
     if not shown:
         return CheckResult(name, Status.WARN, f"is {value!r}, which hides every GPU: jobs run on the CPU", remedy)
     labels = ", ".join(gpu.label for gpu in shown)
-    detail = f"is {value!r}: gpuherd uses only GPU {labels} (numbers in PCI order)"
+    detail = f"is {value!r}: gpuherd uses only GPU {labels}" + (" (numbers in PCI order)" if of_nvidia else "")
     entries = value.split(",")
     if len(shown) < len(entries):
-        detail += f"; CUDA stops reading at {entries[len(shown)]!r}, which names no GPU"
+        detail += f"; {'CUDA' if of_nvidia else 'ROCm'} stops reading at {entries[len(shown)]!r}, which names no GPU"
         return CheckResult(name, Status.WARN, detail, remedy)
     return CheckResult(name, Status.OK, detail)
 
 
 def usage(gpu: Gpu, holder: Holder | None, rule: IdleRule) -> CheckResult:
-    """Says whether a GPU is free at this moment, or why not."""
+    """Whether a GPU is free at this moment, or why not."""
     name = f"GPU {gpu.label}"
     if gpu.problem is not None:
-        remedy = "ask the machine's administrator: nvidia-smi -q and the kernel's log (Xid) say more"
+        tools = {Maker.NVIDIA: "nvidia-smi -q and the kernel's log (Xid)", Maker.AMD: "amd-smi and the kernel's log"}
+        remedy = f"ask the machine's administrator: {tools[gpu.maker]} say more"
         return CheckResult(name, Status.FAIL, f"{gpu.name}: {gpu.problem}", remedy)
     size = f"{gpu.name}, {gpu.used_mb} of {gpu.total_mb} MB used"
     if holder is not None:
-        who = f" by {holder.user}" if holder.user else ""
-        job = f" (job {holder.job})" if holder.job else ""
-        return CheckResult(name, Status.WARN, f"{size}; taken by gpuherd{who}{job}", "nothing to do: jobs wait for it")
+        return CheckResult(name, Status.WARN, f"{size}; {holder.sentence()}", "nothing to do: jobs wait for it")
     found = check(gpu, rule)
     if found.free:
         return CheckResult(name, Status.OK, f"{size}; free")
@@ -98,7 +102,7 @@ def usage(gpu: Gpu, holder: Holder | None, rule: IdleRule) -> CheckResult:
 
 
 def interconnect(gpus: Sequence[Gpu]) -> CheckResult:
-    """Sums up how the GPUs are joined: NVLinks, PCIe switches, NUMA nodes. MIG instances have no links."""
+    """How the GPUs are connected: NVLinks, PCIe switches, NUMA nodes. MIG instances have no links."""
     name = "interconnect"
     whole = [gpu for gpu in gpus if gpu.mig_parent is None and gpu.problem is None]
     if len(whole) < 2:
@@ -111,28 +115,29 @@ def interconnect(gpus: Sequence[Gpu]) -> CheckResult:
     near: dict[str, list[str]] = {}
     for pair, peer in ways.items():
         if peer.nvlinks:
-            linked.setdefault(f"NVLink x{peer.nvlinks}", []).append(pair)
+            link = f"NVLink x{peer.nvlinks}" if whole[0].maker is Maker.NVIDIA else "XGMI"
+            linked.setdefault(link, []).append(pair)
         if peer.proximity < Proximity.NUMA_NODE:
             near.setdefault(_WAYS[peer.proximity], []).append(pair)
     nodes: dict[str, list[str]] = {}
     for gpu in whole:
         if gpu.numa_node is not None:
             nodes.setdefault(f"NUMA node {gpu.numa_node}", []).append(gpu.label)
-    groups = (linked or {"no NVLink": []}) | near | nodes
+    groups = (linked or {"no NVLink" if whole[0].maker is Maker.NVIDIA else "no XGMI": []}) | near | nodes
     return CheckResult(
         name, Status.OK, "; ".join(": ".join(filter(None, (how, ", ".join(who)))) for how, who in groups.items())
     )
 
 
 def _pairs(gpu: Gpu, gpus: Sequence[Gpu]) -> Iterator[tuple[str, Peer]]:
-    """The ways from a GPU to those after it in the list, named ``0-1``: so each pair comes once."""
+    """The connections from a GPU to those after it in the list, named ``0-1``: each pair comes once."""
     after = {other.uuid: other for other in gpus[gpus.index(gpu) + 1 :]}
     for peer in gpu.peers:
         if peer.uuid in after:
             yield f"{gpu.label}-{after[peer.uuid].label}", peer
 
 
-# Judges what is installed: Python, gpuherd, its libraries, and the build of torch. Pure.
+# Python, gpuherd, its libraries, and the build of torch. Pure.
 
 CORE = ("nvidia-ml-py", "psutil", "rich", "shtab")
 ESD = ("huggingface_hub", "numpy", "scipy")
@@ -140,13 +145,13 @@ _ADD_ESD = "pip install 'gpuherd[esd]'"
 
 
 def python() -> CheckResult:
-    """Says what runs here."""
+    """The versions of gpuherd and Python."""
     detail = f"gpuherd {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     return CheckResult("gpuherd", Status.OK, detail)
 
 
 def libraries(versions: Mapping[str, str | None]) -> CheckResult:
-    """Judges the libraries that gpuherd needs (``CORE``) and those of the spectral analysis (``ESD``)."""
+    """The libraries that gpuherd needs (``CORE``) and those of the spectral analysis (``ESD``)."""
     detail = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     missing = [name for name, version in versions.items() if version is None]
     if not missing:
@@ -158,11 +163,11 @@ def libraries(versions: Mapping[str, str | None]) -> CheckResult:
 
 
 def torch_build(version: str | None, answer: Answer, machine: Machine, *, simulated: bool) -> CheckResult:
-    """Judges torch: is it there, does it start, and is its build one for this machine?
+    """torch: is it installed, does it start, and does its build fit this machine?
 
     Args:
         version: of the installed distribution, None if there is none.
-        answer: of ``gpuherd.doctor.child build``, run without CUDA_VISIBLE_DEVICES.
+        answer: of ``gpuherd.doctor.child build``, run with all GPUs visible.
     """
     if version is None:
         return CheckResult("torch", Status.WARN, "torch is not installed; gpuherd esd needs it", _ADD_ESD)
@@ -171,21 +176,24 @@ def torch_build(version: str | None, answer: Answer, machine: Machine, *, simula
         return CheckResult("torch", Status.FAIL, f"torch {version} does not start: {answer.error}", reinstall)
     build: Mapping[str, Any] = answer.values
     cuda: str | None = build["cuda"]
-    kind = f"torch {build['version']}, " + (f"built for CUDA {cuda}" if cuda else "CPU-only build")
+    rocm: str | None = build.get("rocm")
+    runtime = f"built for CUDA {cuda}" if cuda else f"built for ROCm {rocm}" if rocm else "CPU-only build"
+    kind = f"torch {build['version']}, {runtime}"
     if simulated:
         return CheckResult("torch", Status.OK, f"{kind}; on simulated GPUs it runs on the CPU")
     if not machine.gpus:
         return CheckResult("torch", Status.OK, f"{kind}; runs on the CPU here")
-    if cuda is None:
-        detail = f"{kind}, though this machine has an NVIDIA driver: models would run on the CPU"
+    if (cuda if machine.maker is Maker.NVIDIA else rocm) is None:
+        detail = f"{kind}, though this machine has an {machine.maker} driver: models would run on the CPU"
         return CheckResult("torch", Status.FAIL, detail, reinstall)
     if build["available"]:
         return CheckResult("torch", Status.OK, f"{kind}, sees {build['devices']} GPUs")
-    if machine.cuda_version is not None and _major(cuda) > _major(machine.cuda_version):
+    if cuda is not None and machine.cuda_version is not None and _major(cuda) > _major(machine.cuda_version):
         detail = f"{kind}, but the driver supports CUDA only up to {machine.cuda_version}"
         return CheckResult("torch", Status.FAIL, detail, f"install an NVIDIA driver for CUDA {cuda} or later")
     detail = f"{kind}, but it finds no GPU though the driver lists {len(machine.gpus)}"
-    remedy = "in a container start it with all GPU devices; else reboot, or reload the nvidia and nvidia_uvm modules"
+    modules = "nvidia and nvidia_uvm modules" if machine.maker is Maker.NVIDIA else "amdgpu module"
+    remedy = f"in a container start it with all GPU devices; else reboot, or reload the {modules}"
     return CheckResult("torch", Status.FAIL, detail, remedy)
 
 
@@ -193,16 +201,14 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-# Looks at what gpuherd reads and writes: options as JSON and back, the settings files, disk space, the folder of
-# leases, the simulation's compiler.
-#
-# Judging is pure; the ``find_`` functions look.
+# What gpuherd reads and writes: options as JSON and back, the settings files, disk space, the folder of leases, the
+# simulation's compiler. Pure but for the ``find_`` functions.
 
 LEAST_GB = 10.0
 
 
 def config_round_trip(config: ExperimentConfig) -> CheckResult:
-    """Whether a config comes back equal from JSON, the way it takes to a worker and into a run's record."""
+    """Whether a configuration comes back equal from JSON, in which workers and a run's record get it."""
     name = "config"
     remedy = "report this: options would reach workers changed; a fresh installation may mend it"
     try:
@@ -228,10 +234,10 @@ def find_settings() -> CheckResult:
 
 
 def hub_cache() -> Path:
-    """Where huggingface_hub keeps what it downloads."""
+    """The folder of huggingface_hub's downloads."""
     home = os.environ.get("HF_HOME")
     base = home or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    # expanduser of a user without a home leaves the ~, where Path's would raise.
+    # expanduser leaves the ~ for a user without a home, where Path's would raise.
     return Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or f"{base}/hub"))  # noqa: PTH111
 
 
@@ -244,7 +250,7 @@ def find_free_gb(path: Path) -> tuple[Path, float]:
 
 
 def disk(what: str, folder: Path, free_gb: float, *, writable: bool) -> CheckResult:
-    """Judges the room for ``what`` (models, results)."""
+    """Free disk space for ``what`` (models, results)."""
     name = f"disk for {what}"
     if not writable:
         return CheckResult(name, Status.WARN, f"{folder} can't be written", _move(what))
@@ -272,7 +278,7 @@ def find_leases() -> CheckResult:
 
 
 def compiler(words: list[str] | None) -> CheckResult:
-    """Judges the C compiler that ``--simulate`` needs; nothing else does."""
+    """The C compiler, which only ``--simulate`` needs."""
     name = "simulation"
     if words is None:
         remedy = "pip install 'gpuherd[simulate]' brings a compiler, if you want to simulate GPUs"

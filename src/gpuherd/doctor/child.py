@@ -14,6 +14,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.gpus.visible import setting
+
 if TYPE_CHECKING:
     import torch
 
@@ -21,13 +23,14 @@ _TOKENS, _WIDTH, _BATCH, _LENGTH = 256, 64, 2, 16
 
 
 def build() -> dict[str, Any]:
-    """Version, CUDA version of the build (None for none), whether CUDA starts, and how many GPUs it shows."""
+    """Version, CUDA and ROCm version of the build (None for none), whether CUDA starts, and how many GPUs it shows."""
     import torch
 
     available = torch.cuda.is_available()
     return {
         "version": str(torch.__version__),
         "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
         "available": available,
         "devices": torch.cuda.device_count() if available else 0,
     }
@@ -47,7 +50,7 @@ def small_model(device_name: str) -> dict[str, Any]:
         found = loaded(tokens.to(device)).cpu()
     answer: dict[str, Any] = {
         "device": str(next(loaded.parameters()).device),
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "visible": setting(os.environ),
         "cuda_available": torch.cuda.is_available(),
         "parameters": sum(parameter.numel() for parameter in loaded.parameters()),
         "relative_error": float((found - wanted).abs().max() / wanted.abs().max()),

@@ -1,8 +1,7 @@
-"""Loads and runs a small model on each GPU, or on the CPU, in children, and judges what they answer.
+"""Loads and runs a small model on each GPU, or on the CPU, in child processes, and judges their answers.
 
-A GPU is tried only when it is free, and under a lease, so that the doctor never troubles a running job. It is named
-to the child as to any job, by CUDA_VISIBLE_DEVICES in the child's own environment; that the child then meets the GPU
-that was meant is checked by UUID.
+A GPU is tried only when it is free, and under a lease, so that the doctor never disturbs a running job. The child gets
+it as any job does, by CUDA_VISIBLE_DEVICES in its own environment; its UUID shows that it is the right one.
 """
 
 from __future__ import annotations
@@ -13,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gpuherd.checks import Answer, CheckResult, Status, ask
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.gpus import visible
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.leases import Lease, LeaseFolder, LeaseNote
 from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.visible import VARIABLES
 
 _MODULE = "gpuherd.doctor.child"
-_TIMEOUT_S = 180.0  # a first start of CUDA on a slow disk takes its time
+_TIMEOUT_S = 180.0  # a first start of CUDA on a slow disk takes long
 _MOST_ERROR = 1e-2  # float32 on any GPU (TF32 included) stays well below; another function of the weights doesn't
 _LATER = "run gpuherd doctor again when it is free"
 _REPAIR = "look at the torch and driver lines above; gpuherd esd --device-map cpu works without the GPU"
@@ -34,7 +35,7 @@ def on_gpus(gpus: Sequence[Gpu], *, simulated: bool) -> list[CheckResult]:
 def on_cpu() -> CheckResult:
     """A small model on the CPU."""
     # An empty list, not none: should there be a GPU after all, this child must not touch it.
-    return judge_cpu(_ask("cpu", visible=""))
+    return judge_cpu(_ask("cpu"))
 
 
 def _on_gpu(gpu: Gpu, *, simulated: bool) -> CheckResult:
@@ -49,28 +50,28 @@ def _on_gpu(gpu: Gpu, *, simulated: bool) -> CheckResult:
     if lease is None:
         return CheckResult(name, Status.SKIP, "not tried: another gpuherd holds it", _LATER)
     with lease:
-        answer = _ask("cpu" if simulated else "cuda", visible=gpu.cuda_name, lease=lease)
+        answer = _ask("cpu" if simulated else "cuda", gpus=(gpu,), lease=lease)
     return judge_simulated(gpu, answer) if simulated else judge_gpu(gpu, answer)
 
 
-def _ask(device: str, *, visible: str, lease: Lease | None = None) -> Answer:
-    environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": visible, "OMP_NUM_THREADS": "1"}
+def _ask(device: str, *, gpus: Sequence[Gpu] = (), lease: Lease | None = None) -> Answer:
+    environment = {**dict.fromkeys(VARIABLES), **visible.environment(gpus), "OMP_NUM_THREADS": "1"}
     fds: Iterable[int] = () if lease is None else (lease.fd,)
     return ask(_MODULE, [device], environment=environment, timeout_s=_TIMEOUT_S, pass_fds=tuple(fds))
 
 
 def judge_gpu(gpu: Gpu, answer: Answer) -> CheckResult:
-    """Judges a run on a real GPU: it must be this one, be alone visible, and compute what the CPU computes."""
+    """Judges a run on a real GPU: it must be this one and the only visible one, and compute what the CPU computes."""
     name = f"model on GPU {gpu.label}"
     if answer.error is not None:
         return CheckResult(name, Status.FAIL, f"could not load and run it: {answer.error}", _REPAIR)
-    told = answer.values
+    told, shown = answer.values, visible.setting(visible.environment((gpu,)))
     if told["devices"] != 1:
-        detail = f"with CUDA_VISIBLE_DEVICES={gpu.cuda_name} torch sees {told['devices']} GPUs in place of one"
+        detail = f"with {shown} torch sees {told['devices']} GPUs in place of one"
         return CheckResult(name, Status.FAIL, detail, _REPAIR)
     uuid: str | None = told["uuid"]
     if uuid is not None and not _same_gpu(gpu, uuid):
-        detail = f"with CUDA_VISIBLE_DEVICES={gpu.cuda_name} torch met another GPU ({uuid}, not {gpu.uuid})"
+        detail = f"with {shown} torch met another GPU ({uuid}, not {gpu.uuid})"
         remedy = "report this, with the output of gpuherd gpus --json: jobs would run on the wrong GPU"
         return CheckResult(name, Status.FAIL, detail, remedy)
     if not told["relative_error"] <= _MOST_ERROR:
@@ -82,7 +83,8 @@ def judge_gpu(gpu: Gpu, answer: Answer) -> CheckResult:
 
 
 def _same_gpu(gpu: Gpu, uuid: str) -> bool:
-    """torch gives the UUID without its prefix, and for a MIG instance, depending on CUDA, that of the whole GPU."""
+    """Whether torch's UUID is this GPU's: it comes without its prefix, and for a MIG instance, depending on CUDA, it is
+    that of the whole GPU."""
 
     def bare(text: str) -> str:
         return text.removeprefix("GPU-").removeprefix("MIG-").lower()
@@ -91,13 +93,13 @@ def _same_gpu(gpu: Gpu, uuid: str) -> bool:
 
 
 def judge_simulated(gpu: Gpu, answer: Answer) -> CheckResult:
-    """Judges a run on the CPU that stands for one on a simulated GPU."""
+    """Judges a run on the CPU in place of one on a simulated GPU."""
     name = f"model on GPU {gpu.label}"
     if answer.error is None and answer.values["cuda_available"]:
         detail = "torch sees a real GPU though the GPUs are simulated: jobs could take one that others use"
         remedy = "find what loads another libcuda.so.1 than the one in LD_LIBRARY_PATH (LD_PRELOAD, an RPATH of torch)"
         return CheckResult(name, Status.FAIL, detail, remedy)
-    return _judge_on_cpu(name, answer, f"on the CPU with CUDA_VISIBLE_DEVICES={answer.values.get('visible')}")
+    return _judge_on_cpu(name, answer, f"on the CPU with {answer.values.get('visible')}")
 
 
 def judge_cpu(answer: Answer) -> CheckResult:

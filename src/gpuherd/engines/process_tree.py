@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -362,3 +363,29 @@ def _until_none(find: Callable[[], Sequence[Seen]], number: int) -> None:
         for group in {process.group for process in found}:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, number)
+
+
+# What an attempt leaves behind on a cluster's node gets so long to obey SIGTERM.
+_REST_PATIENCE_S = 1.0
+_REST_LOOK_S = 0.05
+
+
+def end_rest(traces: Traces, patience_s: float = _REST_PATIENCE_S) -> bool:
+    """Ends what one attempt whose main process has ended has left behind, wherever it hides: SIGTERM, then SIGKILL.
+    Returns whether there was anything."""
+
+    def rest() -> tuple[Seen, ...]:
+        return members(everyone(traces.leader.start_ticks), traces.tag.__eq__, (traces,))
+
+    until = time.monotonic() + patience_s
+    told = set()
+    while found := rest():
+        for each in found:
+            if each.process not in told:
+                ask_to_end(each.process)
+                told.add(each.process)
+        if time.monotonic() >= until:
+            kill(rest)
+            break
+        time.sleep(_REST_LOOK_S)
+    return bool(told)

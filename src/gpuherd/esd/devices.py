@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.gpus.visible import CUDA
 
 CUDA_SUCCESS = 0
 LIBRARY = "libcuda.so.1"
@@ -85,11 +86,11 @@ def torch_problem() -> str | None:
 
 
 def _no_device_reason(driver: ctypes.CDLL, code: int) -> str:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = os.environ.get(CUDA)
     if visible is not None and not visible.strip():
-        return "CUDA_VISIBLE_DEVICES is empty"
+        return f"{CUDA} is empty"
     reason = _error_text(driver, code) if code != CUDA_SUCCESS else "no device"
-    hint = f" (CUDA_VISIBLE_DEVICES={visible!r})" if visible is not None else ""
+    hint = f" ({CUDA}={visible!r})" if visible is not None else ""
     return f"the CUDA driver says: {reason}{hint}"
 
 

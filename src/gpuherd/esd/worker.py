@@ -31,6 +31,7 @@ from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.tables.model_files import ModelFiles, make_folder
 from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason
+from gpuherd.gpus.visible import described
 from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.models.names import parse_model
 from gpuherd.options import Parser, add_options, build, option
@@ -116,7 +117,7 @@ def analyse(options: WorkerOptions) -> Path:
 def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
     """Chooses where to compute and prints what was found."""
     print(f"Model: {printable(options.model_id)}")
-    print(f"CUDA_VISIBLE_DEVICES: {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}")
+    print(described(os.environ))
     print(f"Device map: {options.device_map}")
     cuda = cuda_devices()
     print(f"CUDA available: {f'Yes ({len(cuda.names)} devices)' if cuda.names else f'No ({cuda.problem})'}")

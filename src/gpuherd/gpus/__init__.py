@@ -22,14 +22,14 @@ if TYPE_CHECKING:
         set_visible_gpus,
         setup_gpu_environment,
     )
-    from gpuherd.gpus.driver import Nvml, machine
+    from gpuherd.gpus.query import GpuReader, machine
     from gpuherd.gpus.state import Gpu, GpuProcess, Machine
 
 __all__ = [
     "Gpu",
     "GpuProcess",
+    "GpuReader",
     "Machine",
-    "Nvml",
     "auto_select_gpus_for_model",
     "get_available_gpus",
     "get_gpu_info",
@@ -54,7 +54,7 @@ _HOMES = {
         "set_visible_gpus",
         "setup_gpu_environment",
     ),
-    "driver": ("Nvml", "machine"),
+    "query": ("GpuReader", "machine"),
     "state": ("Gpu", "GpuProcess", "Machine"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

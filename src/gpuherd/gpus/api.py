@@ -1,4 +1,14 @@
-"""See and choose GPUs from Python: the functions of the GPU guide. Nothing here needs torch or starts CUDA."""
+"""See and choose GPUs from Python: the functions of the GPU guide.
+
+GPU ids are physical: ``3`` as ``gpuherd gpus`` numbers them, or ``"3:1"`` for a MIG instance. They never change with
+CUDA_VISIBLE_DEVICES (or ROCR_VISIBLE_DEVICES), which only decides which of them are available. Functions that take
+explicit ids accept every GPU that this process was started with, so that one may choose again after
+``set_visible_gpus``; all others look at what is visible now. Memory is that of the whole GPU, whoever uses it, in MB
+(2^20 bytes).
+
+Nothing here starts CUDA or ROCm in this process. torch is imported by the functions that return a ``torch.device``,
+and only then.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +21,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from gpuherd.errors import JobCannotFit, NoSuchGpu, UsageError
 from gpuherd.gpus import visible
 from gpuherd.gpus.choose import choose
-from gpuherd.gpus.driver import machine
 from gpuherd.gpus.idle import IdleRule, check
-from gpuherd.gpus.state import Gpu, Machine
-from gpuherd.gpus.visible import VISIBLE, count_in_pci_order, find, show_only, visible_from_start, visible_now
+from gpuherd.gpus.query import machine
+from gpuherd.gpus.state import Gpu, Machine, Maker
+from gpuherd.gpus.visible import count_in_pci_order, find, show_only, visible_from_start, visible_now
 
 if TYPE_CHECKING:
     import torch
 
-
-# See and choose GPUs from Python: the questions of the GPU guide. Nothing here needs torch or starts CUDA.
-#
-# GPU ids are physical: the position in PCI-bus order (``3``) as ``gpuherd gpus`` lists them, or ``"3:1"`` for a MIG
-# instance. They never change with CUDA_VISIBLE_DEVICES, which only decides which of them are available. Functions
-# that take explicit ids accept every GPU that this process was started with, so that one may choose again after
-# ``set_visible_gpus``; all others look at what is visible now.
-#
-# Memory is that of the whole GPU, whoever uses it, in MB (2^20 bytes).
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +219,8 @@ def named(now: Machine, gpu_ids: Sequence[GpuId]) -> tuple[Gpu, ...]:
 
 
 def _warn_of_none(now: Machine) -> None:
-    logger.warning("no GPU is available: %s", now.problem or "CUDA_VISIBLE_DEVICES shows none that works")
+    hidden = f"{visible.variable_of(now.maker)} shows none that works"
+    logger.warning("no GPU is available: %s", now.problem or hidden)
 
 
 def _ids(gpus: Sequence[Gpu]) -> list[GpuId]:
@@ -255,25 +257,24 @@ def _info(gpu: Gpu) -> GpuInfo:
     )
 
 
-# Set up this process for the GPUs that it shall use: the actions of the GPU guide.
-#
-# The variable is set before CUDA starts, or an error says that it is too late. Nothing here starts CUDA in this
-# process. torch is imported by the functions that return a ``torch.device``, and only then.
+# --- setting up this process ------------------------------------------------------------------------------------------
 
 
 def set_visible_gpus(gpu_ids: Sequence[GpuId]) -> None:
-    """Makes CUDA in this process, and in its future children, see only these GPUs, as 0, 1, … in this order.
+    """Makes this process, and its future children, see only these GPUs, as 0, 1, … in this order.
 
-    Sets CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER=PCI_BUS_ID; [] hides all GPUs. On a machine without GPUs the ids
-    are set as they are.
+    Sets CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER=PCI_BUS_ID, or for AMD GPUs ROCR_VISIBLE_DEVICES and
+    HIP_VISIBLE_DEVICES; [] hides all GPUs. On a machine without GPUs the ids are set as they are.
 
     Raises:
         NoSuchGpu: a ValueError; one of them is not among the GPUs that this process was started with.
         CudaAlreadyStarted: CUDA runs in this process with other GPUs. Setting the same ones again is fine.
     """
     now = machine(processes=False)
-    names = [gpu.cuda_name for gpu in named(now, gpu_ids)] if now.gpus else [str(gpu_id) for gpu_id in gpu_ids]
-    show_only(names)
+    if now.gpus:
+        show_only(named(now, gpu_ids))
+    else:
+        show_only((), [str(gpu_id) for gpu_id in gpu_ids])
 
 
 def get_optimal_device(gpu_ids: Sequence[GpuId] | None = None) -> torch.device:
@@ -302,7 +303,8 @@ def get_optimal_device(gpu_ids: Sequence[GpuId] | None = None) -> torch.device:
         wanted = named(now, gpu_ids[:1])[0]
         if wanted not in shown:
             ids = ", ".join(gpu.label for gpu in shown) or "none"
-            raise NoSuchGpu(f"GPU {wanted.label} is not visible to CUDA in this process ({VISIBLE} shows: {ids})")
+            variable, runtime = visible.variable_of(now.maker), "CUDA" if now.maker is Maker.NVIDIA else "ROCm"
+            raise NoSuchGpu(f"GPU {wanted.label} is not visible to {runtime} in this process ({variable} shows: {ids})")
         position = shown.index(wanted)
     obstacle = _obstacle(torch_module, now, position)
     if obstacle is not None:
@@ -346,21 +348,22 @@ def _cpu(torch_module: Any) -> torch.device:
 
 def _obstacle(torch_module: Any, now: Machine, position: int) -> str | None:
     """Why torch can't use the visible GPU at this position, None if it can."""
-    built_for = torch_module.version.cuda
+    runtime = "CUDA" if now.maker is Maker.NVIDIA else "ROCm"
+    built_for = torch_module.version.cuda if now.maker is Maker.NVIDIA else torch_module.version.hip
     if built_for is None:
-        return f"torch {torch_module.__version__} is built without CUDA; install a CUDA build of torch"
+        return f"torch {torch_module.__version__} is built without {runtime}; install a {runtime} build of torch"
     if now.cuda_version is not None and _major(built_for) > _major(now.cuda_version):
         return (
             f"torch {torch_module.__version__} is built for CUDA {built_for}, "
             f"the driver is for CUDA {now.cuda_version}; update the driver or install an older build of torch"
         )
     if visible.started():
-        count, reason = int(torch_module.cuda.device_count()), "CUDA was started with other GPUs"
+        count, reason = int(torch_module.cuda.device_count()), f"{runtime} was started with other GPUs"
     else:
-        count, reason = visible.count_in_child()
+        count, reason = visible.count_in_child(now.maker)
     if position < count:
         return None
-    return reason or f"CUDA finds {count} GPUs, and this would be number {position + 1}"
+    return reason or f"{runtime} finds {count} GPUs, and this would be number {position + 1}"
 
 
 def _major(version: str) -> int:

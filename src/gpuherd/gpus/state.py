@@ -1,25 +1,28 @@
-"""What is known of a GPU at one moment, as plain frozen data; and whose its processes are."""
+"""The GPUs of a machine at one moment, as plain frozen data: no driver, no decisions.
+
+A figure that the driver can't give is None, never 0 or −1. MB is 2^20 bytes everywhere.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING
+from enum import IntEnum, StrEnum
 
-if TYPE_CHECKING:
-    import psutil
-
-
-# What is known of a GPU at one moment: plain frozen data, no driver, no decisions.
-#
-# A figure that the driver can't give is None, never 0 or −1. MB is 2^20 bytes everywhere.
-
-# The end of the UUIDs of simulated GPUs, "SIMGPU" in ASCII: what was recorded of them is known for what it is.
+# The end of the UUIDs of simulated GPUs, "SIMGPU" in ASCII: records of them can be told from those of real ones.
 SIMULATED = "53494d475055"
+# The beginning of the stand-in for a UUID that the driver has never been able to read.
+UNREAD = "GPU-unreadable-"
+
+
+class Maker(StrEnum):
+    """Who makes a GPU: decides which driver reads it and which environment variables show it to a process."""
+
+    NVIDIA = "NVIDIA"
+    AMD = "AMD"
 
 
 class Proximity(IntEnum):
-    """How far apart two GPUs are on PCIe, nearest first (NVML's nvmlGpuTopologyLevel_t values)."""
+    """Distance between two GPUs on PCIe, nearest first (the values of NVML's nvmlGpuTopologyLevel_t)."""
 
     SAME_BOARD = 0
     ONE_SWITCH = 10
@@ -33,8 +36,8 @@ class Proximity(IntEnum):
 class GpuProcess:
     """A process that the driver lists on a GPU.
 
-    ``user`` and ``command`` are None where the pid can't be looked up (another container, or already gone);
-    ``memory_mb`` is None where the driver does not say (WSL, MIG without rights).
+    ``user`` and ``command`` are None where the pid can't be looked up (another container, or the process has ended);
+    ``memory_mb`` is None where the driver doesn't report it (WSL, MIG without rights).
     """
 
     pid: int
@@ -46,33 +49,32 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The way from one GPU to another: number of active NVLinks (0 for none) and nearness on PCIe."""
+    """The path from one GPU to another: number of active direct links (NVLink; 1 for XGMI) and distance on PCIe."""
 
     uuid: str
     nvlinks: int
     proximity: Proximity
 
 
-UNREAD = "GPU-unreadable-"
-
-
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one MIG instance, as the driver saw it at one moment.
+    """One GPU, or one MIG instance, as the driver described it at one moment.
 
     Attributes:
-        index: position in PCI-bus order, from 0: the number that people use, and CUDA with
-            CUDA_DEVICE_ORDER=PCI_BUS_ID. A MIG instance has the index of its parent.
-        uuid: ``GPU-…`` or ``MIG-…``: the name that gpuherd uses inside.
+        index: the number that people and the maker's runtime use, from 0. NVIDIA: position in PCI-bus order, as CUDA
+            counts with CUDA_DEVICE_ORDER=PCI_BUS_ID. AMD: position among the kernel driver's nodes, as
+            ROCR_VISIBLE_DEVICES counts. A MIG instance has the index of its parent.
+        uuid: ``GPU-…`` or ``MIG-…``: the name that gpuherd uses in leases, records and queues.
         mig_parent: UUID of the whole GPU when this is a MIG instance.
         mig_instances: UUIDs of the instances when this is a GPU in MIG mode (work then runs on those, not on it).
         mig_position: number of the instance on its parent, None for a whole GPU.
         problem: a sentence when the GPU can't be used (fallen off the bus, driver error), else None.
-        index_unsure: a GPU before it in PCI order has a problem, so that CUDA may leave that one out and count this one
+        index_unsure: a GPU with a lower index has a problem, so that the runtime may skip that one and count this one
             differently.
         uncorrected_errors: memory errors that could not be corrected, since the driver was loaded; None where the
-            driver does not tell, or was not asked.
-        last_xid: the last critical Xid error since we first looked, and ``xids`` how many there have been.
+            driver doesn't report them, or was not queried for them.
+        last_xid: the last critical Xid error since the first query, and ``xids`` how many there have been.
+        fault: a sentence about that Xid if it is the GPU's own fault; None for one that a program can cause.
     """
 
     index: int
@@ -98,6 +100,8 @@ class Gpu:
     uncorrected_errors: int | None = None
     last_xid: int | None = None
     xids: int = 0
+    fault: str | None = None
+    maker: Maker = Maker.NVIDIA
 
     @property
     def label(self) -> str:
@@ -106,22 +110,26 @@ class Gpu:
 
     @property
     def is_unread(self) -> bool:
-        """Whether the driver has never told which GPU this is; the UUID is then only ``UNREAD`` and a number."""
+        """Whether the driver has never been able to read the UUID; ``uuid`` is then only ``UNREAD`` and a number."""
         return self.uuid.startswith(UNREAD)
 
     @property
-    def cuda_name(self) -> str:
-        """What names this GPU in CUDA_VISIBLE_DEVICES: its index under PCI_BUS_ID order; its UUID where CUDA may count
-        differently, and for a MIG instance."""
-        return self.uuid if self.mig_parent is not None or self.index_unsure else str(self.index)
+    def visible_name(self) -> str:
+        """Its name in the variable that shows GPUs to a process: the index; the UUID where the runtime may count
+        differently, for a MIG instance, and for a simulated AMD GPU (no UUID of a real one: ROCm then finds none)."""
+        by_uuid = self.mig_parent is not None or self.index_unsure
+        if by_uuid or (self.maker is Maker.AMD and self.uuid.endswith(SIMULATED)):
+            return self.uuid
+        return str(self.index)
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """All GPUs of the machine at one moment, whole GPUs and MIG instances, in PCI order.
+    """All GPUs of the machine at one moment, whole GPUs and MIG instances, in the order of their indices.
 
-    ``problem`` is one plain sentence when there are no GPUs (no driver, or it fails or finds none), else None;
-    ``may_pass``: a driver library is installed, so that GPUs may appear once its kernel module works.
+    ``problem`` is a sentence when there are no GPUs (no driver, or it fails or finds none), else None; ``may_pass``: a
+    driver library is installed, so that GPUs may appear once its kernel module works. ``cuda_version``: the newest
+    CUDA that an NVIDIA driver supports, None for AMD.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -129,57 +137,4 @@ class Machine:
     cuda_version: str | None = None
     problem: str | None = None
     may_pass: bool = False
-
-
-# Whose process is this pid, and what is it called: the one place of this room that asks the operating system.
-#
-# Knows psutil and nothing of GPUs. It gives the program's short name, never its arguments, which may hold secrets. A
-# pid that can't be looked up (another container's, or already gone) has neither user nor name: both are None.
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Owner and short program name of a process; None for what the system does not tell."""
-
-    user: str | None
-    command: str | None
-
-
-UNKNOWN = Identity(None, None)
-
-
-class ProcessTable:
-    """Remembers who a pid is, so that looking at the same GPUs ten times a second stays cheap.
-
-    An entry is used only while the process is the one that was looked up: a pid that was given to another process
-    meanwhile (other start time) is looked up anew.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[psutil.Process, Identity]] = {}
-
-    def identify(self, pid: int) -> Identity:
-        """Owner and name of the process with this pid, both None when it is not (or no longer) visible to us."""
-        known = self._known.get(pid)
-        if known is not None and known[0].is_running():
-            return known[1]
-        self._known.pop(pid, None)
-        import psutil  # commands that only plan need none
-
-        try:
-            process = psutil.Process(pid)
-            identity = Identity(process.username(), _printable(process.name()))
-        except (psutil.Error, ValueError, OverflowError):
-            return UNKNOWN
-        self._known[pid] = (process, identity)
-        return identity
-
-    def keep_only(self, pids: set[int]) -> None:
-        """Forgets all other pids, so that the table does not grow for as long as we run."""
-        for pid in self._known.keys() - pids:
-            del self._known[pid]
-
-
-def _printable(name: str) -> str:
-    """A process may call itself anything, also what moves a terminal's cursor."""
-    return "".join(character if character.isprintable() else "?" for character in name)
+    maker: Maker = Maker.NVIDIA

@@ -1,27 +1,141 @@
-"""Which GPUs a process may use: CUDA_VISIBLE_DEVICES, read and set, and GPUs by the ids that people give."""
+"""Which GPUs a process may use: the environment variables of CUDA and ROCm, and GPUs by the ids that people give.
+
+The only module that names these variables; others ask it what an environment shows (``visible_in``), and what a process
+needs in its environment to see some GPUs (``environment``).
+
+NVIDIA: CUDA_VISIBLE_DEVICES names GPUs, as CUDA counts them under CUDA_DEVICE_ORDER=PCI_BUS_ID.
+
+AMD: ROCR_VISIBLE_DEVICES names GPUs for the ROCm runtime, on which everything else runs. HIP_VISIBLE_DEVICES, or where
+that is not set CUDA_VISIBLE_DEVICES, then picks among those, by their new numbers. A job gets both: the first chooses,
+the second is 0, 1, … since some versions of PyTorch count GPUs by it alone. CUDA_VISIBLE_DEVICES and GPU_DEVICE_ORDINAL
+are removed: an inherited value would pick among the job's GPUs by numbers that mean others.
+"""
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from gpuherd.errors import CudaAlreadyStarted, NoSuchGpu
-from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.state import SIMULATED, Gpu, Maker
 
-# Which GPUs a value of CUDA_VISIBLE_DEVICES shows, and which GPUs a user means by an id. Pure; reads no environment.
-#
-# Indices are positions in PCI-bus order, as CUDA counts under ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+CUDA, ORDER, PCI_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
+ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
+# All that restrict a process to GPUs, and so are gpuherd's to set.
+VARIABLES = (CUDA, ORDER, ROCR, HIP, "GPU_DEVICE_ORDINAL")
+# Those whose values name GPUs, by maker. The first shows none when it is empty.
+_NAMING = {Maker.NVIDIA: (CUDA,), Maker.AMD: (ROCR, HIP, CUDA)}
 
 # CUDA reads an index as C's strtol does: blanks, a sign, digits, and whatever follows is ignored ("1abc" is 1).
 _INDEX = re.compile(r"\s*([+-]?[0-9]+)")
 # Longer numbers name no GPU and would cost time to convert.
 _MOST_DIGITS = 9
+
+
+# --- what a process needs to see some GPUs ----------------------------------------------------------------------------
+
+
+def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """The variables that show a process these GPUs, in this order, and no other; () hides the GPUs of every maker."""
+    if not gpus:
+        return {ORDER: PCI_ORDER, CUDA: "", ROCR: "", HIP: ""}
+    maker = gpus[0].maker
+    # On a simulated machine nothing may come to real GPUs of another maker.
+    hidden = hide_makers_but(maker) if gpus[0].uuid.endswith(SIMULATED) else {}
+    return showing([gpu.visible_name for gpu in gpus], maker) | hidden
+
+
+def hide_makers_but(maker: Maker) -> dict[str, str]:
+    """The variables that hide the GPUs of all other makers. AMD's runtime reads CUDA's variable too, so that it is not
+    hidden where that is wanted."""
+    return {ROCR: "", HIP: ""} if maker is Maker.NVIDIA else {}
+
+
+def showing(names: Sequence[str], maker: Maker) -> dict[str, str]:
+    """The same for GPUs of which only the names are known."""
+    if maker is Maker.AMD:
+        return {ROCR: ",".join(names), HIP: ",".join(map(str, range(len(names))))}
+    return {ORDER: PCI_ORDER, CUDA: ",".join(names)}
+
+
+def without(variables: Mapping[str, str]) -> dict[str, str]:
+    """An environment less all that restricts a process to GPUs."""
+    return {name: value for name, value in variables.items() if name not in VARIABLES}
+
+
+def chosen_in(variables: Mapping[str, str]) -> dict[str, str]:
+    """Of an environment, what restricts a process to GPUs: handed on where an engine has chosen them."""
+    return {name: variables[name] for name in VARIABLES if name in variables}
+
+
+def narrowed(variables: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """The environment of a child that is to see only these of the GPUs that this environment names."""
+    if ROCR in variables:
+        return without(variables) | showing(names, Maker.AMD)
+    return {**variables, CUDA: ",".join(names)}
+
+
+def hide_unless_named(variables: MutableMapping[str, str]) -> None:
+    """Hides all GPUs from this environment where an engine that chooses GPUs has named none: they are others'."""
+    if CUDA not in variables and ROCR not in variables:
+        variables.update(environment(()))
+
+
+# --- what an environment says -----------------------------------------------------------------------------------------
+
+
+def variable_of(maker: Maker) -> str:
+    """The variable by which people choose this maker's GPUs; empty it hides them all."""
+    return _NAMING[maker][0]
+
+
+def naming_in(variables: Mapping[str, str], maker: Maker | None = None) -> dict[str, str]:
+    """The variables of an environment that name this maker's GPUs, in the order in which they count. Where the maker is
+    not known, those that name any GPU; or the first, where none does."""
+    order = (CUDA, ROCR, HIP) if maker is None else _NAMING[maker]
+    found = {name: variables[name] for name in order if name in variables}
+    if maker is not None:
+        return found
+    return {name: value for name, value in found.items() if value.strip()} or dict(list(found.items())[:1])
+
+
+def setting(variables: Mapping[str, str], maker: Maker | None = None) -> str | None:
+    """How an environment restricts a process to GPUs, for people: ``CUDA_VISIBLE_DEVICES=0,1``; None where it doesn't.
+
+    >>> setting({"CUDA_VISIBLE_DEVICES": "2"}), setting({"ROCR_VISIBLE_DEVICES": "", "PATH": "/bin"}), setting({})
+    ('CUDA_VISIBLE_DEVICES=2', 'ROCR_VISIBLE_DEVICES=', None)
+    """
+    return " ".join(f"{name}={value}" for name, value in naming_in(variables, maker).items()) or None
+
+
+def described(variables: Mapping[str, str]) -> str:
+    """The same for a log, a line each; that the first is not set where nothing is.
+
+    >>> described({}), described({"CUDA_VISIBLE_DEVICES": "0,1"})
+    ('CUDA_VISIBLE_DEVICES: not set', 'CUDA_VISIBLE_DEVICES: 0,1')
+    """
+    return "\n".join(f"{name}: {value}" for name, value in naming_in(variables).items()) or f"{CUDA}: not set"
+
+
+def value_in(variables: Mapping[str, str], maker: Maker | None = None) -> str | None:
+    """The list of GPUs that an environment shows, as it stands there: "" for none, None where nothing is set."""
+    return next(iter(naming_in(variables, maker).values()), None)
+
+
+def named_in(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the GPUs that an environment shows, whichever maker's; () where it names none."""
+    found = next((value for value in naming_in(variables).values() if value.strip()), "")
+    return tuple(name.strip() for name in found.split(",") if name.strip())
+
+
+def visible_in(gpus: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The GPUs that a process with this environment may use, in the order in which its runtime counts them."""
+    if gpus and gpus[0].maker is Maker.AMD:
+        return _visible_to_rocm(gpus, variables)
+    return visible(gpus, variables.get(CUDA))
 
 
 def visible(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> tuple[Gpu, ...]:
@@ -47,17 +161,55 @@ def visible(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> tuple[Gpu,
     return tuple(shown)
 
 
-def hides_all(cuda_visible_devices: str | None) -> bool:
-    """Whether this CUDA_VISIBLE_DEVICES shows no GPU on any machine.
+def _visible_to_rocm(gpus: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Like ROCm's runtime and then HIP: each list ends at the first entry that names no GPU or one that it has named.
 
-    >>> [hides_all(value) for value in ("", "-1", "0", None)]
+    One departure: HIP takes an empty value for one that is not set. Here it shows none, as CUDA's does.
+    """
+    shown = tuple(gpus)
+    if ROCR in variables:
+        shown = _listed(variables[ROCR], lambda name: _named_by_rocm(gpus, name))
+    picks = next((variables[name] for name in (HIP, CUDA) if name in variables), None)
+    if picks is None:
+        return shown
+    return _listed(picks, lambda name: shown[int(name)] if _is_index(name) and int(name) < len(shown) else None)
+
+
+def _listed(value: str, gpu_of: Callable[[str], Gpu | None]) -> tuple[Gpu, ...]:
+    shown: list[Gpu] = []
+    for entry in value.split(","):
+        gpu = gpu_of(entry.strip())
+        if gpu is None or gpu in shown:
+            break
+        shown.append(gpu)
+    return tuple(shown)
+
+
+def _is_index(name: str) -> bool:
+    return name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS
+
+
+def _named_by_rocm(gpus: Sequence[Gpu], name: str) -> Gpu | None:
+    if _is_index(name):
+        return next((gpu for gpu in gpus if gpu.index == int(name)), None)
+    folded = name.casefold()
+    found = [gpu for gpu in gpus if folded.startswith("gpu-") and gpu.uuid.casefold().startswith(folded)]
+    return found[0] if len(found) == 1 and len(name) > len("GPU-") else None
+
+
+def hides_all(variables: Mapping[str, str], maker: Maker) -> bool:
+    """Whether an environment shows no GPU of this maker on any machine.
+
+    >>> [hides_all({} if value is None else {CUDA: value}, Maker.NVIDIA) for value in ("", "-1", "0", None)]
     [True, True, False, False]
     """
-    if cuda_visible_devices is None:
-        return False
-    first = cuda_visible_devices.split(",")[0]
+    return any(name in variables and _names_none(variables[name]) for name in _NAMING[maker])
+
+
+def _names_none(value: str) -> bool:
+    first = value.split(",")[0].strip()
     match = _INDEX.match(first)
-    return not first.strip().startswith(("GPU-", "MIG-")) and (match is None or int(match[1][:_MOST_DIGITS]) < 0)
+    return not first.upper().startswith(("GPU-", "MIG-")) and (match is None or int(match[1][:_MOST_DIGITS]) < 0)
 
 
 def _named_by_cuda(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
@@ -83,6 +235,9 @@ def _first_instance(gpus: Sequence[Gpu], gpu: Gpu) -> Gpu | None:
     if not gpu.mig_instances:
         return gpu
     return next((instance for instance in gpus if instance.mig_parent == gpu.uuid), None)
+
+
+# --- GPUs by the ids of people ----------------------------------------------------------------------------------------
 
 
 def find(gpus: Sequence[Gpu], ids: Sequence[str | int]) -> tuple[Gpu, ...]:
@@ -135,32 +290,112 @@ def is_named(gpu: Gpu, names: Sequence[str]) -> bool:
     return any(name in (gpu.label, str(gpu.index), gpu.uuid, gpu.mig_parent) for name in names)
 
 
-# What the CUDA driver says of itself, without starting it here: who has started it can't choose GPUs any more.
-#
-# Knows libcuda's first three functions; no torch and no NVML.
+# --- this process -----------------------------------------------------------------------------------------------------
+
+# A process that was started with one of the variables may not go beyond it. What ``show_only`` sets later is a choice,
+# which can be made anew until the runtime starts; so the values from before are remembered.
 
 _LIBRARY = "libcuda.so.1"
 _SUCCESS = 0
-# Starting CUDA takes a second or so for each GPU on a machine that does not keep its driver loaded.
+# Starting CUDA or ROCm takes a second or so for each GPU on a machine that does not keep its driver loaded.
 _PATIENCE_S = 120
 
-_COUNT = f"""
+_COUNT = {
+    Maker.NVIDIA: f"""
 import ctypes
 cuda = ctypes.CDLL({_LIBRARY!r})
 count = ctypes.c_int()
 code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
 print(code, count.value)
-"""
+""",
+    # HIP's library has no fixed name and lies in torch's own folder.
+    Maker.AMD: "import torch; print(0, torch.cuda.device_count())",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What we set the variables to, and what they were before."""
+
+    after: Mapping[str, str]
+    before: Mapping[str, str]
+
+
+_choice: _Choice | None = None
+
+
+def _present() -> dict[str, str]:
+    """The variables now. Values that are not our choice were given to us, and end the choice."""
+    global _choice
+    now = chosen_in(os.environ)
+    now.pop(ORDER, None)
+    if _choice is not None and _choice.after != now:
+        _choice = None
+    return now
+
+
+def started_with() -> Mapping[str, str]:
+    """The variables as this process was given them, whatever was chosen since."""
+    now = _present()
+    return now if _choice is None else _choice.before
+
+
+def visible_now(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs that this process sees, in the order of its runtime."""
+    _warn_of_other_order(gpus)
+    return visible_in(gpus, _present())
+
+
+def visible_from_start(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """The GPUs that this process may choose from."""
+    _warn_of_other_order(gpus)
+    return visible_in(gpus, started_with())
+
+
+def show_only(gpus: Sequence[Gpu], names: Sequence[str] = ()) -> None:
+    """Makes this process, and its future children, see only these GPUs; or these names, on a machine without any.
+
+    Raises:
+        CudaAlreadyStarted: the runtime runs in this process with other GPUs, so that a change would have no effect.
+    """
+    global _choice
+    wanted = showing(names, Maker.NVIDIA) if names and not gpus else environment(gpus)
+    naming = [name for name in wanted if name != ORDER]
+    present = {name: os.environ[name] for name in naming if name in os.environ}
+    if started():
+        asked = {name: wanted[name] for name in naming if wanted[name] or name == CUDA}
+        if asked.items() <= present.items():
+            return
+        name = variable_of(gpus[0].maker if gpus else Maker.NVIDIA)
+        before = f"with {present[name]!r}" if name in present else "without it"
+        raise CudaAlreadyStarted(
+            f"{name} can't become {wanted[name]!r}: this process has started CUDA "
+            f"{before}, and CUDA reads it only then; choose GPUs before anything uses CUDA, or in a new process"
+        )
+    before_us = started_with()
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+    os.environ |= wanted
+    _choice = _Choice({name: wanted[name] for name in naming}, before_us)
+
+
+def count_in_pci_order() -> None:
+    """Makes CUDA number GPUs as gpuherd does, unless it has started already or the user wants another order."""
+    if not started():
+        os.environ.setdefault(ORDER, PCI_ORDER)
 
 
 def started() -> bool:
-    """Whether CUDA runs in this process, whichever library has started it.
+    """Whether CUDA runs in this process, whichever library has started it; HIP, if torch has started it.
 
-    torch.cuda.is_available() is enough to start it, and torch.cuda.is_initialized() does not tell; the driver does.
+    torch.cuda.is_available() is enough to start CUDA, and torch.cuda.is_initialized() does not report that; the driver
+    does. It is not started here: who has started it can't choose GPUs any more.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
+    import ctypes  # here: what starts jobs needs none of it
+
     try:
         library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)
     except OSError:
@@ -168,106 +403,35 @@ def started() -> bool:
     return int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))) == _SUCCESS
 
 
-def count_in_child() -> tuple[int, str]:
-    """How many GPUs CUDA finds with this process's environment, and, when none, why. Asked in a child process."""
-    command = [sys.executable, "-I", "-S", "-c", _COUNT]
+def count_in_child(maker: Maker = Maker.NVIDIA) -> tuple[int, str]:
+    """How many GPUs the runtime finds with this process's environment, and, when none, why: tried in a child."""
+    import subprocess
+
+    runtime = "CUDA" if maker is Maker.NVIDIA else "ROCm"
+    alone = ["-I", "-S"] if maker is Maker.NVIDIA else []
+    command = [sys.executable, *alone, "-c", _COUNT[maker]]
     try:
         child = subprocess.run(
             command, capture_output=True, encoding="ascii", errors="replace", timeout=_PATIENCE_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return 0, f"CUDA could not be tried in a child process ({error})"
+        return 0, f"{runtime} could not be tried in a child process ({error})"
     words = child.stdout.split()
     if child.returncode != 0 or len(words) != 2:
-        return 0, f"the CUDA driver library {_LIBRARY} can't be loaded"
+        library = f"the CUDA driver library {_LIBRARY}" if maker is Maker.NVIDIA else "torch"
+        return 0, f"{library} can't be loaded"
     code, count = int(words[0]), int(words[1])
     if code != _SUCCESS:
         return 0, f"the CUDA driver finds no usable GPU (error {code})"
-    return count, "" if count else "the CUDA driver finds no usable GPU"
-
-
-# Which of the machine's GPUs this process may use: its own CUDA_VISIBLE_DEVICES, read and set.
-#
-# A process that was started with the variable may not go beyond it. What ``show_only`` sets later is a choice, which
-# can be made anew until CUDA starts; so the value from before is remembered.
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-ORDER = "CUDA_DEVICE_ORDER"
-PCI_ORDER = "PCI_BUS_ID"
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What we set the variable to, and what it was before."""
-
-    value: str
-    before: str | None
-
-
-_choice: _Choice | None = None
-
-
-def _present() -> str | None:
-    """CUDA_VISIBLE_DEVICES now. A value that is not our choice was given to us, and ends the choice."""
-    global _choice
-    value = os.environ.get(VISIBLE)
-    if _choice is not None and _choice.value != value:
-        _choice = None
-    return value
-
-
-def started_with() -> str | None:
-    """CUDA_VISIBLE_DEVICES as this process was given it, whatever was chosen since."""
-    value = _present()
-    return value if _choice is None else _choice.before
-
-
-def visible_now(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA shows this process, in CUDA's order."""
-    _warn_of_other_order(gpus)
-    return visible(gpus, _present())
-
-
-def visible_from_start(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """The GPUs that this process may choose from."""
-    _warn_of_other_order(gpus)
-    return visible(gpus, started_with())
-
-
-def show_only(names: Sequence[str]) -> None:
-    """Sets CUDA_VISIBLE_DEVICES to these names and CUDA_DEVICE_ORDER so that indices are in PCI order.
-
-    Raises:
-        CudaAlreadyStarted: CUDA runs in this process with another value, so that setting it would have no effect.
-    """
-    global _choice
-    value = ",".join(names)
-    present = os.environ.get(VISIBLE)
-    if started():
-        if value == present:
-            return
-        raise CudaAlreadyStarted(
-            f"{VISIBLE} can't become {value!r}: this process has started CUDA "
-            f"{'without it' if present is None else f'with {present!r}'}, and CUDA reads it only then; "
-            "choose GPUs before anything uses CUDA, or in a new process"
-        )
-    _choice = _Choice(value, started_with())
-    os.environ[VISIBLE] = value
-    os.environ[ORDER] = PCI_ORDER
-
-
-def count_in_pci_order() -> None:
-    """Makes CUDA number GPUs as this room does, unless it has started already or the user wants another order."""
-    if not started():
-        os.environ.setdefault(ORDER, PCI_ORDER)
+    return count, "" if count else f"the {runtime} driver finds no usable GPU"
 
 
 def _warn_of_other_order(gpus: Sequence[Gpu]) -> None:
     """Indices mean other GPUs to CUDA when it counts from the fastest and the GPUs differ."""
     if os.environ.get(ORDER) == "FASTEST_FIRST" and len({gpu.name for gpu in gpus if gpu.mig_parent is None}) > 1:
-        logger.warning(
+        import logging  # here: what starts jobs needs none of it
+
+        logging.getLogger(__name__).warning(
             "%s=FASTEST_FIRST on a machine with different GPUs: GPU ids here are in PCI order; set %s=%s",
             ORDER,
             ORDER,

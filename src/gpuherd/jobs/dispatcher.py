@@ -1,11 +1,11 @@
 """The dispatcher: works a queue off with this machine's GPUs and CPUs.
 
-A ``loop`` that hears of a job's end through its pidfd, and whose timers are checks of the GPUs while a job waits for
-one, strangers on ours, time limits, back-offs, leftovers and the disk. At each event it asks ``policy.decide`` what to
-start and does it.
+An event loop that is woken by a job's end through its pidfd, and whose timers are checks of the GPUs while a job waits
+for one, other users on our GPUs, time limits, back-offs, orphans and the disk. At each event
+``scheduler.policy.decide`` decides what starts.
 
-What starts is ``cycle``'s part, how a start goes ``launch``'s, how an end goes ``complete``'s, who stands still for
-a while ``preempt``'s, what the GPUs say ``manager``'s, and what people ask ``control.server``'s; here is when.
+``cycle`` decides what starts, ``attempts.launch`` starts it, ``attempts.complete`` records ends, ``attempts.preempt``
+pauses, ``gpu.manager`` reads and leases the GPUs, and ``control.server`` carries out requests; this module says when.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from dataclasses import replace
 from typing import Unpack
 
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import ended, lost
-from gpuherd.jobs.attempts.launch import START_AGAIN_S, Starter
-from gpuherd.jobs.attempts.orphans import Leftovers
-from gpuherd.jobs.attempts.preempt import DiskGuard, Pausing
+from gpuherd.jobs.attempts.launch import START_AGAIN_S, Launcher
+from gpuherd.jobs.attempts.orphans import Orphans
+from gpuherd.jobs.attempts.preempt import Preemption
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.control.messages import StopLevel
-from gpuherd.jobs.cycle import Deciding
+from gpuherd.jobs.cycle import Cycle
 from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.gpu.manager import GpuDesk
@@ -35,7 +34,6 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import EventKind
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.scheduler.types import Wait
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 logger = logging.getLogger(__name__)
@@ -47,12 +45,12 @@ class Dispatcher(Loop):
     Args:
         queue, run, options, reporter, and by name serve, lock, settings, load_settings, on_ready, grace_s: as for
             ``Loop``; the options say also which GPUs, and when one is free.
-        jobs: what was submitted, to see before the start that it can run here at all.
+        jobs: the submitted jobs, to check before the start that they can run here at all.
 
     Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
     """
 
-    _starter: Starter
+    _starter: Launcher
 
     def __init__(
         self,
@@ -67,105 +65,105 @@ class Dispatcher(Loop):
         settings = terms.get("settings", NO_SETTINGS)
         self._supervisor = Supervisor(run, queue.tag, options, self._grace_s)
         self._desk = GpuDesk(options, queue.tag, self._supervisor, self._health, settings)
-        self._leftovers = Leftovers(queue.tag)
-        self._pausing = Pausing(queue, self._supervisor, self._tell, DiskGuard((run.root, run.logs), options.min_disk))
-        self._deciding = Deciding(
+        self._orphans = Orphans(queue.tag)
+        self._preemption = Preemption(queue, self._supervisor, self._reporter, self._disk)
+        self._cycle = self._decisions = Cycle(
             queue,
             self._supervisor,
             self._desk,
             self._health,
-            self._tell,
+            self._reporter,
             options,
             jobs,
             serve=self._serve,
             closed=self._closed,
-            lacks_space=self._pausing.lacks_space,
+            lacks_space=self._disk.lacking_for,
             settings=settings,
         )
 
     def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
-        self._starter = Starter(self._queue, self._supervisor, self._desk, self._tell, run_id, began_at)
+        self._launcher = Launcher(self._queue, self._supervisor, self._desk, self._reporter, run_id, began_at)
         held.callback(self._desk.close)
-        held.callback(self._starter.standby.close)
-        self._deciding.look_at_queue()
+        held.callback(self._launcher.prefork.close)
+        self._cycle.look_at_queue()
 
     def _hold(self, problem: sqlite3.OperationalError) -> None:
-        if self._starter.again_at is None:
+        if self._launcher.again_at is None:
             logger.warning("can't use the queue now, trying again in %g s: %s", START_AGAIN_S, problem)
-        self._starter.again_at = clock.mono() + START_AGAIN_S
-        self._deciding.due_at = None
+        self._launcher.again_at = clock.mono() + START_AGAIN_S
+        self._cycle.due_at = None
 
     def _is_over(self) -> bool:
-        if self._supervisor.running or self._endings.again_at is not None:
+        if self._supervisor.running or self._completion.again_at is not None:
             if not self._supervisor.running and self.asked >= StopLevel.STOP:
                 raise self._cannot_end()
             return False
         if self._is_work_left():
             return False
-        self._leftovers.hurry(clock.mono())
-        return self._leftovers.due_at is None
+        self._orphans.hurry(clock.mono())
+        return self._orphans.due_at is None
 
     def _look_after(self, now: float) -> None:
-        standby = self._starter.standby
+        prefork = self._launcher.prefork
         self._supervisor.keep_time(now)
-        if self._endings.again_at is not None and now >= self._endings.again_at and self._endings.record(now):
-            self.decide_soon(now)
-        if self._leftovers.due_at is not None and now >= self._leftovers.due_at:
+        if self._orphans.due_at is not None and now >= self._orphans.due_at:
             running = [attempt.process.traces for attempt in self._supervisor.running.values()]
-            self._leftovers.sweep([*running, *standby.traces], now)
-        self._pausing.give_way(self._desk.keep_time(now, may_start=self.asked is StopLevel.GO_ON), now)
+            self._orphans.sweep([*running, *prefork.traces], now)
+        self._preemption.give_way(self._desk.keep_time(now, may_start=self.asked is StopLevel.GO_ON), now)
         for text in self._desk.fetch_notices():
-            self._tell.notice(text)
+            self._reporter.notice(text)
         if self._desk.changed:
             self._desk.changed = False
             self.decide_soon(now)
-        if self._wants_disk() and self._pausing.look_at_disk(now):
+        if self._wants_disk() and self._is_disk_due(now) and self._preemption.look_at_disk(now):
             self.decide_soon(now)
-        standby.keep_time(now, self._deciding.following if self.asked is StopLevel.GO_ON else (), self._starter.threads)
+        prefork.keep_time(now, self._cycle.following if self.asked is StopLevel.GO_ON else (), self._launcher.threads)
+
+    def _ends_recorded(self, now: float) -> None:
+        self.decide_soon(now)
 
     def _due(self) -> Sequence[float | None]:
         may_start = self.asked is StopLevel.GO_ON
         times = [
             self._supervisor.next_deadline(),
-            self._leftovers.due_at,
-            self._endings.again_at,
+            self._orphans.due_at,
             self._desk.next_at(may_start=may_start),
-            self._starter.standby.due_at,
+            self._launcher.prefork.due_at,
         ]
         if may_start:
-            # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
-            times += [self._deciding.due_at, self._starter.again_at]
+            # Otherwise no decision is made any more, and one that is due would keep the loop spinning.
+            times += [self._cycle.due_at, self._launcher.again_at]
         if self._wants_disk():
-            times.append(self._pausing.due_at)
+            times.append(self._disk.due_at)
         return times
 
     def _wants_disk(self) -> bool:
-        return bool(self._supervisor.running) or self._pausing.disk_low is not None  # else before the next start
+        return bool(self._supervisor.running) or self._disk.low is not None  # else before the next start
+
+    def _is_disk_due(self, now: float) -> bool:
+        return self._disk.due_at is not None and now >= self._disk.due_at
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
-    def decide_soon(self, when: float) -> None:
-        """A decision may come out otherwise at this time (by ``clock.mono``)."""
-        self._deciding.soon(when)
-
     def _start_what_can(self) -> None:
-        starter, now = self._starter, clock.mono()
+        starter, now = self._launcher, clock.mono()
         if starter.again_at is not None and now >= starter.again_at:
-            starter.again_at, self._deciding.due_at = None, now
-        due_at = self._deciding.due_at
+            starter.again_at, self._cycle.due_at = None, now
+        due_at = self._cycle.due_at
         if due_at is None or now < due_at or self.asked is not StopLevel.GO_ON:
             return
-        self._pausing.look_at_disk(now)
-        self._deciding.start_what_can(starter, self._watch_for_end)
+        if self._is_disk_due(now):
+            self._preemption.look_at_disk(now)
+        self._cycle.start_what_can(starter, self._watch_for_end)
         self._state_file.touch()
 
     def _watch_for_end(self, attempt: Attempt) -> None:
         self._selector.register(attempt.process.pidfd, selectors.EVENT_READ)
 
     def _closed(self) -> str | None:
-        if self._endings.again_at is not None:
-            return self._endings.trouble
-        return self._pausing.disk_low
+        if self._completion.again_at is not None:
+            return self._completion.trouble
+        return self._disk.low
 
     # --- ending -----------------------------------------------------------------------------------------------
 
@@ -177,75 +175,71 @@ class Dispatcher(Loop):
             self._selector.unregister(pidfd)
             attempt, found = self._supervisor.collect(pidfd)
             problem = self._desk.problem_of(attempt.record) if found.code != 0 else None
-            seen = self._desk.seen(attempt, disk_low=found.code != 0 and self._is_disk_low(attempt, now))
-            ends.append(ended(attempt, found, at=at, now=now, gpu_problem=problem, seen=seen))
-            self._starter.standby.ended(now - attempt.record.started_mono, now)
-            self._leftovers.expect(now, attempt.process.traces)
+            observed = self._desk.observed(attempt, disk_low=found.code != 0 and self._is_disk_low(attempt, now))
+            ends.append(attempt.ended(found, at=at, now=now, gpu_problem=problem, observed=observed))
+            self._launcher.prefork.ended(now - attempt.record.started_mono, now)
+            self._orphans.expect(now, attempt.process.traces)
             self._desk.released(attempt.record, now)
-        self._endings.machine = [gpu.uuid for gpu in self._desk.gpus]
-        self._endings.in_use = self._supervisor.gpus
-        self._endings.settle(ends, now)
+        self._completion.machine = [gpu.uuid for gpu in self._desk.gpus]
+        self._completion.in_use = self._supervisor.gpus
+        self._completion.complete(ends, now)
         for label, sentence in self._desk.fetch_left_out(at):
-            self._tell.notice(f"GPU {label} is {sentence}")
+            self._reporter.notice(f"GPU {label} is {sentence}")
         self.decide_soon(now)
 
     def _is_disk_low(self, attempt: Attempt, now: float) -> bool:
         """Whether there is too little space now, for the run or where a job that has failed works and writes."""
-        self._pausing.look_at_disk_now(now)
-        low = self._pausing.disk_low or self._pausing.lacks_space(attempt.record.queued.job)
+        self._preemption.look_at_disk(now)
+        low = self._disk.low or self._disk.lacking_for(attempt.record.queued.job)
         return low is not None
 
     # --- coming and going -------------------------------------------------------------------------------------
 
     def _adopt(self) -> None:
-        """Takes over what an earlier dispatcher left running, and settles what has ended since."""
+        """Takes over the attempts that an earlier dispatcher left running; completes those that have ended since."""
         now, at = clock.mono(), clock.wall()
         ends = []
         for record in self._queue.running():
-            found = self._supervisor.take_over(record, now, copied=not self._queue.owns(record))
+            found = self._supervisor.take_over(record, now, at, copied=not self._queue.owns(record))
             if isinstance(found, Attempt):
                 self._watch_for_end(found)
-                self._tell.about(EventKind.ADOPTED, record, "left running by an earlier gpuherd; taken over")
+                self._reporter.about(EventKind.ADOPTED, record, "left running by an earlier gpuherd; taken over")
             else:
-                ends.append(lost(found, at, now))
+                ends.append(found)
         if self._supervisor.gpus:
             self._desk.open()
             self._desk.started(now)
         if ends:
-            self._endings.settle(ends, now)
-        self._pausing.taken_over(now)
+            self._completion.complete(ends, now)
+        self._preemption.taken_over(now)
         running = {attempt.record.id for attempt in self._supervisor.running.values()}
-        self._run.remove_stray_attempt_files(running | self._endings.unrecorded)
-        self._leftovers.expect(clock.mono() - 1)
+        self._run.remove_stray_attempt_files(running | self._completion.unrecorded)
+        self._orphans.expect(clock.mono() - 1)
 
-    def end(self, asked: StopLevel, why: str) -> str:
-        """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
-        self.asked = asked
-        self._state_file.touch()
-        # No job waits for a GPU any more: nothing of ours shall be in the way of those who do.
-        self._desk.wanted(False, clock.mono())
+    def _end_words(self, *, drains: bool) -> tuple[str, str]:
         running = len(self._supervisor.running)
-        if asked is StopLevel.DRAIN:
-            text = f"{why}nothing new is started; what runs goes on to its end ({running} running)"
-            hint = " (Ctrl-C again stops them and puts them back in the queue)" if why else ""
-            self._tell.notice(text + hint)
-        else:
-            text = f"{why}stopping what runs and putting it back in the queue ({running} running)"
-            self._tell.notice(text)
+        if drains:
+            text = f"nothing new is started; what runs goes on to its end ({running} running)"
+            return text, "stops them and puts them back in the queue"
+        return f"stopping what runs and putting it back in the queue ({running} running)", ""
+
+    def _end_work(self, asked: StopLevel) -> None:
+        # No job waits for a GPU any more: leases of ours must not keep others from theirs.
+        self._desk.wanted(False, clock.mono())
+        if asked is not StopLevel.DRAIN:
             self._supervisor.stop_all(clock.mono(), 0.0 if asked is StopLevel.STOP_NOW else None)
-        return text
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
         self._desk.retune(options, settings)
         self.options = options
-        self._deciding.retune(options, settings)
-        self._pausing.retune(options.min_disk)
+        self._cycle.retune(options, settings)
+        self._disk.change(options.min_disk)
         self._supervisor.retune(options)
         self.decide_soon(clock.mono())
 
     def enforce_marks(self) -> None:
-        """Does with the processes of running jobs what the queue says of them by now."""
+        """Cancels, pauses or resumes running jobs as marked in the queue."""
         now = clock.mono()
         records = {record.id: record for record in self._queue.running()}
         for attempt in tuple(self._supervisor.running.values()):
@@ -256,13 +250,10 @@ class Dispatcher(Loop):
 
     # --- telling ----------------------------------------------------------------------------------------------
 
-    def _waits(self) -> Sequence[Wait]:
-        return self._deciding.waits
-
     def _show(self) -> None:
         attempts = tuple(self._supervisor.running.values())
-        deciding = self._deciding
-        self._tell.show(attempts, deciding.waiting_for, deciding.at_once(), back_in_s=deciding.back_in_s())
+        deciding = self._cycle
+        self._reporter.show(attempts, deciding.waiting_for, deciding.at_once(), back_in_s=deciding.back_in_s())
 
     def _state(self) -> DispatcherState:
         views = self._desk.views(clock.mono(), clock.wall()) if self._desk.is_open else ()
@@ -270,5 +261,5 @@ class Dispatcher(Loop):
             super()._state(),
             closed=self._closed(),
             gpus=tuple(GpuState.of(view) for view in views),
-            at_once=self._deciding.at_once(),
+            at_once=self._cycle.at_once(),
         )

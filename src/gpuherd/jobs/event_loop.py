@@ -1,10 +1,10 @@
-"""The event loop over a queue: what is the same for jobs of this machine (``dispatcher``) and jobs that go to an engine
-beyond it (``handover``).
+"""The event loop over a queue, the same for jobs of this machine (``dispatcher``) and jobs submitted to an engine
+beyond it (``remote.dispatcher``).
 
-It waits for events, never in fixed steps: Ctrl-C comes through a socket, requests through a FIFO, other things
-through descriptors of those who work in the loop, and timers are the next deadline of those who have one. At each event
-it carries out requests, sees to what it is time for, starts what can start, and looks whether all is over. All progress
-is in the queue before it counts: the loop may be killed at any instant, and the next one goes on from the queue's file.
+It waits for events, never in fixed steps: Ctrl-C comes through a socket, requests through a FIFO, ends of jobs through
+their descriptors, and the timeout is the next deadline of any component. At each event it carries out requests, runs
+what is due, starts what can start, and checks whether all is over. All progress is in the queue before it counts: the
+loop may be killed at any instant, and the next one continues from the queue's file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from typing import TypedDict
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import Endings
+from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
+from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.control.server import ControlServer
+from gpuherd.jobs.cycle import Decisions
 from gpuherd.jobs.dispatcher_state import DispatcherState, StateFile
 from gpuherd.jobs.gpu.health import HealthBook
 from gpuherd.jobs.lock import DispatcherLock
@@ -35,14 +37,13 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.scheduler.types import Wait
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 logger = logging.getLogger(__name__)
 
 
 class Terms(TypedDict, total=False):
-    """What a loop may be told beside its queue and its options; see ``Loop``."""
+    """Optional arguments of a loop; see ``Loop``."""
 
     serve: bool
     lock: DispatcherLock | None
@@ -72,6 +73,8 @@ class Loop(ABC):
         asked: how far it was told to end.
     """
 
+    _decisions: Decisions
+
     def __init__(
         self,
         queue: Queue,
@@ -91,14 +94,15 @@ class Loop(ABC):
         self.asked = StopLevel.GO_ON
         self._queue = queue
         self._run = run
-        self._tell = reporter or Reporter(queue, run)
+        self._reporter = reporter or Reporter(queue, run)
         self._engine_name = engine
         self._serve = serve
         self._lock = lock
         self._on_ready = on_ready
         self._grace_s = grace_s
         self._health = HealthBook(queue)
-        self._endings = Endings(queue, run, self._tell, self._health)
+        self._disk = DiskGuard((run.root, run.logs), options.min_disk)
+        self._completion = Completion(queue, run, self._reporter, self._health)
         self._control = ControlServer(queue, run, self, settings, load_settings)
         self._state_file = StateFile(run.state_file)
         self._show_at = 0.0
@@ -152,16 +156,24 @@ class Loop(ABC):
         """Whether the loop has nothing more to do. Raises CannotWrite when it is to end and can't."""
 
     @abstractmethod
+    def _end_words(self, *, drains: bool) -> tuple[str, str]:
+        """A sentence on what happens to the running jobs, and what a second Ctrl-C does; "" for nothing."""
+
+    @abstractmethod
+    def _end_work(self, asked: StopLevel) -> None:
+        """Carries that out."""
+
+    @abstractmethod
+    def _ends_recorded(self, now: float) -> None:
+        """Ends that could not be recorded before are in the queue now."""
+
+    @abstractmethod
     def _hold(self, problem: sqlite3.OperationalError) -> None:
         """The queue can't be used, as on a full disk: nothing is decided for a moment, what runs goes on."""
 
     @abstractmethod
     def _due(self) -> Sequence[float | None]:
         """When those have something to do who work in this loop (by ``clock.mono``)."""
-
-    @abstractmethod
-    def _waits(self) -> Sequence[Wait]:
-        """Every job that the last decision let wait."""
 
     @abstractmethod
     def _show(self) -> None:
@@ -181,17 +193,22 @@ class Loop(ABC):
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
 
-    @abstractmethod
     def end(self, asked: StopLevel, why: str) -> str:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
+        self.asked = asked
+        self._state_file.touch()
+        text, again = self._end_words(drains=asked is StopLevel.DRAIN)
+        self._reporter.notice(f"{why}{text}" + (f" (Ctrl-C again {again})" if why and again else ""))
+        self._end_work(asked)
+        return f"{why}{text}"
 
     @abstractmethod
     def enforce_marks(self) -> None:
         """Does with what runs what the queue says of it by now."""
 
-    @abstractmethod
     def decide_soon(self, when: float) -> None:
-        """A decision may come out otherwise at this time (by ``clock.mono``)."""
+        """The decision can change at this time (by ``clock.mono``)."""
+        self._decisions.soon(when)
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -222,7 +239,7 @@ class Loop(ABC):
         """Does what a signal asked for since the last time."""
         if signals.reload:
             signals.reload = False
-            self._tell.notice(self._control.reload())
+            self._reporter.notice(self._control.reload())
         if signals.asked > self.asked:
             self._signalled(signals)
 
@@ -231,17 +248,19 @@ class Loop(ABC):
         self.end(signals.asked, "Ctrl-C: " if signals.asked is StopLevel.DRAIN else "")
 
     def _keep_time(self) -> None:
-        now = clock.mono()
+        now, completion = clock.mono(), self._completion
+        if completion.again_at is not None and now >= completion.again_at and completion.record(now):
+            self._ends_recorded(now)
         self._look_after(now)
         self._control.keep_time(now)
         self._state_file.keep_time(now, self._state)
-        if self._tell.every_s is not None and now >= self._show_at:
-            self._show_at = now + self._tell.every_s
+        if self._reporter.every_s is not None and now >= self._show_at:
+            self._show_at = now + self._reporter.every_s
             self._show()
 
     def _time_to_next(self) -> float | None:
-        times = [*self._due(), self._control.due_at, self._state_file.due_at]
-        if self._tell.every_s is not None:
+        times = [*self._due(), self._completion.again_at, self._control.due_at, self._state_file.due_at]
+        if self._reporter.every_s is not None:
             times.append(self._show_at)
         known = [time for time in times if time is not None]
         return max(0.0, min(known) - clock.mono()) if known else None
@@ -252,7 +271,7 @@ class Loop(ABC):
         """Whether a job waits that may yet run here, or one is still to come."""
         if self.asked is not StopLevel.GO_ON:
             return False
-        if self._serve or self._waits():
+        if self._serve or self._decisions.waits:
             # Asked of the queue only when the last decision, which comes after every change, has left nobody waiting.
             return True
         queue, wall = self._queue, clock.wall()
@@ -260,7 +279,7 @@ class Loop(ABC):
 
     def _cannot_end(self) -> CannotWrite:
         """What to raise when it was told to stop and ends can't be recorded: the next start finds them again."""
-        return CannotWrite(f"can't write {self._run.queue}: {self._endings.trouble}; put that right and start again")
+        return CannotWrite(f"can't write {self._run.queue}: {self._completion.trouble}; put that right and start again")
 
     def _end_run(self, run_id: int) -> None:
         try:
@@ -280,7 +299,7 @@ class Loop(ABC):
             failed=counts.failed,
             waiting=left,
             cancelled=counts.cancelled,
-            failures=tuple(self._tell.failures),
+            failures=tuple(self._reporter.failures),
             # Asked to stop when nothing was left to do: that is a run that ended by itself.
             stopped_by=signals.exit_code if left else None,
             drained=bool(left) and signals.exit_code is None and self.asked is not StopLevel.GO_ON,
@@ -291,6 +310,6 @@ class Loop(ABC):
         return DispatcherState(
             pid=os.getpid(),
             mode=self.asked.mode,
-            waits={wait.job: clean(wait.reason) for wait in self._waits()},
+            waits={wait.job: clean(wait.reason) for wait in self._decisions.waits},
             settings={name: getattr(self.options, name) for name in SETTABLE},
         )

@@ -1,32 +1,46 @@
-"""What jobs would ask of an engine, and what it or this machine could never give: for those who only want to know
-(``--dry-run``).
+"""Whether jobs can ever run, before they start: for dry runs, and for ``gpuherd submit`` before a job enters a queue.
+
+A query of the GPUs costs more than all the rest of ``gpuherd submit``. The state file of the queue's dispatcher costs
+nothing, and that dispatcher would refuse the job. Without a dispatcher, or before it has seen its GPUs, ``submit``
+takes the job, and a dispatcher refuses it later; only a dry run queries the GPUs itself.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.base import Placement
 from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import ExitCode
-from gpuherd.jobs.attempts.supervise import GRACE_S
-from gpuherd.jobs.attempts.time_limits import TimeLimits
+from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.remote.batches import placement_of
+from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.run_dir import RunDirectory
+
+if TYPE_CHECKING:
+    from gpuherd.gpus.state import Gpu
+    from gpuherd.jobs.dispatcher_state import GpuState
+    from gpuherd.jobs.options import DispatchOptions
+
+# A dispatcher writes its state once a second at least.
+STATE_WITHIN_S = 1.2
 
 
 def would_ask(job: Job, options: DispatchOptions) -> Placement:
-    """What the job asks of the engine at its first attempt."""
+    """What the job requests from the engine at its first attempt."""
+    from gpuherd.jobs.attempts.supervise import GRACE_S
+    from gpuherd.jobs.attempts.time_limits import TimeLimits
+    from gpuherd.jobs.remote.batches import placement_of
+
     return placement_of(job, job.gpus, options, TimeLimits.of(job, options), GRACE_S)
 
 
 def never(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
-    """For each job why the engine, or this machine, can never run it, None where it can. Nothing is started.
+    """For each job why the engine, or this machine, can never run it; None if it can. Nothing is started.
 
     Raises UsageError, EngineMissing and EngineAway as ``Engine.check``; NoSuchGpu.
     """
@@ -34,10 +48,10 @@ def never(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
         return _never_here(jobs, options)
     from gpuherd.jobs.remote.dispatcher import opened
 
-    asked = [would_ask(job, options) for job in jobs]
+    requests = [would_ask(job, options) for job in jobs]
     with opened(options) as engine:
-        reasons = {} if engine is None else engine.check(set(asked))
-    return [reasons.get(each) for each in asked]
+        reasons = {} if engine is None else engine.check(set(requests))
+    return [reasons.get(each) for each in requests]
 
 
 def _never_here(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
@@ -52,9 +66,9 @@ def _never_here(jobs: Sequence[Job], options: DispatchOptions) -> list[str | Non
         return [None for _ in jobs]  # they wait for the driver, and what it will show is not known
     gpus = () if watch is None else watch.gpus
     most = limits(options, gpus, host.cores(), host_mb=host.memory_mb())
-    asked = [as_first_asked(job) for job in jobs]
-    reasons = {each: why_never(each, gpus, most) for each in set(asked)}
-    return [reasons[each] for each in asked]
+    requests = [as_first_asked(job) for job in jobs]
+    reasons = {each: why_never(each, gpus, most) for each in set(requests)}
+    return [reasons[each] for each in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +91,17 @@ class Outlook:
 
     @property
     def lines(self) -> list[str]:
-        """For people; nothing is to be said of jobs that this machine can run."""
+        """For people; empty for jobs that this machine can run."""
         never = [f"never: {reason}" for reason in self.never]
         if not self.asks:
             return never
-        told = [f"{many} x {self.asks[gpus]}" for gpus, many in self.counts.items()]
+        requests = [f"{many} x {self.asks[gpus]}" for gpus, many in self.counts.items()]
         where = "" if self.where is None else f", {self.where}"
-        return [f"engine: {self.engine}{where}; the jobs would ask for {'; '.join(told)}", *never]
+        return [f"engine: {self.engine}{where}; the jobs would ask for {'; '.join(requests)}", *never]
 
     @property
     def exit_code(self) -> ExitCode:
-        """What a dry run ends with: 1 where a job can never be had."""
+        """The exit code of a dry run: 1 if a job can never run."""
         return ExitCode.FAILED if self.never else ExitCode.OK
 
     def to_dict(self) -> dict[str, Any]:
@@ -96,13 +110,16 @@ class Outlook:
 
 
 def of_like(gpus: Sequence[int], options: DispatchOptions, run: RunDirectory | None = None) -> Outlook:
-    """The outlook of jobs that get so many GPUs each, and ask for what the options say. As ``of_jobs``."""
+    """As ``of_jobs``, for one job with each of these numbers of GPUs."""
     return of_jobs([Job(name=f"on {number} GPUs", argv=("job",), gpus=number) for number in gpus], options, run)
 
 
 def of_jobs(jobs: Sequence[Job], options: DispatchOptions, run: RunDirectory | None = None) -> Outlook:
-    """The outlook of jobs of which those with as many GPUs ask a cluster for the same. Raises as ``never``, and as
-    ``opening.settled``, which decides where they would run; ``run``: their folder, if it can be there."""
+    """The outlook of these jobs; those with the same number of GPUs request the same from a cluster.
+
+    ``run``: their run folder, if there may be one. Raises as ``never``, and as ``settled`` (jobs.remote.dispatcher),
+    which decides where they would run.
+    """
     from gpuherd.jobs.remote.dispatcher import settled
 
     options = settled(jobs, options, run) if jobs else options
@@ -113,7 +130,7 @@ def of_jobs(jobs: Sequence[Job], options: DispatchOptions, run: RunDirectory | N
     return Outlook(options.engine, options.spec.where(options), counts, asks, tuple(reasons))
 
 
-def in_words(asked: Placement) -> str:
+def in_words(request: Placement) -> str:
     """A placement for people.
 
     >>> in_words(Placement(gpus=4, nodes=2, cpus=8, memory_mb=65536, time_s=5400))
@@ -121,11 +138,117 @@ def in_words(asked: Placement) -> str:
     >>> in_words(Placement(gpus=0))
     'no GPU'
     """
-    words = ["no GPU" if asked.gpus == 0 else "1 GPU" if asked.gpus == 1 else f"{asked.gpus} GPUs"]
-    if asked.cpus is not None:
-        words.append("1 core" if asked.cpus == 1 else f"{asked.cpus} cores")
-    if asked.memory_mb is not None:
-        words.append(f"{asked.memory_mb / 1024:g} GB")
-    if asked.time_s is not None:
-        words.append(f"{asked.time_s / 60:.0f} min")
-    return ", ".join(words) + (f" on each of {asked.nodes} nodes" if asked.nodes > 1 else "")
+    words = ["no GPU" if request.gpus == 0 else "1 GPU" if request.gpus == 1 else f"{request.gpus} GPUs"]
+    if request.cpus is not None:
+        words.append("1 core" if request.cpus == 1 else f"{request.cpus} cores")
+    if request.memory_mb is not None:
+        words.append(f"{request.memory_mb / 1024:g} GB")
+    if request.time_s is not None:
+        words.append(f"{request.time_s / 60:.0f} min")
+    return ", ".join(words) + (f" on each of {request.nodes} nodes" if request.nodes > 1 else "")
+
+
+# --- before a job enters a queue --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KnownMachine:
+    """GPUs that jobs may get, and how many of them a run takes at most."""
+
+    gpus: tuple[Gpu, ...]
+    max_gpus: int
+
+
+def refuse_missing_folder(job: Job) -> None:
+    """Raises UsageError when the job's folder doesn't exist and no job that it needs can make it."""
+    if job.cwd is not None and not job.needs and not Path(job.cwd).is_dir():
+        raise UsageError(f"there is no folder {job.cwd}; make it, or name another by --cwd")
+
+
+def refuse_beyond_this_machine(nodes: int, host_memory_mb: int | None, what: str = "the job") -> None:
+    """Raises JobCannotFit for several nodes, or more main memory than this machine has."""
+    if nodes == 1 and host_memory_mb is None:
+        return
+    from gpuherd.engines import host
+    from gpuherd.jobs.scheduler.types import Limits, WaitingJob, why_never
+
+    request = WaitingJob(0, 0, nodes=nodes, host_memory_mb=host_memory_mb)
+    reason = why_never(request, (), Limits(1, cpu_slots=1, host_memory_mb=host.memory_mb()))
+    if reason is not None:
+        raise JobCannotFit(f"{what} {reason}; nothing was started")
+
+
+def refuse_if_never(job: Job, machine: KnownMachine | None) -> None:
+    """Raises JobCannotFit, with the reason, when the job could never run there; None for an unknown machine."""
+    reason = None if machine is None else _why_never(job, machine)
+    if reason is not None:
+        raise JobCannotFit(f"the job {reason}; nothing was submitted")
+
+
+def refuse_if_dispatcher_would(job: Job, run: RunDirectory) -> None:
+    """Raises JobCannotFit, with the reason, when the queue's dispatcher would never start the job."""
+    if not _could_be_too_much(job):
+        return
+    machine = dispatchers_machine(run)
+    if machine is None or _why_never(job, machine) is None:
+        return
+    # The dispatcher writes changes (gpuherd set) within a second: only a job about to be refused waits for that.
+    time.sleep(STATE_WITHIN_S)
+    refuse_if_never(job, dispatchers_machine(run))
+
+
+def _could_be_too_much(job: Job) -> bool:
+    return job.gpus > 1 or (job.gpus == 1 and job.memory_mb is not None)
+
+
+def _why_never(job: Job, machine: KnownMachine) -> str | None:
+    if not _could_be_too_much(job):
+        return None
+    from gpuherd.jobs.scheduler.limits import as_first_asked
+    from gpuherd.jobs.scheduler.types import Limits, why_never
+
+    return why_never(as_first_asked(job), machine.gpus, Limits(machine.max_gpus, cpu_slots=1))
+
+
+def dispatchers_machine(run: RunDirectory) -> KnownMachine | None:
+    """The GPUs of the queue's dispatcher, as in its last state file; None if there is none, or it has no GPUs yet."""
+    pid = DispatcherLock.holder(run.lock)
+    if pid is None:
+        return None
+    from gpuherd.jobs import dispatcher_state
+
+    state = dispatcher_state.read(run.state_file, pid)
+    if state is None or not state.gpus or any(gpu.total_mb is None for gpu in state.gpus):
+        return None
+    most = state.settings.get("max_gpus")
+    return KnownMachine(_gpus(state.gpus), most if isinstance(most, int) else len(state.gpus))
+
+
+def look_at_machine() -> KnownMachine | None:
+    """The GPUs of this machine, by a query of the driver; None if there are none, or the driver can't read one."""
+    from gpuherd.gpus.query import machine
+
+    gpus = machine(processes=False).gpus
+    if not gpus or any(gpu.problem is not None and not gpu.mig_instances for gpu in gpus):
+        return None
+    return KnownMachine(gpus, len(gpus))
+
+
+def _gpus(states: Sequence[GpuState]) -> tuple[Gpu, ...]:
+    from gpuherd.gpus.state import Gpu
+
+    labels = [gpu.label for gpu in states]
+    return tuple(
+        Gpu(
+            index=0,
+            uuid=gpu.uuid,
+            name=gpu.label,
+            total_mb=gpu.total_mb or 0,
+            used_mb=0,
+            free_mb=0,
+            mig_parent=gpu.label.partition(":")[0] if ":" in gpu.label else None,
+        )
+        for gpu in states
+        # A GPU that is split into instances runs no job itself.
+        if not any(label.startswith(f"{gpu.label}:") for label in labels)
+    )

@@ -9,10 +9,12 @@ the job is complete: a file's line may leave out the name, and a model's memory 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from gpuherd.errors import JobCannotFit, UsageError
@@ -226,6 +228,28 @@ class Job:
                 raise UsageError(f"job {self.name!r}: {limit.removesuffix('_s')}={value} s; it must be above 0")
 
 
+# name and default of each field; a spec holds the fields that differ.
+_DEFAULTS = tuple(
+    (each.name, each.default if each.default_factory is MISSING else each.default_factory()) for each in fields(Job)
+)
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def spec_of(job: Job) -> str:
+    """The job as JSON, without the fields that have their defaults: in the queue, and in a manifest for nodes."""
+    values = {name: value for name, default in _DEFAULTS if (value := getattr(job, name)) != default}
+    if job.env:
+        values["env"] = dict(job.env)
+    return _encode(values)
+
+
+@lru_cache(maxsize=1024)
+def job_of(spec: str) -> Job:
+    """The job that ``spec_of`` was given."""
+    values: dict[str, Any] = json.loads(spec)
+    return Job(**{**values, "argv": tuple(values["argv"]), "needs": tuple(values.get("needs", ()))})
+
+
 # --- a job that names its model in place of its GPUs --------------------------------------------------------------
 
 
@@ -374,11 +398,11 @@ def check_needs(jobs: Sequence[Job], known: Mapping[str, int] | None = None) -> 
             if its_round is None:
                 raise BadNeeds((_no_such(job.name, need, (*by_name, *there)), [job.name]))
             if its_round > job.round:
-                told = (
+                text = (
                     f"job {job.name!r} of round {job.round} needs {need!r} of round {its_round}, which starts only when"
                     f" round {job.round} has ended; give it the same round or a later one"
                 )
-                raise BadNeeds((told, [job.name]))
+                raise BadNeeds((text, [job.name]))
     circles = list(itertools.islice(_circles(by_name), _MOST_CIRCLES))
     if circles:
         raise BadNeeds(*((_in_a_circle(circle), circle[:-1]) for circle in circles))

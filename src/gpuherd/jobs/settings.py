@@ -1,4 +1,10 @@
-"""The settings files: the user's ``~/.config/gpuherd/config.toml``, the machine's policy, and quiet hours."""
+"""The settings files: the user's ``~/.config/gpuherd/config.toml``, the machine's policy, and quiet hours in both.
+
+The user's file gives defaults for options that the command line leaves open, limits that the user sets themself, and
+where notices go. The machine's policy (``gpuherd.gpus.policy_file`` decides whether it counts) sets limits that no user
+can loosen. The parser of the option checks each key; an error names file and key. Knows no GPUs:
+``gpuherd.jobs.scheduler.limits`` computes what the limits allow at a given time. All keys: docs/sharing-politely.md.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +14,45 @@ import pwd
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
-from gpuherd.gpus.policy_file import parse, read_policy
-from gpuherd.jobs.options import DispatchOptions, foreign, gpu_names
-from gpuherd.jobs.settings_place import user_file
-from gpuherd.options import WrongType, by_spelling, did_you_mean, parse_value
-from gpuherd.units import count, duration_s, positive_int
+from gpuherd.options import Option, WrongType, by_spelling, did_you_mean, option_fields, parse_value
+from gpuherd.units import count, duration_s, gpu_names, positive_int
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+IDLE_LEASE_S = 4 * 3600.0
+# A shorter time would break leases of jobs that load their data.
+_SHORTEST_IDLE_LEASE_S = 60.0
 
-# Hours in which gpuherd keeps itself small: ``Mon-Fri 09:00-18:00``, as people write them. Pure.
+
+def user_file() -> Path:
+    """Where the user's settings are looked for: under XDG_CONFIG_HOME, else ~/.config.
+
+    Raises RuntimeError for a user without a home folder.
+    """
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path("~/.config").expanduser()) / "gpuherd" / "config.toml"
+
+
+def user_cache(kind: str) -> Path:
+    """The folder, which need not exist yet, for files that can be made again: under XDG_CACHE_HOME, else ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    # expanduser of a user without a home leaves the ~, where Path's would raise.
+    return Path(os.path.expanduser(base or "~/.cache")) / "gpuherd" / kind  # noqa: PTH111
+
+
+# --- quiet hours --------------------------------------------------------------------------------------------------
 #
-# Times are local, to the minute. A window that ends at or before its start goes on into the next day, and belongs to
-# the day on which it begins: ``Fri 22:00-06:00`` ends on Saturday morning.
+# ``Mon-Fri 09:00-18:00``: times in which gpuherd uses few GPUs. Times are local, to the minute. A window that ends at
+# or before its start extends into the next day, and belongs to the day on which it begins: ``Fri 22:00-06:00`` ends on
+# Saturday morning.
 
 _DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _FORM = re.compile(
@@ -105,7 +129,7 @@ def _minutes(clock: str, word: str) -> int:
 
 
 def active(hours: Sequence[QuietHours], local: datetime) -> QuietHours | None:
-    """The first of these that is on at this local time (without a time zone), or None."""
+    """The first of these that includes this local time (without a time zone), or None."""
     for each in hours:
         if any(begin <= local < end for begin, end in each.windows(local)):
             return each
@@ -113,7 +137,10 @@ def active(hours: Sequence[QuietHours], local: datetime) -> QuietHours | None:
 
 
 def over_at(hours: Sequence[QuietHours], local: datetime) -> datetime | None:
-    """When it is quiet no more, where windows may meet; ``local`` itself when it is not quiet, None within a week."""
+    """The end of the quiet time around ``local``, across windows that meet; None if it doesn't end within a week.
+
+    ``local`` itself when it is not quiet.
+    """
     at = local
     while at - local < timedelta(days=7):
         ends = [end for each in hours for begin, end in each.windows(at) if begin <= at < end]
@@ -129,24 +156,12 @@ def next_change(hours: Sequence[QuietHours], local: datetime) -> datetime | None
     return min((time for time in times if time > local), default=None)
 
 
-# The settings files: the user's own ``~/.config/gpuherd/config.toml``, and the machine's policy, which root sets.
-#
-# The user's file gives defaults for what the command line leaves open, limits that the user sets themself, and where
-# notices go. The machine's policy (``gpuherd.gpus.policy_file`` says when it is believed) sets limits that nobody can
-# loosen. Every key is checked by the very parser of the option that it stands for; an error names file and key. Knows
-# no GPUs; what the limits allow at some moment is ``gpuherd.jobs.scheduler.limits``'s part. All keys:
-# docs/sharing-politely.md.
-
-IDLE_LEASE_S = 4 * 3600.0
-# A shorter time would pass over jobs that load their data.
-_SHORTEST_IDLE_LEASE_S = 60.0
-T = TypeVar("T")
-_Read = Callable[[str], Any]
+# --- the settings -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """When gpuherd keeps itself small, and how many GPUs it may use then."""
+    """Quiet hours, and how many GPUs gpuherd may use then."""
 
     quiet: tuple[QuietHours, ...] = ()
     max_gpus: int = 0
@@ -154,7 +169,7 @@ class Hours:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the machine's administrator has set. ``exclude_gpus`` are indices, labels like 3:1, or UUIDs."""
+    """The limits that the machine's administrator sets. ``exclude_gpus``: indices, labels like 3:1, or UUIDs."""
 
     max_gpus_per_user: int | None = None
     max_gpus_of: Mapping[str, int] = field(default_factory=dict)
@@ -170,7 +185,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that both files say. ``defaults``: values of DispatchOptions' fields by name. ``warnings``: for the user."""
+    """The content of both files. ``defaults``: values of ``DispatchOptions`` by field. ``warnings``: for the user."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     max_gpus: int | None = None
@@ -180,12 +195,14 @@ class Settings:
     path: Path | None = None
 
     def fill(self, args: Namespace, config_type: type) -> None:
-        """Puts defaults where the command line (``gpuherd.options``) has said nothing of an option of this dataclass.
+        """Puts defaults where the command line (``gpuherd.options``) leaves an option of this dataclass open.
 
-        Those of another engine than the one that is meant are left out: who has a partition in the file can still say
+        It leaves out options of engines other than the chosen one: a partition in the file doesn't prevent
         ``--engine local``.
         """
-        names = [declared.name for declared in fields(config_type) if "option" in declared.metadata]
+        from gpuherd.jobs.options import foreign
+
+        names = [declared.name for declared, _ in option_fields(config_type)]
         if "engine" in names and not hasattr(args, "engine"):
             args.engine = self.engine
         strange = foreign(getattr(args, "engine", LOCAL))
@@ -195,7 +212,7 @@ class Settings:
 
     @property
     def engine(self) -> str:
-        """What runs jobs where nothing else is said."""
+        """The engine that runs jobs unless the command line names another."""
         name: str = self.defaults.get("engine", LOCAL)
         return name
 
@@ -204,11 +221,13 @@ NO_SETTINGS = Settings()
 
 
 def load() -> Settings:
-    """Both files as they are now; a file that is not there says nothing.
+    """Both files as they are now; a missing file sets nothing.
 
     Raises:
-        UsageError: a file is wrong, or somebody else could have written the user's one. It names file, key and remedy.
+        UsageError: a file is wrong, or another user could have written the user's one. It names file, key and remedy.
     """
+    from gpuherd.gpus.policy_file import parse, read_policy  # only where there is a file to read
+
     machine = read_policy()
     policy = Policy() if machine.path is None else _policy(machine.tables, machine.path)
     warnings = () if machine.warning is None else (machine.warning,)
@@ -223,9 +242,9 @@ def load() -> Settings:
     limits = top.table("limits", ("max_gpus", "quiet_hours", "quiet_max_gpus"))
     notify = top.table("notify", ("command", "webhook"))
     defaults = _defaults(top.table("defaults", None))
-    told = {"notify_command": notify.text("command"), "webhook": notify.text("webhook")}
+    notices = {"notify_command": notify.text("command"), "webhook": notify.text("webhook")}
     return Settings(
-        defaults=defaults | {name: value for name, value in told.items() if value is not None},
+        defaults=defaults | {name: value for name, value in notices.items() if value is not None},
         max_gpus=limits.one("max_gpus", positive_int),
         hours=_hours(limits),
         policy=policy,
@@ -235,9 +254,9 @@ def load() -> Settings:
 
 
 def _own_text(path: Path) -> str | None:
-    """The user's file; None when there is none. It may name a command to run, so nobody else may have written it."""
+    """The user's file; None when there is none. It may name a command to run, so no other user may write it."""
     try:
-        # Not to wait for a writer, where it is a FIFO.
+        # O_NONBLOCK: opening a FIFO must not wait for a writer.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
@@ -254,9 +273,9 @@ def _own_text(path: Path) -> str | None:
 
 
 def _others_can_write(state: os.stat_result) -> bool:
-    """Whether the file's mode lets anybody but its owner write it.
+    """Whether the file's mode lets users other than its owner write it.
 
-    Where umask is 002, users have a group of their own, with their name and without other members: it counts as them.
+    With umask 002 each user has a group of the same name without other members; writing by that group is allowed.
     """
     if state.st_mode & stat.S_IWOTH or not state.st_mode & stat.S_IWGRP:
         return bool(state.st_mode & stat.S_IWOTH)
@@ -267,16 +286,17 @@ def _others_can_write(state: os.stat_result) -> bool:
     return group.gr_name != user or bool(set(group.gr_mem) - {user})
 
 
-# --- the tables -----------------------------------------------------------------------------------------------
+# --- tables -------------------------------------------------------------------------------------------------------
 
 
 class _Table:
-    """A table of a settings file whose errors name the file and the key."""
+    """A table of a settings file; its errors name the file and the key."""
 
-    def __init__(self, values: Mapping[str, Any], path: Path, name: str, known: Sequence[str] | None) -> None:
+    def __init__(self, values: Mapping[str, Any], path: Path, name: str, known: Collection[str] | None) -> None:
         self.values, self.path, self.name = values, path, name
-        for key in values if known is not None else ():
-            self.check_key(key, key, known or ())
+        if known is not None:
+            for key in values:
+                self.check_key(key, key, known)
 
     def check_key(self, key: str, name: str, known: Collection[str]) -> None:
         """Raises UsageError when the key, read as ``name``, is none of the known ones."""
@@ -288,35 +308,35 @@ class _Table:
         place = f"[{self.name}] {key}" if self.name else key
         return UsageError(f"{self.path}: {place} {what}")
 
-    def table(self, key: str, known: Sequence[str] | None) -> _Table:
-        """The table of this name, empty when it is not there."""
+    def table(self, key: str, known: Collection[str] | None) -> _Table:
+        """The table of this name, empty when it is missing. ``known``: its possible keys, None for any."""
         value = self.values.get(key, {})
         if not isinstance(value, dict):
             raise self.wrong(key, f"should be a table; write [{key}] and its settings below it")
         return _Table(value, self.path, f"{self.name}.{key}" if self.name else key, known)
 
-    def one(self, key: str, read: Callable[[str], T]) -> T | None:
-        """One value, read as the command line would; None when it is not there."""
-        return None if key not in self.values else self.read(key, self.values[key], read)
+    def one(self, key: str, parse: Callable[[str], Any]) -> Any:
+        """One value, parsed as on the command line; None when it is missing."""
+        return None if key not in self.values else self.value(key, Option(help="", parse=parse))
 
-    def many(self, key: str, read: Callable[[str], T]) -> tuple[T, ...]:
-        """A list of values, or a single one; () when it is not there."""
-        value = self.values.get(key, [])
-        return tuple(self.read(key, each, read) for each in (value if isinstance(value, list) else [value]))
+    def many(self, key: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
+        """A list of values, or a single one; () when it is missing."""
+        return () if key not in self.values else tuple(self.value(key, Option(help="", parse=parse, many=True)))
 
     def text(self, key: str) -> str | None:
-        """A text; None when it is not there."""
+        """A text; None when it is missing."""
         value = self.values.get(key)
         if value is not None and (not isinstance(value, str) or not value.strip()):
             raise self.wrong(key, f"= {value!r} should be a text in quotes")
         return value
 
-    def read(self, key: str, value: Any, read: Callable[[str], T]) -> T:
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise self.wrong(key, f"= {value!r} should be a number or a text in quotes")
+    def value(self, key: str, spec: Option) -> Any:
+        """The value of an option."""
         try:
-            return read(str(value))
-        except (ValueError, UsageError) as problem:
+            return parse_value(spec, self.values[key])
+        except WrongType as problem:
+            raise self.wrong(key, f"= {problem}") from None
+        except ValueError as problem:
             raise self.wrong(key, f"is wrong: {problem}") from None
 
 
@@ -346,24 +366,18 @@ def _hours(limits: _Table) -> Hours:
     return Hours(limits.many("quiet_hours", parse_quiet_hours), most or 0)
 
 
-# --- defaults of options --------------------------------------------------------------------------------------
-
-
 def _defaults(table: _Table) -> dict[str, Any]:
+    """Defaults of options, by field of ``DispatchOptions``; a key is any spelling of the option."""
+    from gpuherd.jobs.options import DispatchOptions  # with all engines, which a look for the file doesn't need
+
     options = by_spelling(DispatchOptions)
     values: dict[str, Any] = {}
-    for key, value in table.values.items():
+    for key in table.values:
         name = key.replace("-", "_")
         table.check_key(key, name, options)
         declared, spec = options[name]
         if declared.name in values:
             raise table.wrong(key, f"says the same as another setting of the table: {declared.name}; keep one of them")
-        if spec.parse is None and spec.choices is None and not spec.is_switch and not spec.many:
-            table.text(key)
-        try:
-            values[declared.name] = parse_value(spec, value)
-        except WrongType as problem:
-            raise table.wrong(key, f"= {problem}") from None
-        except ValueError as problem:
-            raise table.wrong(key, f"is wrong: {problem}") from None
+        is_text = spec.parse is None and spec.choices is None and not spec.is_switch and not spec.many
+        values[declared.name] = table.text(key) if is_text else table.value(key, spec)
     return values

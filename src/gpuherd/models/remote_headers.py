@@ -22,7 +22,7 @@ from typing import Any
 
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import BadModel, MissingModel
-from gpuherd.jobs.settings_place import user_cache
+from gpuherd.jobs.settings import user_cache
 from gpuherd.models.checkpoint import ADAPTER_CONFIG, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, read_json
 from gpuherd.models.hub import (
     WAITS,

@@ -18,7 +18,7 @@ from gpuherd.gpus.idle import CHECKS_ALONE, MAX_CHECKS, IdleRule
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import settings
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.retry import Seen
+from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu import health
 from gpuherd.jobs.gpu.usage import PRESENCE_S
 from gpuherd.jobs.scheduler.limits import allowance
@@ -342,7 +342,7 @@ class Simulation(Run):
         total_mb = min((each.gpu.total_mb for each in attempt.gpus), default=None)
         larger = total_mb is not None and total_mb < self._largest_mb
         on_trial = any(self._health[uuid].is_on_trial(self._now) for uuid in uuids if uuid in self._health)
-        seen = Seen(gpus=uuids, gpu_total_mb=total_mb, larger_exists=larger, on_trial=on_trial)
+        seen = Observed(gpus=uuids, gpu_total_mb=total_mb, larger_exists=larger, on_trial=on_trial)
         self._finish(attempt, Ending.FAILED, failure)
         self._update_health(
             health.after_failure(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.retry import Seen
+from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.remote.batches import stepped
 from gpuherd.jobs.scheduler.ordering import SEARCHED
@@ -340,7 +340,7 @@ class Handover(Run):
             if failure is None:
                 self._jobs.succeed(queued.id, self._now)
                 continue
-            again = self._jobs.fail(queued, failure, Seen(), self._now)
+            again = self._jobs.fail(queued, failure, Observed(), self._now)
             if again is not None:
                 self._events.at(again.ready_at, self._put_back, again)
         self._hand_over()

@@ -11,8 +11,9 @@ from itertools import islice
 from typing import Any
 
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.retry import Seen, next_try
-from gpuherd.jobs.records import QueuedJob, Request
+from gpuherd.jobs.attempts.retry import next_try
+from gpuherd.jobs.completion import Observed
+from gpuherd.jobs.records import QueuedJob, ResourceRequest
 from gpuherd.jobs.scheduler.memory import could_share
 from gpuherd.jobs.scheduler.ordering import rank
 from gpuherd.jobs.scheduler.policy import Limits, WaitingJob, order_key
@@ -223,7 +224,7 @@ class JobQueue:
                 freed.append(dependent)
         self._admit(freed, now)
 
-    def fail(self, queued: QueuedJob, failure: FailureClass, seen: Seen, now: float) -> QueuedJob | None:
+    def fail(self, queued: QueuedJob, failure: FailureClass, seen: Observed, now: float) -> QueuedJob | None:
         """The job as it will wait for its next try, to be ``put_back`` at its ``ready_at``; None when it has failed for
         good."""
         again = next_try(queued, diagnosis(failure), seen, now)
@@ -235,7 +236,7 @@ class JobQueue:
             tries=queued.tries + again.costs_try,
             avoid=again.avoid,
             ready_at=again.not_before,
-            adapted=Request(again.gpus, again.memory_mb, again.share),
+            adapted=ResourceRequest(again.gpus, again.memory_mb, again.share),
         )
 
     def give_up(self, number: int, now: float) -> None:

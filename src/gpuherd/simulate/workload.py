@@ -7,17 +7,18 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Generic, TypeVar
 
+from gpuherd.engines.local.process import Exit
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.jobs.attempts.failures import Diagnosis, Ending, FailureClass, classify
-from gpuherd.jobs.job import Job, check_needs
+from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass, classify
+from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
+from gpuherd.jobs.job import Job, check_needs, job_of
 from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.queue.submission import job_of
 from gpuherd.options import did_you_mean
 from gpuherd.simulate.options import LONGEST_ATTEMPT_S, number
 from gpuherd.units import duration_s
@@ -340,22 +341,22 @@ def _class(word: str | None) -> FailureClass:
 # What the code that classifies real failures is given for a simulated one: exit code, signal and log, by class.
 
 _SIGNS = {
-    FailureClass.BAD_INPUT: Ending(code=ExitCode.BAD_INPUT),
-    FailureClass.MISSING: Ending(code=ExitCode.MISSING),
-    FailureClass.OUT_OF_MEMORY: Ending(code=1, log_tail="torch.OutOfMemoryError: CUDA out of memory."),
-    FailureClass.GPU_FAULT: Ending(code=1, log_tail="RuntimeError: CUDA error: uncorrectable ECC error encountered"),
-    FailureClass.DISK_FULL: Ending(code=1, log_tail="OSError: [Errno 28] No space left on device"),
-    FailureClass.CANNOT_WRITE: Ending(code=ExitCode.CANNOT_WRITE),
-    FailureClass.KILLED: Ending(signal=9),
-    FailureClass.TIMEOUT: Ending(signal=15, timeout_s=1.0),
-    FailureClass.NO_HEARTBEAT: Ending(signal=15, heartbeat_s=1.0),
-    FailureClass.NO_RESULT: Ending(code=0, missing_result="result"),
-    FailureClass.NEVER_STARTED: Ending(started=False),
-    FailureClass.CRASH: Ending(code=1, log_tail="RuntimeError: simulated"),
+    FailureClass.BAD_INPUT: partial(classify, Exit(True, ExitCode.BAD_INPUT)),
+    FailureClass.MISSING: partial(classify, Exit(True, ExitCode.MISSING)),
+    FailureClass.OUT_OF_MEMORY: partial(classify, Exit(True, 1), "torch.OutOfMemoryError: CUDA out of memory."),
+    FailureClass.GPU_FAULT: partial(classify, Exit(True, 1), "CUDA error: uncorrectable ECC error encountered"),
+    FailureClass.DISK_FULL: partial(classify, Exit(True, 1), "OSError: [Errno 28] No space left on device"),
+    FailureClass.CANNOT_WRITE: partial(classify, Exit(True, ExitCode.CANNOT_WRITE)),
+    FailureClass.KILLED: partial(classify, Exit(True, signal=9)),
+    FailureClass.TIMEOUT: partial(classify, Exit(True, signal=15), passed=Passed(LimitKind.WHOLE, 1.0)),
+    FailureClass.NO_HEARTBEAT: partial(classify, Exit(True, signal=15), passed=Passed(LimitKind.HEARTBEAT, 1.0)),
+    FailureClass.NO_RESULT: partial(classify, Exit(True, 0), missing_result="result"),
+    FailureClass.NEVER_STARTED: partial(classify, Exit(False)),
+    FailureClass.CRASH: partial(classify, Exit(True, 1), "RuntimeError: simulated"),
 }
 
 
 @cache
 def diagnosis(failure: FailureClass) -> Diagnosis:
     """The diagnosis of an attempt that failed like this."""
-    return classify(_SIGNS[failure])
+    return _SIGNS[failure]()

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite, GpuherdError
+from gpuherd.gpus.state import Maker
 
 # How a process comes to see a simulated machine: the stand-in driver library, and the variable that names its state.
 #
@@ -41,15 +42,17 @@ def forget() -> None:
 
 
 def load() -> None:
-    """Loads the stand-in driver library so that later loads by name find it; it answers once a machine is active.
+    """Loads the stand-in driver libraries so that later loads by name find them; they answer once a machine is active.
 
-    Raises GpuherdError when this process has loaded NVIDIA's own library before.
+    Raises GpuherdError when this process has loaded a maker's own library before.
     """
-
-    ctypes.CDLL(str(library_folder() / NVML), ctypes.RTLD_GLOBAL)
-    # By name the loader gives the library that was loaded first under it.
-    if not hasattr(ctypes.CDLL(NVML), "gpuherd_standin_layout"):
-        raise GpuherdError("this process has already loaded NVIDIA's driver library; simulate GPUs in a new process")
+    for maker, library in LIBRARIES.items():
+        ctypes.CDLL(str(library_folder() / library), ctypes.RTLD_GLOBAL)
+        # By name the loader gives the library that was loaded first under it.
+        if not hasattr(ctypes.CDLL(library), "gpuherd_standin_layout"):
+            raise GpuherdError(
+                f"this process has already loaded {maker}'s driver library; simulate GPUs in a new process"
+            )
 
 
 def _other_libraries() -> list[str]:
@@ -64,9 +67,11 @@ def _other_libraries() -> list[str]:
 # the machine. Knows compilers and the cache folder; doesn't know what the libraries do.
 
 NVML = "libnvidia-ml.so.1"
+AMD_SMI = "libamd_smi.so"
 CUDA = "libcuda.so.1"
+LIBRARIES = {Maker.NVIDIA: NVML, Maker.AMD: AMD_SMI}
 
-_SOURCES = {NVML: "nvml.c", CUDA: "cuda.c"}
+_SOURCES = {NVML: "nvml.c", AMD_SMI: "amdsmi.c", CUDA: "cuda.c"}
 _FLAGS = ("-std=c99", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 
 _log = logging.getLogger(__name__)
@@ -84,7 +89,7 @@ def compiler() -> list[str] | None:
 
 
 def library_folder() -> Path:
-    """The folder with both libraries under the names that the loader looks for, compiled now if they are not there.
+    """The folder with the libraries under the names that the loader looks for, compiled now if they are not there.
 
     Raises GpuherdError when there is no compiler or it fails, CannotWrite when the cache folder can't be written.
     """
@@ -107,13 +112,13 @@ def library_folder() -> Path:
     return folder
 
 
-def entry_points() -> tuple[str, ...]:
-    """The functions of the stand-in NVML that can be made to fail, under the newest of their names."""
-    defined = re.findall(
-        r"^(?:API int |FIGURE\(|TEXT\(|NOT_HERE\()(nvml\w+)", _source("nvml.c").read_text(), re.MULTILINE
-    )
-    # All ways to initialise are one, and so many names of it.
-    return tuple(name for name in defined if name not in ("nvmlInit", "nvmlInitWithFlags"))
+def entry_points(maker: Maker = Maker.NVIDIA) -> tuple[str, ...]:
+    """The functions of the stand-in library that can be made to fail, under the newest of their names."""
+    source = _source(_SOURCES[LIBRARIES[maker]]).read_text()
+    defined = re.findall(r"^(?:API int |FIGURE\(|TEXT\(|NOT_HERE\()(\w+)", source, re.MULTILINE)
+    # All ways to initialise are one, and so many names of it; and a name of an error needs no machine.
+    never = ("nvmlInit", "nvmlInitWithFlags", "amdsmi_status_code_to_string")
+    return tuple(name for name in defined if name not in never)
 
 
 def _cache_folder() -> Path:
@@ -153,8 +158,8 @@ def _compile(source: str, folder: Path, library: str) -> None:
             f"{' '.join(words)} could not compile the simulated driver: {last[0]}; "
             "another compiler may: pip install 'gpuherd[simulate]' brings one"
         )
-    # Some programs look for the name without a version.
-    (folder / library.removesuffix(".1")).symlink_to(library)
+    if library.endswith(".1"):  # some programs look for the name without a version
+        (folder / library.removesuffix(".1")).symlink_to(library)
 
 
 def _publish(building: Path, folder: Path) -> None:

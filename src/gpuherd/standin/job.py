@@ -1,10 +1,10 @@
-"""A fake CUDA program: takes memory on its simulated GPUs, holds it, and ends as it is told.
+"""A fake CUDA or ROCm program: takes memory on its simulated GPUs, holds it, and ends as it is told.
 
     python -m gpuherd.standin.job --memory-mb 2000 --ramp 0.2 --hold 1 --exit 0 --events events.jsonl
 
-Like a real one it looks at CUDA_VISIBLE_DEVICES, holds nothing until its ramp is over, takes its memory in one step
-that fails when it does not fit, and loses it when it dies in whatever way. Only the standard library, so that it
-starts fast.
+Like a real one it looks at the variables that show it GPUs (``gpus.visible``), holds nothing until its ramp is over,
+takes its memory in one step that fails when it does not fit, and loses it when it dies in whatever way. Only the
+standard library, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpuherd.errors import ExitCode
+from gpuherd.gpus.state import Maker
+from gpuherd.gpus.visible import ORDER, PCI_ORDER, value_in
 from gpuherd.standin.driver import STATE_VARIABLE
 from gpuherd.standin.machine import Machine, OutOfMemory
 
@@ -47,8 +49,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _visible(machine: Machine) -> tuple[str, ...]:
     """The devices it runs on: those it is given, else the first one, as a simple CUDA program does."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    pci_order = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    names = value_in(os.environ, machine.maker)
+    pci_order = machine.maker is Maker.AMD or os.environ.get(ORDER) == PCI_ORDER
     return machine.visible("0" if names is None else names, pci_order=pci_order)
 
 
@@ -79,7 +81,7 @@ def _log(args: argparse.Namespace, event: str, machine: Machine, gpus: tuple[str
         "pid": os.getpid(),
         "time_ns": time.monotonic_ns(),
         "gpus": [machine.uuid(gpu) for gpu in gpus],
-        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "visible": value_in(os.environ, machine.maker),
         "attempt": os.environ.get("GPUHERD_ATTEMPT"),
         **more,
     }

@@ -20,12 +20,13 @@ from pathlib import Path
 
 from gpuherd.atomic import put_first
 from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.gpus.state import Maker
 from gpuherd.standin import driver
-from gpuherd.standin import driver as build
 from gpuherd.standin.state import (
     FOLLOWS_USE,
     LAYOUT_VERSION,
     MAGIC,
+    MAKERS,
     MAX_DEVICES,
     MAX_LINKS,
     MAX_MIG_INSTANCES,
@@ -88,7 +89,8 @@ class Machine:
         wanted = parse(spec)
         target = Path(path).resolve()
         temporary = target.with_name(f"{target.name}.{os.getpid()}.new")
-        temporary.write_bytes(initial_state(wanted.memory_mb, attribute, (os.getpid(), start_of(os.getpid()))))
+        creator = (os.getpid(), start_of(os.getpid()))
+        temporary.write_bytes(initial_state(wanted.memory_mb, attribute, creator, wanted.maker, wanted.names))
         machine = cls(temporary)
         try:
             for gpu in range(0, len(wanted.memory_mb) - 1, 2):
@@ -126,7 +128,7 @@ class Machine:
     def activate(self) -> None:
         """Makes this process and its future children see this machine in place of a real driver.
 
-        Raises GpuherdError when this process has loaded NVIDIA's own library before.
+        Raises GpuherdError when this process has loaded a maker's own library before.
         """
         driver.load()
         os.environ.update(self.environment())
@@ -145,6 +147,11 @@ class Machine:
             yield self._state
 
     # ---- what is there ----
+
+    @property
+    def maker(self) -> Maker:
+        """Whose driver shows this machine."""
+        return MAKERS[self._state.maker]
 
     @property
     def uuids(self) -> tuple[str, ...]:
@@ -181,9 +188,9 @@ class Machine:
         raise UsageError(f"the simulated machine has no GPU {gpu}")
 
     def visible(self, names: str, *, pci_order: bool = True) -> tuple[str, ...]:
-        """The devices (``3``, or ``3:1`` for a MIG instance) that a CUDA_VISIBLE_DEVICES value names, as CUDA reads it:
-        it stops at the first bad name, and gives none when one is named twice. Without ``pci_order`` CUDA counts from
-        the fastest GPU, here the one with the most memory.
+        """The devices (``3``, or ``3:1`` for a MIG instance) that a list of GPUs names, as CUDA reads it: it stops at
+        the first bad name, and gives none when one is named twice. Without ``pci_order`` CUDA counts from the fastest
+        GPU, here the one with the most memory.
         """
         order = sorted(range(self._state.gpus), key=lambda n: 0 if pci_order else -self._state.device[n].total)
         found: list[int] = []
@@ -294,16 +301,17 @@ class Machine:
     def fail(
         self, code: int | None, *, function: str | None = None, gpu: GpuId | None = None, calls: int | None = None
     ) -> None:
-        """Driver calls answer this NVML error code from now on; None ends it. A new order replaces the one before.
+        """Driver calls answer this code of the maker's library from now on; None ends it. A new order replaces the one
+        before.
 
         Args:
-            function: only this entry point fails, one of ``build.entry_points``; None: all do.
+            function: only this entry point fails, one of ``driver.entry_points``; None: all do.
             gpu: only calls about this GPU or MIG instance fail; None: calls about any of them, and about none.
             calls: so many calls fail; None: until the order is changed.
 
         Raises UsageError for an entry point that the library does not have.
         """
-        if function is not None and function not in build.entry_points():
+        if function is not None and function not in driver.entry_points(self.maker):
             raise UsageError(f"the simulated driver has no entry point {function!r}")
         number = None if gpu is None else self.number(gpu)
         with self.change() as state:
@@ -312,6 +320,11 @@ class Machine:
             state.fail_device = 0 if number is None else number + 1
             state.fail_calls = calls or 0
             state.fail_code = code or 0
+
+    def set_library_version(self, major: int, minor: int) -> None:
+        """The version that AMD's library has."""
+        with self.change() as state:
+            state.smi_version = 1000 * major + minor
 
     def set_latency(self, seconds: float) -> None:
         """How long every driver call takes."""

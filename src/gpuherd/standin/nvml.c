@@ -5,46 +5,19 @@
  * Knows NVML's interface. The state file and who uses a GPU is state.h's part; how a machine is made, machine.py's.
  */
 
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
+       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, LIBRARY_NOT_FOUND = 12, GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18 };
+#define MAKER NVIDIA
+
 #include "state.h"
 
-#define API __attribute__((visibility("default")))
-#define SAME_AS(name) __attribute__((visibility("default"), alias(#name)))
-
-/* What this build believes the layout to be: version, sizes and some offsets, for a test to compare. */
-API void gpuherd_standin_layout(uint32_t out[8])
-{
-    out[0] = LAYOUT_VERSION;
-    out[1] = sizeof(struct state);
-    out[2] = sizeof(struct device);
-    out[3] = sizeof(struct process);
-    out[4] = offsetof(struct state, calls);
-    out[5] = offsetof(struct state, nvlinks);
-    out[6] = offsetof(struct state, device);
-    out[7] = offsetof(struct state, process);
-}
-
-/* Opens every function about one device: declares `gpu`, and returns at once when the call can't go on. */
-#define FOR_DEVICE(kind) \
-    struct device *gpu = NULL; \
-    int refused = enter_device(__func__, handle, kind, &gpu); \
-    if (refused != SUCCESS) return refused
-
-#define OPEN_CALL() \
-    int refused = enter(__func__, 0); \
-    if (refused != SUCCESS) return refused
+typedef device_handle nvmlDevice_t;
 
 static int give_text(char *out, unsigned length, const char *text)
 {
     if (!out) return INVALID_ARGUMENT;
     if (strlen(text) >= length) return INSUFFICIENT_SIZE;
     strcpy(out, text);
-    return SUCCESS;
-}
-
-static int give(unsigned *out, unsigned value)
-{
-    if (!out) return INVALID_ARGUMENT;
-    *out = value;
     return SUCCESS;
 }
 
@@ -84,42 +57,17 @@ static struct event_set *set_of(nvmlEventSet_t name)
 
 /* ---- library and system ---- */
 
+static void began(void) { memset(event_sets, 0, sizeof event_sets); }
+
 API int nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, watch_forks);
-    pthread_mutex_lock(&mutex);
-    const char *path = getenv("GPUHERD_STANDIN");
-    int code = SUCCESS;
-    if (state && (!path || strcmp(path, state_path))) close_state();
-    attributed_at = 0;
-    attributed_count = 0;
-    if (!state) {
-        memset(event_sets, 0, sizeof event_sets);
-        /* Without a machine it is as where no driver is installed. */
-        code = path && *path ? open_state(path) : LIBRARY_NOT_FOUND;
-    }
-    if (code == SUCCESS) {
-        __atomic_add_fetch(&state->calls, 1, __ATOMIC_RELAXED);
-        code = ordered_failure("nvmlInit_v2", 0);
-        if (code == SUCCESS) initialisations++;
-        else if (!initialisations) close_state();
-    }
-    pthread_mutex_unlock(&mutex);
-    return code;
+    return start("nvmlInit_v2");
 }
 API int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 API int nvmlInit(void) { return nvmlInitWithFlags(0); }
 
-API int nvmlShutdown(void)
-{
-    pthread_mutex_lock(&mutex);
-    int code = state ? ordered_failure(__func__, 0) : UNINITIALIZED;
-    if (state && code == SUCCESS && --initialisations == 0) close_state();
-    pthread_mutex_unlock(&mutex);
-    return code;
-}
+API int nvmlShutdown(void) { return stop(__func__); }
 
 API const char *nvmlErrorString(int code)
 {
@@ -370,12 +318,7 @@ API int nvmlDeviceGetGraphicsRunningProcesses(nvmlDevice_t handle, unsigned *cou
     return leave(give_processes(gpu, 1, count, out, 1));
 }
 
-/* ---- figures: what nobody has set follows use ---- */
-
-static unsigned figure(const struct device *gpu, uint32_t set, unsigned idle, unsigned busy)
-{
-    return set != FOLLOWS_USE ? set : is_used(gpu) ? busy : idle;
-}
+/* ---- figures: those that were not set follow use ---- */
 
 struct utilisation {
     unsigned gpu, memory;

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.gpus.state import Maker
+from gpuherd.gpus.visible import hide_makers_but
 from gpuherd.standin import driver
 from gpuherd.standin.driver import STATE_VARIABLE
 from gpuherd.standin.machine import Machine
@@ -41,6 +43,7 @@ def start(spec: str) -> Machine:
         leases = machine.path.with_name("leases")
     machine.activate()
     os.environ[_LEASES] = str(leases)
+    os.environ.update(hide_makers_but(machine.maker))
     # torch may be told to count GPUs by asking NVML in place of CUDA; it would then find simulated ones.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
     # This process too must keep off real GPUs, should it come to load torch.
@@ -111,13 +114,14 @@ def _used_by_others(state: Path) -> bool:
     return False
 
 
-# What ``--simulate`` understands: ``8x40GB``, ``4x24GB+2x80GB,busy=2@20s,nvlink=4,mig=gpu1:20GB+20GB``.
+# What ``--simulate`` understands: ``8x40GB``, ``4x24GB+2x80GB,busy=2@20s,nvlink=4,mig=gpu1:20GB+20GB``, ``4xMI300X``.
 #
 # ``parse`` is pure: words in, a plain ``Spec`` out. Making a machine of it is ``gpuherd.standin.machine``'s part.
 
-GRAMMAR = "write for example 8x40GB, 4x24GB+2x80GB or 4x40GB,busy=2@20s"
+GRAMMAR = "write for example 8x40GB, 4x24GB+2x80GB, 4xMI300X or 4x40GB,busy=2@20s"
 
 _GROUP = re.compile(r"(?:(\d+)x)?(\d+(?:\.\d+)?)(GB|MB)", re.ASCII | re.IGNORECASE)
+_KIND = re.compile(r"(?:(\d+)x)?(.+)", re.ASCII | re.IGNORECASE)
 _BUSY = re.compile(r"(?:(\d+)|(gpu\d+(?:\+gpu\d+)*))(?:@(\d+(?:\.\d+)?)s?)?", re.ASCII | re.IGNORECASE)
 _MIG = re.compile(r"gpu(\d+):(.+)", re.ASCII | re.IGNORECASE)
 
@@ -138,6 +142,8 @@ class Spec:
     busy: tuple[Busy, ...] = ()
     nvlinks: int = 0  # links within each pair of neighbours (0-1, 2-3, ...)
     mig: tuple[tuple[int, tuple[int, ...]], ...] = ()  # (GPU, MB of each of its instances)
+    maker: Maker = Maker.NVIDIA
+    names: tuple[str, ...] = ()  # of the kind of each GPU, where kinds are given in place of sizes
 
 
 def parse(text: str) -> Spec:
@@ -147,7 +153,8 @@ def parse(text: str) -> Spec:
     Spec(memory_mb=(24576, 24576, 81920), busy=(Busy(gpus=(0,), seconds=20.0),), nvlinks=0, mig=())
     """
     groups, *options = text.strip().split(",")
-    memory = tuple(mb for group in groups.split("+") for mb in _group(group))
+    gpus = [gpu for group in groups.split("+") for gpu in _gpus(group)]
+    memory = tuple(gpu.memory_mb for gpu in gpus)
     if not 1 <= len(memory) <= MAX_GPUS:
         raise UsageError(f"--simulate {text!r} asks for {len(memory)} GPUs; 1 to {MAX_GPUS} can be simulated")
     busy: list[Busy] = []
@@ -163,10 +170,35 @@ def parse(text: str) -> Spec:
             mig.append(_mig(value, memory))
         else:
             raise UsageError(f"--simulate: unknown option {option!r}; there are busy=, nvlink= and mig=")
-    return Spec(memory, tuple(busy), nvlinks, tuple(mig))
+    makers = {gpu.maker for gpu in gpus}
+    if len(makers) > 1:
+        raise UsageError(f"--simulate {text!r}: GPUs of one maker can be simulated at a time, not of NVIDIA and AMD")
+    names = tuple(gpu.name for gpu in gpus) if all(gpu.name for gpu in gpus) else ()
+    return Spec(memory, tuple(busy), nvlinks, tuple(mig), makers.pop(), names)
 
 
-def _group(word: str) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class _Simulated:
+    """A GPU of a group: by its size, or by the name of its kind."""
+
+    memory_mb: int
+    maker: Maker = Maker.NVIDIA
+    name: str = ""
+
+
+def _gpus(word: str) -> tuple[_Simulated, ...]:
+    match = _KIND.fullmatch(word.strip())
+    if match is not None and _GROUP.fullmatch(word.strip()) is None:
+        from gpuherd.models.plan.kinds import kind_named
+
+        kind = kind_named(match[2])
+        if kind is not None:
+            gpu = _Simulated(kind.memory // (1 << 20), kind.maker, f"{kind.maker} Simulated {kind.name}")
+            return (gpu,) * min(int(match[1] or 1), MAX_GPUS + 1)
+    return tuple(map(_Simulated, _sizes(word)))
+
+
+def _sizes(word: str) -> tuple[int, ...]:
     match = _GROUP.fullmatch(word.strip())
     if match is None:
         raise UsageError(f"--simulate: {word!r} describes no GPUs; {GRAMMAR}")
@@ -200,7 +232,7 @@ def _mig(value: str, memory: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
     if match is None:
         raise UsageError(f"--simulate: mig={value!r} is wrong; write mig=gpu1:20GB+20GB")
     gpu = int(match[1])
-    sizes = tuple(mb for group in match[2].split("+") for mb in _group(group))
+    sizes = tuple(mb for group in match[2].split("+") for mb in _sizes(group))
     if gpu >= len(memory):
         raise UsageError(f"--simulate: mig={value!r}: there are {len(memory)} GPUs, gpu0 to gpu{len(memory) - 1}")
     if len(sizes) > MAX_MIG_INSTANCES or sum(sizes) > memory[gpu]:

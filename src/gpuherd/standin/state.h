@@ -1,7 +1,8 @@
 /* The state file of a simulated machine: its layout, the lock around each call, and who uses a GPU.
  *
  * GPUs, their memory and their processes are in the file that the environment variable GPUHERD_STANDIN names;
- * layout.py documents its fields and machine.py writes it.
+ * state.py documents its fields and machine.py writes it. Each library that includes this defines before the codes that
+ * it answers, and its maker: SUCCESS, UNINITIALIZED and so on have other numbers in each.
  *
  * Consistency: a writer changes the file under an exclusive flock, and each call reads it under a shared one, so no
  * call sees half a change. The lock of a writer that dies is dropped by the kernel; the flag that makes a process
@@ -25,12 +26,10 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6,
-       INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, LIBRARY_NOT_FOUND = 12, GPU_IS_LOST = 15, LIB_RM_VERSION_MISMATCH = 18 };
+/* ---- the state file; state.py mirrors it field by field ---- */
 
-/* ---- the state file; gpuherd/standin/layout.py mirrors it field by field ---- */
-
-enum { LAYOUT_VERSION = 3, MAX_GPUS = 32, MAX_DEVICES = 128, MAX_PROCESSES = 512, MAX_LINKS = 18,
+enum { NVIDIA = 0, AMD = 1 };
+enum { LAYOUT_VERSION = 4, MAX_GPUS = 32, MAX_DEVICES = 128, MAX_PROCESSES = 512, MAX_LINKS = 18,
        MAX_MIG_INSTANCES = 7 };
 #define SMALLEST_JOB (4u << 20) /* bytes; less has a shell around a job, which would never start CUDA */
 #define FOLLOWS_USE 0xFFFFFFFFu /* a figure that nobody has set: low when the GPU is idle, high when it is used */
@@ -91,6 +90,8 @@ struct state {
     uint32_t cuda_version;
     uint32_t devices;     /* whole GPUs and MIG instances */
     uint64_t calls;       /* calls answered so far */
+    uint32_t maker;       /* NVIDIA or AMD: only that maker's library finds the machine */
+    uint32_t smi_version; /* of AMD's library: 1000 times the first number, and the second */
     char driver_version[80];
     uint8_t nvlinks[MAX_GPUS][MAX_GPUS];
     uint8_t proximity[MAX_GPUS][MAX_GPUS];
@@ -100,7 +101,7 @@ struct state {
 
 typedef char device_has_no_padding[sizeof(struct device) == 248 ? 1 : -1];
 typedef char process_has_no_padding[sizeof(struct process) == 48 ? 1 : -1];
-typedef char state_has_no_padding[sizeof(struct state) == 2288 + 128 * 248 + 512 * 48 ? 1 : -1];
+typedef char state_has_no_padding[sizeof(struct state) == 2296 + 128 * 248 + 512 * 48 ? 1 : -1];
 
 /* ---- opening, and the lock around each call ---- */
 
@@ -110,7 +111,7 @@ static char state_path[4096];
 static int state_fd = -1;
 static unsigned initialisations;                          /* less shutdowns: several users in one process */
 
-typedef struct standin_handle *nvmlDevice_t; /* 1 + number of the device, so that it outlives a re-initialisation */
+typedef struct standin_handle *device_handle; /* 1 + number of the device, so that it outlives a re-initialisation */
 
 static void close_state(void)
 {
@@ -171,6 +172,8 @@ static int64_t now(void)
 }
 
 static void refresh_attributed(void);
+static void forget_attributed(void);
+static void began(void); /* the library's own: a session has begun */
 
 /* The code that this call of a function, about a device (1 + its number) or none (0), shall fail with, by order of the
  * state file; counts orders that are for some calls only. */
@@ -182,6 +185,44 @@ static int ordered_failure(const char *function, uint32_t device)
     uint32_t left = __atomic_load_n(&state->fail_calls, __ATOMIC_RELAXED);
     if (left == 0) return code;
     if (__atomic_sub_fetch(&state->fail_calls, 1, __ATOMIC_RELAXED) == 0) state->fail_code = SUCCESS;
+    return code;
+}
+
+/* Starts the library of this maker, under the name by which it can be made to fail. */
+static int start(const char *function)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    pthread_mutex_lock(&mutex);
+    const char *path = getenv("GPUHERD_STANDIN");
+    int code = SUCCESS;
+    if (state && (!path || strcmp(path, state_path))) close_state();
+    forget_attributed();
+    if (!state) {
+        /* Without a machine of this maker it is as where no driver is installed. */
+        code = path && *path ? open_state(path) : LIBRARY_NOT_FOUND;
+        if (code == SUCCESS && state->maker != MAKER) {
+            close_state();
+            code = LIBRARY_NOT_FOUND;
+        }
+        if (code == SUCCESS) began();
+    }
+    if (code == SUCCESS) {
+        __atomic_add_fetch(&state->calls, 1, __ATOMIC_RELAXED);
+        code = ordered_failure(function, 0);
+        if (code == SUCCESS) initialisations++;
+        else if (!initialisations) close_state();
+    }
+    pthread_mutex_unlock(&mutex);
+    return code;
+}
+
+static int stop(const char *function)
+{
+    pthread_mutex_lock(&mutex);
+    int code = state ? ordered_failure(function, 0) : UNINITIALIZED;
+    if (state && code == SUCCESS && --initialisations == 0) close_state();
+    pthread_mutex_unlock(&mutex);
     return code;
 }
 
@@ -220,13 +261,13 @@ static int leave(int code)
 }
 
 static uint32_t number_of(const struct device *gpu) { return (uint32_t)(gpu - state->device); }
-static nvmlDevice_t handle_of(const struct device *gpu) { return (nvmlDevice_t)(uintptr_t)(number_of(gpu) + 1); }
+static device_handle handle_of(const struct device *gpu) { return (device_handle)(uintptr_t)(number_of(gpu) + 1); }
 static const struct device *whole(const struct device *gpu) { return gpu->parent ? &state->device[gpu->parent - 1] : gpu; }
 
 enum kind { ANY, WHOLE_GPU, MIG_INSTANCE };
 
 /* Begins a call about one device: enter(), then the device, or the code that says why there is none. */
-static int enter_device(const char *function, nvmlDevice_t handle, enum kind kind, struct device **gpu)
+static int enter_device(const char *function, device_handle handle, enum kind kind, struct device **gpu)
 {
     int code = enter(function, (uintptr_t)handle);
     if (code != SUCCESS) return code;
@@ -316,6 +357,12 @@ static int is_used(const struct device *gpu)
     return uses_of(gpu, uses) > 0;
 }
 
+/* A figure that follows use where it was not set. */
+static unsigned figure(const struct device *gpu, uint32_t set, unsigned idle, unsigned busy)
+{
+    return set != FOLLOWS_USE ? set : is_used(gpu) ? busy : idle;
+}
+
 /* The value of NAME in a block of NUL-separated NAME=value words, or NULL. */
 static const char *word(const char *block, size_t length, const char *name)
 {
@@ -348,7 +395,7 @@ static uint32_t first_usable(uint32_t number)
     return number;
 }
 
-/* The devices that a CUDA_VISIBLE_DEVICES value names (in PCI order), up to the first name that is none. */
+/* The devices that a CUDA_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES value names (by number), up to the first name that is none. */
 static unsigned visible_devices(const char *value, uint32_t out[MAX_DEVICES])
 {
     unsigned count = 0;
@@ -378,7 +425,7 @@ static void attribute_process(const char *pid)
     uint32_t devices[MAX_DEVICES];
     size_t length = read_proc(pid, "environ", environment, sizeof environment);
     const char *path = word(environment, length, "GPUHERD_STANDIN");
-    const char *visible = word(environment, length, "CUDA_VISIBLE_DEVICES");
+    const char *visible = word(environment, length, MAKER == AMD ? "ROCR_VISIBLE_DEVICES" : "CUDA_VISIBLE_DEVICES");
     if (!path || !visible || strcmp(path, state_path) || !word(environment, length, "GPUHERD_ATTEMPT")) return;
     unsigned count = visible_devices(visible, devices);
     if (!count || !read_proc(pid, "status", status, sizeof status)) return;
@@ -390,6 +437,12 @@ static void attribute_process(const char *pid)
     uint64_t start = start_of(number);
     for (unsigned i = 0; i < count && attributed_count < MAX_PROCESSES; i++)
         attributed[attributed_count++] = (struct use){devices[i], number, 0, bytes / count, start};
+}
+
+static void forget_attributed(void)
+{
+    attributed_at = 0;
+    attributed_count = 0;
 }
 
 /* Looks through /proc for tagged jobs, at most ten times a second. */
@@ -404,4 +457,39 @@ static void refresh_attributed(void)
     for (struct dirent *entry; (entry = readdir(proc));)
         if (isdigit((unsigned char)entry->d_name[0])) attribute_process(entry->d_name);
     closedir(proc);
+}
+
+/* ---- what entry points are made of ---- */
+
+#define API __attribute__((visibility("default")))
+#define SAME_AS(name) __attribute__((visibility("default"), alias(#name)))
+
+/* Opens every function about one device: declares `gpu`, and returns at once when the call can't go on. */
+#define FOR_DEVICE(kind) \
+    struct device *gpu = NULL; \
+    int refused = enter_device(__func__, handle, kind, &gpu); \
+    if (refused != SUCCESS) return refused
+
+#define OPEN_CALL() \
+    int refused = enter(__func__, 0); \
+    if (refused != SUCCESS) return refused
+
+/* What this build believes the layout to be: version, sizes and some offsets, for a test to compare. */
+API void gpuherd_standin_layout(uint32_t out[8])
+{
+    out[0] = LAYOUT_VERSION;
+    out[1] = sizeof(struct state);
+    out[2] = sizeof(struct device);
+    out[3] = sizeof(struct process);
+    out[4] = offsetof(struct state, calls);
+    out[5] = offsetof(struct state, nvlinks);
+    out[6] = offsetof(struct state, device);
+    out[7] = offsetof(struct state, process);
+}
+
+static int give(unsigned *out, unsigned value)
+{
+    if (!out) return INVALID_ARGUMENT;
+    *out = value;
+    return SUCCESS;
 }

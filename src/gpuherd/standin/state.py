@@ -12,7 +12,7 @@ from contextlib import suppress
 from ctypes import Array, Structure, c_char, c_int64, c_uint8, c_uint32, c_uint64
 from pathlib import Path
 
-from gpuherd.gpus.state import SIMULATED
+from gpuherd.gpus.state import SIMULATED, Maker
 
 # The state file of a simulated machine: the fields that ``state.h`` declares, mirrored as ctypes structures.
 #
@@ -20,13 +20,14 @@ from gpuherd.gpus.state import SIMULATED
 # shared one (``state.h`` says why). A change of the layout raises ``LAYOUT_VERSION`` here and in ``state.h``; a test
 # compares what both believe. Knows only the fields; what they mean for a machine is in ``gpuherd.standin.machine``.
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 MAGIC = b"gpuherd standin"
 MAX_GPUS = 32
 MAX_DEVICES = 128
 MAX_PROCESSES = 512
 MAX_LINKS = 18
 MAX_MIG_INSTANCES = 7
+MAKERS = (Maker.NVIDIA, Maker.AMD)
 FOLLOWS_USE = 0xFFFFFFFF  # in place of a figure: low when the GPU is idle, high when something runs on it
 
 
@@ -123,12 +124,14 @@ class State(Structure):
     hide_memory: int  # 1: processes are listed without their memory
     fail_name: bytes  # the only function that fails; empty: all do
     fail_device: int  # 1 + the only device whose calls fail; 0: calls about any, and those about none
-    fail_code: int  # the NVML code that these calls answer, if not 0
+    fail_code: int  # the library's code that these calls answer, if not 0
     fail_calls: int  # how many calls more; 0: until it is changed
     latency: int  # microseconds that every call takes
     cuda_version: int
     devices: int  # whole GPUs and MIG instances
     calls: int  # calls answered so far
+    maker: int  # position in MAKERS: only that maker's library finds the machine
+    smi_version: int  # of AMD's library: 1000 times the first number, and the second
     driver_version: bytes
     nvlinks: Array[Array[c_uint8]]  # number of links between two GPUs
     proximity: Array[Array[c_uint8]]  # nvmlGpuTopologyLevel_t between two GPUs
@@ -154,6 +157,8 @@ class State(Structure):
         ("cuda_version", c_uint32),
         ("devices", c_uint32),
         ("calls", c_uint64),
+        ("maker", c_uint32),
+        ("smi_version", c_uint32),
         ("driver_version", c_char * 80),
         ("nvlinks", c_uint8 * MAX_GPUS * MAX_GPUS),
         ("proximity", c_uint8 * MAX_GPUS * MAX_GPUS),
@@ -169,8 +174,11 @@ class State(Structure):
 _MB = 1 << 20
 
 
-def initial_state(memory_mb: Sequence[int], attribute: bool, creator: tuple[int, int]) -> bytes:
-    """The bytes of a state file: one idle GPU for each entry of ``memory_mb``; ``creator``: pid and start time."""
+def initial_state(
+    memory_mb: Sequence[int], attribute: bool, creator: tuple[int, int], maker: Maker, names: Sequence[str] = ()
+) -> bytes:
+    """The bytes of a state file: one idle GPU for each entry of ``memory_mb``; ``creator``: pid and start time.
+    ``names``: of the kinds of GPU, where they were given."""
     state = State()
     state.magic = MAGIC
     state.version = LAYOUT_VERSION
@@ -180,10 +188,15 @@ def initial_state(memory_mb: Sequence[int], attribute: bool, creator: tuple[int,
     state.creator_pid, state.creator_start = creator
     state.gpus = state.devices = len(memory_mb)
     state.attribute = attribute
-    state.cuda_version = 13000
-    state.driver_version = b"580.00.00"
+    state.maker = MAKERS.index(maker)
+    state.cuda_version, state.smi_version = 13000, 26002
+    state.driver_version = b"580.00.00" if maker is Maker.NVIDIA else b"6.14.14"
     for index, size in enumerate(memory_mb):
         _fill_gpu(state.device[index], seed, index, size, len(memory_mb))
+        if names:
+            state.device[index].name = names[index].encode()[:63]
+        if maker is Maker.AMD:
+            _make_amd(state.device[index], seed, index)
         for other in range(len(memory_mb)):
             state.proximity[index][other] = _proximity(index, other, len(memory_mb))
     return bytes(state)
@@ -224,6 +237,15 @@ def _fill_gpu(device: Device, seed: bytes, index: int, memory_mb: int, count: in
     device.power_limit = 400_000
     device.capability_major, device.capability_minor = 8, 0
     device.multiprocessors = 108
+
+
+def _make_amd(device: Device, seed: bytes, index: int) -> None:
+    """UUIDs of ROCm have 16 digits, and the order of PCI buses is not that by which ROCm counts."""
+    number = (int.from_bytes(seed[:2], "big") + index) % (1 << 16)
+    device.serial = f"{number:04x}{SIMULATED}".encode()
+    device.uuid = b"GPU-" + device.serial
+    device.pci_bus = 0x10 + (index ^ 1)
+    device.multiprocessors = 304
 
 
 def fill_instance(state: State, number: int, parent: int, position: int, memory_mb: int) -> None:

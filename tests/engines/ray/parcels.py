@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.patience import wait_until
 
 from gpuherd.engines.base import Batch, Engine, Parcel, Phase, Placement, Sighting, Ticket
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.remote.protocol import Claim, EndReport, Manifest, Order, portable, read_claim, read_ended, to_json
 
 
@@ -27,13 +28,11 @@ class Parcels:
             Order(
                 attempt=number,
                 tag=f"{name}/{number}",
-                argv=tuple(argv),
-                cwd=str(folder),
+                job=Job(name=f"{number}", argv=tuple(argv), cwd=str(folder), nodes=placement.nodes),
                 log=str(folder / f"{number}.log"),
                 progress=str(folder / f"{number}.progress"),
                 claim=str(folder / f"{number}.claim"),
                 ended=str(folder / f"{number}.ended"),
-                nodes=placement.nodes,
                 gpus=placement.gpus,
                 grace_s=grace_s,
             )

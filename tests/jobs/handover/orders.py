@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.remote.protocol import EndReport, Manifest, Order, read_ended, to_json
 
 NODE = (sys.executable, "-m", "gpuherd.jobs.remote.agent")
@@ -25,7 +27,11 @@ def order(folder: Path, argv: tuple[str, ...], number: int = 1, **more: Any) -> 
         "gpus": 0,
         "grace_s": 5.0,
     }
-    return Order(attempt=number, tag=f"{folder}/{number}", argv=argv, **{**fields, **more})
+    of_job = {
+        each.name: more.pop(each.name) for each in dataclasses.fields(Job) if each.name in more and each.name != "gpus"
+    }
+    job = Job(name=f"{number}", argv=argv, **of_job)
+    return Order(attempt=number, tag=f"{folder}/{number}", job=job, **{**fields, **more})
 
 
 def shell(folder: Path, script: str, number: int = 1, **more: Any) -> Order:

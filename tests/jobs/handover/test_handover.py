@@ -502,7 +502,7 @@ def test_a_time_limit_out_of_the_settings_read_again_holds_for_what_goes_then(
     wait_until(lambda: len(cluster.orders.batches()) == 2)
     (name,) = (each["name"] for each in cluster.orders.batches() if each["titles"] == ["b"])
     _, order = order_of(run.directory.manifest(name), 0)
-    assert order.timeout_s == 420
+    assert order.job.timeout_s == 420
     gate.open()
     assert run.join().done == 2
 

@@ -65,10 +65,10 @@ _EFFECTS = {
     "recorded": "gpuherd.jobs.queue.store:Queue.record_starts",
     "handed over": "tests.jobs.handover.process_engine:ProcessEngine.submit",
     "the handles": "gpuherd.jobs.queue.store:Queue.record_handles",
-    "claimed by ourselves": "gpuherd.jobs.remote.collect:take",
+    "claimed by ourselves": "gpuherd.jobs.remote.outcome:take",
     "begun": "gpuherd.jobs.queue.store:Queue.record_begun",
     "settled": "gpuherd.jobs.queue.store:Queue.record_ends",
-    "the files of a batch": "gpuherd.jobs.remote.spool:Folder._remove",
+    "the files of a batch": "gpuherd.jobs.remote.spool:Spool._remove",
     "one file of them": "gpuherd.jobs.remote.spool:_unlink",
 }
 

@@ -11,26 +11,32 @@ from hypothesis import strategies as st
 from tests.jobs.handover.orders import order, shell, written
 
 from gpuherd.errors import UsageError
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.remote.protocol import Manifest, Order, order_of, portable, to_json
 
 _WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=()), max_size=12)
 _ENVIRONMENTS = st.dictionaries(_WORDS, _WORDS, max_size=3)
 _LIMITS = st.none() | st.floats(0.001, 1e9)
-ORDERS = st.builds(
-    Order,
-    attempt=st.integers(1, 10**9),
-    tag=_WORDS,
+JOBS = st.builds(
+    Job,
+    name=st.just("j"),
     argv=st.lists(_WORDS, min_size=1, max_size=3).map(tuple),
-    log=_WORDS,
-    progress=_WORDS,
-    claim=_WORDS,
-    ended=_WORDS,
     env=_ENVIRONMENTS,
     cwd=st.none() | _WORDS,
     result=st.none() | _WORDS,
     nodes=st.integers(1, 9),
-    gpus=st.none() | st.integers(0, 8),
     timeout_s=_LIMITS,
+)
+ORDERS = st.builds(
+    Order,
+    attempt=st.integers(1, 10**9),
+    tag=_WORDS,
+    job=JOBS,
+    log=_WORDS,
+    progress=_WORDS,
+    claim=_WORDS,
+    ended=_WORDS,
+    gpus=st.none() | st.integers(0, 8),
     threads=st.none() | st.integers(1, 99),
 )
 
@@ -84,7 +90,7 @@ def test_files_of_one_attempt(tmp_path: Path) -> None:
     names += [str(path) for each in nodes for path in (each.status, each.first_failure)]
     assert len(set(names)) == len(names)
     assert {str(Path(name).parent) for name in names if name not in {each.tag for each in nodes}} == {str(tmp_path)}
-    assert [each.result for each in nodes] == ["r", None, None]  # the first node makes it
+    assert [each.job.result for each in nodes] == ["r", None, None]  # the first node makes it
 
 
 def test_portable() -> None:

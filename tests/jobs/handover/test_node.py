@@ -21,8 +21,9 @@ from tests.patience import Gate, wait_until
 from gpuherd.engines.process_tree import tagged
 from gpuherd.engines.world import Stop
 from gpuherd.errors import UsageError
+from gpuherd.gpus import visible
 from gpuherd.gpus.state import Gpu, GpuProcess
-from gpuherd.jobs.attempts.retry import Blameless
+from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.remote import agent
 from gpuherd.jobs.remote.agent import environment, lead
 from gpuherd.jobs.remote.node_job import most
@@ -127,7 +128,7 @@ def test_a_leader_loads_little(tmp_path: Path) -> None:
     loaded = set(done.stdout.split())
     assert "gpuherd.jobs.remote.agent" in loaded
     heavy = {"tempfile", "random", "shutil", "socket", "logging", "asyncio", "sqlite3", "importlib.metadata"}
-    assert not loaded & (heavy | {"gpuherd.engines.base", "gpuherd.gpus.driver", "gpuherd.jobs.queue.store"})
+    assert not loaded & (heavy | {"gpuherd.engines.base", "gpuherd.gpus.query", "gpuherd.jobs.queue.store"})
 
 
 def test_wrong_order(tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_lines_of_setup_hold(tmp_path: Path, engine: str, path: str) -> None:
     """SLURM's node has the follower's environment already, and what the user's lines made of it."""
     told = Manifest(batch="b", engine=engine, environment={"PATH": "/venv/bin:/bin", "A": "1"}, orders=())
     found = environment({"PATH": "/module/bin:/bin", "B": "2"}, told, shell(tmp_path, ""))
-    assert found == {"PATH": path, "A": "1", "B": "2", "CUDA_VISIBLE_DEVICES": ""}
+    assert found == {"PATH": path, "A": "1", "B": "2", **visible.environment(())}
 
 
 def test_slurms_word_for_it(tmp_path: Path) -> None:
@@ -453,7 +454,7 @@ def test_it_never_begins_where_what_it_follows_has_not_succeeded(tmp_path: Path,
     assert lead(manifest, 0) == INTERRUPTED
     claim = read_claim(Path(job.claim))
     assert claim is not None and claim.void and claim.node == os.uname().nodename
-    assert Blameless[claim.why] is Blameless.TOO_EARLY
+    assert NoFault[claim.why] is NoFault.TOO_EARLY
     write_ended(first, EndReport(at=1.0, ran_s=1.0, code=0))
     assert lead(manifest, 0) == INTERRUPTED  # it is not to run any more
     assert not (tmp_path / "ran").exists() and read_ended(Path(job.ended)) is None

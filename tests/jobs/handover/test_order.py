@@ -27,8 +27,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from gpuherd.engines.base import Batch, End, EngineAway, Phase, Placement, Sighting, Ticket
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, clock
 from gpuherd.jobs.remote import agent, dispatcher, node_job
-from gpuherd.jobs.remote.attempt import Followed
-from gpuherd.jobs.remote.dispatcher import Handover
+from gpuherd.jobs.remote.dispatcher import RemoteDispatcher
+from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import EndReport, Order, exit_code, order_of, write_ended
 from gpuherd.jobs.reporter import Reporter
 
@@ -136,7 +136,7 @@ class Slurm:
 
 
 class Answers:
-    """In place of ``Aside``: a question is answered as things are then, and the answer comes when the test says so."""
+    """In place of ``BackgroundQuery``: answers by how things stand at the question, when the test says so."""
 
     def __init__(self) -> None:
         self._future: Future[Any] | None = None
@@ -188,7 +188,7 @@ class World(RuleBasedStateMachine):
             (clock, "mono", lambda: self.mono),
             (clock, "wall", lambda: 1.7e9 + self.mono),
             (dispatcher, "PATIENCE_S", 0.0),
-            (node_job.Part, "run", self._would_start),
+            (node_job.NodePart, "run", self._would_start),
         ):
             self._patches.enter_context(patch.object(owner, name, value))
 
@@ -201,13 +201,13 @@ class World(RuleBasedStateMachine):
         self.held = ExitStack()
         self.queue = self.held.enter_context(Queue(self.run.queue))
         reporter = Reporter(self.queue, self.run)
-        self.follower = Handover(self.queue, self.run, self.options, self.engine, reporter, JOBS, grace_s=0.0)
+        self.follower = RemoteDispatcher(self.queue, self.run, self.options, self.engine, reporter, JOBS, grace_s=0.0)
         self.queue.submit(JOBS)
         at = clock.wall()
         self.follower._begin(self.queue.begin_run(at, self.mono, "slurm"), at, self.held)
-        self.follower._asking.close()
+        self.follower._queries.background.close()
         self.answers = Answers()
-        self.follower._asking._aside = self.answers  # type: ignore[assignment]
+        self.follower._queries.background = self.answers  # type: ignore[assignment]
         self.follower._adopt()
 
     # --- the follower
@@ -349,7 +349,7 @@ class World(RuleBasedStateMachine):
                 self._lead(handle)
             while self.running:
                 self.end(0, 0, told=True)
-            if not self.follower._following.open and not {"waiting", "running"} & set(self.queue.states().values()):
+            if not self.follower._tracker.open and not {"waiting", "running"} & set(self.queue.states().values()):
                 return
         raise AssertionError(f"it does not end: {self.queue.states()}, {self.engine.parcels}")
 
@@ -369,7 +369,7 @@ class WithoutFollower(World):
 
     def __init__(self) -> None:
         super().__init__()
-        known = patch.object(Followed, "can_be_followed", lambda self, *_: self.handed.handle is not None)
+        known = patch.object(RemoteAttempt, "can_be_followed", lambda self, *_: self.handed.handle is not None)
         self._patches.enter_context(known)
 
 

@@ -10,13 +10,13 @@ from gpuherd.engines.base import Phase, Sighting
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.monitor import display
 from gpuherd.jobs.records import Counts, Handed, QueuedJob, RunSnapshot
-from gpuherd.jobs.remote.attempt import Followed
-from gpuherd.jobs.remote.collect import begun, gpu_labels, with_begun
 from gpuherd.jobs.remote.dispatcher import in_line_sentence
+from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import Claim
+from gpuherd.jobs.remote.tracker import begun, gpu_labels, with_begun
 
 
-def followed(number: int, reason: str | None, *, gpus: int = 1, nodes: int = 1) -> Followed:
+def followed(number: int, reason: str | None, *, gpus: int = 1, nodes: int = 1) -> RemoteAttempt:
     queued = QueuedJob(
         id=number,
         job=Job(name=f"j{number}", argv=("true",), gpus=gpus, nodes=nodes),
@@ -28,7 +28,7 @@ def followed(number: int, reason: str | None, *, gpus: int = 1, nodes: int = 1) 
     )
     handed = Handed("slurm", "batch", number, f"h{number}")
     record = attempt_of(queued, number, process=None, handed=handed, started_at=100.0)
-    each = Followed(record, handed, Path("nothing"))
+    each = RemoteAttempt(record, handed, Path("nothing"))
     each.sighting = Sighting(handle=f"h{number}", phase=Phase.WAITING, reason=reason)
     return each
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.gpus.machines import gpu
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
@@ -66,8 +67,9 @@ def test_several_are_torchrun_s(tmp_path: Path) -> None:
 
 def test_processes_see_their_gpus_alone() -> None:
     two = Processes(2, 2, False, None)
-    found = environment({"PATH": "/bin", "OMP_NUM_THREADS": "3"}, "GPU-a,GPU-b", 77, two)
-    assert found["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-b" and found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    gpus = [gpu(0), gpu(1)]
+    found = environment({"PATH": "/bin", "OMP_NUM_THREADS": "3"}, gpus, 77, two)
+    assert found["CUDA_VISIBLE_DEVICES"] == "0,1" and found["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert (found["GPUHERD_TRAIN_STARTER"], found["OMP_NUM_THREADS"], found["PATH"]) == ("77", "3", "/bin")
     assert "CUDA_VISIBLE_DEVICES" not in environment({}, None, 77, two)
 

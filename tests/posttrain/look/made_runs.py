@@ -8,11 +8,11 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.jobs.attempts import attempt_of
+from tests.jobs.attempts import attempt_of, settled
 from tests.posttrain.evaluation.made import made_experiment, made_result
 
-from gpuherd.jobs import Job, JobState, Queue
-from gpuherd.jobs.records import AttemptEnd, AttemptState
+from gpuherd.jobs import FailureClass, Job, JobState, Queue
+from gpuherd.jobs.records import AttemptState
 from gpuherd.posttrain.evaluation.result import REFERENCE, About
 from gpuherd.posttrain.learning.folder import KIND as TRAIN_KIND
 from gpuherd.posttrain.learning.folder import TrainDirectory
@@ -102,16 +102,15 @@ def made_queue(place: RoundsDirectory) -> None:
             return
         failed = state is AttemptState.FAILED
         queue.record_end(
-            AttemptEnd(
-                attempt=number,
-                state=state,
-                job_state=job,
-                ended_at=1e6 + end,
-                ended_mono=end,
-                exit_code=71 if failed else 0,
-                failure_class="out of memory" if failed else None,
+            settled(
+                record,
+                state,
+                job,
+                1e6 + end,
+                mono=end,
+                code=71 if failed else 0,
+                failure=FailureClass.OUT_OF_MEMORY if failed else None,
                 reason="CUDA out of memory" if failed else None,
-                not_before=0.0,
             )
         )
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tests.jobs.attempts import attempt_of
+from tests.jobs.attempts import attempt_of, settled
 
 from gpuherd.jobs import Job, JobState, Queue
-from gpuherd.jobs.records import AttemptEnd, AttemptState, Begun, Handed, StartRecord
+from gpuherd.jobs.records import AttemptState, Begun, Handed, StartRecord
 from gpuherd.posttrain.look.jobs_seen import read_timeline
 
 
@@ -22,11 +22,8 @@ def test_time_in_the_engines_line_is_none_that_a_job_ran(tmp_path: Path) -> None
             queue.record_starts([StartRecord(attempt, 0.0, None)], run)
         begun = Begun(attempt=1, node="n1", gpus=("n1:0",), labels=("n1:0",), at=3601.0, mono=3601.0)
         queue.record_begun([begun, replace(begun, attempt=2, gpus=(), labels=())])
-        ended = AttemptEnd(
-            attempt=1, state=AttemptState.DONE, job_state=JobState.DONE, ended_at=7201.0, ended_mono=7201.0
-        )
-        waits = replace(ended, state=AttemptState.REQUEUED, job_state=JobState.WAITING)
-        queue.record_ends([ended, replace(ended, attempt=2), replace(waits, attempt=3)])
+        done = [settled(number, AttemptState.DONE, JobState.DONE, 7201.0) for number in (1, 2)]
+        queue.record_ends([*done, settled(3, AttemptState.REQUEUED, JobState.WAITING, 7201.0)])
     found = read_timeline(tmp_path / "queue.sqlite", ["CD"])
     assert [(bar.job, bar.lanes, bar.start, bar.end) for bar in found.bars] == [
         ("CD_a_r0_collect_0", ("GPU n1:0",), 0.0, 3600.0),

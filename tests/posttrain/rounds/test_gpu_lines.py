@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.gpus.driver import machine
+from gpuherd.gpus.query import machine
 from gpuherd.jobs import clock
 from gpuherd.jobs.records import Counts, Event, EventKind, RunSnapshot
 from gpuherd.posttrain.rounds.folder import RoundsDirectory

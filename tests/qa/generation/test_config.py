@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.gpus.driver import machine
+from gpuherd.gpus.query import machine
 from gpuherd.lm.guidance.guide import Mode
 from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.generation.config import BACKENDS, GUIDING, NEUTRAL, GenerateConfig, with_escapes

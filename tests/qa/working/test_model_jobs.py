@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import JobCannotFit, UsageError
-from gpuherd.gpus.driver import machine
+from gpuherd.gpus.query import machine
 from gpuherd.models.plan.workload import Workload
 from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.folder import ShardedDirectory

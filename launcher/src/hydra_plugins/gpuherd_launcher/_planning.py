@@ -21,13 +21,13 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gpuherd.errors import UsageError, printable
+from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.job import Job, job_fields
 from gpuherd.jobs.scheduler.memory import could_share
 from hydra_plugins.gpuherd_launcher import _parcels
 from hydra_plugins.gpuherd_launcher._resolvers import of_the_program
 from hydra_plugins.gpuherd_launcher._settings import Settings
 
-_OURS = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _WORKER = "hydra_plugins.gpuherd_launcher._work"
 
 
@@ -79,7 +79,7 @@ class Planner:
             config.hydra.job.id = str(number)
             config.hydra.job.num = number
         # Hydra has put what env_copy names there too.
-        for name in _OURS:
+        for name in VARIABLES:
             if name in config.hydra.job.env_set:
                 raise UsageError(
                     f"{name} can't be in hydra.job.env_set or env_copy: gpuherd sets it when it knows the job's GPUs"

@@ -8,6 +8,7 @@ from gpuherd.engines.base import ExportJob
 from gpuherd.engines.export import comment, quoted
 from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import UsageError
+from gpuherd.gpus.visible import CUDA, ORDER, PCI_ORDER
 
 RUN = "run.sh"
 
@@ -49,7 +50,7 @@ ended() {{
 _GPUS = """\
 # The GPUs to use, by number or UUID; or from outside: {first}=2 bash {name}
 {lines}
-export CUDA_DEVICE_ORDER=PCI_BUS_ID"""
+export {order}"""
 _TAIL = """\
 
 if [[ $failures != 0 ]]; then echo "$failures failed"; exit 1; fi
@@ -71,7 +72,8 @@ def _clusters() -> str:
 def _head(jobs: Sequence[ExportJob]) -> str:
     most = max((job.placement.gpus for job in jobs), default=0)
     lines = "\n".join(f"GPU_{number}=${{GPU_{number}:-{number}}}" for number in range(most))
-    gpus = _GPUS.format(first="GPU_0", name=RUN, lines=lines) if most else "export CUDA_VISIBLE_DEVICES="
+    order = f"{ORDER}={PCI_ORDER}"
+    gpus = _GPUS.format(first="GPU_0", name=RUN, lines=lines, order=order) if most else f"export {CUDA}="
     return _HEAD.format(jobs="1 job" if len(jobs) == 1 else f"{len(jobs)} jobs", name=RUN, gpus=gpus)
 
 
@@ -82,7 +84,7 @@ def _block(number: int, job: ExportJob) -> str:
     return (
         f"\n# {number}: {comment(job.name)}\n"
         f"if begin {number} {name}{needs}; then\n"
-        f'    (\n        export CUDA_VISIBLE_DEVICES="{visible}"\n'
+        f'    (\n        export {CUDA}="{visible}"\n'
         f"        {job.line}\n"
         f"    ) >logs/{number}.log 2>&1 </dev/null\n"
         f"    ended {number} $?\n"

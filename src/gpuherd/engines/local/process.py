@@ -10,9 +10,9 @@ Between gpuherd and the job stands a shell with one constant script. It does thr
   they do, no longer and no shorter than the work. It may have inherited the open lock file before it is locked: the
   lock belongs to the open file, and so to all who have it.
 
-The job's words reach the shell only as "$@" and are never parsed by it. CUDA's renumbering of GPUs happens here and
-nowhere else: CUDA_VISIBLE_DEVICES is set in the job's own environment, together with the order that makes it mean the
-PCI index. What to run and when is decided elsewhere.
+The job's words reach the shell only as "$@" and are never parsed by it. GPUs are renumbered here and nowhere else:
+``gpus.visible`` says which variables of the job's own environment show it its GPUs. What to run and when is decided
+elsewhere.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gpuherd.engines import progress
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, Lock, ProcessId, Traces, Tree, identify, locks_held, path_of
 from gpuherd.errors import GpuherdError
+from gpuherd.gpus.visible import ORDER, PCI_ORDER, VARIABLES, chosen_in, without
+from gpuherd.gpus.visible import environment as visible_environment
 
 if TYPE_CHECKING:  # a leader on a node imports this, and is to begin at once
     from gpuherd.gpus.state import Gpu
@@ -47,10 +49,14 @@ if TYPE_CHECKING:  # a leader on a node imports this, and is to begin at once
 # The traps let the shell outlive a signal to the group; the job gets the default actions back. The names are long
 # because a variable that the job's environment has by the same name would be changed for the job too.
 _SHELL = "/bin/sh"
-_SCRIPT = """\
+_SCRIPT = f"""\
 gpuherd_status=$1
 shift
-read -r gpuherd_up CUDA_VISIBLE_DEVICES || exit 75
+read -r gpuherd_up gpuherd_gpus || exit 75
+if [ -n "$gpuherd_gpus" ]; then
+unset {" ".join(VARIABLES)}
+export $gpuherd_gpus
+fi
 exec </dev/null
 echo "
 $GPUHERD_ATTEMPT started $gpuherd_up" >>"$gpuherd_status" || exit 75
@@ -63,7 +69,6 @@ $GPUHERD_ATTEMPT exit $gpuherd_code $gpuherd_up" >>"$gpuherd_status"
 exit "$gpuherd_code"
 """
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _HIGHEST_SIGNAL = 64
 _MAY_PASS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT})
@@ -97,33 +102,45 @@ class Exit:
     ran_s: float | None = field(default=None, compare=False)
 
 
+class Command(Protocol):
+    """What a job runs (``jobs.job.Job``)."""
+
+    @property
+    def argv(self) -> Sequence[str]:
+        """The command; its first word is looked up in PATH as a shell would."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Variables that the job adds to ours."""
+
+    @property
+    def cwd(self) -> str | None:
+        """Working folder, None for ours."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """All that is needed to start one attempt.
 
     Attributes:
         tag: ``<queue id>/<attempt id>``, carried in the environment by everything that the job starts.
-        argv: the command; its first word is looked up in PATH as a shell would.
-        env: variables that the job adds to ours.
-        cwd: working folder, None for ours.
+        job: what to run.
         log: file that gets the output, appended to.
         status: file that the shell adds the exit status to; its folder exists. Attempts may share it.
         progress: file in which the job may tell how far it is.
         gpus: the GPUs that the job sees, in this order; () hides all of them.
         lease_fds: open lease files that the job's processes keep open.
         ahead_fds: open files that may become its leases before it gets its go-ahead (``LocalProcess.assign``).
-        inherits_gpus: an engine has chosen the GPUs: CUDA_VISIBLE_DEVICES is what the inherited environment says, and
-            is not set where that says nothing; ``gpus`` is ().
+        inherits_gpus: an engine has chosen the GPUs: the job sees those that the inherited environment says, or all
+            where that says nothing; ``gpus`` is ().
         threads: CPU threads that this job may use, told to the numeric libraries unless the user told them something.
     """
 
     tag: str
-    argv: Sequence[str]
+    job: Command
     log: Path
     status: Path
     progress: Path
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
     gpus: tuple[Gpu, ...] = ()
     lease_fds: tuple[int, ...] = ()
     ahead_fds: tuple[int, ...] = ()
@@ -146,7 +163,6 @@ class LocalProcess:
         status: Path,
         child: subprocess.Popen[bytes] | None,
         go_fd: int | None,
-        visible: str = "",
     ):
         self.identity = traces.leader
         self.traces = traces
@@ -154,12 +170,12 @@ class LocalProcess:
         self._status = status
         self._child = child
         self._go_fd = go_fd
-        self._visible = visible
+        self._gpus = ""
         self._went = child is None
 
     def assign(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> None:
         """Other GPUs for a process that still waits for ``go``, with leases that it was given when it was started."""
-        self._visible = _cuda_names(gpus)
+        self._gpus = " ".join(f"{name}={value}" for name, value in visible_environment(gpus).items())
         self.traces = replace(self.traces, locks=_locks(lease_fds))
 
     def waits_for_go(self) -> bool:
@@ -174,7 +190,7 @@ class LocalProcess:
             # A shell that was killed meanwhile leaves a broken pipe; its end is noticed through the pidfd.
             with suppress(BrokenPipeError):
                 since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-                os.write(self._go_fd, f"{since_boot_s:.2f} {self._visible}\n".encode())
+                os.write(self._go_fd, f"{since_boot_s:.2f} {self._gpus}\n".encode())
                 self._went = True
             os.close(self._go_fd)
             self._go_fd = None
@@ -242,15 +258,15 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
     ``inherited`` is the environment that the job's own comes on top of, usually ``os.environ``.
     """
     environment = job_environment(inherited, launch)
-    program = _find(launch.argv[0], environment.get("PATH", os.defpath), launch.cwd)
-    words = [_SHELL, "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.argv[1:]]
+    program = _find(launch.job.argv[0], environment.get("PATH", os.defpath), launch.job.cwd)
+    words = [_SHELL, "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.job.argv[1:]]
     read_end, write_end = os.pipe()
     try:
         child = _spawn(words, launch, environment, read_end)
     except (OSError, ValueError) as problem:
         os.close(write_end)
         may_pass = isinstance(problem, OSError) and problem.errno in _MAY_PASS
-        raise CannotStart(f"can't start {launch.argv[0]!r}: {_reason(problem)}", may_pass=may_pass) from problem
+        raise CannotStart(f"can't start {launch.job.argv[0]!r}: {_reason(problem)}", may_pass=may_pass) from problem
     finally:
         os.close(read_end)
     try:
@@ -258,7 +274,7 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
         if identity is None:
             raise CannotStart(f"can't find process {child.pid} in /proc, where gpuherd needs to see its jobs")
         traces = Traces(launch.tag, identity, _locks(launch.lease_fds))
-        return LocalProcess(traces, launch.status, child, write_end, environment.get(_VISIBLE, ""))
+        return LocalProcess(traces, launch.status, child, write_end)
     except BaseException:
         # Out of descriptors, say. The shell must not wait on for a go-ahead that never comes, with the leases in hand.
         os.close(write_end)
@@ -268,10 +284,6 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
 
 def _locks(descriptors: Sequence[int]) -> frozenset[Lock]:
     return frozenset(Lock(path_of(descriptor), os.getpid()) for descriptor in descriptors)
-
-
-def _cuda_names(gpus: Sequence[Gpu]) -> str:
-    return ",".join(gpu.cuda_name for gpu in gpus)
 
 
 def _reason(problem: OSError | ValueError) -> str:
@@ -291,7 +303,7 @@ def _spawn(words: list[str], launch: Launch, environment: Mapping[str, str], std
             stdin=stdin,
             stdout=log,
             stderr=log,
-            cwd=launch.cwd,
+            cwd=launch.job.cwd,
             env=environment,
             pass_fds=(*launch.lease_fds, *launch.ahead_fds),
             start_new_session=True,
@@ -343,20 +355,13 @@ def _seconds(words: list[str]) -> float | None:
 
 def job_environment(inherited: Mapping[str, str], launch: Launch) -> dict[str, str]:
     """The job's environment: ours, its own additions, and what only gpuherd decides: GPUs, tag and progress file."""
-    environment = {**inherited, **launch.env}
+    environment = {**inherited, **launch.job.env}
     if launch.threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         # Each library would otherwise start a thread a core in every job at once.
         environment |= dict.fromkeys(THREAD_VARIABLES, str(launch.threads))
-    environment.pop(_VISIBLE, None)
-    if not launch.inherits_gpus:
-        environment[_VISIBLE] = _cuda_names(launch.gpus)
-    elif _VISIBLE in inherited:
-        environment[_VISIBLE] = inherited[_VISIBLE]
-    environment |= {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        ATTEMPT_VARIABLE: launch.tag,
-        progress.VARIABLE: str(launch.progress),
-    }
+    shown = {ORDER: PCI_ORDER, **chosen_in(inherited)} if launch.inherits_gpus else visible_environment(launch.gpus)
+    environment = without(environment) | shown
+    environment |= {ATTEMPT_VARIABLE: launch.tag, progress.VARIABLE: str(launch.progress)}
     return environment
 
 

@@ -13,6 +13,7 @@ from gpuherd.engines.slurm import translate
 from gpuherd.engines.slurm.node import SHELL_MEETING, SHELL_PLACE
 from gpuherd.engines.slurm.options import SlurmOptions
 from gpuherd.errors import UsageError
+from gpuherd.gpus.visible import ORDER, PCI_ORDER, environment
 
 SUBMIT = "submit.sh"
 _HOLDING = """\
@@ -77,8 +78,9 @@ def _script(group: Group, options: SlurmOptions) -> str:
         *(f"#SBATCH {_word(word)}" for word in _directives(group, options)),
         "",
     ]
-    # SLURM sets it where it has given GPUs.
-    lines.append("export CUDA_DEVICE_ORDER=PCI_BUS_ID" if group.placement.gpus else "export CUDA_VISIBLE_DEVICES=")
+    # SLURM names the GPUs where it has given any.
+    shown = {ORDER: PCI_ORDER} if group.placement.gpus else environment(())
+    lines += [f"export {name}={value}" for name, value in shown.items() if value or name != ORDER]
     if group.placement.cpus is not None:
         lines.append("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK")
     lines += options.setup

@@ -1,7 +1,7 @@
-"""What kind of failure an attempt was, told from exit code, signal and log: pure functions over plain data.
+"""Classifies the failure of an attempt by exit code, signal and log: pure functions over plain data.
 
-A class says whether another try can help, and whether it should be elsewhere. Exit codes are those of
-``gpuherd.errors.ExitCode`` first; a program that knows nothing of them is judged by its signal and its last words.
+The class says whether another try can help, and whether it should be on another GPU. The exit codes of
+``gpuherd.errors.ExitCode`` come first; other programs are judged by their signal and the end of their log.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ import signal as signals
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from gpuherd.errors import ExitCode
+from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
+
+if TYPE_CHECKING:
+    from gpuherd.engines.local.process import Exit
 
 
 class FailureClass(StrEnum):
@@ -46,7 +51,7 @@ _ELSEWHERE = frozenset(
     }
 )
 
-# What shells say when they could not run the command; another try would fail the same way.
+# Exit codes of a shell that could not run the command; another try would fail the same way.
 _SHELL_CODES = {126: "the command is no program, or may not be run", 127: "there is no such command"}
 
 _BY_CODE = {
@@ -56,8 +61,8 @@ _BY_CODE = {
     ExitCode.CANNOT_WRITE: FailureClass.CANNOT_WRITE,
 }
 
-# How libraries word that a GPU's or the machine's memory is full. cuBLAS, cuSOLVER and cuDNN report another error where
-# their handles find no room.
+# Messages of libraries when a GPU's or the machine's memory is full. cuBLAS, cuSOLVER and cuDNN report another error
+# when there is no memory for their handles.
 _NO_MEMORY = re.compile(
     r"OutOfMemoryError|\b(?:CUDA|HIP|XPU|cudaMalloc failed)(?: driver)?(?: error)?:? out of memory|_ALLOC_FAILED"
     r"|Triton Error \[CUDA\]: out of memory|MPS backend out of memory"
@@ -71,8 +76,8 @@ _NO_MEMORY = re.compile(
     r"|memory allocation of \d{1,20} bytes failed|runtime: out of memory|DefaultCPUAllocator"
     r"|out of shared memory|unable to write to file </torch_|oom.kill event|Out of memory: Killed process",
 )
-# Told by a line anywhere in the log's tail. In order: a GPU that has fallen off the bus also says that memory could not
-# be had. Every pattern is of bounded length, so that a hostile line costs linear time.
+# Recognised in any line of the log's tail, in this order: a GPU that has fallen off the bus also reports failed
+# allocations. Every pattern is of bounded length, so that a hostile line costs linear time.
 _ANYWHERE: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
     (
         FailureClass.GPU_FAULT,
@@ -105,8 +110,8 @@ _ANYWHERE: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
         ),
     ),
 )
-# Told only by the line that tells: in passing, programs say such things of what they can do without.
-_TELLING = (
+# Recognised only in the line that names the error: programs also print such messages about optional files.
+_IN_ERROR_LINE = (
     (
         FailureClass.MISSING,
         re.compile(
@@ -135,7 +140,7 @@ _TELLING = (
     ),
 )
 
-# Of those that tell of memory: the machine's, not a GPU's.
+# Messages about the machine's memory, among those about memory.
 _HOST_MEMORY = re.compile(
     r"\bMemoryError\b|Cannot allocate memory|std::bad_alloc|Unable to allocate|DefaultCPUAllocator|out of shared memory"
     r"|memory allocation of|runtime: out of memory|java\.lang|ray\.exceptions|</torch_|oom.kill event|Killed process"
@@ -146,45 +151,19 @@ _ERROR_LINE = re.compile(
     r"|(?:No such file or directory|command not found|: not found|Permission denied)$",
     re.IGNORECASE,
 )
-# Said by launchers about a worker that has told its own error before.
+# Printed by launchers about a worker that has printed its own error before.
 _WRAPPERS = re.compile(
     r"ChildFailedError|CalledProcessError|ProcessRaisedException|ProcessExitedException|RemoteTraceback"
     r"|Engine ?[cC]ore (?:initialization )?(?:failed|encountered)|EngineDeadError|subprocess-exited-with-error"
     r"|^srun: error|Set the environment variable HYDRA_FULL_ERROR"
 )
-# Before the words themselves: which process of several said them.
+# Prefixes that name the process, of several, which printed the line.
 _SPEAKER = re.compile(r"^(?:(?:\[rank\d{1,5}\]|\(\w{1,40} (?:pid|rank)=\d{1,9}\)|\d{1,5}):?\s{1,4}){1,3}(?=\S)")
 _SHELL_WORDS = re.compile(r"^(?:Killed|Terminated|Hangup|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?$")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
-# Surrogates stand for bytes that are no UTF-8 (in a file name, say); nothing can print them.
+# Surrogates stand for bytes that are not UTF-8 (in a file name, say); they can't be printed.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _LONGEST_REASON = 300
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """What is known of an attempt that did not succeed.
-
-    Attributes:
-        started: whether the command itself ever ran.
-        code, signal: as in ``engines.local.process.Exit``; both None when the end was not recorded.
-        log_tail: the last part of its output.
-        timeout_s, stage_timeout_s, heartbeat_s: the limit, when we ended it for that one.
-        stage: the stage that it was in for too long, as it called it.
-        gpu_problem: what the driver says is wrong with one of its GPUs ("Xid 79"), when it came up while it ran.
-        missing_result: the file that should be there after a success, when the command ended well without it.
-    """
-
-    started: bool = True
-    code: int | None = None
-    signal: int | None = None
-    log_tail: str = ""
-    timeout_s: float | None = None
-    stage_timeout_s: float | None = None
-    stage: str | None = None
-    heartbeat_s: float | None = None
-    gpu_problem: str | None = None
-    missing_result: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +182,28 @@ class Diagnosis:
     exit_code: int | None = None
 
 
-def classify(ending: Ending) -> Diagnosis:
-    """Diagnoses an attempt that did not succeed."""
-    failure, reason = _judge(ending)
+def classify(
+    end: Exit,
+    log_tail: str = "",
+    *,
+    passed: Passed | None = None,
+    gpu_problem: str | None = None,
+    missing_result: str | None = None,
+) -> Diagnosis:
+    """Diagnoses an attempt that did not succeed.
+
+    Args:
+        end: what its main process did; neither code nor signal when the end was not recorded.
+        log_tail: the last part of its output.
+        passed: the time limit for which we ended it.
+        gpu_problem: what the driver says is wrong with one of its GPUs ("Xid 79"), when it came up while it ran.
+        missing_result: the file that should be there after a success, when the command ended well without it.
+    """
+    failure, reason = _judge(end, log_tail, passed, gpu_problem, missing_result)
     retry = failure not in _FOR_GOOD
     out_of_memory = failure is FailureClass.OUT_OF_MEMORY and "cuda" not in reason.lower()
     on_host = out_of_memory and _HOST_MEMORY.search(reason) is not None
-    return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE, on_host, ending.code)
+    return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE, on_host, end.code)
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
@@ -229,54 +223,53 @@ def is_out_of_memory(problem: BaseException) -> bool:
     return isinstance(problem, RuntimeError) and ("out of memory" in words or _NO_MEMORY.search(words) is not None)
 
 
-def _judge(ending: Ending) -> tuple[FailureClass, str]:
-    line = telling_line(ending.log_tail)
-    if not ending.started and ending.timeout_s is None:
+def _judge(
+    end: Exit, log_tail: str, passed: Passed | None, gpu_problem: str | None, missing_result: str | None
+) -> tuple[FailureClass, str]:
+    line = telling_line(log_tail)
+    if not end.started and (passed is None or passed.kind is not LimitKind.WHOLE):
         return FailureClass.NEVER_STARTED, line or "it ended before it could be given the go-ahead"
-    if ending.gpu_problem is not None and ending.code not in _BY_CODE:
-        # Also for one that we had to stop: a job hangs when its GPU does.
-        return FailureClass.GPU_FAULT, f"the driver reports {ending.gpu_problem}" + (f"; {line}" if line else "")
-    stopped = _judge_stop(ending)
-    if stopped is not None:
-        return stopped
-    if ending.missing_result is not None:
-        return FailureClass.NO_RESULT, f"it ended well, but its result {ending.missing_result} is not there"
-    if ending.code in _BY_CODE:
-        return _BY_CODE[ExitCode(ending.code)], line or f"exit code {ending.code}"
-    return _judge_log(ending.log_tail.splitlines(), line) or _judge_exit(ending, line)
+    if gpu_problem is not None and end.code not in _BY_CODE:
+        # Also for an attempt that we ended: a job hangs when its GPU does.
+        return FailureClass.GPU_FAULT, f"the driver reports {gpu_problem}" + (f"; {line}" if line else "")
+    if passed is not None:
+        return _judge_limit(passed)
+    if missing_result is not None:
+        return FailureClass.NO_RESULT, f"it ended well, but its result {missing_result} is not there"
+    if end.code in _BY_CODE:
+        return _BY_CODE[ExitCode(end.code)], line or f"exit code {end.code}"
+    return _judge_log(log_tail.splitlines(), line) or _judge_exit(end, line)
 
 
 def _judge_log(lines: Sequence[str], line: str | None) -> tuple[FailureClass, str] | None:
-    """The class that the log tells, None when it tells none."""
-    # Long lines are searched whole, and cut only for people.
+    """The class that the log shows, None when it shows none."""
+    # Long lines are searched whole, and cut only for display.
     whole = [_words(each) for each in reversed(lines)]
     for failure, pattern in _ANYWHERE:
         said = next((words for words in whole if pattern.search(words)), None)
         if said is not None:
             return failure, said
-    return next(((failure, line) for failure, pattern in _TELLING if line and pattern.search(line)), None)
+    return next(((failure, line) for failure, pattern in _IN_ERROR_LINE if line and pattern.search(line)), None)
 
 
-def _judge_exit(ending: Ending, line: str | None) -> tuple[FailureClass, str]:
-    if ending.signal is not None:
-        return _judge_signal(ending.signal, line)
-    if ending.code is None:
+def _judge_exit(end: Exit, line: str | None) -> tuple[FailureClass, str]:
+    if end.signal is not None:
+        return _judge_signal(end.signal, line)
+    if end.code is None:
         return FailureClass.KILLED, "it was gone without leaving an exit status: killed, with its shell"
-    if ending.code in _SHELL_CODES:
-        return FailureClass.MISSING, line or f"exit code {ending.code}: {_SHELL_CODES[ending.code]}"
-    return FailureClass.CRASH, line or f"exit code {ending.code}, and nothing in its log"
+    if end.code in _SHELL_CODES:
+        return FailureClass.MISSING, line or f"exit code {end.code}: {_SHELL_CODES[end.code]}"
+    return FailureClass.CRASH, line or f"exit code {end.code}, and nothing in its log"
 
 
-def _judge_stop(ending: Ending) -> tuple[FailureClass, str] | None:
-    """The class of an attempt that we ended for one of its limits."""
-    if ending.timeout_s is not None:
-        return FailureClass.TIMEOUT, f"stopped after its time limit of {ending.timeout_s:g} s"
-    if ending.stage_timeout_s is not None:
-        stage = f" in stage {ending.stage}" if ending.stage else ""
-        return FailureClass.TIMEOUT, f"stopped{stage} after the time limit of {ending.stage_timeout_s:g} s for a stage"
-    if ending.heartbeat_s is not None:
-        return FailureClass.NO_HEARTBEAT, f"stopped after it had told no progress for {ending.heartbeat_s:g} s"
-    return None
+def _judge_limit(passed: Passed) -> tuple[FailureClass, str]:
+    """The class of an attempt that we ended for one of its time limits."""
+    if passed.kind is LimitKind.WHOLE:
+        return FailureClass.TIMEOUT, f"stopped after its time limit of {passed.limit_s:g} s"
+    if passed.kind is LimitKind.STAGE:
+        stage = f" in stage {passed.stage}" if passed.stage else ""
+        return FailureClass.TIMEOUT, f"stopped{stage} after the time limit of {passed.limit_s:g} s for a stage"
+    return FailureClass.NO_HEARTBEAT, f"stopped after it had told no progress for {passed.limit_s:g} s"
 
 
 def _judge_signal(number: int, line: str | None) -> tuple[FailureClass, str]:
@@ -293,7 +286,7 @@ def _judge_signal(number: int, line: str | None) -> tuple[FailureClass, str]:
 
 
 def in_words(failure: str, exit_code: int | None, reason: str) -> str:
-    """A failure for people: its class, the exit code where the process left one, and the reason.
+    """A failure as text: its class, the exit code if the process left one, and the reason.
 
     >>> in_words("crash", 3, "ValueError: no"), in_words("crash", 3, "exit code 3, and nothing in its log")
     ('crash, exit code 3: ValueError: no', 'crash: exit code 3, and nothing in its log')
@@ -303,7 +296,7 @@ def in_words(failure: str, exit_code: int | None, reason: str) -> str:
 
 
 def with_code(exit_code: int | None, reason: str) -> str:
-    """The reason, after the exit code where the process left one and the reason does not say it."""
+    """The reason, after the exit code if the process left one and the reason does not contain it."""
     code = _code(exit_code, reason)
     return f"{code}: {reason}" if code else reason
 
@@ -313,9 +306,9 @@ def _code(exit_code: int | None, reason: str) -> str:
 
 
 def telling_line(log_tail: str) -> str | None:
-    """The last line of a log that names an error, else the last line that says anything; None for none.
+    """The last line of a log that names an error, else the last line that is not blank; None for an empty log.
 
-    Cleaned, and without the "error: " that our own workers begin with: who reads a reason knows that it is one.
+    Cleaned, and without the "error: " of our own workers, which is redundant in a reason.
 
     >>> telling_line("error: the model has no weights\\n")
     'the model has no weights'
@@ -346,7 +339,7 @@ def _cut(plain: str) -> str:
 
 
 def _words(line: str) -> str:
-    """A line of a log, plain, without who said it and without our own workers' "error: "."""
+    """A line of a log, plain, without the prefix that names its process and without our own workers' "error: "."""
     return _SPEAKER.sub("", _plain(line), count=1).removeprefix("error: ")
 
 

@@ -1,4 +1,4 @@
-"""Starts attempts: shells made in advance, leases, the record in the queue; jobs that can never run fail here."""
+"""Starts attempts: shells started in advance, leases, the record in the queue, the go-ahead."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from gpuherd.engines.local.process import CannotStart
 from gpuherd.engines.process_tree import Traces
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import FailureClass, clean
+from gpuherd.jobs.attempts.complete import give_up
+from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor, Waiting
 from gpuherd.jobs.gpu.manager import GpuDesk
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
-from gpuherd.jobs.records import EventKind, Failure, QueuedJob, StartRecord
+from gpuherd.jobs.records import EventKind, QueuedJob, StartRecord
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.scheduler.policy import Start
 
@@ -26,88 +27,99 @@ if TYPE_CHECKING:
     from gpuherd.gpus.state import Gpu
 
 
-# Shells of the next jobs, started while there is nothing else to do, so that a GPU works again sooner after an end.
+# Prefork: shells of the next jobs, started while there is nothing else to do, so that a GPU works again sooner after an
+# end.
 #
-# To start a shell takes longer than all else between a job's end and the next one's start. While short jobs run one
-# after the other, those that are next therefore get theirs before there is a GPU for them: in a quiet moment, one at
-# a time. It waits for its go-ahead as every shell does (``engines.local.process``), and nothing of it is in the queue;
-# if the dispatcher is killed, it reads the end of its pipe and ends, and its job waits as before. Which GPU it gets it
-# is told with the go-ahead. The lease it has from its birth: the lock files of the GPUs in question, open but not
-# locked, of which the dispatcher locks the one that it takes; a lock belongs to the open file, and so to all who have
-# inherited it.
+# Starting a shell takes longer than everything else between a job's end and the next job's start. While short jobs
+# follow each other, the next jobs therefore get their shells before there is a GPU for them: in a quiet moment, one at
+# a time. A preforked shell waits for its go-ahead as every shell does (``engines.local.process``), and the queue holds
+# no record of it: if the dispatcher is killed, the shell reads the end of its pipe and exits, and its job waits as
+# before. The go-ahead names its GPUs. It inherits the lease from the start: the lock files of all GPUs in question,
+# open but not locked, of which the dispatcher locks the ones that it takes. A lock belongs to the open file, and so to
+# every process that has inherited it.
 #
-# What stands by is given up when its job is not next any more, and after a while, so that no job runs in a folder and
-# with a program of long ago. It decides nothing: which job starts where is ``policy``'s part, whether it was foreseen
-# here or not.
+# A preforked shell is ended when its job is not next any more, and after a while, so that no job runs in an old folder
+# or with an old program. Preforking decides nothing: ``policy`` decides which job starts where, whether its shell is
+# ready or not.
 
-# Longer jobs don't feel the milliseconds.
+# For longer jobs the milliseconds don't matter.
 _SHORT_S = 10.0
-# For so long a shell stands by, and so long after the last short job's end any is made.
+# A preforked shell waits at most so long, and none is started later than that after the last short job's end.
 _AT_MOST_S = 2 * _SHORT_S
-# A quiet moment: longer than the time between ends that come together, which must not wait for what is made here.
+# A quiet moment: longer than the time between ends that come together, which must not wait for a prefork.
 _QUIET_S = 0.02
-# No more than so many stand by, with so many open lock files: each has one for each GPU in question.
+# At most so many shells, with so many open lock files: each shell has one for each GPU in question.
 _MOST, _MOST_FILES = 8, 128
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A shell that stands by. ``leases``: by GPU's UUID, the open lock files that it was given."""
+@dataclass(slots=True)
+class _Preforked:
+    """A shell started in advance. ``leases``: by GPU's UUID, the open lock files that it was given."""
 
     waiting: Waiting
     leases: Mapping[str, Lease]
     since: float
+    _is_open: bool = True
+
+    def use(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> Waiting:
+        """It is started on these GPUs: from now on it is the attempt's."""
+        self.waiting.process.assign(gpus, lease_fds)
+        self._close()
+        return self.waiting
 
     def abandon(self) -> None:
-        """Gives it up; its empty log goes with it."""
+        """Ends it unless it was used; its empty log goes with it."""
+        if not self._is_open:
+            return
         self.waiting.process.abandon()
-        self.close()
+        self._close()
         with suppress(OSError):
             if self.waiting.log.stat().st_size == 0:
                 self.waiting.log.unlink()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Closes our copies of the lock files."""
+        self._is_open = False
         for lease in self.leases.values():
             lease.close()
 
 
-class Standby:
-    """The shells that stand by.
+class Prefork:
+    """The preforked shells of one dispatcher.
 
     Args:
-        new_attempt: gives the number of the next attempt.
+        new_attempt: returns the number of the next attempt.
 
     Attributes:
-        due_at: when ``keep_time`` has something to do (by ``clock.mono``), None for not before something happens.
+        due_at: when ``keep_time`` has something to do (by ``clock.mono``); None until an event.
     """
 
     def __init__(self, supervisor: Supervisor, desk: GpuDesk, new_attempt: Callable[[], int]):
         self._supervisor = supervisor
         self._desk = desk
         self._new_attempt = new_attempt
-        self._ready: dict[int, Ready] = {}
+        self._ready: dict[int, _Preforked] = {}
         self._short_until = 0.0
         self.due_at: float | None = None
 
     @property
     def traces(self) -> list[Traces]:
-        """What the processes that stand by are known by."""
+        """How the processes of the preforked shells are recognised."""
         return [ready.waiting.process.traces for ready in self._ready.values()]
 
     def ended(self, ran_s: float, now: float) -> None:
-        """A job has ended after so many seconds: now is no quiet moment."""
+        """A job has ended after so many seconds: this is no quiet moment."""
         if ran_s < _SHORT_S:
             self._short_until = now + _AT_MOST_S
         self.due_at = now + _QUIET_S
 
     def started(self, now: float) -> None:
-        """Jobs have been started, which may have taken long: whoever has ended meanwhile comes first."""
+        """Jobs have been started, which may have taken long: jobs that have ended meanwhile come first."""
         if self.due_at is not None:
             self.due_at = max(self.due_at, now + _QUIET_S)
 
     def keep_time(self, now: float, following: Sequence[QueuedJob], threads: int) -> None:
-        """Makes one shell more, or gives up what stands by in vain. ``following``: the jobs that are next, in order."""
+        """Starts one more shell, or ends those that are not needed. ``following``: the jobs that are next, in order."""
         is_due = self.due_at is not None and now >= self.due_at
         if not self._ready and not is_due:
             return
@@ -128,8 +140,8 @@ class Standby:
             if self.due_at is not None:
                 self.due_at += _AT_MOST_S + _QUIET_S
 
-    def claim(self, queued: QueuedJob, threads: int) -> Ready | None:
-        """The shell that stands by for exactly this attempt, which the caller now has to start or abandon."""
+    def claim(self, queued: QueuedJob, threads: int) -> _Preforked | None:
+        """The shell preforked for exactly this attempt, which the caller must now start or abandon."""
         ready = self._ready.pop(queued.id, None)
         if ready is None:
             return None
@@ -140,7 +152,7 @@ class Standby:
         return None
 
     def close(self) -> None:
-        """Gives up all."""
+        """Ends all of them."""
         for ready in self._ready.values():
             ready.abandon()
         self._ready.clear()
@@ -152,105 +164,62 @@ class Standby:
                 self._new_attempt(), queued, threads, ahead_fds=[lease.fd for lease in leases.values()]
             )
         except (CannotStart, OSError):
-            # Why is said when the job is to be started in earnest.
+            # The reason is reported when the job is really started.
             for lease in leases.values():
                 lease.close()
             return False
-        self._ready[queued.id] = Ready(waiting, leases, now)
+        self._ready[queued.id] = _Preforked(waiting, leases, now)
         return True
 
 
-# Jobs that can't ever run fail without an attempt.
+# The order of a start: leases, one more check of the GPUs under the leases, a shell that waits, the record in the
+# queue, the go-ahead. Starts that come together share the check, and a few at a time share the record.
 
-
-def give_up(
-    queue: Queue, tell: Reporter, jobs: Sequence[QueuedJob], failure: FailureClass, reason: str
-) -> sqlite3.OperationalError | None:
-    """Records and reports it, once for all jobs that have this reason. Returns the error when the queue can't be
-    written now: the caller tries again."""
-    try:
-        with queue.transaction():
-            cancelled = [queue.fail_waiting(each.id, reason) for each in jobs]
-    except sqlite3.OperationalError as problem:
-        if not may_pass(problem):
-            raise
-        return problem
-    reason = clean(reason)
-    tell.given_up(
-        [Failure(each.job.name, each.job.title or each.job.name, failure, reason, each.attempts, None) for each in jobs]
-    )
-    for each, names in zip(jobs, cancelled, strict=True):
-        tell.cancelled(names, each.job.name)
-    return None
-
-
-# The order of a start: leases, one more look at the GPUs under them, a shell that waits, the record in the queue, the
-# go-ahead. Starts that come together share the look, and a few at a time the record.
-
-# After a start failed for want of processes, files, memory or space, which may pass.
+# Retry interval after a start failed for lack of processes, files, memory or space, which may pass.
 START_AGAIN_S = 1.0
-# So many starts share a record in the queue: more would make the first wait for the last, fewer cost a record each.
+# So many starts share a record in the queue: more would delay the first one, fewer would cost a record each.
 _AT_ONCE = 2
-
-
-class _Claimed:
-    """A shell that stood by, for the time in which it is not clear yet whether its job can be started."""
-
-    def __init__(self, ready: Ready):
-        self._ready = ready
-        self._is_open = True
-
-    def use(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> Waiting:
-        """It is started on these GPUs: from now on it is the attempt's."""
-        self._ready.waiting.process.assign(gpus, lease_fds)
-        self._is_open = False
-        self._ready.close()
-        return self._ready.waiting
-
-    def end(self) -> None:
-        """Gives it up unless it was used."""
-        if self._is_open:
-            self._is_open = False
-            self._ready.abandon()
 
 
 @dataclass(frozen=True, slots=True)
 class _Leased:
-    """A start whose GPUs are taken, and the shell that has inherited its leases, where there is one."""
+    """A start whose GPUs are leased, and the preforked shell that has inherited the leases, if there is one."""
 
     start: Start
     leases: Sequence[Lease]
-    claimed: _Claimed | None = None
+    preforked: _Preforked | None = None
 
 
-class Starter:
-    """Carries starts out.
+class Launcher:
+    """Carries out starts.
 
     Attributes:
-        standby: the shells that wait for the next starts.
-        again_at: when to try again what failed for want of something (by ``clock.mono``), else None.
+        prefork: the shells preforked for the next starts.
+        again_at: when to retry a start that failed for lack of something (by ``clock.mono``), else None.
     """
 
     def __init__(
-        self, queue: Queue, supervisor: Supervisor, desk: GpuDesk, tell: Reporter, run_id: int, began_at: float
+        self, queue: Queue, supervisor: Supervisor, desk: GpuDesk, reporter: Reporter, run_id: int, began_at: float
     ):
         self._queue = queue
         self._supervisor = supervisor
         self._desk = desk
-        self._tell = tell
+        self._reporter = reporter
         self._run_id = run_id
         self._began_at = began_at
         self._numbers = count(queue.last_attempt() + 1)
-        self.standby = Standby(supervisor, desk, lambda: next(self._numbers))
+        self.prefork = Prefork(supervisor, desk, lambda: next(self._numbers))
         self.threads = 1
         self.again_at: float | None = None
 
     def start_all(
         self, starts: Sequence[Start], head: Mapping[int, QueuedJob], promised_mb: Mapping[int, int | None]
     ) -> tuple[Attempt, ...]:
-        """Starts what can be started of it; returns the attempts that run now. ``promised_mb``: by job that shares."""
+        """Starts what can be started; returns the attempts that run now. ``promised_mb``: GPU memory promised to jobs
+        that share."""
         with ExitStack() as held:
-            # The job's processes hold the leases in the end. Our copies must go, or a lock would outlive its job.
+            # In the end only the job's processes hold the leases: our copies must be closed, or a lock would outlive
+            # its job.
             leased = [found for start in starts if (found := self._lease(start, head[start.job], held)) is not None]
             leased_mono = clock.mono()
             free = self._desk.still_free([each.start for each in leased])
@@ -266,26 +235,25 @@ class Starter:
                 if self.again_at is not None:
                     break
         self._desk.drop_unused()
-        self.standby.started(clock.mono())
+        self.prefork.started(clock.mono())
         return tuple(running)
 
     def _lease(self, start: Start, queued: QueuedJob, held: ExitStack) -> _Leased | None:
-        """Takes the start's GPUs, for the shell that stands by where there is one. None when somebody was faster."""
-        ready = None if start.shared else self.standby.claim(queued, self.threads)
+        """Leases the start's GPUs, for the preforked shell if there is one. None when another process was faster."""
+        ready = None if start.shared else self.prefork.claim(queued, self.threads)
         if ready is None:
             leases = self._desk.take(start, queued, held, {})
             return None if leases is None else _Leased(start, leases)
-        # Also when what follows fails: else the shell would keep the GPU that was taken for it.
-        claimed = _Claimed(ready)
-        held.callback(claimed.end)
+        # Also when what follows fails: otherwise the shell would keep the GPU that was leased for it.
+        held.callback(ready.abandon)
         leases = self._desk.take(start, queued, held, ready.leases)
         if leases is None:
             return None
         if not all(lease.was_ahead for lease in leases):
-            # Another lock file than the one that the shell has: it would not hold the lease.
-            claimed.end()
+            # A lock file other than the shell's: the shell would not hold the lease.
+            ready.abandon()
             return _Leased(start, leases)
-        return _Leased(start, leases, claimed)
+        return _Leased(start, leases, ready)
 
     def _prepare(
         self, leased: _Leased, queued: QueuedJob, leased_mono: float, shared_mb: int | None
@@ -293,12 +261,12 @@ class Starter:
         at, mono = clock.wall(), clock.mono()
         start, fds = leased.start, [lease.fd for lease in leased.leases]
         try:
-            if leased.claimed is None:
+            if leased.preforked is None:
                 waiting = self._supervisor.launch(
                     next(self._numbers), queued, self.threads, gpus=start.gpus, lease_fds=fds
                 )
             else:
-                waiting = leased.claimed.use(start.gpus, fds)
+                waiting = leased.preforked.use(start.gpus, fds)
         except (CannotStart, OSError) as problem:
             self._cannot_start(queued, problem)
             return None
@@ -325,7 +293,7 @@ class Starter:
         for attempt, _ in prepared:
             labels = attempt.record.labels
             place = f" on GPU {', '.join(labels)}" if labels else " on the CPU"
-            self._tell.about(EventKind.STARTED, attempt.record, "started" + place)
+            self._reporter.about(EventKind.STARTED, attempt.record, "started" + place)
         return tuple(attempt for attempt, _ in prepared)
 
     def _cannot_start(self, queued: QueuedJob, problem: CannotStart | OSError) -> None:
@@ -335,11 +303,11 @@ class Starter:
             self._later(problem)
 
     def _later(self, problem: Exception) -> None:
-        self._tell.notice(f"can't start a job now, trying again in {START_AGAIN_S:g} s: {problem}")
+        self._reporter.notice(f"can't start a job now, trying again in {START_AGAIN_S:g} s: {problem}")
         self.again_at = clock.mono() + START_AGAIN_S
 
     def give_up(self, queued: QueuedJob, failure: FailureClass, reason: str) -> None:
-        """A job fails without an attempt; later, where the disk is full."""
-        problem = give_up(self._queue, self._tell, [queued], failure, reason)
+        """A job fails without an attempt; where the disk is full, later."""
+        problem = give_up(self._queue, self._reporter, [queued], failure, reason)
         if problem is not None:
             self._later(problem)

@@ -1,7 +1,7 @@
-"""An attempt's log as people read it: its end, without reading the whole of it, and what is added to it as it grows.
+"""An attempt's log: its last lines, without reading all of it, and the lines added while it grows.
 
-A log is a stranger's text. For a terminal each line is made harmless: no escape, control or direction characters; of a
-progress bar that draws itself over and over only the last state is left.
+A log is untrusted text. For a terminal each line is sanitised: no escape, control or direction characters; of a
+progress bar that redraws itself only the last state is kept.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def size(path: Path) -> int:
 
 
 def last_lines(text: str, count: int = 20) -> list[str]:
-    """The last lines that say anything, each clean enough for a terminal."""
+    """The last lines that are not blank, each sanitised for a terminal."""
     return [line for line in (clean(raw) for raw in text.splitlines()[-4 * count :]) if line][-count:]
 
 
 def shown(line: str) -> str:
-    """A line of a log for a terminal: harmless, its indentation kept, at most 4096 characters.
+    """A line of a log for a terminal: sanitised, its indentation kept, at most 4096 characters.
 
     >>> shown("  10%|#   \\r  90%|### \\x1b[2J")
     '  90%|###'
@@ -56,7 +56,7 @@ def shown(line: str) -> str:
 def start_of_last(path: Path, count: int) -> int:
     """The byte at which the last ``count`` lines of the log begin; 0 if it is shorter or can't be read.
 
-    Read from the end, so that a log of gigabytes costs no more than the lines that are asked for.
+    The file is read from its end, so that a log of gigabytes costs no more than the requested lines.
     """
     try:
         with path.open("rb") as file:
@@ -82,13 +82,13 @@ def start_of_last(path: Path, count: int) -> int:
 
 
 class Growing:
-    """A log that may still be written: each ``more`` gives the lines that were completed since the last one.
+    """A log that may still grow: each ``more`` returns the lines completed since the last call.
 
-    Bytes that are no UTF-8 come as lone surrogates, so that encoding with ``surrogateescape`` gives them back. A log
-    that was emptied, or put in the place of another, is read from its beginning.
+    Bytes that are not UTF-8 become lone surrogates, so that encoding with ``surrogateescape`` restores them. A log that
+    was truncated or replaced is read from its beginning.
 
     Args:
-        path: the log; it may not be there yet.
+        path: the log; it need not exist yet.
         offset: byte at which to begin, by default the first.
         end: byte at which to stop, None to go on for as long as it grows.
     """
@@ -112,13 +112,13 @@ class Growing:
         self.ended_line = True
         *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
         if len(self._rest) > _MOST_AT_ONCE:
-            # A line that never ends must not be held, and copied, for ever.
+            # A line that never ends must not be kept, and copied, for ever.
             lines.append(self._rest)
             self._rest, self.ended_line = "", False
         return lines
 
     def rest(self) -> list[str]:
-        """As ``more``; when there is nothing new, what stands after the last end of a line."""
+        """As ``more``; when there is nothing new, the text after the last end of a line."""
         lines = self.more()
         if lines:
             return lines

@@ -1,8 +1,8 @@
-"""Ends what a job leaves behind: processes of an attempt whose main process has ended.
+"""Ends orphans: processes of an attempt whose main process has ended.
 
-They are found by what they inherited, wherever they hide (``engines.tree``). TERM at first sight, KILL when they are
-still there a moment later. One look at all processes serves all attempts that ended since the last one, so that many
-short jobs don't cost a look each.
+They are found by what they inherited, wherever they hide (``engines.process_tree``). SIGTERM at first sight, SIGKILL
+when they are still there a moment later. One scan of all processes serves all attempts that have ended since the last
+one, so that many short jobs don't cost a scan each.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ _FIRST_SCAN_S = 0.2
 _BETWEEN_SCANS_S = 0.3
 _PATIENCE_S = 0.4
 _GIVE_UP_S = 20.0
-# One look can miss what forks and ends in a loop. What was seen is gone when as many looks in a row don't see it.
+# One scan can miss a process that forks and exits in a loop. Orphans are gone when so many scans in a row don't find
+# any.
 _LOOKS_TO_BE_SURE = 3
 _SURE_AGAIN_S = 0.05
 
 
 @dataclass
 class _Spell:
-    """When processes of an attempt were first and last seen after its end."""
+    """When orphans of an attempt were first and last seen."""
 
     first: float
     last: float
 
 
-class Leftovers:
-    """Follows up attempts that have ended. ``due_at`` is when ``sweep`` wants to be called, None for not at all.
+class Orphans:
+    """Finds and ends the orphans of attempts that have ended. ``due_at`` is when to call ``sweep``, None for never.
 
     Args:
-        queue_tag: how the tags of this queue's attempts begin; a tag of the queue that no live attempt has belongs to
-            one that has ended, perhaps under an earlier dispatcher.
+        queue_tag: prefix of the tags of this queue's attempts; a tag with this prefix that no live attempt has belongs
+            to an attempt that has ended, perhaps under an earlier dispatcher.
     """
 
     def __init__(self, queue_tag: str):
@@ -53,7 +54,7 @@ class Leftovers:
         self.due_at: float | None = None
 
     def expect(self, now: float, traces: Traces | None = None) -> None:
-        """An attempt has ended, so that something of it may be left; ``traces`` where they are known."""
+        """An attempt has ended and may have left orphans; ``traces`` where they are known."""
         if traces is not None:
             self._ended.add(traces)
         self._expected_at = now
@@ -61,7 +62,7 @@ class Leftovers:
             self.due_at = max(now + _FIRST_SCAN_S, self._scanned_at + _BETWEEN_SCANS_S)
 
     def hurry(self, now: float) -> None:
-        """Nothing else is left to wait for: a first scan that is due can be now."""
+        """There is nothing else to wait for: a first scan that is planned is due now."""
         if self.due_at is not None and not self._spells:
             self.due_at = now
 
@@ -69,7 +70,7 @@ class Leftovers:
         """Ends every process of an attempt that is not ``live``; plans the next scan until none is left."""
         self._scanned_at = now
         if self._looked_at_all and not self._spells:
-            # What an earlier dispatcher left was found by the first look; the rest is no older than its attempts.
+            # The first scan found what an earlier dispatcher left; the rest is no older than its attempts.
             self._since_ticks = min((each.leader.start_ticks for each in self._ended), default=0)
         strays = self._find(live)
         self._remember(strays, now)
@@ -82,7 +83,7 @@ class Leftovers:
         for attempt in [key for key, spell in self._spells.items() if now - spell.first > _GIVE_UP_S]:
             self._give_up(attempt, strays)
         if self._is_done(live, now):
-            # Without a process a session has ended, and its number may come again.
+            # A session without processes has ended, and its number may be used again.
             self._ended.clear()
             self._spells.clear()
             self.due_at = None
@@ -90,7 +91,8 @@ class Leftovers:
             self.due_at = now + (_FIRST_SCAN_S if strays else _SURE_AGAIN_S)
 
     def _remember(self, strays: Collection[Seen], now: float) -> None:
-        # One clock an attempt: what forks in a loop is ever new, and would never have been there long enough.
+        # One time an attempt, not one a process: a process that forks in a loop is always new, and would never be old
+        # enough.
         for process in strays:
             self._spells.setdefault(process.attempt, _Spell(now, now)).last = now
         self._looked_at_all = True
@@ -100,7 +102,7 @@ class Leftovers:
     def _is_done(self, live: Collection[Traces], now: float) -> bool:
         if self._nothing_seen < (_LOOKS_TO_BE_SURE if self._spells else 1):
             return False
-        # A lease that is still held is held by a process that was missed, or that we may not look at.
+        # If a lease is still held, a process was missed, or we are not permitted to see it.
         in_use = {lock for each in live for lock in each.locks}
         held = any_held({lock for each in self._ended for lock in each.locks} - in_use)
         return not held or now - self._expected_at > _GIVE_UP_S
@@ -118,7 +120,7 @@ class Leftovers:
         ask_to_end(process.process)
 
     def _give_up(self, attempt: str | None, strays: Collection[Seen]) -> None:
-        """In uninterruptible sleep, usually in a driver: nothing that a user may do ends such a process."""
+        """In uninterruptible sleep, usually in a driver: a user can't end such a process."""
         stuck = {process.process for process in strays if process.attempt == attempt}
         logger.warning("can't end process %s; look at it with ps", ", ".join(str(each.pid) for each in stuck))
         self._stuck |= stuck

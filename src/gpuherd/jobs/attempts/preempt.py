@@ -1,4 +1,4 @@
-"""Pauses running jobs and lets them go on: for other users of their GPUs, and for want of disk space."""
+"""Pauses running jobs and resumes them: for other users of their GPUs, and when disk space runs out."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpuherd.jobs.attempts.retry import Blameless
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
+from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.gpu.usage import Action, ActionKind
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue.errors import may_pass
@@ -17,22 +17,19 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import PauseReason
 from gpuherd.jobs.reporter import Reporter
 
-# Is there space on the disks of a run? Checked every few seconds while jobs run or wait; below the limit nothing
-# starts. And is there space where one job works and writes? Checked for a job that ran out of it; that job alone
-# waits.
-#
-# One call to the file system a folder, and the answer as a sentence. The dispatcher decides what to do about it.
-
-EVERY_S = 2.0
+CHECK_EVERY_S = 2.0
 _MB = 1 << 20
-# So much more than the limit must be free before work goes on: else it would stop and go with every log line.
+# So much more than the limit must be free before work goes on: otherwise jobs would stop and go with every log line.
 _AGAIN = 1.1
 
 
 class DiskGuard:
-    """``low`` is a sentence while there is too little space, else None.
+    """Whether there is enough space on the disks of a run, checked every few seconds while jobs run or wait, and where
+    one job works and writes, checked for a job that ran out of space. It costs one system call a folder.
 
-    ``due_at`` is when to call ``look`` (again), None for never.
+    Attributes:
+        low: a sentence while there is too little space, else None.
+        due_at: when to call ``look`` again (by ``clock.mono``), None for never.
     """
 
     def __init__(self, folders: Sequence[Path], min_mb: int):
@@ -42,18 +39,18 @@ class DiskGuard:
         self.due_at: float | None = 0.0 if min_mb else None
 
     def change(self, min_mb: int) -> None:
-        """So much must be free from now on; to be seen at the next look."""
+        """So many MB must be free from the next check on."""
         self._min_mb = min_mb
         if self.due_at is None and min_mb:
             self.due_at = 0.0
 
     def look(self, now: float) -> bool:
-        """Looks at all folders; returns whether there is too little space in one where there was enough, or reverse."""
+        """Checks all folders; returns whether there is too little space in one where there was enough, or reverse."""
         was = self.low is not None
         if not self._min_mb:
             self.low, self.due_at = None, None
             return was
-        self.due_at = now + EVERY_S
+        self.due_at = now + CHECK_EVERY_S
         wanted = self._min_mb * (_AGAIN if was else 1.0)
         found = None
         for folder in self._folders:
@@ -99,39 +96,21 @@ def _mb(found: os.statvfs_result, blocks: int) -> int:
     return blocks * found.f_frsize // _MB
 
 
-# When running jobs stand still for a while and go on: for somebody else on their GPU, and for want of disk space.
-#
-# What strangers make us do is decided in ``yielding``, how much space there must be is ``diskguard``'s; here it is
-# done: a mark in the queue, then a signal to the processes, so that a successor knows what it finds.
-
 logger = logging.getLogger(__name__)
 
 
-class Pausing:
-    """Pauses and resumes the attempts of one dispatcher."""
+class Preemption:
+    """Pauses and resumes the attempts of one dispatcher: a mark in the queue, then a signal to the processes, so that a
+    successor knows what it finds. ``gpu.usage`` decides about other users, ``disk`` about space."""
 
-    def __init__(self, queue: Queue, supervisor: Supervisor, tell: Reporter, disk: DiskGuard):
+    def __init__(self, queue: Queue, supervisor: Supervisor, reporter: Reporter, disk: DiskGuard):
         self._queue = queue
         self._supervisor = supervisor
-        self._tell = tell
+        self._reporter = reporter
         self._disk = disk
 
-    @property
-    def disk_low(self) -> str | None:
-        """A sentence while there is too little space, else None."""
-        return self._disk.low
-
-    @property
-    def due_at(self) -> float | None:
-        """When the disk is to be looked at (by ``clock.mono``), None for never."""
-        return self._disk.due_at
-
-    def retune(self, min_disk_mb: int) -> None:
-        """So much space must be free from now on."""
-        self._disk.change(min_disk_mb)
-
     def taken_over(self, now: float) -> None:
-        """Attempts were taken over. An earlier dispatcher may have paused them for a disk that has space by now."""
+        """Attempts were taken over. An earlier dispatcher may have paused them for a disk that has space again."""
         self._disk.look(now)
         if self._disk.low is not None:
             self._on_disk(now)
@@ -141,31 +120,23 @@ class Pausing:
                     self._resume(attempt, PauseReason.DISK, now)
 
     def look_at_disk(self, now: float) -> bool:
-        """Looks, if it is time; whether there is too little space where there was enough, or reverse."""
-        return self._disk.due_at is not None and now >= self._disk.due_at and self.look_at_disk_now(now)
-
-    def look_at_disk_now(self, now: float) -> bool:
-        """As ``look_at_disk``, whether or not it is time."""
+        """Checks the disks; whether there is too little space where there was enough, or reverse."""
         changed = self._disk.look(now)
         if changed:
             self._on_disk(now)
         return changed
 
-    def lacks_space(self, job: Job) -> str | None:
-        """A sentence while there is too little space where this job works and writes, else None."""
-        return self._disk.lacking_for(job)
-
     def give_way(self, actions: Sequence[Action], now: float) -> None:
-        """To strangers on GPUs of ours, or back from that."""
+        """Pauses, requeues or resumes attempts because of other users on their GPUs."""
         for action in actions:
             attempt = next((a for a in self._supervisor.running.values() if a.record.id == action.attempt), None)
             if attempt is not None:
                 self._give_way(attempt, action, now)
 
     def _give_way(self, attempt: Attempt, action: Action, now: float) -> None:
-        self._tell.notice(action.sentence)
+        self._reporter.notice(action.sentence)
         if action.kind is ActionKind.REQUEUE:
-            attempt.blameless = Blameless.GAVE_WAY
+            attempt.no_fault = NoFault.GAVE_WAY
             self._supervisor.stop(attempt, now)
         elif action.kind is ActionKind.PAUSE:
             self._pause(attempt, PauseReason.STRANGER, now)
@@ -173,14 +144,16 @@ class Pausing:
             self._resume(attempt, PauseReason.STRANGER, now)
 
     def _on_disk(self, now: float) -> None:
-        """There is too little space, or there is enough again."""
+        """Pauses or resumes all attempts: there is too little space, or enough again."""
         running = tuple(self._supervisor.running.values())
         if self._disk.low is not None:
-            self._tell.notice(f"{self._disk.low}; what runs is paused ({len(running)} running) and nothing is started")
+            self._reporter.notice(
+                f"{self._disk.low}; what runs is paused ({len(running)} running) and nothing is started"
+            )
             for attempt in running:
                 self._pause(attempt, PauseReason.DISK, now)
         else:
-            self._tell.notice("there is space on the disk again; jobs go on")
+            self._reporter.notice("there is space on the disk again; jobs go on")
             for attempt in running:
                 self._resume(attempt, PauseReason.DISK, now)
 

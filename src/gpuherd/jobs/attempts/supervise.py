@@ -1,7 +1,8 @@
-"""The attempts that run now: starts them, takes over those of a dead dispatcher, pauses, resumes and ends them.
+"""Supervises this machine's running attempts: starts them, takes over those of a dead dispatcher, pauses, resumes and
+ends them.
 
-Everything here is about processes and their time; what an end means for the job is decided by ``settle``, and recorded
-by the dispatcher. A pause is written into the queue by whoever orders it, before it is carried out here.
+This module handles processes and their time limits; ``retry.settle`` decides what an end means for the job. The code
+that orders a pause writes it into the queue first.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from pathlib import Path
 
 from gpuherd.engines.local.process import Exit, Launch, LocalProcess, adopt, read_exit, start
 from gpuherd.engines.process_tree import Traces, boot_id, locks_held
-from gpuherd.engines.progress import Progress
-from gpuherd.engines.progress import read as read_progress
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.attempts.retry import Blameless
-from gpuherd.jobs.attempts.time_limits import Passed, TimeLimits, Timer
+from gpuherd.jobs.attempts.time_limits import Supervised, TimeLimits, Timer
+from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.run_dir import ATTEMPTS_A_FILE, RunDirectory
@@ -25,28 +24,22 @@ from gpuherd.jobs.run_dir import ATTEMPTS_A_FILE, RunDirectory
 GRACE_S = 10.0
 
 
-@dataclass(eq=False)
-class Attempt:
-    """A running attempt.
+@dataclass(eq=False, kw_only=True)
+class Attempt(Supervised):
+    """A running attempt of this machine.
 
     Attributes:
         tag: what its processes carry in their environment.
-        timer: its time limits.
-        kill_at: set (by ``clock.mono``) while it is being stopped.
-        passed: the limit for which it is being stopped; ``blameless``: the reason that is none of its own;
-            ``cancelled_by``: who wants it to end for good.
+        adopted: an earlier dispatcher has started it.
+        no_fault: while it is being ended, the reason that is none of its own; ``cancelled_by``: who wants it to end
+            for good.
         paused: why its processes are stopped now, () while they are not.
     """
 
     record: AttemptRecord
-    process: LocalProcess
-    progress_file: Path
     tag: str
-    timer: Timer
     adopted: bool = False
-    kill_at: float | None = None
-    passed: Passed | None = None
-    blameless: Blameless | None = None
+    no_fault: NoFault | None = None
     cancelled_by: str | None = None
     paused: frozenset[PauseReason] = frozenset()
 
@@ -54,32 +47,27 @@ class Attempt:
         """Seconds for which we have paused it until now."""
         return self.timer.paused_s(now)
 
-    def progress(self) -> Progress | None:
-        """What the job last told of itself."""
-        return read_progress(self.progress_file)
-
-    def note_progress(self, now: float) -> None:
-        """Looks how far it is, for its time limits."""
-        try:
-            mark = self.progress_file.stat().st_mtime_ns
-        except OSError:
-            mark = None
-        told = None if mark is None else self.progress()
-        self.timer.look(now, mark, None if told is None else told.stage)
-
-
-@dataclass(frozen=True, slots=True)
-class LostAttempt:
-    """An attempt of a dead dispatcher that has ended meanwhile."""
-
-    record: AttemptRecord
-    exit: Exit
-    blameless: Blameless | None
+    def ended(
+        self, end: Exit, *, at: float, now: float, gpu_problem: str | None = None, observed: Observed | None = None
+    ) -> Known:
+        """What is known of its end: ``at`` by the wall clock, ``now`` by the machine's."""
+        return Known(
+            record=self.record,
+            exit=end,
+            at=at,
+            mono=now,
+            no_fault=NoFault.NEVER_WENT if self.adopted and not end.started else self.no_fault,
+            cancelled_by=self.cancelled_by,
+            passed=self.passed,
+            paused_s=self.timer.paused_s(now),
+            gpu_problem=gpu_problem,
+            observed=observed or Observed(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An attempt's shell that waits for its go-ahead; nothing of it is recorded yet."""
+    """An attempt's shell that waits for its go-ahead; the queue holds no record of it yet."""
 
     attempt: int
     queued: QueuedJob
@@ -90,7 +78,7 @@ class Waiting:
 
 @dataclass
 class Supervisor:
-    """Running attempts by the descriptor that tells their end."""
+    """Running attempts by the pidfd that becomes readable at their end."""
 
     run: RunDirectory
     queue_id: str
@@ -106,8 +94,8 @@ class Supervisor:
 
     @property
     def over_at(self) -> dict[str, float]:
-        """By GPU's UUID, when the job that has it for itself is surely over (by ``clock.mono``), for those of which a
-        time limit says so: then it is told to end, and killed after the grace."""
+        """By GPU's UUID, when the job that has the GPU for itself is over at the latest (by ``clock.mono``), for jobs
+        with a time limit: the limit and the grace."""
         found: dict[str, float] = {}
         for attempt in self.running.values():
             over_at = attempt.timer.over_at() if attempt.record.shared_mb is None else None
@@ -138,9 +126,7 @@ class Supervisor:
         process = start(
             Launch(
                 tag=self._tag(attempt_id),
-                argv=queued.job.argv,
-                env=queued.job.env,
-                cwd=queued.job.cwd,
+                job=queued.job,
                 log=log,
                 status=self.run.attempt_status(attempt_id),
                 progress=self.run.attempt_progress(attempt_id),
@@ -156,7 +142,7 @@ class Supervisor:
     def prepare(
         self, waiting: Waiting, gpus: Sequence[Gpu], *, at: float, mono: float, shared_mb: int | None = None
     ) -> Attempt:
-        """What is to be recorded of an attempt whose shell waits, before it is let go."""
+        """The attempt to record for a shell that waits, before its go-ahead."""
         record = AttemptRecord(
             id=waiting.attempt,
             queued=waiting.queued,
@@ -169,41 +155,40 @@ class Supervisor:
             started_mono=mono,
             shared_mb=shared_mb,
         )
-        progress = self.run.attempt_progress(waiting.attempt)
-        return Attempt(record, waiting.process, progress, self._tag(waiting.attempt), self._timer(record, mono))
+        return self._attempt(record, waiting.process, mono)
 
     def let_go(self, attempt: Attempt) -> None:
-        """Lets a prepared attempt run; it is recorded by now."""
+        """Lets a prepared attempt run, after it was recorded."""
         self.running[attempt.process.pidfd] = attempt
         attempt.process.go()
 
-    def take_over(self, record: AttemptRecord, now: float, *, copied: bool) -> Attempt | LostAttempt:
-        """An attempt that a dead dispatcher left: running still, or ended meanwhile. What the queue says of it (paused,
-        to be cancelled) is carried out.
+    def take_over(self, record: AttemptRecord, now: float, at: float, *, copied: bool) -> Attempt | Known:
+        """An attempt that a dead dispatcher left: it still runs, or it has ended meanwhile. What the queue says of it
+        (paused, to be cancelled) is carried out.
 
-        ``copied``: the queue is a copy of another, whose attempts are none of ours.
+        Args:
+            now, at: this moment by the machine's clock and by the wall clock.
+            copied: the queue is a copy of another, whose attempts are none of ours.
         """
         status = self.run.attempt_status(record.id)
         if copied:
-            return LostAttempt(record, Exit(started=True), Blameless.COPIED)
+            return lost(record, Exit(started=True), NoFault.COPIED, None, at)
         if record.process is None:
             raise ValueError(f"attempt {record.id} is in the hands of {record.handed}; no process of this machine")
         if record.process.boot != boot_id():
-            return LostAttempt(record, Exit(started=True), Blameless.REBOOT)
+            return lost(record, Exit(started=True), NoFault.REBOOT, None, at)
         tag = self._tag(record.id)
         process = adopt(record.process, status, tag)
         if process is None:
             ended = read_exit(status, tag)
-            return LostAttempt(record, ended, None if ended.started else Blameless.NEVER_WENT)
-        attempt = Attempt(
-            record, process, self.run.attempt_progress(record.id), tag, self._timer(record, now), adopted=True
-        )
+            return lost(record, ended, None if ended.started else NoFault.NEVER_WENT, now, at)
+        attempt = self._attempt(record, process, now, adopted=True)
         self.running[process.pidfd] = attempt
         self.set_paused(attempt, record.paused, now)
         self.enforce(attempt, record, now)
         if not record.paused and record.paused_s:
-            # Its dispatcher may have died between writing down that it goes on and letting it. (One that was never
-            # paused by us, and stands still, was stopped by its owner, and is not ours to wake.)
+            # Its dispatcher may have died between recording that it is resumed and resuming it. (An attempt that stands
+            # still and that we have never paused was stopped by its owner; it stays so.)
             process.resume()
         return attempt
 
@@ -215,32 +200,29 @@ class Supervisor:
         return Traces(self._tag(record.id), process, locks_held(process.pid))
 
     def close(self) -> None:
-        """Follows its attempts no more; they run on."""
+        """Stops supervising; the attempts run on."""
         for attempt in self.running.values():
             attempt.process.release()
         self.running.clear()
 
     def collect(self, pidfd: int) -> tuple[Attempt, Exit]:
-        """Takes out the attempt whose descriptor has become readable, and says how it ended."""
+        """Removes the attempt whose descriptor has become readable; returns it and how its process ended."""
         attempt = self.running.pop(pidfd)
         return attempt, attempt.process.collect()
 
-    def of_job(self, name: str) -> Attempt | None:
-        """The running attempt of this job."""
-        return next((attempt for attempt in self.running.values() if attempt.record.queued.job.name == name), None)
-
     def enforce(self, attempt: Attempt, record: AttemptRecord, now: float) -> None:
-        """Does with the processes what the queue says of the attempt: ``record`` is how it stands there now."""
+        """Cancels, pauses or resumes the processes as marked in the queue: ``record`` is the attempt as the queue has
+        it now."""
         if record.queued.cancelled_by is not None and attempt.cancelled_by is None:
             attempt.cancelled_by = record.queued.cancelled_by
             self.stop(attempt, now)
         elif attempt.kill_at is None:
-            # What people want stands in the queue; a pause of our own may have found no space there.
+            # The user's requests are in the queue; there may have been no space for the mark of a pause of our own.
             own = attempt.paused - {PauseReason.USER}
             self.set_paused(attempt, own | (record.paused & {PauseReason.USER}), now)
 
     def set_paused(self, attempt: Attempt, why: frozenset[PauseReason], now: float) -> None:
-        """Stops the attempt's processes for these reasons, or lets them go on when there is none."""
+        """Pauses the attempt's processes for these reasons, or resumes them when there is none."""
         if why and not attempt.paused:
             attempt.timer.pause(now)
             attempt.process.pause()
@@ -250,54 +232,63 @@ class Supervisor:
         attempt.paused = why
 
     def stop(self, attempt: Attempt, now: float, grace_s: float | None = None) -> None:
-        """TERM now, KILL after the grace; a paused one goes on to be able to obey."""
-        grace = self.grace_s if grace_s is None else grace_s
-        if attempt.kill_at is not None:
-            attempt.kill_at = min(attempt.kill_at, now + grace)
-            return
-        attempt.process.terminate()
-        attempt.timer.resume(now)
-        attempt.paused = frozenset()
-        attempt.kill_at = now + grace
+        """SIGTERM now, SIGKILL after the grace; a paused attempt is resumed so that it can end."""
+        if attempt.kill_at is None:
+            attempt.timer.resume(now)
+            attempt.paused = frozenset()
+        attempt.end(now, self.grace_s if grace_s is None else grace_s)
 
     def stop_all(self, now: float, grace_s: float | None = None) -> None:
-        """The same to every attempt; each waits again."""
+        """The same for every attempt; each waits again."""
         for attempt in self.running.values():
-            attempt.blameless = Blameless.STOPPED
+            attempt.no_fault = NoFault.STOPPED
             self.stop(attempt, now, grace_s)
 
     def keep_time(self, now: float) -> None:
-        """Stops what has passed a time limit, and kills what has passed its grace."""
+        """Ends what has passed a time limit, and kills what has passed its grace."""
         for attempt in self.running.values():
-            if attempt.kill_at is not None:
-                if now >= attempt.kill_at:
-                    attempt.process.kill()
-                    attempt.kill_at = now + self.grace_s
-                continue
-            if attempt.timer.wants_look(now):
-                attempt.note_progress(now)
-            passed = attempt.timer.passed(now)
-            if passed is not None:
-                attempt.passed = passed
-                self.stop(attempt, now)
+            attempt.keep_time(now, self.grace_s)
 
     def next_deadline(self) -> float | None:
         """When ``keep_time`` has something to do, None for never."""
-        times = (
-            attempt.timer.next_at() if attempt.kill_at is None else attempt.kill_at for attempt in self.running.values()
-        )
-        return min((at for at in times if at is not None), default=None)
+        return min((at for attempt in self.running.values() if (at := attempt.next_at()) is not None), default=None)
 
     def retune(self, options: DispatchOptions) -> None:
-        """Other options for attempts that start from now on."""
+        """Sets the options for attempts that start from now on."""
         self.options = options
 
     def _tag(self, attempt_id: int) -> str:
         return f"{self.queue_id}/{attempt_id}"
 
-    def _timer(self, record: AttemptRecord, now: float) -> Timer:
+    def _attempt(self, record: AttemptRecord, process: LocalProcess, now: float, *, adopted: bool = False) -> Attempt:
         limits = TimeLimits.of(record.queued.job, self.options)
         timer = Timer(record.started_mono, limits, seen_at=now, idle_s=record.paused_s)
         if record.paused_mono is not None:
             timer.pause(min(now, record.paused_mono))
-        return timer
+        return Attempt(
+            record=record,
+            process=process,
+            progress_file=self.run.attempt_progress(record.id),
+            tag=self._tag(record.id),
+            timer=timer,
+            adopted=adopted,
+        )
+
+
+def lost(record: AttemptRecord, end: Exit, no_fault: NoFault | None, now: float | None, at: float) -> Known:
+    """An attempt of a dead dispatcher that has ended since. ``now``: None where the machine's clock began anew."""
+    mono = now
+    if now is not None and end.ran_s is not None:
+        # By the status file, so that hours without a dispatcher don't count as the job's.
+        mono = min(now, record.started_mono + end.ran_s)
+        at -= now - mono
+    return Known(
+        record=record,
+        exit=end,
+        at=at,
+        mono=mono,
+        no_fault=no_fault,
+        cancelled_by=record.queued.cancelled_by,
+        paused_s=record.paused_s,
+        observed=Observed(gpus=record.gpus),
+    )

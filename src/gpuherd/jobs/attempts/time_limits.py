@@ -1,8 +1,11 @@
-"""The time limits of one attempt: for the whole, for each stage that it tells of, and for its heartbeat. Pure.
+"""The time limits of one attempt: for the whole, for each stage that it reports, and for its heartbeat.
 
 A heartbeat is a change of the progress file. It counts from when we saw it, by the machine's own clock and not by the
-file's time, so that a clock that is set can't end a job. It is looked for eight times in each limit.
+file's time, so that setting a clock can't end a job. Each limit is checked for heartbeats eight times.
 Time in which we had stopped the job's processes counts for none of the limits.
+
+``Timer`` is pure. ``Supervised`` ends a process that has passed a limit; it is the same for jobs of this machine
+(``attempts.supervise``) and for the part of an attempt on a cluster's node (``remote.node_job``).
 """
 
 from __future__ import annotations
@@ -11,12 +14,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from gpuherd.engines import progress
+
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuherd.engines.local.process import LocalProcess
     from gpuherd.jobs.job import Job
     from gpuherd.jobs.options import DispatchOptions
 
 _LOOKS_A_LIMIT = 8
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 60.0
+# After SIGKILL; a process in uninterruptible sleep gets it again and again.
+_KILL_AGAIN_S = 5.0
 
 
 class LimitKind(Enum):
@@ -29,7 +39,7 @@ class LimitKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A limit that an attempt has passed; ``stage`` is the one that it was in, where it told of one."""
+    """A limit that an attempt has passed; ``stage`` is the stage that it reported last."""
 
     kind: LimitKind
     limit_s: float
@@ -46,7 +56,7 @@ class TimeLimits:
 
     @staticmethod
     def of(job: Job, options: DispatchOptions) -> TimeLimits:
-        """What the job says, else what the run says."""
+        """The job's own limits, else those of the run."""
         return TimeLimits(
             job.timeout_s or options.timeout,
             job.stage_timeout_s or options.stage_timeout,
@@ -55,18 +65,18 @@ class TimeLimits:
 
     @property
     def look_s(self) -> float | None:
-        """How often to look at the progress, None for never."""
+        """How often to read the progress file, None for never."""
         known = [limit for limit in (self.stage_s, self.heartbeat_s) if limit is not None]
         return min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, min(known) / _LOOKS_A_LIMIT)) if known else None
 
 
 @dataclass(slots=True)
 class Timer:
-    """What is known of one attempt's time. All times are seconds of ``clock.mono``.
+    """The times of one attempt, in seconds of ``clock.mono``.
 
     Attributes:
-        started: when it began; ``seen_at`` when we began to follow it.
-        idle_s: how long it was stopped by us since; ``idle_since`` while it is.
+        started: when it began; ``seen_at`` when we began to supervise it.
+        idle_s: how long we have paused it so far; ``idle_since`` while it is paused.
     """
 
     started: float
@@ -81,29 +91,29 @@ class Timer:
     _stage: str | None = None
 
     def __post_init__(self) -> None:
-        # For one that is taken over, stage and heartbeat count from now: nobody saw what it told before.
+        # For an attempt that is taken over, stage and heartbeat count from now: its earlier reports are unknown.
         self._told = self._stage_began = self.seen_at - self.idle_s
         self.follow(self.seen_at)
 
     def follow(self, now: float) -> None:
-        """The progress is looked at from now on (again)."""
+        """The progress is read from now on (again)."""
         every = self.limits.look_s
         self._look_at = None if every is None else now + every
 
     def pause(self, now: float) -> None:
-        """Its processes are stopped from now on."""
+        """Its processes are paused from now on."""
         if self.idle_since is None:
             self.idle_since = now
 
     def resume(self, now: float) -> None:
-        """They go on."""
+        """They are resumed."""
         if self.idle_since is not None:
             self.idle_s += max(0.0, now - self.idle_since)
             self.idle_since = None
             self.follow(now)
 
     def paused_s(self, now: float) -> float:
-        """How long it was stopped by us until now."""
+        """How long we have paused it until now."""
         return self.idle_s + (0.0 if self.idle_since is None else max(0.0, now - self.idle_since))
 
     def wants_look(self, now: float) -> bool:
@@ -130,7 +140,7 @@ class Timer:
         return None
 
     def next_at(self) -> float | None:
-        """When to look again at all this, None for never (while it is stopped)."""
+        """When ``look`` or ``passed`` is to be called next, None for never (while it is paused)."""
         if self.idle_since is not None:
             return None
         ends = [began + limit + self.idle_s for _, began, limit in self._all() if limit is not None]
@@ -139,15 +149,72 @@ class Timer:
         return min(ends, default=None)
 
     def over_at(self) -> float | None:
-        """When the limit for the whole ends it at the latest; None without one, and while it is stopped."""
+        """When the limit for the whole attempt ends it at the latest; None without one, and while it is paused."""
         if self.limits.whole_s is None or self.idle_since is not None:
             return None
         return self.started + self.limits.whole_s + self.idle_s
 
     def _all(self) -> tuple[tuple[LimitKind, float, float | None], ...]:
-        # Beginnings by a clock that stands still while the job does: ``mono`` less ``idle_s``.
+        # Starts by a clock that stands still while the job is paused: ``mono`` less ``idle_s``.
         return (
             (LimitKind.WHOLE, self.started, self.limits.whole_s),
             (LimitKind.STAGE, self._stage_began, self.limits.stage_s),
             (LimitKind.HEARTBEAT, self._told, self.limits.heartbeat_s),
         )
+
+
+@dataclass(eq=False, kw_only=True)
+class Supervised:
+    """A running process whose time limits are enforced.
+
+    Attributes:
+        kill_at: set (by ``clock.mono``) while it is being ended: SIGTERM was sent, SIGKILL follows then.
+        passed: the limit for which it is being ended.
+    """
+
+    process: LocalProcess
+    progress_file: Path
+    timer: Timer
+    kill_at: float | None = None
+    passed: Passed | None = None
+
+    def progress(self) -> progress.Progress | None:
+        """The job's last report of its progress."""
+        return progress.read(self.progress_file)
+
+    def keep_time(self, now: float, grace_s: float) -> None:
+        """Ends it once it has passed a limit, and kills it once it has passed its grace."""
+        if self.kill_at is not None:
+            if now >= self.kill_at:
+                self.kill_at = now + _KILL_AGAIN_S
+                self.kill()
+            return
+        if self.timer.wants_look(now):
+            try:
+                mark = self.progress_file.stat().st_mtime_ns
+            except OSError:
+                mark = None
+            found = None if mark is None else self.progress()
+            self.timer.look(now, mark, None if found is None else found.stage)
+        self.passed = self.timer.passed(now)
+        if self.passed is not None:
+            self.end(now, grace_s)
+
+    def next_at(self) -> float | None:
+        """When ``keep_time`` has something to do, None for never."""
+        return self.timer.next_at() if self.kill_at is None else self.kill_at
+
+    def end(self, now: float, grace_s: float) -> None:
+        """SIGTERM now, SIGKILL after the grace; called again, it can only shorten the grace."""
+        if self.kill_at is None:
+            self.kill_at = now + grace_s
+            self.terminate()
+        self.kill_at = min(self.kill_at, now + grace_s)
+
+    def terminate(self) -> None:
+        """SIGTERM to all that belongs to it."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL to all that belongs to it."""
+        self.process.kill()

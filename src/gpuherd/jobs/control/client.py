@@ -19,11 +19,11 @@ from dataclasses import replace
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError, QueueBusy, UsageError
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import Ended, Endings, lost
+from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.attempts.orphans import Leftovers
-from gpuherd.jobs.attempts.retry import Blameless
+from gpuherd.jobs.attempts.orphans import Orphans
 from gpuherd.jobs.attempts.supervise import GRACE_S, Attempt, Supervisor
+from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Response, priority_of, wake
 from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.dispatcher_state import engine_name
@@ -35,9 +35,9 @@ from gpuherd.jobs.queue.reader import is_there
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord
 from gpuherd.jobs.remote import dispatcher
-from gpuherd.jobs.remote.attempt import Followed
-from gpuherd.jobs.remote.collect import Asking, Collecting
-from gpuherd.jobs.remote.spool import Folder
+from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
+from gpuherd.jobs.remote.query import EngineQueries
+from gpuherd.jobs.remote.spool import Spool
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.options import did_you_mean
@@ -137,16 +137,16 @@ def _enforce_marks(queue: Queue, run: RunDirectory, before: dict[int, AttemptRec
     running = queue.running()
     if not running or queue.copied:
         return
-    tell = Reporter(queue, run)
-    endings = Endings(queue, run, tell, HealthBook(queue))
+    reporter = Reporter(queue, run)
+    completion = Completion(queue, run, reporter, HealthBook(queue))
     remote = [record for record in running if record.handed is not None and queue.owns(record)]
     if any(record.queued.cancelled_by is not None for record in remote):
-        end_cancelled(queue, run, tell, endings, remote, GRACE_S)
+        end_cancelled(queue, run, reporter, completion, remote, GRACE_S)
     local = [record for record in running if record.handed is None]
     requested = {record.id for record in local if _is_requested(record, before.get(record.id))}
     if requested:
         with closing(Supervisor(run, queue.tag, DispatchOptions())) as supervisor:
-            _end_local(queue, supervisor, endings, local, requested)
+            _end_local(queue, supervisor, completion, local, requested)
 
 
 def _is_requested(record: AttemptRecord, before: AttemptRecord | None) -> bool:
@@ -157,7 +157,7 @@ def _is_requested(record: AttemptRecord, before: AttemptRecord | None) -> bool:
 def _end_local(
     queue: Queue,
     supervisor: Supervisor,
-    endings: Endings,
+    completion: Completion,
     records: Sequence[AttemptRecord],
     requested: Collection[int],
 ) -> None:
@@ -166,11 +166,11 @@ def _end_local(
     for record in records:
         if record.id not in requested:
             continue
-        found = supervisor.take_over(record, now, copied=False)
+        found = supervisor.take_over(record, now, at, copied=False)
         if not isinstance(found, Attempt) and record.queued.cancelled_by is not None:
-            endings.settle([lost(found, at, now)], now)
+            completion.complete([found], now)
     ending = {fd: attempt for fd, attempt in supervisor.running.items() if attempt.cancelled_by is not None}
-    leftovers = Leftovers(queue.tag)
+    orphans = Orphans(queue.tag)
     ends = select.poll()  # not select, which knows no descriptor above 1023
     for fd in ending:
         ends.register(fd, select.POLLIN)
@@ -182,27 +182,24 @@ def _end_local(
             attempt, how = supervisor.collect(fd)
             del ending[fd]
             now = clock.mono()
-            leftovers.expect(now, attempt.process.traces)
-            ended = Ended(
-                record=attempt.record,
-                exit=how,
-                at=clock.wall(),
-                mono=now,
-                cancelled_by=attempt.cancelled_by,
-                paused_s=attempt.timer.paused_s(now),
-            )
-            endings.settle([ended], now)
+            orphans.expect(now, attempt.process.traces)
+            completion.complete([attempt.ended(how, at=clock.wall(), now=now)], now)
     others = [record for record in records if record.id not in requested]
-    while leftovers.due_at is not None:
-        leftovers.hurry(clock.mono())
-        select.select([], [], [], max(0.0, leftovers.due_at - clock.mono()))
+    while orphans.due_at is not None:
+        orphans.hurry(clock.mono())
+        select.select([], [], [], max(0.0, orphans.due_at - clock.mono()))
         live = [attempt.process.traces for attempt in supervisor.running.values()]
         live += [traces for record in others if (traces := supervisor.traces(record)) is not None]
-        leftovers.sweep(live, clock.mono())
+        orphans.sweep(live, clock.mono())
 
 
 def end_cancelled(
-    queue: Queue, run: RunDirectory, tell: Reporter, endings: Endings, records: Sequence[AttemptRecord], grace_s: float
+    queue: Queue,
+    run: RunDirectory,
+    reporter: Reporter,
+    completion: Completion,
+    records: Sequence[AttemptRecord],
+    grace_s: float,
 ) -> None:
     """Cancels attempts in an engine, with those that wait there to follow them, and records their ends. Where the
     engine can't be reached now, or an attempt takes longer to end than its grace, the mark stays, and the next gpuherd
@@ -211,7 +208,7 @@ def end_cancelled(
     Args:
         records: all attempts in an engine.
     """
-    handed = Followed.among(records, run)
+    handed = RemoteAttempt.among(records, run)
     wanted = {
         number: followed for number, followed in handed.items() if followed.record.queued.cancelled_by is not None
     }
@@ -223,8 +220,8 @@ def end_cancelled(
         options = EngineOptions(engine=name)
     try:
         with closing(dispatcher.make(options)) as engine:
-            asking = Asking(engine, tell, engine_name(name))
-            _Ending(queue, run, tell, asking, endings, handed, grace_s).follow(wanted)
+            queries = EngineQueries(engine, reporter, engine_name(name))
+            _Ending(queue, run, reporter, queries, completion, handed, grace_s).follow(wanted)
     except GpuherdError as problem:
         logger.warning("can't cancel jobs in %s: %s", engine_name(name), problem)
 
@@ -236,65 +233,65 @@ class _Ending:
         self,
         queue: Queue,
         run: RunDirectory,
-        tell: Reporter,
-        asking: Asking,
-        endings: Endings,
-        handed: dict[int, Followed],
+        reporter: Reporter,
+        queries: EngineQueries,
+        completion: Completion,
+        handed: dict[int, RemoteAttempt],
         grace_s: float,
     ):
         self._queue = queue
-        self._tell = tell
-        self._asking = asking
-        self._endings = endings
+        self._reporter = reporter
+        self._queries = queries
+        self._completion = completion
         self._handed = handed
-        self._folder = Folder(run)
-        self._collecting = Collecting(run, asking, self._folder, grace_s)
-        self._folder.recall_gone(handed)
+        self._spool = Spool(run)
+        self._outcomes = Outcomes(run, queries, self._spool, grace_s)
+        self._spool.recall_gone(handed)
         self._until = clock.mono() + grace_s + _PATIENCE_S
 
-    def follow(self, wanted: dict[int, Followed]) -> None:
+    def follow(self, wanted: dict[int, RemoteAttempt]) -> None:
         """Returns when these have ended, or after the grace."""
-        asking = self._asking
-        self._collecting.adopt(wanted.values())
+        queries = self._queries
+        self._outcomes.adopt(wanted.values())
         while True:
             now = clock.mono()
-            if now >= asking.due_at:
-                found = asking.look([followed.ticket for followed in wanted.values()], now)
+            if now >= queries.due_at:
+                found = queries.look([followed.ticket for followed in wanted.values()], now)
                 for number, followed in wanted.items():
                     if found is not None:
                         followed.seen(found.get(number), now, now)
             before, wanted = wanted, self._without_ended(wanted)
-            self._folder.keep_gone(self._handed.values())
+            self._spool.keep_gone(self._handed.values())
             if not wanted.keys() <= before.keys():
                 continue  # followers of the ended ones are to end now: no need to wait
-            asking.keep_time(now)
+            queries.keep_time(now)
             if not wanted or now >= self._until:
                 return
-            until = min(self._folder.due_at, asking.due_at, self._until)
+            until = min(self._spool.due_at, queries.due_at, self._until)
             select.select([], [], [], max(0.0, until - clock.mono()))
-            self._folder.look(wanted, clock.mono())
+            self._spool.look(wanted, clock.mono())
 
-    def _without_ended(self, wanted: dict[int, Followed]) -> dict[int, Followed]:
+    def _without_ended(self, wanted: dict[int, RemoteAttempt]) -> dict[int, RemoteAttempt]:
         """The attempts that have not ended yet, and those that must end because what they follow has ended."""
         left, ends = {}, []
         for number, followed in wanted.items():
-            end = self._collecting.judge(followed)
+            end = self._outcomes.judge(followed)
             if end is None:
-                self._collecting.call_off(followed)
+                self._outcomes.call_off(followed)
                 left[number] = followed
             else:
                 ends.append(end)
                 del self._handed[number]
         if not ends:
             return left
-        self._endings.settle(ends, clock.mono())
-        if any(end.blameless is not None for end in ends) and not self._endings.unrecorded:
+        self._completion.complete(ends, clock.mono())
+        if any(end.no_fault is not None for end in ends) and not self._completion.unrecorded:
             for needed, fate, names in self._queue.doom_hopeless():
-                self._tell.cancelled(names, needed, fate)
+                self._reporter.cancelled(names, needed, fate)
         stranded = [self._handed[number] for number in self._queue.stranded() & self._handed.keys() - left.keys()]
-        self._collecting.adopt(stranded)
+        self._outcomes.adopt(stranded)
         for followed in stranded:
             if not followed.has_begun:
-                followed.recalled = followed.recalled or Blameless.STRANDED
+                followed.recalled = followed.recalled or NoFault.DEPENDENCY_FAILED
                 left[followed.record.id] = followed
         return left

@@ -13,11 +13,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.state import Gpu, Maker
+from gpuherd.gpus.visible import variable_of
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.attempts.retry import Seen
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
+from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu.health import HealthBook
 from gpuherd.jobs.gpu.usage import Action, OurAttempt, Sightings, Stranger, give_way
 from gpuherd.jobs.options import DispatchOptions
@@ -126,6 +127,11 @@ class GpuDesk:
     def problem(self) -> str | None:
         """Why there are no GPUs, None when there are some or nobody wants one."""
         return None if self._watch is None else self._watch.problem
+
+    @property
+    def hiding_variable(self) -> str:
+        """The environment variable that, when empty, runs jobs on the CPU."""
+        return variable_of(Maker.NVIDIA if self._watch is None else self._watch.maker)
 
     @property
     def awaits_driver(self) -> bool:
@@ -357,8 +363,8 @@ class GpuDesk:
         for uuid in self._shared.keys() - self._supervisor.gpus:
             self._shared.pop(uuid).close()
 
-    def seen(self, attempt: Attempt, *, disk_low: bool) -> Seen:
-        """What was seen of an attempt that has ended."""
+    def observed(self, attempt: Attempt, *, disk_low: bool) -> Observed:
+        """GPUs and memory as they were observed for an attempt that has ended."""
         record = attempt.record
         if self._watch is not None and attempt.tag in self._watch.peaks:
             self._peaks[attempt.tag] = self._watch.peaks[attempt.tag]
@@ -368,7 +374,7 @@ class GpuDesk:
         smallest = min((gpu.total_mb for gpu in here), default=None)
         able = () if self._watch is None else self._watch.able(len(record.gpus))
         larger = smallest is not None and sum(gpu.total_mb > smallest for gpu in able) >= len(record.gpus)
-        return Seen(
+        return Observed(
             gpus=record.gpus,
             faulty=tuple(gpu.uuid for gpu in here if gpu.problem is not None),
             peak_mb=peak,

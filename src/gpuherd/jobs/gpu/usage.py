@@ -11,7 +11,6 @@ from pathlib import Path
 
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify
 from gpuherd.gpus.idle import describe
-from gpuherd.gpus.nvml import fault
 from gpuherd.gpus.state import Gpu, GpuProcess
 from gpuherd.jobs.options import YieldTo
 
@@ -50,9 +49,8 @@ class GpuFaults:
         errors_before, xids_before = self._before.get(gpu.uuid, (None, 0))
         if gpu.problem is not None:
             yield f"GPU {gpu.label}: {gpu.problem}"
-        said = None if gpu.last_xid is None or gpu.xids == xids_before else fault(gpu.last_xid)
-        if said is not None:
-            yield f"GPU {gpu.label}: {said}"
+        if gpu.fault is not None and gpu.xids != xids_before:
+            yield f"GPU {gpu.label}: {gpu.fault}"
         if gpu.uncorrected_errors is not None and errors_before is not None and gpu.uncorrected_errors > errors_before:
             yield f"GPU {gpu.label}: uncorrectable memory errors: {gpu.uncorrected_errors - errors_before}"
 

@@ -21,11 +21,11 @@ from gpuherd.engines.process_tree import ATTEMPT_VARIABLE
 from gpuherd.errors import NoSuchGpu
 from gpuherd.gpus import idle
 from gpuherd.gpus.choose import choose, links_between
-from gpuherd.gpus.driver import DRIVER_PAUSE_S, Nvml
 from gpuherd.gpus.lease_files import user_name
 from gpuherd.gpus.leases import Lease
+from gpuherd.gpus.query import DRIVER_PAUSE_S, GpuReader
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
-from gpuherd.gpus.visible import find, hides_all, is_named, visible
+from gpuherd.gpus.visible import find, hides_all, is_named, variable_of, visible_in
 from gpuherd.jobs import clock
 from gpuherd.jobs.gpu.leasing import NONE_AHEAD, GpuLeases
 from gpuherd.jobs.gpu.usage import NOTHING, GpuFaults, GpuUsers, Stranger
@@ -55,7 +55,8 @@ def watch_for_plan(options: GpuOptions, settings: Settings = NO_SETTINGS) -> Gpu
     """
     watch = GpuWatch(options, "plan", settings)
     if watch.awaits_driver:
-        logger.warning("waiting for the NVIDIA driver: %s (CUDA_VISIBLE_DEVICES= uses the CPU)", watch.problem)
+        maker, variable = watch.maker, variable_of(watch.maker)
+        logger.warning("waiting for the %s driver: %s (%s= uses the CPU)", maker, watch.problem, variable)
     while watch.awaits_driver:
         time.sleep(DRIVER_PAUSE_S)
         watch.look(clock.mono(), ())
@@ -67,6 +68,7 @@ class GpuWatch:
 
     Attributes:
         problem: a sentence when there are none, else None.
+        maker: whose driver shows them, or should.
         awaits_driver: there are none because the installed driver does not answer (yet): jobs that need a GPU wait, and
             each ``look`` asks the driver again. False where no driver is installed: jobs then run on the CPU.
 
@@ -74,7 +76,7 @@ class GpuWatch:
     """
 
     def __init__(self, options: GpuOptions, queue_tag: str, settings: Settings = NO_SETTINGS):
-        self._nvml = Nvml()
+        self._reader = GpuReader()
         self._tag = f"{ATTEMPT_VARIABLE}={queue_tag}/".encode()
         self._streaks = idle.Streaks()
         self._busy: dict[str, str] = {}
@@ -94,7 +96,7 @@ class GpuWatch:
         self._others_until = -math.inf
         self._leases = GpuLeases(settings)
         # Links between GPUs don't change, so they are asked for once.
-        machine = self._nvml.snapshot(processes=True, topology=True, errors=True)
+        machine = self._reader.snapshot(processes=True, topology=True, errors=True)
         self._faults = GpuFaults(machine.gpus)
         self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
         self._choose_gpus(machine, options, settings, named_now=True)
@@ -102,7 +104,7 @@ class GpuWatch:
     def change(self, options: GpuOptions, settings: Settings) -> None:
         """Other options and settings hold from now on; what is known of the GPUs stays. Raises NoSuchGpu, and then all
         stays as it was. A GPU that was named before, and that the policy has come to keep for others, is left out."""
-        machine = self._nvml.snapshot(processes=True, topology=True)
+        machine = self._reader.snapshot(processes=True, topology=True)
         self._peers |= {gpu.uuid: gpu.peers for gpu in machine.gpus}
         before = self.gpus
         self._choose_gpus(machine, options, settings, named_now=options.gpu_ids != self._options.gpu_ids)
@@ -121,9 +123,9 @@ class GpuWatch:
         self, machine: Machine, options: GpuOptions, settings: Settings, *, named_now: bool = False
     ) -> None:
         excluded = settings.policy.exclude_gpus
-        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-        seen = visible(machine.gpus, shown)
-        awaits_driver = machine.may_pass and not hides_all(shown)
+        hidden_all = hides_all(os.environ, machine.maker)
+        seen = visible_in(machine.gpus, os.environ)
+        awaits_driver = machine.may_pass and not hidden_all
         chosen = find(seen, options.gpu_ids) if options.gpu_ids and not awaits_driver else seen
         kept = [gpu for gpu in chosen if not is_named(gpu, excluded)]
         if named_now and options.gpu_ids and len(kept) < len(chosen):
@@ -135,11 +137,11 @@ class GpuWatch:
         self._gpus = {gpu.uuid: gpu for gpu in kept}
         self._links = links_between(kept)
         self._busy = {uuid: self._busy.get(uuid, "not looked at yet") for uuid in self._gpus}
-        self.awaits_driver = awaits_driver
+        self.maker, self.awaits_driver = machine.maker, awaits_driver
         self.problem: str | None = None
         if not chosen:
-            hidden = "no GPU is visible (CUDA_VISIBLE_DEVICES hides them)"
-            self.problem = hidden if hides_all(shown) else machine.problem or hidden
+            hidden = f"no GPU is visible ({variable_of(machine.maker)} hides them)"
+            self.problem = hidden if hidden_all else machine.problem or hidden
         elif not kept:
             self.problem = f"the machine's policy keeps all GPUs from gpuherd (exclude_gpus in {settings.policy.path})"
 
@@ -213,7 +215,7 @@ class GpuWatch:
     def _ask_driver_again(self, now: float) -> bool:
         self._full_look_at = now + DRIVER_PAUSE_S
         before = self.problem
-        machine = self._nvml.snapshot(processes=True, topology=True, errors=True)
+        machine = self._reader.snapshot(processes=True, topology=True, errors=True)
         try:
             self._choose_gpus(machine, self._options, self._settings, named_now=True)
         except NoSuchGpu as missing:
@@ -222,7 +224,7 @@ class GpuWatch:
         self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
         if not self.awaits_driver:
             self._full_look_at = now
-            self._notices.append(f"the NVIDIA driver answers: {len(self._gpus)} GPUs")
+            self._notices.append(f"the {machine.maker} driver answers: {len(self._gpus)} GPUs")
         return before != self.problem
 
     def _get_to_know(self) -> None:
@@ -230,7 +232,7 @@ class GpuWatch:
         unread = {gpu.index for gpu in self._gpus.values() if gpu.is_unread}
         if not unread:
             return
-        machine = self._nvml.snapshot(processes=True, topology=True)
+        machine = self._reader.snapshot(processes=True, topology=True)
         if any(gpu.index in unread and not gpu.is_unread for gpu in machine.gpus):
             with suppress(NoSuchGpu):  # Another one is in trouble just now: the next look will do.
                 self._choose_gpus(machine, self._options, self._settings)
@@ -248,7 +250,7 @@ class GpuWatch:
 
     def _has_changed(self, uuids: Collection[str]) -> bool:
         """A cheap look: whether a GPU's memory is on the other side of the threshold now, or a lease has ended."""
-        used = self._nvml.used_mb(uuids)
+        used = self._reader.used_mb(uuids)
         for uuid in uuids:
             # What the cheap look does not tell of is left to the full ones.
             if uuid in used and self._is_low(used[uuid]) is not self._was_low.get(uuid):
@@ -381,15 +383,15 @@ class GpuWatch:
     def _refresh(self, only: Collection[str] | None = None, *, errors: bool = False) -> None:
         """Asks the driver anew: of all GPUs, or of these only, then what changes by itself: memory and processes."""
         if only is not None and not errors:
-            renewed = self._nvml.renewed([self._gpus[uuid] for uuid in self._gpus.keys() & only])
+            renewed = self._reader.renewed([self._gpus[uuid] for uuid in self._gpus.keys() & only])
             if renewed:
                 self._gpus |= renewed
                 return
-        machine = self._nvml.snapshot(processes=True, topology=False, errors=errors, only=only)
+        machine = self._reader.snapshot(processes=True, topology=False, errors=errors, only=only)
         self._update(machine, self._gpus if only is None else self._gpus.keys() & only)
 
     def _refresh_all(self) -> Machine:
-        machine = self._nvml.snapshot(processes=True, topology=False)
+        machine = self._reader.snapshot(processes=True, topology=False)
         self._update(machine, self._gpus)
         return machine
 

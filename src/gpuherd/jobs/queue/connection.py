@@ -18,8 +18,8 @@ from typing import Self
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.eta import Waiting
-from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.one_host import Hold
+from gpuherd.jobs.job import Job, JobState, job_of
+from gpuherd.jobs.lock import Hold
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import interventions as chains
 from gpuherd.jobs.queue import submission
@@ -309,7 +309,7 @@ class QueueFile:
 
     def jobs(self) -> Iterator[Job]:
         """Every job as it was last submitted, in order of age."""
-        return (submission.job_of(row["spec"]) for row in self._db.execute("SELECT spec FROM jobs ORDER BY id"))
+        return (job_of(row["spec"]) for row in self._db.execute("SELECT spec FROM jobs ORDER BY id"))
 
     def running(self) -> tuple[AttemptRecord, ...]:
         """The attempts that have no end yet: those of this dispatcher, or those that a dead one left."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.dispatcher_state import engine_name
-from gpuherd.jobs.job import JobState
-from gpuherd.jobs.queue.submission import COUNT_BLOCKED, ENDED_BADLY, job_of, pause_reasons, spec_of
+from gpuherd.jobs.job import JobState, job_of, spec_of
+from gpuherd.jobs.queue.submission import COUNT_BLOCKED, ENDED_BADLY, pause_reasons
 from gpuherd.jobs.records import PauseReason, Predecessor
 
 # What a person does to jobs of a queue: cancel, retry, pause, resume, another priority. SQL only, in a transaction.

@@ -18,15 +18,16 @@ from dataclasses import astuple
 
 from gpuherd.engines.process_tree import ProcessId, boot_id
 from gpuherd.engines.registry import LOCAL
+from gpuherd.jobs.completion import Settlement
 from gpuherd.jobs.control.messages import Request, Response
-from gpuherd.jobs.job import Job, JobState, check_needs
-from gpuherd.jobs.one_host import machine_name
+from gpuherd.jobs.job import Job, JobState, check_needs, job_of
+from gpuherd.jobs.lock import machine_name
 from gpuherd.jobs.queue import interventions, submission
 from gpuherd.jobs.queue import interventions as chains
 from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.interventions import Changed
-from gpuherd.jobs.queue.submission import SubmissionChanges, job_of
-from gpuherd.jobs.records import AttemptEnd, AttemptRecord, AttemptState, Begun, PauseReason, QueuedJob, StartRecord
+from gpuherd.jobs.queue.submission import SubmissionChanges
+from gpuherd.jobs.records import AttemptRecord, Begun, PauseReason, QueuedJob, StartRecord
 from gpuherd.jobs.scheduler.memory import FamilyMemory, learned
 
 # About what adding a hundred thousand jobs takes.
@@ -227,64 +228,64 @@ class Queue(QueueFile):
         if blocked or job_of(row["spec"]) != queued.job:
             raise Overtaken(f"{queued.job.name} was changed while it was about to be started")
 
-    def record_end(self, end: AttemptEnd) -> tuple[str, ...]:
+    def record_end(self, end: Settlement) -> tuple[str, ...]:
         """One end: see ``record_ends``."""
         return self.record_ends([end])[0]
 
-    def record_ends(self, ends: Sequence[AttemptEnd]) -> tuple[tuple[str, ...], ...]:
+    def record_ends(self, ends: Sequence[Settlement]) -> tuple[tuple[str, ...], ...]:
         """Running attempts have ended, and their jobs are done, failed or cancelled for good, or wait again.
 
         Returns for each the names of jobs that can't run any more because they need this one; they are cancelled.
         """
         with self.transaction():
             doomed = tuple(self._record_end(end) for end in ends)
-            self._note_round(max((end.ended_at for end in ends), default=0.0))
+            self._note_round(max((end.known.at for end in ends), default=0.0))
             return doomed
 
-    def _record_end(self, end: AttemptEnd) -> tuple[str, ...]:
+    def _record_end(self, end: Settlement) -> tuple[str, ...]:
+        known, not_before = end.known, 0.0 if end.again is None else end.again.not_before
         self._change(
             "UPDATE attempts SET state = ?, ended_at = ?, ended_mono = ?, exit_code = ?, signal = ?, class = ?,"
             " reason = ?, peak_mb = ?, paused_s = ?, paused = '', paused_mono = NULL"
             " WHERE id = ? AND state = 'running'",
             (
-                end.state,
-                end.ended_at,
-                end.ended_mono,
-                end.exit_code,
-                end.signal,
-                end.failure_class,
-                end.reason,
-                end.peak_mb,
-                end.paused_s,
                 end.attempt,
+                known.at,
+                known.mono,
+                known.exit.code,
+                known.exit.signal,
+                None if end.diagnosis is None else end.diagnosis.failure,
+                end.reason,
+                known.observed.peak_mb,
+                known.paused_s,
+                known.record.id,
             ),
         )
-        job = int(self._db.execute("SELECT job FROM attempts WHERE id = ?", (end.attempt,)).fetchone()[0])
-        costs = end.state is AttemptState.FAILED and end.costs_try
+        job = int(self._db.execute("SELECT job FROM attempts WHERE id = ?", (known.record.id,)).fetchone()[0])
         self._change(
             "UPDATE jobs SET state = ?, reason = ?, tries = tries + ?, not_before = ?, avoid = ?, ready_at = ?,"
             " cancelled_by = NULL WHERE id = ? AND state = 'running'",
             (
-                end.job_state,
+                end.job,
                 end.reason,
-                int(costs),
-                end.not_before,
+                int(end.costs_try),
+                not_before,
                 json.dumps(sorted(end.avoid)) if end.avoid else "[]",
-                max(end.ended_at, end.not_before),
+                max(known.at, not_before),
                 job,
             ),
         )
-        if end.job_state is JobState.WAITING:
+        if end.job is JobState.WAITING:
             # One that was handed over may have gone before what it needs had succeeded; now it may not.
             self._db.execute(submission.COUNT_BLOCKED, (job,))
-        if end.adapted is not None:
+        if (adapted := end.adapted) is not None:
             self._db.execute(
                 "UPDATE jobs SET gpus = ?, memory_mb = ?, share = ? WHERE id = ?",
-                (end.adapted.gpus, end.adapted.memory_mb, end.adapted.share, job),
+                (adapted.gpus, adapted.memory_mb, adapted.share, job),
             )
-        if end.job_state is JobState.DONE:
-            self._unblock(job, end.ended_at)
-        fate = _FATE.get(end.job_state)
+        if end.job is JobState.DONE:
+            self._unblock(job, known.at)
+        fate = _FATE.get(end.job)
         return () if fate is None else interventions.doom(self._db, job, fate)
 
     def doom_hopeless(self) -> tuple[tuple[str, JobState, tuple[str, ...]], ...]:

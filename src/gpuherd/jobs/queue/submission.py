@@ -5,54 +5,41 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from gpuherd.engines.process_tree import ProcessId
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.job import Job, JobState, check_needs
-from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, Handed, PauseReason, QueuedJob, Request
+from gpuherd.jobs.job import Job, JobState, check_needs, job_of, spec_of
+from gpuherd.jobs.records import (
+    AttemptRecord,
+    AttemptRow,
+    AttemptState,
+    Handed,
+    PauseReason,
+    QueuedJob,
+    ResourceRequest,
+)
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import rank
 
 # How jobs and attempts stand in the queue's rows, and how they come back from there.
 
-# name and default of each field; the rest of a spec is what a job says beyond these.
-_DEFAULTS = tuple(
-    (each.name, each.default if each.default_factory is MISSING else each.default_factory()) for each in fields(Job)
-)
 # Rows for ``family_memory``; a WHERE may follow.
 FAMILIES = (
     "SELECT name, peak_mb, coalesce(measured, 0) AS measured, ran_out_mb"
     " FROM families LEFT JOIN family_ends USING (name)"
 )
-_encode = json.JSONEncoder(separators=(",", ":")).encode
-
-
-def spec_of(job: Job) -> str:
-    """The job as JSON, without what is as by default."""
-    values = {name: value for name, default in _DEFAULTS if (value := getattr(job, name)) != default}
-    if job.env:
-        values["env"] = dict(job.env)
-    return _encode(values)
-
-
-@lru_cache(maxsize=1024)
-def job_of(spec: str) -> Job:
-    """The job that ``spec_of`` was given."""
-    values: dict[str, Any] = json.loads(spec)
-    return Job(**{**values, "argv": tuple(values["argv"]), "needs": tuple(values.get("needs", ()))})
 
 
 @lru_cache(maxsize=256)
 def queued(row: sqlite3.Row) -> QueuedJob:
     """A job from a row of ``jobs``. The head of a queue is read again at every decision, and most of it is the same."""
     job = job_of(row["spec"])
-    request = Request(row["gpus"], row["memory_mb"], bool(row["share"]))
+    request = ResourceRequest(row["gpus"], row["memory_mb"], bool(row["share"]))
     return QueuedJob(
         id=row["id"],
         job=job,
@@ -61,7 +48,7 @@ def queued(row: sqlite3.Row) -> QueuedJob:
         not_before=row["not_before"],
         avoid=gpus_of(row["avoid"]),
         ready_at=row["ready_at"],
-        adapted=None if request == Request(job.gpus, job.memory_mb, job.share) else request,
+        adapted=None if request == ResourceRequest(job.gpus, job.memory_mb, job.share) else request,
         cancelled_by=row["cancelled_by"],
         rank=row["rank"],
     )

@@ -1,14 +1,13 @@
 """Leads one attempt on its node: ``python -m gpuherd.jobs.remote.agent MANIFEST INDEX``.
 
-It claims the attempt, runs it in a session of its own with its log, keeps its time limits, ends all of it when the
-node is to make room (SIGTERM, SIGINT, SIGHUP, SIGUSR2) or its time is nearly up (SIGUSR1), and tells by a file how it
-has ended.
-It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
-interrupted, or somebody else has it. Of an attempt on several nodes it leads all: by a command of the engine that
+It claims the attempt, runs it in a session of its own with its log, enforces its time limits, ends all of it when the
+node is to make room (SIGTERM, SIGINT, SIGHUP, SIGUSR2) or its time is nearly up (SIGUSR1), and reports its end in a
+file. It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
+interrupted, or another process has it. Of an attempt on several nodes it leads all: by a command of the engine that
 starts a ``node_rank`` on each, elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
 
-Everything comes from the manifest, and everything is told in files beside it: no queue is opened here. What is imported
-is little, for this begins once for each attempt.
+All input comes from the manifest, and all reports go into files next to it: no queue is opened here. Imports are few,
+because this process starts once for each attempt.
 """
 
 from __future__ import annotations
@@ -24,11 +23,14 @@ from pathlib import Path
 
 from gpuherd.engines.world import Failure, NodeSide, Others, Stop, World, free_port, node_side
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.gpus.visible import chosen_in, named_in, without
+from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.jobs import clock
-from gpuherd.jobs.remote.node_job import Part
+from gpuherd.jobs.remote.node_job import NodePart
 from gpuherd.jobs.remote.protocol import (
     INTERRUPTED,
     NOT_NOW,
+    TOO_EARLY,
     Claim,
     EndReport,
     Manifest,
@@ -41,14 +43,11 @@ from gpuherd.jobs.remote.protocol import (
     read_ended,
     say,
     take,
-    visible_gpus,
 )
 
-# What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
+# A claim, a start or a report that fails for lack of space, processes or files is retried for so long.
 PATIENCE_S = 60.0
 _LOOK_S = 0.1
-_TOO_EARLY = "TOO_EARLY"  # of ``settle.Blameless``, which takes long to load
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RANK = "gpuherd.jobs.remote.node_rank"
 _TIME_UP = signal.SIGUSR1
 # SIGUSR2 is Grid Engine's word that SIGKILL follows.
@@ -85,30 +84,30 @@ def lead(
     """Runs the attempt at this place of the manifest, from its claim to the report of its end. Returns the exit code.
 
     It may be called in a process that lives on, in any thread; it installs no signal handlers there. ``stop`` asks it
-    to make room, and so does an exception that is thrown into it (KeyboardInterrupt, SystemExit), which goes on when
-    the attempt has ended. If the process dies, a guardian ends the attempt and tells of it.
+    to make room, and so does an exception that is thrown into it (KeyboardInterrupt, SystemExit), which propagates when
+    the attempt has ended. If the process dies, a guardian ends the attempt and reports its end.
 
     Args:
         handle: the engine's word for the attempt, where the node's variables do not give it.
         others: the other nodes of an attempt that spans several, where ``NodeSide.start_ranks`` does not start them.
         patience_s: how long a claim, a start or a report is tried again that fails.
 
-    Raises UsageError for a manifest or an index that is none, OSError where the attempt can't be claimed or told of.
+    Raises UsageError for an invalid manifest or index, OSError where the attempt can't be claimed or reported.
     """
     if stop is None:
         with Stop() as never:
             return lead(manifest, index, never, handle=handle, others=others, patience_s=patience_s)
     told, order = order_of(Path(manifest), index)
     side = node_side(told.engine)
-    if order.nodes > 1 and others is None and not side.starts_ranks:
-        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.nodes}")
+    if order.job.nodes > 1 and others is None and not side.starts_ranks:
+        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.job.nodes}")
     inherited = environment(os.environ, told, order)
     claim = _claim(inherited, handle, order, others, side)
     missing = _missing(order, stop)
     if missing is not None:
-        # What follows from that is decided where the queue is; here it is made sure that the attempt never begins.
+        # The dispatcher decides what follows; here the claim makes sure that the attempt never begins.
         say(f"attempt {order.attempt} does not begin: {missing}")
-        claim = replace(claim, void=True, why=_TOO_EARLY)
+        claim = replace(claim, void=True, why=TOO_EARLY)
     if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
         return _taken(order)
     if missing is not None:
@@ -116,7 +115,7 @@ def lead(
     if not _is_out(Path(manifest)):
         say(f"the batch of attempt {order.attempt} is over")
         return INTERRUPTED
-    part = Part(manifest, index, order, inherited, patience_s=patience_s)
+    part = NodePart(manifest, index, order, inherited, patience_s=patience_s)
     if order.has_ranks:
         part = _spread(part, others, side, told.engine)
     return exit_code(part.run(stop, others))
@@ -125,8 +124,8 @@ def lead(
 def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> Failure | None:
     """Runs another node's part of an attempt, whose leader is elsewhere. Returns its failure, None if it ended well.
 
-    It may be called as ``lead`` may. Its files are the attempt's with ``node<rank>`` in their names, its log among
-    them. Raises UsageError for a manifest or an index that is none, OSError where its end can't be told.
+    It may be called as ``lead`` may. Its files, log included, are the attempt's with ``node<rank>`` in their names.
+    Raises UsageError for an invalid manifest or index, OSError where its end can't be reported.
     """
     if stop is None:
         with Stop() as never:
@@ -137,7 +136,7 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
     here = order.on_node(world.rank)
     with suppress(OSError):  # it tells people which GPUs it has, no more
         take(Path(here.claim), _claim(inherited, None, here, None, side))
-    ended = Part(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
+    ended = NodePart(manifest, index, here, inherited, world, patience_s=PATIENCE_S).run(stop)
     if ended.well:
         return None
     node = os.uname().nodename
@@ -151,20 +150,15 @@ def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[st
     ``NodeSide.own_environment_wins``."""
     wins = node_side(told.engine).own_environment_wins
     merged = {**told.environment, **own} if wins else {**own, **told.environment}
-    merged.pop(_VISIBLE, None)
-    if order.gpus == 0:
-        merged[_VISIBLE] = ""
-    elif _VISIBLE in own:
-        merged[_VISIBLE] = own[_VISIBLE]
-    return merged
+    return without(merged) | (visible_environment(()) if order.gpus == 0 else chosen_in(own))
 
 
 def _missing(order: Order, stop: Stop) -> str | None:
-    """Why the attempt must not begin, None where all that it follows has succeeded. That an engine begins it says
-    nothing: SLURM takes a job that it has forgotten for one that has succeeded.
+    """Why the attempt must not begin, None where all that it depends on has succeeded. That an engine starts it proves
+    nothing: SLURM counts a job that it has forgotten as one that has succeeded.
 
-    A report that is not there may be on its way over the network, and is waited for. Where none was ever written (the
-    quota was used up), the job waits again until the queue has the success by the engine's word.
+    A missing report may be on its way over the network, and is waited for. Where none was ever written (the quota was
+    used up), the job waits again until the queue has the success from the engine's accounting.
     """
     until = clock.mono() + order.delay_s
     for path in map(Path, order.after):
@@ -178,26 +172,27 @@ def _missing(order: Order, stop: Stop) -> str | None:
 
 
 def _read_now(path: Path) -> EndReport | None:
-    """A report as the server of a network file system has it now; None where it is not there or can't be read."""
+    """A report as the server of a network file system has it now; None where it is missing or can't be read."""
     try:
         return read_ended(path) if path.name in present(path.parent) else None
     except OSError:
         return None
 
 
-def _spread(part: Part, others: Others | None, side: NodeSide, engine: str) -> Part:
+def _spread(part: NodePart, others: Others | None, side: NodeSide, engine: str) -> NodePart:
     """The leader's part of an attempt on several nodes, or of several processes."""
     order = part.order
     port = free_port(order.tag)
     if others is not None:
-        return replace(part, world=World(0, order.nodes, others.address, port))
-    start = side.start_ranks(order.nodes, order.tasks, order.mpi, part.inherited)
-    words = (*start, sys.executable, "-m", _RANK, engine, str(port), str(order.first_failure), "--", *order.argv)
-    return replace(part, order=replace(order, argv=words), ask_all=lambda: side.end_ranks(part.inherited))
+        return replace(part, world=World(0, order.job.nodes, others.address, port))
+    start = side.start_ranks(order.job.nodes, order.tasks, order.mpi, part.inherited)
+    words = (*start, sys.executable, "-m", _RANK, engine, str(port), str(order.first_failure), "--", *order.job.argv)
+    led = replace(order, job=replace(order.job, argv=words))
+    return replace(part, order=led, ask_all=lambda: side.end_ranks(part.inherited))
 
 
 def _taken(order: Order) -> int:
-    """Somebody else has it. Only a success may let begin what comes after it (SLURM's ``afterok``)."""
+    """Another process has the attempt. Only a success may let its successors begin (SLURM's ``afterok``)."""
     claim, ended = read_claim(Path(order.claim)), read_ended(Path(order.ended))
     if ended is not None:
         say(f"attempt {order.attempt} has ended before")
@@ -210,8 +205,8 @@ def _taken(order: Order) -> int:
 
 
 def _is_out(manifest: Path) -> bool:
-    """Whether the batch is not over yet. Its manifest goes before its claims do: who has read it in time and comes late
-    with a claim of its own, though the attempt has been run, finds it gone."""
+    """Whether the batch is not over yet. Its manifest is removed before its claims: an agent that read the manifest in
+    time, but claims the attempt late, after it has been run, finds the manifest gone."""
     try:
         with manifest.open("rb"):
             return True
@@ -224,14 +219,14 @@ def _claim(
 ) -> Claim:
     node = side.node(os.environ)
     further: tuple[str, ...] = ()
-    if order.nodes > 1:
+    if order.job.nodes > 1:
         further = side.nodes(os.environ) if others is None else others.names
     return Claim(
         at=clock.wall(),
         node=node,
         others=tuple(name for name in further if name != node),
         handle=handle or side.handle(os.environ),
-        gpus=visible_gpus(inherited),
+        gpus=named_in(inherited),
         pid=os.getpid(),
     )
 

@@ -1,10 +1,10 @@
-"""Which waiting jobs are handed to the engine now, and which of them together. Pure.
+"""Decides which waiting jobs are submitted to the engine now, and which of them together. Pure.
 
-1. Priority first, as on this machine. Of one priority those go first that could run at once, then those that follow
-   others in the engine: else followers would take the places of jobs that need wait for nobody. Then age, or the
-   longest first.
-2. No more than ``at_most`` are in the engine's hands at once. Which of them runs where and when, it decides.
-3. Jobs that ask for the same, and follow the same, go together as a batch.
+1. Priority first, as on this machine. Within a priority, jobs that could run at once come first, then those that depend
+on others in the engine: otherwise dependent jobs would take the places of jobs that need not wait. Then age, or the
+longest first.
+2. At most ``at_most`` are in the engine at once. The engine decides which of them runs where and when.
+3. Jobs with the same placement and the same dependencies form a batch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Predecessor, QueuedJob
 from gpuherd.jobs.scheduler.types import Wait
 
-# What SLURM takes as one array where nobody has said otherwise.
+# SLURM's default for the largest array.
 LARGEST_BATCH = 1000
-# What a node needs to start an attempt's leader and to tell of its end.
+# Time that a node needs to start an attempt's agent and to report its end.
 _AROUND_S = 60.0
-# Of time that is asked for: whole minutes up to an hour, then quarters. A partition's own limit is made of such steps,
-# too, so that what it allows is not stepped over.
+# Requested time is rounded up: to whole minutes up to an hour, then to quarters of an hour. A partition's own limit
+# consists of such steps, too, so that rounding does not exceed it.
 _SHORT_S, _SHORT_STEP_S, _LONG_STEP_S = 3600.0, 60, 900
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job that could be handed over: nothing holds it but what it needs. ``after``: the attempts of those of its
-    needs that are in the engine's hands and have not succeeded yet.
+    """A job that can be submitted. ``after``: the attempts of those of its needs that are in the engine and have not
+    succeeded yet.
     """
 
     queued: QueuedJob
@@ -41,14 +41,14 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLimits:
-    """How much is handed over at once.
+    """How much is submitted at once.
 
     Attributes:
-        at_most: jobs in the engine's hands; ``open``: so many are there now.
-        option: what sets that limit.
-        longest_first: of one priority the job of the highest rank goes first; else the oldest.
-        largest: so many go together at most.
-        closed: a sentence when nothing is handed over now, else None.
+        at_most: jobs in the engine; ``open``: so many are there now.
+        option: the option that sets that limit.
+        longest_first: within a priority the job of the highest rank goes first; else the oldest.
+        largest: the most jobs of a batch.
+        closed: a sentence when nothing is submitted now, else None.
     """
 
     at_most: int
@@ -70,7 +70,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do now: each candidate is in a group, in ``waits`` or in ``refused``. Groups stand in the order of their
+    """The decision: each candidate is in a group, in ``waits`` or in ``refused``. Groups are in the order of their
     first jobs."""
 
     groups: tuple[Group, ...] = ()
@@ -79,11 +79,11 @@ class Decision:
 
 
 def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits, grace_s: float) -> Placement:
-    """What a job asks of the engine: its own words first, then those of the run. ``gpus``: on each node, now.
+    """The placement that a job requests: its own options first, then those of the run. ``gpus``: on each node, now.
 
-    The engine's limit of time holds off until the job's own has ended it on its node, with the notice before it: else a
-    job that has hung would be ended by the engine again and again, and never fail. It is asked for in steps, so that
-    jobs whose limits differ a little go together.
+    The engine's time limit comes after the job's own has ended it on its node, with the notice before it: otherwise the
+    engine would end a job that hangs again and again, and the job would never fail. It is rounded up in steps, so that
+    jobs whose limits differ a little form one batch.
     """
     time_s = options.time_limit
     if time_s is None and limits.whole_s is not None:
@@ -99,7 +99,7 @@ def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits
 
 
 def stepped(seconds: float) -> float:
-    """So much time, in seconds, up to the whole step in which it is asked for.
+    """The time in seconds, rounded up to the step in which it is requested.
 
     >>> stepped(61), stepped(3600), stepped(3601)
     (120, 3600, 4500)
@@ -114,7 +114,7 @@ def decide(
     never: Mapping[Placement, str],
     limits: BatchLimits,
 ) -> Decision:
-    """What to hand over now. ``never``: what the engine can't ever give, and why."""
+    """Decides what to submit now. ``never``: placements that the engine can never provide, with the reason."""
     places = max(0, limits.at_most - limits.open)
     groups: dict[tuple[Placement, tuple[Predecessor, ...], int], list[QueuedJob]] = {}
     sizes: dict[tuple[Placement, tuple[Predecessor, ...]], int] = {}

@@ -1,4 +1,13 @@
-"""Works a queue off through an engine beyond this machine: submits jobs, follows them, and records their ends."""
+"""The dispatcher for engines beyond this machine: chooses the engine, submits jobs, tracks them, records their ends.
+
+An event loop over the same queue as ``jobs.dispatcher``, with the same signals, requests, records and displays. What no
+event reports it polls: the nodes' files a few times a second while jobs are in the engine, the engine as often as it
+bears. When this process is killed, jobs go on in the engine, and the next dispatcher tracks them by the queue's file,
+the nodes' files and the engine's answers.
+
+``submit`` submits, ``tracker`` tracks, ``query`` asks the engine, ``spool`` reads the nodes' files, and ``outcome``
+decides what an end means; this module says when.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +28,9 @@ from gpuherd.engines.base import Engine, Inside, Placement
 from gpuherd.engines.options import EngineOptions, engine_values, for_this_machine
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
+from gpuherd.gpus.visible import hide_unless_named
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
@@ -30,14 +39,13 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.remote.attempt import Followed
-from gpuherd.jobs.remote.collect import Asking, Collecting
-from gpuherd.jobs.remote.spool import Folder
-from gpuherd.jobs.remote.submit import AGAIN_S, Handing, Sending
-from gpuherd.jobs.remote.tracker import Following
+from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
+from gpuherd.jobs.remote.query import EngineQueries
+from gpuherd.jobs.remote.spool import Spool
+from gpuherd.jobs.remote.submit import AGAIN_S, Submitter
+from gpuherd.jobs.remote.tracker import Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.scheduler.types import Wait
 from gpuherd.jobs.settings import Settings
 
 # The engine to which a run submits its jobs: connected by the options, which are kept for later dispatchers, and never
@@ -77,7 +85,7 @@ def place_inside(
     found = options.spec.inside(wanted, options, submitted, _tell)
     if found is not None:
         # Where the engine has given this process no GPU, those that the machine has are others'.
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+        hide_unless_named(os.environ)
     return found
 
 
@@ -98,9 +106,9 @@ def _tell(sentence: str) -> None:
     sys.stderr.flush()
 
 
-def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptions) -> None:
-    """Raises UsageError when jobs of this folder are in other hands than those of ``options``: they must end there, or
-    be ended, before others may have it.
+def refuse_other_engine(queue: QueueFile, run: RunDirectory, options: EngineOptions) -> None:
+    """Raises UsageError when another engine than that of ``options`` has jobs of this folder: they must end there, or
+    be cancelled, first.
     """
     elsewhere: dict[str, int] = {}
     for record in queue.running():
@@ -126,7 +134,7 @@ def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptio
 
 
 def remember(run: RunDirectory, options: EngineOptions) -> None:
-    """Writes down what the engine was asked by. Raises CannotWrite."""
+    """Records the options of the engine for later dispatchers. Raises CannotWrite."""
     try:
         run.handover.mkdir(exist_ok=True)
         private_write(run.engine_options, json.dumps(engine_values(options)).encode())
@@ -137,7 +145,7 @@ def remember(run: RunDirectory, options: EngineOptions) -> None:
 
 
 def recall(run: RunDirectory) -> EngineOptions | None:
-    """The options of the last engine that this folder's jobs were handed to; None where there was none."""
+    """The options of the last engine that this folder's jobs were submitted to; None where there was none."""
     try:
         values = json.loads(run.engine_options.read_bytes())
         known = {each.name for each in fields(EngineOptions)}
@@ -146,11 +154,8 @@ def recall(run: RunDirectory) -> EngineOptions | None:
         return None
 
 
-# What is said of jobs in an engine's hands to those who look on. Pure.
-
-
-def in_line_sentence(followed: Iterable[Followed], title: str) -> str | None:
-    """How many wait in the engine, and what it says most often why; None when none does."""
+def in_line_sentence(followed: Iterable[RemoteAttempt], title: str) -> str | None:
+    """How many jobs wait in the engine, and its most frequent reason; None when none waits."""
     waiting = [each for each in followed if not each.has_begun]
     if not waiting:
         return None
@@ -159,36 +164,24 @@ def in_line_sentence(followed: Iterable[Followed], title: str) -> str | None:
     return f"{len(waiting)} wait{'s' if len(waiting) == 1 else ''} in {title}{why}"
 
 
-# Works a queue off by way of an engine beyond this machine: hands jobs over, follows them, and collects their ends.
-#
-# A ``loop`` on the same queue as the dispatcher's, with the same signals, bell, records and displays. What it can't
-# be told it looks for: the files of nodes a few times a second while something is out, the engine as often as it
-# bears. When it is killed, jobs go on in the engine, and the next one follows them from the queue's file, the nodes'
-# files and the engine's word.
-#
-# What goes over is ``sending``'s part, how it goes ``handing``'s, what is out ``following``'s, what is told of it
-# means ``meaning``'s, and how it ends ``collecting``'s; here is when.
-
 logger = logging.getLogger(__name__)
 
-# So long a report may be on its way when the engine calls its attempt ended; after the grace, in which a leader's
-# guardian may still be ending it.
+# A report may be on its way for so long after the engine calls its attempt ended; in addition to the grace, in which a
+# guardian may still be ending the attempt.
 PATIENCE_S = 15.0
 
 
-class Handover(Loop):
-    """Works a queue off by way of an engine. One use: ``run`` once.
+class RemoteDispatcher(Loop):
+    """Works a queue off through an engine. One use: ``run`` once.
 
     Args:
         queue, run, options, reporter, and by name serve, lock, settings, load_settings, on_ready, grace_s: as for
             ``Loop``; the grace is that on the nodes.
-        engine: what takes the jobs; the caller closes it.
-        jobs: what was submitted, to see before the start that it can be had there at all.
+        engine: what runs the jobs; the caller closes it.
+        jobs: the submitted jobs, to check before the start that they can run there at all.
 
     Raises JobCannotFit when none of the jobs could ever run there, and what ``Engine.check`` raises.
     """
-
-    _handing: Handing
 
     def __init__(
         self,
@@ -202,47 +195,46 @@ class Handover(Loop):
     ):
         super().__init__(queue, run, options, reporter, engine=engine.name, **terms)
         self._title = engine_name(engine.name)
-        self._asking = Asking(engine, self._tell, self._title)
-        self._folder = Folder(run)
-        self._following = Following(
+        self._queries = EngineQueries(engine, self._reporter, self._title)
+        self._spool = Spool(run)
+        self._tracker = Tracker(
             queue,
             run,
-            self._tell,
-            self._asking,
-            self._folder,
-            Collecting(run, self._asking, self._folder, self._grace_s + PATIENCE_S),
-            self._endings,
+            self._reporter,
+            self._queries,
+            self._spool,
+            Outcomes(run, self._queries, self._spool, self._grace_s + PATIENCE_S),
+            self._completion,
             self._note_change,
         )
-        self._disk = DiskGuard((run.root, run.logs), options.min_disk)
-        self._sending = Sending(queue, self._tell, options, self._asking, self._endings, self._disk, self._grace_s)
-        self._leaves = False
-        self._held_until = 0.0
-        self._sending.refuse_if_none_can_be_had(jobs)
-
-    def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
-        self._selector.register(held.enter_context(closing(self._asking)).listen(), selectors.EVENT_READ)
-        self._handing = Handing(
-            self._queue,
-            self._run,
-            self._asking,
-            self._folder,
-            self._tell,
-            self.options,
-            run_id=run_id,
-            began_at=began_at,
+        self._submitter = self._decisions = Submitter(
+            queue,
+            run,
+            self._reporter,
+            options,
+            self._queries,
+            self._spool,
+            self._completion,
+            self._disk,
             grace_s=self._grace_s,
             delay_s=PATIENCE_S,
         )
+        self._leaves = False
+        self._held_until = 0.0
+        self._submitter.refuse_if_none_can_be_had(jobs)
+
+    def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
+        self._selector.register(held.enter_context(closing(self._queries.background)), selectors.EVENT_READ)
+        self._submitter.begin(run_id, began_at)
 
     def _adopt(self) -> None:
-        self._following.adopt(Supervisor(self._run, self._queue.tag, self.options, self._grace_s))
+        self._tracker.adopt(Supervisor(self._run, self._queue.tag, self.options, self._grace_s))
 
     def _readable(self, descriptors: Sequence[int]) -> None:  # noqa: ARG002 - there is one only
-        self._asking.wake()
+        self._queries.background.drain()
 
     def _left_at_work(self) -> Collection[int]:
-        return self._following.open
+        return self._tracker.open
 
     def _hold(self, problem: sqlite3.OperationalError) -> None:
         logger.warning("can't use the queue now, trying again in %g s: %s", AGAIN_S, problem)
@@ -250,8 +242,8 @@ class Handover(Loop):
         self.decide_soon(self._held_until)
 
     def _is_over(self) -> bool:
-        out = bool(self._following.open)
-        if self._endings.again_at is not None:
+        out = bool(self._tracker.open)
+        if self._completion.again_at is not None:
             if self._leaves or (not out and self.asked >= StopLevel.STOP):
                 raise self._cannot_end()
             return False
@@ -261,28 +253,27 @@ class Handover(Loop):
 
     def _look_after(self, now: float) -> None:
         if now >= self._held_until:
-            self._following.keep_time(now)
+            self._tracker.keep_time(now)
         if self._disk.due_at is not None and now >= self._disk.due_at and self._disk.look(now):
             low = self._disk.low
-            self._tell.notice(f"{low}; nothing is handed over" if low else "there is space on the disk again")
+            self._reporter.notice(f"{low}; nothing is handed over" if low else "there is space on the disk again")
             self.decide_soon(now)
 
+    def _ends_recorded(self, now: float) -> None:  # noqa: ARG002 - it decides at once
+        self._tracker.ends_recorded()
+
     def _due(self) -> Sequence[float | None]:
-        busy = [self._endings.again_at, self._following.due_at]
+        busy = [self._tracker.due_at]
         if self.asked is StopLevel.GO_ON:
-            # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
-            busy.append(self._sending.due_at)
+            # Otherwise no decision is made any more, and one that is due would keep the loop spinning.
+            busy.append(self._submitter.due_at)
         return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
-    def decide_soon(self, when: float) -> None:
-        """A decision may come out otherwise at this time (by ``clock.mono``)."""
-        self._sending.soon(when)
-
     def _start_what_can(self) -> None:
         if self.asked is StopLevel.GO_ON and clock.mono() >= self._held_until:
-            self._sending.send_what_can(self._handing, self._following)
+            self._submitter.submit_what_can(self._tracker)
 
     def _note_change(self) -> None:
         self._state_file.touch()
@@ -297,59 +288,52 @@ class Handover(Loop):
             super()._signalled(signals)
 
     def _leave(self, asked: StopLevel) -> None:
-        """Ends at once. Unlike a job of this machine's, what an engine has needs nobody here: who shuts this machine
-        down must not lose a cluster's work of days."""
+        """Ends at once. Unlike a job of this machine, an engine's job does not need this process: a shutdown of this
+        machine must not lose days of a cluster's work."""
         self.asked, self._leaves = asked, True
-        if self._following.open:
-            self._tell.notice(
-                f"leaving {len(self._following.open)} jobs in the hands of {self._title}; the same command follows"
+        if self._tracker.open:
+            self._reporter.notice(
+                f"leaving {len(self._tracker.open)} jobs in the hands of {self._title}; the same command follows"
                 " them again"
             )
 
-    def end(self, asked: StopLevel, why: str) -> str:
-        """Hands nothing more over from now on, and with STOP takes back what is out; returns a sentence about it."""
-        self.asked = asked
-        self._state_file.touch()
-        out = len(self._following.open)
-        if asked is StopLevel.DRAIN:
-            text = f"{why}nothing more is handed over; what {self._title} has goes on to its end ({out} jobs)"
-            hint = " (Ctrl-C again cancels them there and puts them back in the queue)" if why else ""
-            self._tell.notice(text + hint)
-        else:
-            text = f"{why}cancelling what {self._title} has and putting it back in the queue ({out} jobs)"
-            self._tell.notice(text)
-            self._following.take_back_all()
-        return text
+    def _end_words(self, *, drains: bool) -> tuple[str, str]:
+        out = len(self._tracker.open)
+        if drains:
+            text = f"nothing more is handed over; what {self._title} has goes on to its end ({out} jobs)"
+            return text, "cancels them there and puts them back in the queue"
+        return f"cancelling what {self._title} has and putting it back in the queue ({out} jobs)", ""
+
+    def _end_work(self, asked: StopLevel) -> None:
+        if asked is not StopLevel.DRAIN:
+            self._tracker.take_back_all()
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
-        """Other options from now on; those of this machine's GPUs say nothing here."""
+        """Sets the options from now on; those of this machine's GPUs have no effect here."""
         self.options = options
-        self._sending.options = self._handing.options = options
+        self._submitter.options = options
         self._disk.change(options.min_disk)
         self.decide_soon(clock.mono())
 
     def enforce_marks(self) -> None:
-        """Does with what is out what the queue says of it by now."""
-        self._following.enforce_marks()
+        """Cancels the attempts that are marked in the queue by now."""
+        self._tracker.enforce_marks()
         self._note_change()
 
     # --- telling ----------------------------------------------------------------------------------------------
 
-    def _waits(self) -> Sequence[Wait]:
-        return self._sending.waits
-
     def _show(self) -> None:
-        running, out = self._following.running, self._following.open
-        sentences = [in_line_sentence(out.values(), self._title), self._sending.waiting_for]
+        running, out = self._tracker.running, self._tracker.open
+        sentences = [in_line_sentence(out.values(), self._title), self._submitter.waiting_for]
         waiting_for = "; ".join(each for each in sentences if each) or None
-        self._tell.show(running, waiting_for, max(1, len(running)), len(out) - len(running))
+        self._reporter.show(running, waiting_for, max(1, len(running)), len(out) - len(running))
 
     def _state(self) -> DispatcherState:
-        reasons = ((number, each.in_line) for number, each in self._following.open.items())
+        reasons = ((number, each.in_line) for number, each in self._tracker.open.items())
         return replace(
             super()._state(),
-            closed=None if self._asking.away is not None else self._sending.closed(clock.mono()),
-            at_once=max(1, len(self._following.running)),
+            closed=None if self._queries.away is not None else self._submitter.closed(clock.mono()),
+            at_once=max(1, len(self._tracker.running)),
             handed={number: clean(reason) for number, reason in reasons if reason is not None},
-            away=self._asking.away,
+            away=self._queries.away,
         )

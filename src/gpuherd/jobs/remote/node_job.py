@@ -2,46 +2,49 @@
 
 from __future__ import annotations
 
+import math
+import os
+import select
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from gpuherd.engines import host
 from gpuherd.engines.local.process import CannotStart, Exit, Launch, LocalProcess, read_exit, start
-from gpuherd.engines.process_tree import Traces, everyone, members
+from gpuherd.engines.process_tree import Traces, end_rest, everyone, members
 from gpuherd.engines.world import Failure, Others, Stop, World
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.time_limits import TimeLimits, Timer
-from gpuherd.jobs.remote.guardian import Course, Guardian, end_rest
+from gpuherd.jobs.attempts.time_limits import Supervised, TimeLimits, Timer
+from gpuherd.jobs.remote.guardian import Guardian
 from gpuherd.jobs.remote.node_rank import first_failure
-from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, patiently, say, tell
+from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, patiently, say, write_report
 
 if TYPE_CHECKING:
     from gpuherd.gpus.state import Gpu
 
 
-# The most GPU memory that an attempt was seen to use on one GPU, looked at every few seconds while it runs.
+# GPU peak: the most GPU memory that an attempt uses on one GPU, sampled every few seconds while it runs.
 #
-# Its processes are told by their pids, on whatever GPU of the node they are: within an engine's walls the numbers of
-# GPUs need not be the driver's. Where the driver does not tell who uses how much, or has other pids, nothing is
-# known. The looks have a thread of their own, since a driver that hangs must not keep anybody from ending the job.
+# Its processes are recognised by their pids, on any GPU of the node: inside an engine's container the numbers of GPUs
+# need not be the driver's. Where the driver does not report memory by process, or has other pids, the peak is unknown.
+# Sampling has a thread of its own, since a driver that hangs must not keep the job from being ended.
 
-# Short jobs aren't worth the driver's start.
+# For short jobs the driver is not started.
 _FIRST_S, _EVERY_S = 2.0, 5.0
 _PATIENCE_S = 1.0
 
 
-class Peak:
-    """Looks while the block lasts. ``mb`` is what was seen so far, in MB (2^20 bytes), None for nothing.
+class GpuPeak:
+    """Samples while the block lasts. ``mb`` is the peak so far, in MB (2^20 bytes), None while unknown.
 
     Args:
-        wanted: False for an attempt without GPUs: nobody looks.
-        first_s, every_s: seconds from the start to the first look, and between two.
+        wanted: False for an attempt without GPUs: nothing is sampled.
+        first_s, every_s: seconds from the start to the first sample, and between two.
     """
 
     def __init__(self, traces: Traces, wanted: bool = True, first_s: float = _FIRST_S, every_s: float = _EVERY_S):
@@ -55,9 +58,9 @@ class Peak:
     def _look(self) -> None:
         if self._over.wait(self._first_s):
             return
-        from gpuherd.gpus.driver import Nvml  # here: the job runs by now, and need not wait for this
+        from gpuherd.gpus.query import GpuReader  # here: the job runs by now, and need not wait for this
 
-        driver = Nvml()
+        driver = GpuReader()
         while gpus := driver.snapshot().gpus:
             self.mb = most(gpus, self._pids(), self.mb)
             if self._over.wait(self._every_s):
@@ -82,7 +85,7 @@ class Peak:
 
 
 def most(gpus: Iterable[Gpu], pids: frozenset[int], before: int | None) -> int | None:
-    """The most memory in MB that these processes use together on one of the GPUs, or what was known before."""
+    """The most memory in MB that these processes use together on one of the GPUs, or the peak before."""
     for gpu in gpus:
         known = [each.memory_mb for each in gpu.processes if each.pid in pids and each.memory_mb is not None]
         if known:
@@ -90,13 +93,112 @@ def most(gpus: Iterable[Gpu], pids: frozenset[int], before: int | None) -> int |
     return before
 
 
-# One node's part of an attempt, from the start of its command to the report of its end, with a guardian beside it.
+# --- the part ------------------------------------------------------------------------------------------------------
+
+_LAST_S = 5.0  # of the notice are ours, to end what is left and to report it
+_OTHERS_LOOK_S = 0.5
+_OTHERS_END_S = 30.0  # beyond their grace; an engine that can't end them is not waited for longer
+
+
+@dataclass(eq=False, kw_only=True)
+class Supervision(Supervised):
+    """One attempt that runs on this node: its time limits, the request that it make room, and its other nodes.
+
+    Attributes:
+        grace_s, notice_s: how long it has to end: when it is asked to, and when its time is nearly up.
+        others: its other nodes, where the engine starts them one by one.
+        ask_all: sends SIGTERM to all of it on all of its nodes, where the main process would not hand it on; False
+            where that failed.
+        interrupted: it is being ended to make room.
+        failure: another node that failed, for which it is being ended.
+    """
+
+    grace_s: float
+    notice_s: float | None = None
+    others: Others | None = None
+    ask_all: Callable[[], bool] | None = None
+    interrupted: bool = False
+    failure: Failure | None = None
+    _ended: bool = field(default=False, init=False)
+    _others_end_at: float | None = field(default=None, init=False)
+
+    def follow(self, stop: Stop) -> None:
+        """Returns when the main process has ended, and the other nodes too."""
+        poll = select.poll()
+        if not self._ended:
+            poll.register(self.process.pidfd, select.POLLIN)
+        poll.register(stop.fileno(), select.POLLIN)
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll(self._wait_ms())}
+            if self.process.pidfd in ready:
+                poll.unregister(self.process.pidfd)
+                self._ended = True
+                if _failed(self.process.pidfd):
+                    self._end_others()
+            if stop.fileno() in ready:
+                stop.heard()
+                self.make_room(soon=stop.soon)
+            if self._all_ended():
+                # A sender of the request may have ended the job as well, and that may be noticed first: Ray's job
+                # server does so.
+                self.interrupted = self.interrupted or stop.asked
+                return
+            self.keep_time(clock.mono(), self.grace_s)
+
+    def make_room(self, *, soon: bool = True) -> None:
+        """SIGTERM to all that belongs to it, and SIGKILL after the grace, or when the notice of its end is over."""
+        self.interrupted = True
+        self.end(clock.mono(), self.grace_s if soon else max(self.grace_s, (self.notice_s or 0.0) - _LAST_S))
+
+    def _all_ended(self) -> bool:
+        if self.others is None:
+            return self._ended
+        if self.failure is None and self._others_end_at is None:
+            self.failure = self.others.failure()
+            if self.failure is not None:
+                self.end(clock.mono(), self.grace_s)
+        given_up = self._others_end_at is not None and clock.mono() > self._others_end_at
+        return self._ended and (self.others.over() or given_up)
+
+    def _wait_ms(self) -> float | None:
+        times, now = [self.next_at()], clock.mono()
+        if self.others is not None:
+            times.append(now + _OTHERS_LOOK_S)
+        at = min((at for at in times if at is not None), default=math.inf)
+        return None if at == math.inf else math.ceil(1000 * max(0.0, at - now))
+
+    def terminate(self) -> None:
+        """SIGTERM to all of it on all nodes."""
+        self._end_others()
+        if self.ask_all is None or not self.ask_all():
+            self.process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL to all of it here; the engine ends the rest."""
+        self._end_others()
+        self.process.kill()
+
+    def _end_others(self) -> None:
+        if self.others is not None:
+            self.others.end()
+            if self._others_end_at is None:
+                end_at = clock.mono() + self.grace_s if self.kill_at is None else self.kill_at
+                self._others_end_at = end_at + _OTHERS_END_S
+
+
+def _failed(pidfd: int) -> bool:
+    """Whether the child has not ended with 0; it can still be waited for."""
+    found = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    return found is None or found.si_code != os.CLD_EXITED or found.si_status != 0
+
+
+# One node's part of an attempt, from the start of its command to the report of its end, with a guardian.
 
 _TAIL_BYTES = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NodePart:
     """What is to run here.
 
     Attributes:
@@ -104,8 +206,8 @@ class Part:
         order: its files and its command are this node's.
         inherited: the environment that the job's own comes on top of.
         world: this node's place among several, where the command itself does not find it.
-        ask_all: as in ``Course``.
-        patience_s: how long a start or a report is tried again that fails.
+        ask_all: as in ``Supervision``.
+        patience_s: how long a failed start or report is retried.
     """
 
     manifest: str
@@ -117,8 +219,8 @@ class Part:
     patience_s: float = 60.0
 
     def run(self, stop: Stop, others: Others | None = None) -> EndReport:
-        """Runs it, and tells how it ended. Raises OSError where that can't be told of one that has not succeeded: of a
-        success the exit code tells as well."""
+        """Runs it, and reports its end. Raises OSError where the end can't be reported, unless it is a success, which
+        the exit code shows as well."""
         try:
             if others is not None and self.world is not None:
                 others.begin(self.world.port)
@@ -135,7 +237,7 @@ class Part:
             with guardian:
                 return self._lead(process, guardian, stop, others)
         finally:
-            process.abandon()  # nothing is left of it but descriptors, unless we were interrupted twice
+            process.abandon()  # only descriptors are left of it, unless we were interrupted twice
 
     def _not_started(self, problem: GpuherdError | OSError, stop: Stop, others: Others | None) -> EndReport:
         from gpuherd.engines.base import EngineAway  # here: the job is to begin at once
@@ -146,7 +248,7 @@ class Part:
         passing = isinstance(problem, OSError) or (isinstance(problem, CannotStart) and problem.may_pass)
         interrupted = isinstance(problem, EngineAway) or (stop.asked and passing)
         ended = EndReport(at=clock.wall(), ran_s=0.0, started=False, problem=str(problem), interrupted=interrupted)
-        tell(self.order, ended, self.patience_s)
+        write_report(self.order, ended, self.patience_s)
         return ended
 
     def _start(self) -> LocalProcess:
@@ -154,9 +256,7 @@ class Part:
         place = {} if self.world is None else self.world.variables()
         launch = Launch(
             tag=order.tag,
-            argv=order.argv,
-            env={**order.env, **place},
-            cwd=order.cwd,
+            job=replace(order.job, env={**order.job.env, **place}) if place else order.job,
             log=Path(order.log),
             status=order.status,
             progress=Path(order.progress),
@@ -167,32 +267,40 @@ class Part:
 
     def _lead(self, process: LocalProcess, guardian: Guardian, stop: Stop, others: Others | None) -> EndReport:
         order, began = self.order, clock.mono()
-        limits = TimeLimits(order.timeout_s, order.stage_timeout_s, order.heartbeat_s)
+        limits = TimeLimits(order.job.timeout_s, order.job.stage_timeout_s, order.job.heartbeat_s)
         timer = Timer(began, limits, seen_at=began)
-        course = Course(process, Path(order.progress), timer, order.grace_s, order.notice_s, others, self.ask_all)
+        supervision = Supervision(
+            process=process,
+            progress_file=Path(order.progress),
+            timer=timer,
+            grace_s=order.grace_s,
+            notice_s=order.notice_s,
+            others=others,
+            ask_all=self.ask_all,
+        )
         thrown: BaseException | None = None
-        with Peak(process.traces, order.gpus != 0) as peak:
+        with GpuPeak(process.traces, order.gpus != 0) as peak:
             process.go()
             try:
-                course.follow(stop)
+                supervision.follow(stop)
             except BaseException as problem:
                 thrown = problem
-                course.make_room()
-                course.follow(stop)
+                supervision.make_room()
+                supervision.follow(stop)
         try:
-            ended = self._finish(course, clock.mono() - began, peak.mb)
+            ended = self._finish(supervision, clock.mono() - began, peak.mb)
         finally:
-            guardian.dismiss()  # all has ended; where we can't tell it, it couldn't either
+            guardian.dismiss()  # all has ended; where we can't report it, the guardian couldn't either
         if thrown is not None:
             raise thrown
         return ended
 
-    def _finish(self, course: Course, ran_s: float, peak_mb: int | None) -> EndReport:
-        """Ends what is left, and tells of the end."""
+    def _finish(self, supervision: Supervision, ran_s: float, peak_mb: int | None) -> EndReport:
+        """Ends what is left, and reports the end."""
         order, at = self.order, clock.wall()
-        found = course.process.collect()
-        end_rest(course.process.traces)
-        failure = course.failure
+        found = supervision.process.collect()
+        end_rest(supervision.process.traces)
+        failure = supervision.failure
         if failure is None and order.has_ranks and found.code != 0:
             failure = first_failure(order.first_failure)
         elif failure is not None:
@@ -200,7 +308,7 @@ class Part:
         if failure is not None and not failure.lost:
             found = Exit(started=True, code=failure.code, signal=failure.signal)
         started = found.code == 0 or read_exit(order.status, order.tag).started
-        passed = course.passed
+        passed = supervision.passed
         ended = EndReport(
             at=at,
             ran_s=ran_s,
@@ -212,11 +320,11 @@ class Part:
             limit=None if passed is None else passed.kind.value,
             limit_s=None if passed is None else passed.limit_s,
             stage=None if passed is None else passed.stage,
-            interrupted=course.interrupted or (failure is not None and failure.lost),
+            interrupted=supervision.interrupted or (failure is not None and failure.lost),
             peak_mb=peak_mb,
         )
         try:
-            tell(order, ended, self.patience_s)
+            write_report(order, ended, self.patience_s)
         except OSError as problem:
             if not ended.well:
                 raise
@@ -231,7 +339,7 @@ def _problem(order: Order, failure: Failure | None, started: bool) -> str | None
 
 
 def _copy_tail(order: Order, failure: Failure) -> None:
-    """The last words of the node that failed, into the log that people read."""
+    """Copies the end of the failed node's log into the log that people read."""
     there = Path(order.on_node(failure.rank).log)
     with suppress(OSError):
         text = there.read_bytes()[-_TAIL_BYTES:]

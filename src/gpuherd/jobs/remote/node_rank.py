@@ -23,8 +23,9 @@ from pathlib import Path
 from gpuherd.engines import progress
 from gpuherd.engines.world import Failure, Rank, node_side
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.gpus.visible import named_in
 from gpuherd.jobs import clock
-from gpuherd.jobs.remote.protocol import Claim, claim_on_node, once, say, take, visible_gpus
+from gpuherd.jobs.remote.protocol import Claim, claim_on_node, once, say, take
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 _NOT_FOUND, _NOT_STARTED, _SIGNALLED = 127, 126, 128
@@ -45,7 +46,7 @@ def main(words: Sequence[str]) -> int:
         signal.signal(number, lambda *_: None)  # not ignored: the job would inherit that
     node = side.node(os.environ)
     if rank.world.rank > 0 and rank.local == 0:
-        claim = Claim(at=clock.wall(), node=node, gpus=visible_gpus(os.environ), pid=os.getpid())
+        claim = Claim(at=clock.wall(), node=node, gpus=named_in(os.environ), pid=os.getpid())
         with suppress(OSError):  # it tells people which GPUs it has, no more
             take(claim_on_node(file, rank.world.rank), claim)
     code = _run(words[4:], rank)

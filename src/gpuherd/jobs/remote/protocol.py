@@ -9,27 +9,26 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
 
 from gpuherd.atomic import NO_LINKS, atomic_write
-from gpuherd.engines.local.process import CannotStart
+from gpuherd.engines.local.process import CannotStart, Exit
 from gpuherd.engines.world import Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
+from gpuherd.gpus.visible import VARIABLES
+from gpuherd.jobs.job import Job, job_of, spec_of
 
-# What a node is told of the attempts of one batch: a file that is written once, before the batch is handed over, and
-# lies where all nodes see it. For its owner alone: commands and environments may hold secrets.
+# The manifest describes the attempts of one batch for the nodes. It is written once, before the batch is submitted,
+# where all nodes see it. Only its owner can read it: commands and environments may hold secrets.
 #
-# A line of JSON for what all of them share, and one for each: a leader looks at two of a thousand.
+# One line of JSON for the values that all attempts share, and one for each attempt: an agent parses two of a thousand.
 
 _OF_A_MACHINE = frozenset(
     {
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "GPU_DEVICE_ORDINAL",
-        "ROCR_VISIBLE_DEVICES",
+        *VARIABLES,
         "HOSTNAME",
         "TMPDIR",
         "XDG_RUNTIME_DIR",
@@ -45,64 +44,56 @@ _OF_A_MACHINE = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """One attempt: all that a node needs to run it. Paths are absolute and the same on every node; seconds.
+    """One attempt: the job, and all that a node needs beyond it to run it. Paths are absolute and the same on every
+    node; seconds.
 
     Attributes:
         attempt, tag: its number in the queue, and what its processes carry in their environment.
-        argv, env, cwd: the command, what it adds to the environment, and its folder.
-        log, progress: files for its output and for what it tells of itself.
-        claim, ended: files by which it is taken (``reports.claim``) and told of.
-        result: a file that must be there for a success, None for none.
-        after: the files (as ``ended``) of other attempts: it begins only if each of them tells of a success.
+        job: as submitted, with the folder that it works in, and with the time limits that the node keeps.
+        log, progress: files for its output and for its progress.
+        claim, ended: files by which it is taken (``take``), and which reports its end.
+        after: the files (as ``ended``) of other attempts: it begins only if each of them reports a success.
         delay_s: so long such a file may be on its way, when the engine says that it can begin.
-        nodes: how many nodes it spans.
-        gpus: how many GPUs it has on each; 0 hides them all from it, None leaves what the engine shows it.
-        timeout_s, stage_timeout_s, heartbeat_s: limits that the node keeps; None for none.
+        gpus: how many GPUs it has on each node; 0 hides them all from it, None leaves what the engine shows it.
+        tasks: how many processes SLURM starts on each node; ``mpi``: how they find each other (srun --mpi).
         grace_s: between SIGTERM and SIGKILL.
-        notice_s: so long before its time is up the engine tells it; None where it doesn't.
-        threads: for the numeric libraries, where nobody has told them; None for what the node gives it.
+        notice_s: so long before its time is up the engine announces that; None where it doesn't.
+        threads: for the numeric libraries, unless the user has set them; None for what the node gives it.
     """
 
     attempt: int
     tag: str
-    argv: tuple[str, ...]
+    job: Job
     log: str
     progress: str
     claim: str
     ended: str
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
-    result: str | None = None
     after: tuple[str, ...] = ()
     delay_s: float = 15.0
-    nodes: int = 1
+    gpus: int | None = None
     tasks: int = 1
     mpi: str | None = None
-    gpus: int | None = None
-    timeout_s: float | None = None
-    stage_timeout_s: float | None = None
-    heartbeat_s: float | None = None
     grace_s: float = 10.0
     notice_s: float | None = None
     threads: int | None = None
 
     @property
     def status(self) -> Path:
-        """Where the attempt's shell writes its exit status, for a guardian: beside the report of its end."""
+        """Where the attempt's shell writes its exit status, for a guardian: next to the report of its end."""
         return Path(self.ended).with_suffix(".status")
 
     @property
     def has_ranks(self) -> bool:
         """Whether it has several processes that the engine starts, on one node or several."""
-        return self.nodes * self.tasks > 1
+        return self.job.nodes * self.tasks > 1
 
     @property
     def first_failure(self) -> Path:
-        """Where the first of several nodes that fails says how."""
+        """Where the first of several nodes that fails reports how."""
         return Path(self.ended).with_suffix(".first")
 
     def on_node(self, rank: int) -> Order:
-        """The same for another of its nodes, 1 or more: with files and a tag of its own."""
+        """The same attempt for another of its nodes, 1 or more: with files and a tag of its own."""
         there = f".node{rank}"
         return replace(
             self,
@@ -111,13 +102,13 @@ class Order:
             progress=f"{self.progress}{there}",
             claim=str(claim_on_node(self.first_failure, rank)),
             ended=str(Path(self.ended).with_suffix(f"{there}.ended")),
-            result=None,
+            job=replace(self.job, result=None),
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """A batch. ``environment`` is that of whoever handed it over, without what belongs to a machine or an engine."""
+    """A batch. ``environment`` is the dispatcher's, without variables of a machine or an engine."""
 
     batch: str
     engine: str
@@ -126,8 +117,8 @@ class Manifest:
 
 
 def claim_on_node(beside: Path, rank: int) -> Path:
-    """Where another node of an attempt, 1 or more, tells that it has begun its part. ``beside``: a file of the attempt,
-    whose name it has but for the suffix."""
+    """Where another node of an attempt, 1 or more, reports that it has begun its part. ``beside``: a file of the
+    attempt, whose name it has but for the suffix."""
     return beside.with_suffix(f".node{rank}.claim")
 
 
@@ -145,15 +136,19 @@ def portable(environment: Mapping[str, str]) -> dict[str, str]:
 
 def to_json(manifest: Manifest) -> str:
     """The file's text."""
-    values = asdict(manifest)
-    orders = values.pop("orders")
-    return "".join(f"{json.dumps(each, separators=(',', ':'))}\n" for each in (values, *orders))
+    shared = {"batch": manifest.batch, "engine": manifest.engine, "environment": dict(manifest.environment)}
+    orders = ({**_values(each), "job": json.loads(spec_of(each.job))} for each in manifest.orders)
+    return "".join(f"{json.dumps(each, separators=(',', ':'))}\n" for each in (shared, *orders))
+
+
+def _values(order: Order) -> dict[str, Any]:
+    return {each.name: getattr(order, each.name) for each in fields(order)}
 
 
 def order_of(path: Path, index: int) -> tuple[Manifest, Order]:
-    """What all orders of a manifest's file share, as a manifest of one order, and that order.
+    """Reads one order of a manifest's file: the shared values, as a manifest of one order, and the order.
 
-    Raises OSError, and UsageError for a file that is none, and for an index that it lacks.
+    Raises OSError, and UsageError for a file that is no manifest and for an index that it does not have.
     """
     head, *lines = path.read_bytes().splitlines() or [b""]
     try:
@@ -161,25 +156,30 @@ def order_of(path: Path, index: int) -> tuple[Manifest, Order]:
         if not 0 <= index < len(lines):
             raise UsageError(f"{path} holds {len(lines)} orders, and none with the index {index}")
         values = json.loads(lines[index])
-        order = Order(**{**values, "argv": tuple(values["argv"]), "after": tuple(values.get("after", ()))})
+        if "argv" in values:
+            raise ValueError(
+                "an earlier version of gpuherd wrote it; cancel the jobs of its queue and submit them again"
+            )
+        job = job_of(json.dumps(values["job"]))
+        order = Order(**{**values, "job": job, "after": tuple(values.get("after", ()))})
         return Manifest(**shared, orders=(order,)), order
     except (ValueError, TypeError, KeyError, RecursionError) as problem:
         raise UsageError(f"{path} is no manifest of a batch: {problem}") from problem
 
 
-# What a node tells of an attempt: files that are whole or not there, on a file system that several machines see.
+# Claims and reports of nodes: files that are complete or absent, on a file system that several machines see.
 #
-# An attempt is *claimed* before anything of it runs, by a hard link to a name that can be made only once: also over
-# NFS one of two wins, whatever the other believes. Whoever follows the attempt can claim it too, and so make sure
-# that it never begins (``void``). Its end is a second file, renamed into place. Nobody on a node opens the queue.
+# An attempt is *claimed* before anything of it runs, by a hard link to a name that can be created only once: also over
+# NFS one of two wins, whatever the other believes. The dispatcher can claim it too, and so make sure that it never
+# begins (``void``). Its end is a second file, renamed into place. No process on a node opens the queue.
 #
-# Who reads may see a file late, and must not take that for an answer: a client of NFS may hold for up to a minute
-# that a name is not there. ``present`` asks the server, by opening the folder. A name is only ever made once and what
-# it names never changes, so that what was read once stays true. What must not be late, whether an attempt may still
-# begin, is not read at all but claimed.
+# A reader may see a file late, so an absent file proves nothing: an NFS client may believe for up to a minute that a
+# name does not exist. ``present`` asks the server, by opening the folder. A name is created once and its content never
+# changes, so that what was read once stays true. Whether an attempt may still begin must not be late: it is never read,
+# but claimed.
 
 _MOST_BYTES = 65536
-# More than any second, number or size that is told.
+# More than any second, number or size in a report.
 _MOST = 1e15
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -191,22 +191,24 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "float | None": (int, float, NoneType),
     "tuple[str, ...]": (list,),
 }
-# What is said of a file that is not there.
+# ``Claim.why`` where a leader does not begin its attempt: ``completion.NoFault.TOO_EARLY``, which takes long to load.
+TOO_EARLY = "TOO_EARLY"
+# Errors of a file that is not there.
 NOT_NOW = frozenset({errno.ENOENT, errno.ESTALE})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """Who has an attempt, or another node's part of one. ``at`` is the node's wall clock.
+    """Who runs an attempt, or another node's part of one. ``at`` is the node's wall clock.
 
     Attributes:
-        void: nobody runs it: its follower has made sure that it never begins, or its leader has, which was started
-            before what the attempt needs had succeeded.
-        node, handle: where it runs, and the engine's word for it there.
-        gpus: what CUDA_VISIBLE_DEVICES holds there, taken apart.
+        void: it never runs: the dispatcher has claimed it so that it does not begin, or its agent has, which was
+            started before the attempt's needs had succeeded.
+        node, handle: where it runs, and the engine's id for it there.
+        gpus: the names of its GPUs there (``gpus.visible.named_in``).
         others: the names of its further nodes, where they are known.
-        pid: its leader on the node.
-        why: of a void one, why it was taken back (a name of ``settle.Blameless``); "" where the engine knows.
+        pid: its agent on the node.
+        why: of a void one, why it was taken back (a name of ``completion.NoFault``); "" where the engine knows.
     """
 
     at: float
@@ -221,16 +223,16 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndReport:
-    """How an attempt has ended on its node. Seconds; MB (2^20 bytes).
+    """A node's report of an attempt's end. Seconds; MB (2^20 bytes).
 
     Attributes:
         at, ran_s: the end by the node's wall clock, and how long it ran by its own clock.
-        started: whether the command itself ever ran; else ``problem`` says why not.
+        started: whether the command itself ever ran; if not, ``problem`` says why.
         code, signal: of its main process, as in ``engines.local.process.Exit``.
-        has_result: whether the job's result was there, as the node saw it, who wrote it (True for a job without one).
+        has_result: whether the job's result existed on the node, which wrote it (True for a job without one).
         limit, limit_s, stage: the limit for which the node ended it (words of ``timelimits.LimitKind``).
-        interrupted: it was ended to make room, because its time is nearly up, or because its leader was lost.
-        peak_mb: the most memory that it was seen to use on one GPU, None where nobody looked.
+        interrupted: it was ended to make room, because its time is nearly up, or because its agent was lost.
+        peak_mb: the most memory that it used on one GPU, None where not measured.
     """
 
     at: float
@@ -247,27 +249,27 @@ class EndReport:
     peak_mb: int | None = None
 
     @property
+    def exit(self) -> Exit:
+        """What the main process did."""
+        return Exit(self.started, self.code, self.signal, self.ran_s)
+
+    @property
     def well(self) -> bool:
-        """Whether the job has succeeded; also when it was told to end and had done its work."""
+        """Whether the job has succeeded; also when it was being ended and had done its work."""
         return self.started and self.code == 0 and self.has_result
 
 
-def visible_gpus(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """What CUDA_VISIBLE_DEVICES holds, taken apart."""
-    return tuple(name for name in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
-
-
 def take(path: Path, claim: Claim) -> bool:
-    """Claims an attempt; False when somebody has it already. Raises OSError, as on a file system without hard links."""
+    """Claims an attempt; False when it is claimed already. Raises OSError, as on a file system without hard links."""
     return once(path, json.dumps(asdict(claim)).encode())
 
 
 def once(path: Path, data: bytes) -> bool:
-    """Makes a file that is whole from the first moment and can be made only once; False when somebody has made it.
+    """Creates a file that is complete from the first moment and can be created only once; False when it exists.
 
     Raises OSError, as on a file system without hard links.
     """
-    # A name that nobody else has, also where two nodes call themselves by one name.
+    # A unique name, also where two nodes have the same host name.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(8).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -278,10 +280,11 @@ def once(path: Path, data: bytes) -> bool:
         try:
             path.hardlink_to(temporary)
         except FileExistsError:
-            # Over NFS the answer to the first try may be lost and the client try again: the number of names tells.
+            # Over NFS the reply to the first try may be lost and the client may try again: the number of links shows
+            # that.
             return _names(temporary) == 2
         except OSError as problem:
-            # So it may be lost for good, where the file system is mounted soft.
+            # The reply may be lost for good, where the file system is mounted soft.
             with suppress(OSError):
                 if _names(temporary) == 2:
                     return True
@@ -296,8 +299,8 @@ def once(path: Path, data: bytes) -> bool:
 
 
 def _names(path: Path) -> int:
-    """How many names a file has, as the server has it now: a client of NFS asks it when a file is opened, and may
-    believe for seconds what it was told before."""
+    """How many hard links a file has on the server now: an NFS client asks when a file is opened, and may otherwise use
+    values that are seconds old."""
     with path.open("rb") as file:
         return os.fstat(file.fileno()).st_nlink
 
@@ -305,15 +308,15 @@ def _names(path: Path) -> int:
 def present(folder: Path) -> frozenset[str]:
     """The names in a folder of reports, as the server of a network file system has them now. Raises OSError.
 
-    Opening a folder makes a client of NFS ask whether it has changed, and drop what it holds to be not there; asking
-    for one file after the other would be answered out of its memory.
+    Opening a folder makes an NFS client ask whether it has changed, and drop its negative entries; opening one file
+    after the other would be answered from its cache.
     """
     with os.scandir(folder) as entries:
         return frozenset(entry.name for entry in entries)
 
 
 def read_claim(path: Path) -> Claim | None:
-    """Who has the attempt, None while nobody has it. A claim that nobody can read is one all the same."""
+    """The attempt's claim, None while there is none. A claim that can't be parsed is a claim all the same."""
     data = _read(path)
     if data is None:
         return None
@@ -325,12 +328,12 @@ def read_claim(path: Path) -> Claim | None:
 
 
 def write_ended(path: Path, ended: EndReport) -> None:
-    """Tells of an end. Raises OSError, as on a full disk or over a quota."""
+    """Writes the report of an end. Raises OSError, as on a full disk or over a quota."""
     atomic_write(path, json.dumps(asdict(ended)).encode() + b"\n")
 
 
 def read_ended(path: Path) -> EndReport | None:
-    """How the attempt has ended, None while it has not, or where the file is none of ours."""
+    """The report of the attempt's end, None while there is none, or where the file can't be parsed."""
     data = _read(path)
     if data is None:
         return None
@@ -341,8 +344,8 @@ def read_ended(path: Path) -> EndReport | None:
 
 
 def _known(data: bytes, kind: type[Claim | EndReport]) -> dict[str, Any]:
-    """What a file says, without words of a later version; nothing where it says what can't be, for that is reckoned
-    with later, far from here."""
+    """The values of a file, without fields of a later version; none where a value is impossible, since later code
+    calculates with the values."""
     try:
         told = json.loads(data)
     except (ValueError, RecursionError):
@@ -368,8 +371,8 @@ def _read(path: Path) -> bytes | None:
         raise
 
 
-# The last words on an attempt, of its leader or of its guardian: the report of its end, the exit code, and a line for
-# the engine's file.
+# The end of an attempt, reported by its agent or its guardian: the report, the exit code, and a line for the engine's
+# output.
 
 T = TypeVar("T")
 
@@ -378,8 +381,8 @@ _PAUSES_S = (0.1, 0.5, 2.0)
 _FOR_GOOD = frozenset({errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EOPNOTSUPP})
 
 
-def tell(order: Order, ended: EndReport, patience_s: float) -> None:
-    """Writes the report, again and again for so long when it fails. Raises OSError when that was no use."""
+def write_report(order: Order, ended: EndReport, patience_s: float) -> None:
+    """Writes the report; retries a failed write for so long. Raises OSError when that did not help."""
     patiently(lambda: write_ended(Path(order.ended), ended), f"can't write {order.ended}, that is {ended}", patience_s)
     for path in (order.status, order.first_failure):
         with suppress(OSError):
@@ -392,13 +395,14 @@ def exit_code(ended: EndReport) -> int:
 
 
 def has_result(order: Order) -> bool:
-    """Whether what the job was to make is there."""
-    return order.result is None or Path(order.cwd or ".", order.result).exists()
+    """Whether the job's result file exists."""
+    job = order.job
+    return job.result is None or Path(job.cwd or ".", job.result).exists()
 
 
 def patiently(act: Callable[[], T], trouble: str, patience_s: float, stop: Stop | None = None) -> T:
-    """What ``act`` returns, tried again for so long, and no longer than until we are stopped, while it fails in a way
-    that may pass. Raises what it raised last: OSError, CannotStart.
+    """Returns what ``act`` returns; retries for so long, and no longer than until we are stopped, while it fails in a
+    way that may pass. Raises the last error: OSError, CannotStart.
     """
     until, told, tries = time.monotonic() + patience_s, False, 0
     while True:
@@ -415,7 +419,7 @@ def patiently(act: Callable[[], T], trouble: str, patience_s: float, stop: Stop 
 
 
 def say(text: str) -> None:
-    """A line for the engine's file."""
+    """Prints a line for the engine's output."""
     with suppress(OSError):
         sys.stderr.write(f"gpuherd: {one_line(text)}\n")
         sys.stderr.flush()

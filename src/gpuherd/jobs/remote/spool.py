@@ -1,7 +1,7 @@
-"""The folder in which nodes are told of attempts, and tell of them: read while a run goes on, and kept small.
+"""The spool folder: manifests for the nodes, and their claims and reports. Read during a run, and kept small.
 
-What may still keep an attempt from beginning again stays: a claim goes after the manifest without which no leader
-begins, and of a batch of which we have claimed something ourselves nothing goes for a while, for the engine may be
+Files that keep an attempt from beginning again stay: a claim is removed after the manifest, without which no agent
+begins, and files of a batch of which we have claimed an attempt ourselves stay for a while, since the engine may be
 about to start it.
 """
 
@@ -19,24 +19,24 @@ from pathlib import Path
 from gpuherd.atomic import atomic_write
 from gpuherd.engines.process_tree import boot_id
 from gpuherd.jobs import clock
-from gpuherd.jobs.remote.attempt import LOOKS, Followed, Gone
+from gpuherd.jobs.remote.outcome import LOOKS, Gone, RemoteAttempt
 from gpuherd.jobs.remote.protocol import NOT_NOW, claim_on_node, present, read_claim, read_ended
 from gpuherd.jobs.run_dir import RunDirectory
 
 logger = logging.getLogger(__name__)
 
-# How a batch is called (``QueueFile.batch_name``), and what all its files begin with.
+# The name of a batch (``QueueFile.batch_name``), with which all its files begin.
 _BATCH = re.compile(r"gpuherd-[0-9a-f]+\.[0-9]+-([0-9]+)")
 _QUIET_S = 600.0
 _SHORTEST_S, _LONGEST_S = 0.2, 1.0
-# At most so much of the time is spent on looking.
+# At most this part of the time is spent on reading.
 _SHARE = 0.05
 # More than any second of a clock.
 _MOST_S = 1e15
 
 
-class Folder:
-    """Reads what nodes tell, and removes what is read.
+class Spool:
+    """Reads the nodes' files, and removes those that are not needed any more.
 
     Attributes:
         due_at: when ``look`` is to be called next (by ``clock.mono``).
@@ -48,21 +48,21 @@ class Folder:
         self._all: dict[str, tuple[int, ...]] = {}
         self._voided: set[str] = set()
         self._after: dict[str, frozenset[int]] = {}
-        self._gone: dict[int, Gone] | None = None  # as in the file; None before anything was written
+        self._gone: dict[int, Gone] | None = None  # as in the file; None before the first write
         self._every_s = _SHORTEST_S
         self.due_at = 0.0
 
     def opened(
         self, batch: str, attempts: Collection[int], still_open: Collection[int], after: Collection[int] = ()
     ) -> None:
-        """A batch is out: these attempts in all, of which some have no end yet, and which follow those of ``after``."""
+        """A batch was submitted: all its attempts, those that have not ended, and the attempts that they depend on."""
         self._all[batch] = tuple(attempts)
         self._open[batch] = set(still_open)
         if after:
             self._after[batch] = frozenset(after)
 
-    def look(self, followed: Mapping[int, Followed], now: float) -> list[Followed]:
-        """The attempts of which there is something new: a claim, or a report of the end."""
+    def look(self, followed: Mapping[int, RemoteAttempt], now: float) -> list[RemoteAttempt]:
+        """The attempts with a new file: a claim, or a report of the end."""
         began = time.monotonic()
         names = self.names()
         told = (followed[number] for number in _numbers(names) if number in followed)
@@ -73,17 +73,17 @@ class Folder:
         return changed
 
     def names(self) -> frozenset[str]:
-        """What lies there now; nothing where that can't be read."""
+        """The names in the folder now; none where it can't be read."""
         try:
             return present(self._run.handover)
         except OSError as problem:
             logger.warning("can't read %s: %s", self._run.handover, problem.strerror)
             return frozenset()
 
-    def read(self, followed: Followed, names: Collection[str] | None = None) -> bool:
-        """Reads what is told of one attempt; whether there was something new. ``names``: what is there, where that is
-        known: who asks for each of thousands of files over a network waits for each."""
-        number, before = followed.record.id, (followed.claim, followed.further, followed.ended)
+    def read(self, followed: RemoteAttempt, names: Collection[str] | None = None) -> bool:
+        """Reads the files of one attempt; whether there was something new. ``names``: the names in the folder, if
+        known: over a network file system each attempt to open one of thousands of files would cost a round trip."""
+        number, before = followed.record.id, (followed.claim, followed.further, followed.report)
         claim, ended = self._run.attempt_claim(number), self._run.attempt_ended(number)
         try:
             if followed.claim is None and (names is None or claim.name in names):
@@ -93,25 +93,25 @@ class Folder:
                 if rank not in followed.further and (names is None or part.name in names):
                     told = read_claim(part)
                     followed.further = followed.further if told is None else {**followed.further, rank: told}
-            if followed.ended is None and (names is None or ended.name in names):
-                followed.ended = read_ended(ended)
+            if followed.report is None and (names is None or ended.name in names):
+                followed.report = read_ended(ended)
         except OSError as problem:
             logger.warning("can't read what is told of attempt %d: %s", number, problem)
-        return (followed.claim, followed.further, followed.ended) != before
+        return (followed.claim, followed.further, followed.report) != before
 
-    def recall_gone(self, followed: Mapping[int, Followed]) -> None:
-        """Since when an earlier follower has missed these, so that its patience and ours are one."""
+    def recall_gone(self, followed: Mapping[int, RemoteAttempt]) -> None:
+        """Restores since when an earlier dispatcher has missed these, so that its wait and ours count together."""
         for number, gone in _read_gone(self._run.gone).items():
             if number in followed:
                 followed[number].gone_before = gone
 
-    def keep_gone(self, followed: Iterable[Followed]) -> None:
-        """Writes down for the next follower since when the engine misses which of these: all that are out."""
+    def keep_gone(self, followed: Iterable[RemoteAttempt]) -> None:
+        """Records for the next dispatcher since when the engine has missed which of the open attempts: all of these."""
         known = ((each.record.id, each.gone_before or each.gone) for each in followed)
         wanted = {number: gone for number, gone in known if gone is not None and gone.looks}
         if wanted == self._gone:
             return
-        # The machine's own clock is exact, but it begins anew with each boot and differs between machines.
+        # The machine's own clock is exact, but it restarts with each boot and differs between machines.
         wall = clock.wall() - clock.mono()
         attempts = {number: [gone.since, wall + gone.since, gone.looks] for number, gone in wanted.items()}
         try:
@@ -125,12 +125,12 @@ class Folder:
         self._gone = wanted
 
     def voided(self, batch: str) -> None:
-        """We have claimed an attempt of this batch ourselves."""
+        """We have claimed an attempt of this batch, so that it never begins."""
         self._voided.add(batch)
 
     def closed(self, batch: str, attempt: int) -> None:
-        """The end of an attempt is in the queue. With the last of its batch the files go, unless another that is out
-        may follow one of these: its leader reads there that it can begin."""
+        """The end of an attempt is in the queue. After the last end of a batch its files are removed, unless an open
+        attempt depends on one of these: its agent reads there that it can begin."""
         left = self._open.get(batch)
         if left is None:
             return
@@ -147,18 +147,18 @@ class Folder:
             self._voided.discard(each)
 
     def highest(self) -> int:
-        """The highest number of an attempt, or of a batch's first, of which there is a file; 0 for none."""
+        """The highest number of an attempt, or of a batch's first attempt, that has a file; 0 for none."""
         names = self.names()
         heads = (name.partition(".")[0] for name in names)
         found = [int(head) for head in heads if _is_number(head)]
         return max(found + [int(batch[1]) for batch in map(_BATCH.match, names) if batch is not None], default=0)
 
     def sweep(self, now: float, is_ours: Callable[[str], bool]) -> None:
-        """Removes what earlier runs left of batches that are out no more. ``now``: wall-clock second.
+        """Removes files that earlier runs left of batches that are over. ``now``: wall-clock second.
 
-        What this queue knows nothing of must not begin here: another has handed it over, whose folder was copied or
-        that lay in this one before; or the queue is an older one than the folder. ``is_ours`` tells a batch of this
-        queue by its name.
+        Batches that this queue does not know must not begin here: another queue has submitted them, whose folder was
+        copied or that was in this folder before; or the queue is older than the folder. ``is_ours`` recognises a batch
+        of this queue by its name.
         """
         kept = {number for numbers in self._all.values() for number in numbers}
         names = self.names() - {self._run.engine_options.name, self._run.gone.name}
@@ -167,7 +167,7 @@ class Folder:
         for name in sorted(names, key=lambda name: name not in manifests):
             batch, head, path = _BATCH.match(name), name.partition(".")[0], self._run.handover / name
             if name not in manifests and not gone:
-                return  # manifests first: without one no leader begins, whatever else is gone
+                return  # manifests first: without one no agent begins, whatever else is gone
             if batch is not None and name in manifests and not is_ours(batch[0]):
                 gone &= _unlink(path)
             elif (batch is None or batch[0] not in self._all) and not (_is_number(head) and int(head) in kept):
@@ -175,7 +175,7 @@ class Folder:
 
     def _remove(self, batch: str, attempts: Collection[int]) -> None:
         if not _unlink(self._run.manifest(batch)):
-            return  # a leader could begin again what nobody has claimed any more
+            return  # an agent could begin again an attempt whose claim is gone
         for place, number in enumerate(attempts):
             _unlink(self._run.attempt_claim(number))
             _unlink(self._run.attempt_ended(number))
@@ -187,8 +187,8 @@ class Folder:
 
 
 def _read_gone(path: Path) -> dict[int, Gone]:
-    """What ``keep_gone`` has written, in the machine's own time; nothing where that can't be read. The wall clock,
-    which anybody may set, counts only after a boot or on another machine; one set back makes the wait begin anew."""
+    """The record of ``keep_gone``, in the machine's own time; nothing where it can't be read. The wall clock, which can
+    be set, counts only after a boot or on another machine; if it was set back, the wait begins anew."""
     now, wall = clock.mono(), clock.wall()
     found = {}
     try:
@@ -207,7 +207,7 @@ def _read_gone(path: Path) -> dict[int, Gone]:
 
 
 def _numbers(names: Collection[str]) -> list[int]:
-    """The attempts that told something, in order."""
+    """The attempts with a claim or a report, in order."""
     heads = (name.partition(".")[0] for name in names if name.endswith((".claim", ".ended")))
     return sorted({int(head) for head in heads if _is_number(head)})
 
@@ -217,7 +217,7 @@ def _is_number(word: str) -> bool:
 
 
 def _remove_old(path: Path, before: float) -> bool:
-    """Removes a file that is as old as that; False where it should go and can't."""
+    """Removes a file that is older than that; False where it can't be removed."""
     try:
         found = os.lstat(path)
     except OSError as problem:

@@ -1,11 +1,12 @@
-"""Submits jobs to an engine: what is submitted when, and the order of manifest, record, engine, ticket."""
+"""Submits jobs to an engine: decides what is submitted when, and keeps the order of manifest, record in the queue,
+engine, engine's ids."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -15,89 +16,257 @@ from gpuherd.atomic import private_write
 from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement, Refused
 from gpuherd.errors import CannotWrite, JobCannotFit
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import Endings
+from gpuherd.jobs.attempts.complete import Completion, give_up
 from gpuherd.jobs.attempts.failures import FailureClass, back_off_s, clean
-from gpuherd.jobs.attempts.launch import give_up
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.time_limits import TimeLimits
+from gpuherd.jobs.cycle import Decisions
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
-from gpuherd.jobs.records import AttemptRecord, Event, EventKind, Handed, Predecessor, QueuedJob, StartRecord
-from gpuherd.jobs.remote.attempt import Followed
+from gpuherd.jobs.records import AttemptRecord, EventKind, Handed, Predecessor, QueuedJob, StartRecord
 from gpuherd.jobs.remote.batches import LARGEST_BATCH, BatchLimits, Candidate, Group, decide, placement_of
-from gpuherd.jobs.remote.collect import Asking
+from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import Manifest, Order, portable, to_json
-from gpuherd.jobs.remote.spool import Folder
-from gpuherd.jobs.remote.tracker import AT_A_TIME_S, Following
+from gpuherd.jobs.remote.query import EngineQueries
+from gpuherd.jobs.remote.spool import Spool
+from gpuherd.jobs.remote.tracker import AT_A_TIME_S, Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.types import Wait
 
-# The order of a hand-over: the manifest, the record in the queue, the engine, its words for what it has taken.
+# The order of a submission: the manifest, the record in the queue, the engine, the engine's ids.
 #
-# A death between two of these loses nothing. A manifest that no attempt is recorded with means nothing. An attempt
-# that is recorded and that the engine never got is not known there, and is claimed by the follower before its job
-# waits again; one that it got is found there by the name of its batch.
+# A crash between two of these loses nothing. A manifest without recorded attempts means nothing. An attempt that is
+# recorded and that the engine never got is unknown there, and the tracker claims it before its job waits again; one
+# that the engine got is found there by the name of its batch.
 
 _LEADER = "gpuherd.jobs.remote.agent"
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
-    """What has become of a group.
+class Submitted:
+    """The result of submitting a group.
 
     Attributes:
-        followed: what has gone out; nothing where the queue has changed meanwhile.
-        refused: what the engine says where it takes none of it. The jobs wait again, as if it had not been tried.
-        unwritten: what could not be written, here or by the engine; with more space trying again may do.
+        followed: the submitted attempts; () where the queue has changed meanwhile.
+        refused: the engine's refusal of all of it. The jobs wait again as before.
+        unwritten: a failed write, here or by the engine; a retry with more space may succeed.
     """
 
-    followed: tuple[Followed, ...] = ()
+    followed: tuple[RemoteAttempt, ...] = ()
     refused: Refused | None = None
     unwritten: Exception | None = None
 
 
-class Handing:
-    """Hands groups of jobs over, for one follower.
+# Retry interval after a failed write, or after the refusal of a batch of which a part may be accepted.
+AGAIN_S = 1.0
+# A refusal that may pass is reported at most so often.
+_TELL_EVERY_S = 600.0
+# Jobs that are considered beyond those that can be submitted, to report what waits.
+_BEYOND = 8
+# Each submission is a command to the engine: jobs that come so soon after the last one wait for more, and longer while
+# fewer places than this part of all are free.
+_SHORTLY_S = 1.0
+_FEW = 10
+
+
+class Submitter(Decisions):
+    """Decides what goes to the engine when, and submits it, for one dispatcher.
 
     Args:
+        disk: nothing is submitted while it says that there is too little space.
         delay_s: how long a node's report may be on its way.
-
-    Attributes:
-        options: as they are now.
     """
+
+    _run_id: int
+    _began_at: float
+    _numbers: Iterator[int]
 
     def __init__(
         self,
         queue: Queue,
         run: RunDirectory,
-        asking: Asking,
-        folder: Folder,
-        tell: Reporter,
+        reporter: Reporter,
         options: DispatchOptions,
+        queries: EngineQueries,
+        spool: Spool,
+        completion: Completion,
+        disk: DiskGuard,
         *,
-        run_id: int,
-        began_at: float,
         grace_s: float,
         delay_s: float,
     ):
         self._queue = queue
         self._run = run
-        self._asking = asking
-        self._folder = folder
-        self._tell = tell
-        self.options = options
-        self._run_id = run_id
-        self._began_at = began_at
+        self._reporter = reporter
+        super().__init__(options)
+        self._queries = queries
+        self._spool = spool
+        self._completion = completion
+        self._disk = disk
         self._grace_s = grace_s
         self._delay_s = delay_s
-        # Where the queue is an older one than the folder (restored, or made anew), its next numbers may be taken there.
-        self._numbers = count(max(queue.last_attempt(), folder.highest()) + 1)
+        self._largest = LARGEST_BATCH
+        self._again_at = 0.0
+        self._refill_at = 0.0
+        self._refusals = 0
+        self._refused = 0
+        self._tell_again_at = 0.0
 
-    def hand_over(self, group: Group) -> Outgoing:
-        """Hands these jobs over as one batch."""
+    def begin(self, run_id: int, began_at: float) -> None:
+        """The run has its number, and may submit."""
+        self._run_id, self._began_at = run_id, began_at
+        # Where the queue is older than the folder (restored, or created anew), its next numbers may be in use there.
+        self._numbers = count(max(self._queue.last_attempt(), self._spool.highest()) + 1)
+
+    def refuse_if_none_can_be_had(self, jobs: Sequence[Job]) -> None:
+        """Raises JobCannotFit, with the first job's reason, when none of the jobs could ever run there; and what
+        ``Engine.check`` raises."""
+        asked = {job.name: self._asks(job, job.gpus) for job in jobs}
+        wanted = frozenset(asked.values())
+        never = self._queries.engine.check(wanted)
+        if jobs and wanted <= never.keys():
+            raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)}: {never[asked[jobs[0].name]]}")
+        self._queries.note_check(wanted, never)
+
+    def closed(self, now: float) -> str | None:
+        """A sentence while nothing is submitted."""
+        if self._completion.again_at is not None:
+            return self._completion.trouble
+        if self._queries.silent(now):
+            return self._queries.away
+        return self._disk.low
+
+    def submit_what_can(self, tracker: Tracker) -> None:
+        """Submits all that can go now."""
+        now = clock.mono()
+        if self.due_at is None or now < self.due_at:
+            return
+        if now < self._again_at:
+            self.due_at = self._again_at
+            return
+        self.due_at = None
+        self._disk.look(now)
+        while self._decide(tracker, now):
+            self._again_at = now + min(_SHORTLY_S, self._queries.engine.look_s)
+            self._refill_at = now + self._queries.engine.look_s
+        if self._queries.away is not None and not self._queries.background.busy:
+            self.soon(self._queries.due_at)  # otherwise when it has answered
+        later = self._queue.next_not_before(clock.wall())
+        if later is not None:
+            self.waiting_for = self.waiting_for or "a job that has ended waits a moment for its next try"
+            self.soon(clock.mono() + max(0.0, later - clock.wall()))
+
+    def _asks(self, job: Job, gpus: int) -> Placement:
+        return placement_of(job, gpus, self.options, TimeLimits.of(job, self.options), self._grace_s)
+
+    def _asks_now(self, queued: QueuedJob) -> Placement:
+        return self._asks(queued.job, queued.gpus)
+
+    def _decide(self, tracker: Tracker, now: float) -> bool:
+        """Makes one decision and carries it out; whether to decide again: more jobs may be submitted, or behind those
+        submitted now."""
+        at_most, option = self.options.at_most, "--at-most"
+        if self.options.max_concurrent is not None and self.options.max_concurrent < at_most:
+            at_most, option = self.options.max_concurrent, "--max-concurrent"
+        candidates = self._candidates(max(0, at_most - len(tracker.open)), tracker)
+        jobs = {each.queued.id: each.queued for each in candidates}
+        limits = BatchLimits(
+            at_most=at_most,
+            open=len(tracker.open),
+            option=option,
+            longest_first=self.options.order == "longest",
+            largest=self._largest,
+            closed=self._closed_now(at_most, len(tracker.open), jobs.values(), now),
+        )
+        decision = decide(candidates, self._asks_now, self._queries.never, limits)
+        for reason in dict.fromkeys(wait.reason for wait in decision.refused):
+            self._give_up([jobs[wait.job] for wait in decision.refused if wait.reason == reason], reason)
+        until, behind = clock.mono() + AT_A_TIME_S, False
+        for group in decision.groups:
+            outgoing = self._hand_over(group)
+            tracker.add(outgoing.followed)
+            put_off = self._is_put_off(group, outgoing)
+            # Where it takes long, the rest is submitted after requests and ends that came meanwhile.
+            behind = put_off or self._queries.away is not None or clock.mono() > until
+            if behind:
+                self.soon(max(now, self._again_at))
+                break
+        self._note_waits(decision.waits, jobs)
+        return bool(decision.groups or decision.refused) and not behind
+
+    def _candidates(self, places: int, tracker: Tracker) -> list[Candidate]:
+        wall, engine = clock.wall(), self._queries.engine
+        found = [Candidate(queued) for queued in self._queue.head(places + _BEYOND, wall, self.options.order)]
+        if engine.chains and places:
+            # An attempt that the engine may have forgotten by now would not hold its successors back there.
+            pairs, leading = self._queue.following(engine.name, places, wall), tracker.can_be_followed(clock.mono())
+            found += [Candidate(queued, after) for queued, after in pairs if leading.issuperset(_numbers(after))]
+        return found
+
+    def _closed_now(self, at_most: int, out: int, jobs: Collection[QueuedJob], now: float) -> str | None:
+        closed = self.closed(now)
+        if closed is None and not self._queries.check({self._asks_now(queued) for queued in jobs}, now):
+            closed = self._queries.away
+        if closed is None and 0 < at_most - out < at_most / _FEW and now < self._refill_at:
+            self.soon(self._refill_at)
+            closed = "it goes to the cluster in a moment"
+        return closed
+
+    def _is_put_off(self, group: Group, outgoing: Submitted) -> bool:
+        """Whether no more can be submitted for a while, given the result for a group."""
+        count = len(group.jobs)
+        if outgoing.unwritten is not None:
+            self._again_at = clock.mono() + AGAIN_S
+            self._reporter.notice(f"can't hand jobs over now, trying again in {AGAIN_S:g} s: {outgoing.unwritten}")
+            return True
+        if outgoing.refused is None:
+            if outgoing.followed and self._queries.away is None:
+                self._refusals = 0
+            if len(outgoing.followed) == self._largest:
+                self._largest = min(LARGEST_BATCH, 2 * self._largest)
+            return False
+        if outgoing.refused.may_pass:
+            self._put_off(outgoing.refused, count)
+        else:
+            self._give_up(group.jobs, f"{self._queries.title} refuses it: {outgoing.refused}")
+        return outgoing.refused.may_pass
+
+    def _put_off(self, problem: Refused, jobs: int) -> None:
+        """The engine refuses so many jobs now; perhaps it takes some of them, or never so many at once. Fewer are tried
+        soon, a single one less and less often."""
+        self._largest = max(1, jobs // 2)
+        self._refusals += jobs == 1
+        now, wait_s = clock.mono(), back_off_s(self._refusals) if jobs == 1 else AGAIN_S
+        self._again_at = now + wait_s
+        self._refused += 1
+        if self._refused == 1:
+            self._reporter.notice(
+                f"{self._queries.title} takes no more jobs now, and is asked again and again: {problem}"
+            )
+        elif now >= self._tell_again_at:
+            times = f"{self._refused} times so far"
+            self._reporter.notice(f"{self._queries.title} takes no more jobs now ({times}): {problem}")
+        else:
+            return
+        self._tell_again_at = now + _TELL_EVERY_S
+
+    def _give_up(self, jobs: Sequence[QueuedJob], reason: str) -> None:
+        problem = give_up(self._queue, self._reporter, jobs, FailureClass.BAD_INPUT, reason)
+        if problem is not None:
+            raise problem
+
+    def _note_waits(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:
+        self._note(waits, jobs)
+        if not waits and self._queue.held():
+            self.waiting_for = "what still waits is paused"
+
+    # --- one batch ----------------------------------------------------------------------------------------------
+
+    def _hand_over(self, group: Group) -> Submitted:
+        """Submits these jobs as one batch."""
         numbers = [next(self._numbers) for _ in group.jobs]
         batch = self._batch(group, numbers)
         records = [
@@ -109,48 +278,46 @@ class Handing:
             self._queue.record_starts([self._start(record, bool(group.after)) for record in records], self._run_id)
         except Overtaken:
             self._forget(batch.name)
-            return Outgoing()  # the next decision, which follows at once, reads them anew
+            return Submitted()  # the next decision, which follows at once, reads the jobs again
         except (OSError, sqlite3.OperationalError) as problem:
             self._forget(batch.name)
             if isinstance(problem, sqlite3.OperationalError) and not may_pass(problem):
                 raise
-            return Outgoing(unwritten=problem)
-        self._folder.opened(batch.name, numbers, numbers, [each.attempt for each in group.after])
-        return self._submit(batch, tuple(Followed.among(records, self._run).values()))
+            return Submitted(unwritten=problem)
+        self._spool.opened(batch.name, numbers, numbers, [each.attempt for each in group.after])
+        return self._submit(batch, tuple(RemoteAttempt.among(records, self._run).values()))
 
-    # --- one hand-over ----------------------------------------------------------------------------------------
-
-    def _submit(self, batch: Batch, followed: tuple[Followed, ...]) -> Outgoing:
+    def _submit(self, batch: Batch, followed: tuple[RemoteAttempt, ...]) -> Submitted:
         asked_at = clock.mono()
         try:
-            handles = self._asking.engine.submit(batch)
+            handles = self._queries.engine.submit(batch)
         except EngineAway as problem:
-            # It may have it or not: the next look tells.
-            self._asking.failed(problem, clock.mono())
-            return Outgoing(followed)
+            # It may have it or not: the next query shows.
+            self._queries.failed(problem, clock.mono())
+            return Submitted(followed)
         except CannotWrite as problem:
-            # The engine's own file, on a full disk. Whether it has some of them is told by the next look, too.
-            return Outgoing(followed, unwritten=problem)
+            # The engine's own file, on a full disk. The next query shows whether it has some of them.
+            return Submitted(followed, unwritten=problem)
         except Refused as problem:
             return self._withdrawn(batch, followed, problem)
-        self._asking.answered()
+        self._queries.answered()
         for each, handle in zip(followed, handles, strict=True):
             each.handed = replace(each.handed, handle=handle)
             each.known_at = asked_at
         self._told(followed, handles)
-        return Outgoing(followed)
+        return Submitted(followed)
 
-    def _withdrawn(self, batch: Batch, followed: tuple[Followed, ...], refused: Refused) -> Outgoing:
+    def _withdrawn(self, batch: Batch, followed: tuple[RemoteAttempt, ...], refused: Refused) -> Submitted:
         numbers = [each.record.id for each in followed]
         try:
             self._queue.withdraw(numbers)
         except sqlite3.OperationalError as problem:
             if not may_pass(problem):
                 raise
-            return Outgoing(followed, unwritten=problem)  # the next looks find that the engine has none of it
+            return Submitted(followed, unwritten=problem)  # the next queries find that the engine has none of it
         for number in numbers:
-            self._folder.closed(batch.name, number)
-        return Outgoing(refused=refused)
+            self._spool.closed(batch.name, number)
+        return Submitted(refused=refused)
 
     def _batch(self, group: Group, numbers: Sequence[int]) -> Batch:
         name = self._queue.batch_name(numbers[0])
@@ -199,239 +366,39 @@ class Handing:
         return Order(
             attempt=record.id,
             tag=f"{self._queue.tag}/{record.id}",
-            argv=job.argv,
+            job=replace(
+                job,
+                cwd=job.cwd or str(Path.cwd()),
+                timeout_s=limits.whole_s,
+                stage_timeout_s=limits.stage_s,
+                heartbeat_s=limits.heartbeat_s,
+            ),
             log=record.log,
             progress=str(self._run.attempt_progress(record.id)),
             claim=str(self._run.attempt_claim(record.id)),
             ended=str(self._run.attempt_ended(record.id)),
-            env=dict(job.env),
-            cwd=job.cwd or str(Path.cwd()),
-            result=job.result,
             after=tuple(str(self._run.attempt_ended(each.attempt)) for each in group.after),
             delay_s=self._delay_s,
-            nodes=placement.nodes,
+            gpus=placement.gpus,
             tasks=placement.tasks,
             mpi=self.options.spec.launcher(self.options),
-            gpus=placement.gpus,
-            timeout_s=limits.whole_s,
-            stage_timeout_s=limits.stage_s,
-            heartbeat_s=limits.heartbeat_s,
             grace_s=self._grace_s,
             notice_s=self.options.notice,
             threads=None if placement.cpus is None else max(1, placement.cpus // placement.tasks),
         )
 
-    def _told(self, followed: Sequence[Followed], handles: Sequence[str]) -> None:
-        title = self._asking.title
+    def _told(self, followed: Sequence[RemoteAttempt], handles: Sequence[str]) -> None:
+        title = self._queries.title
         if len(followed) == 1:
             record = followed[0].record
-            self._tell.about(EventKind.HANDED, record, f"handed to {title} as {clean(handles[0])}")
+            self._reporter.about(EventKind.HANDED, record, f"handed to {title} as {clean(handles[0])}")
             return
         text = f"{len(followed)} jobs handed to {title} as {clean(handles[0])} to {clean(handles[-1])}"
-        self._tell.tell(Event(kind=EventKind.HANDED, at=clock.wall(), text=text))
+        self._reporter.emit(EventKind.HANDED, text)
 
     def _forget(self, batch: str) -> None:
         with suppress(OSError):
             self._run.manifest(batch).unlink()
-
-
-# What goes to the engine when: brings together what a decision needs, and carries it out.
-
-# After something could not be written, or a batch was refused of which a part may be taken.
-AGAIN_S = 1.0
-# A refusal that may pass is told no more often.
-_TELL_EVERY_S = 600.0
-# Jobs that are looked at beyond those that can go, to say what waits.
-_BEYOND = 8
-# Each hand-over is a question to the engine: what comes so soon after the last waits for more, and longer where there
-# are fewer places than this part of all.
-_SHORTLY_S = 1.0
-_FEW = 10
-
-
-class Sending:
-    """Decides for one loop.
-
-    Attributes:
-        options: as they are now.
-        due_at: when a decision may come out otherwise (by ``clock.mono``), None for not before something happens.
-        waits: every job that the last decision let wait.
-        waiting_for: a sentence on which job is next and why it waits, None when none does.
-    """
-
-    def __init__(
-        self,
-        queue: Queue,
-        tell: Reporter,
-        options: DispatchOptions,
-        asking: Asking,
-        endings: Endings,
-        disk: DiskGuard,
-        grace_s: float,
-    ):
-        self._queue = queue
-        self._tell = tell
-        self.options = options
-        self._asking = asking
-        self._endings = endings
-        self._disk = disk
-        self._grace_s = grace_s
-        self._largest = LARGEST_BATCH
-        self._again_at = 0.0
-        self._refill_at = 0.0
-        self._refusals = 0
-        self._refused = 0
-        self._tell_again_at = 0.0
-        self.due_at: float | None = 0.0
-        self.waits: Sequence[Wait] = ()
-        self.waiting_for: str | None = None
-
-    def refuse_if_none_can_be_had(self, jobs: Sequence[Job]) -> None:
-        """Raises JobCannotFit, with the first job's reason, when not one of the jobs could ever run there; and what
-        ``Engine.check`` raises."""
-        asked = {job.name: self._asks(job, job.gpus) for job in jobs}
-        wanted = frozenset(asked.values())
-        never = self._asking.engine.check(wanted)
-        if jobs and wanted <= never.keys():
-            raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)}: {never[asked[jobs[0].name]]}")
-        self._asking.note_check(wanted, never)
-
-    def soon(self, when: float) -> None:
-        """A decision may come out otherwise at this time (by ``clock.mono``)."""
-        self.due_at = when if self.due_at is None else min(when, self.due_at)
-
-    def closed(self, now: float) -> str | None:
-        """A sentence while nothing is handed over."""
-        if self._endings.again_at is not None:
-            return self._endings.trouble
-        if self._asking.silent(now):
-            return self._asking.away
-        return self._disk.low
-
-    def send_what_can(self, handing: Handing, following: Following) -> None:
-        """Hands over all that can go now."""
-        now = clock.mono()
-        if self.due_at is None or now < self.due_at:
-            return
-        if now < self._again_at:
-            self.due_at = self._again_at
-            return
-        self.due_at = None
-        self._disk.look(now)
-        while self._decide(handing, following, now):
-            self._again_at = now + min(_SHORTLY_S, self._asking.engine.look_s)
-            self._refill_at = now + self._asking.engine.look_s
-        if self._asking.away is not None and not self._asking.busy:
-            self.soon(self._asking.due_at)  # else when it has answered
-        later = self._queue.next_not_before(clock.wall())
-        if later is not None:
-            self.waiting_for = self.waiting_for or "a job that has ended waits a moment for its next try"
-            self.soon(clock.mono() + max(0.0, later - clock.wall()))
-
-    def _asks(self, job: Job, gpus: int) -> Placement:
-        return placement_of(job, gpus, self.options, TimeLimits.of(job, self.options), self._grace_s)
-
-    def _asks_now(self, queued: QueuedJob) -> Placement:
-        return self._asks(queued.job, queued.gpus)
-
-    def _decide(self, handing: Handing, following: Following, now: float) -> bool:
-        """One decision and what follows; whether to decide again: more may go, or go after what has gone."""
-        at_most, option = self.options.at_most, "--at-most"
-        if self.options.max_concurrent is not None and self.options.max_concurrent < at_most:
-            at_most, option = self.options.max_concurrent, "--max-concurrent"
-        candidates = self._candidates(max(0, at_most - len(following.open)), following)
-        jobs = {each.queued.id: each.queued for each in candidates}
-        limits = BatchLimits(
-            at_most=at_most,
-            open=len(following.open),
-            option=option,
-            longest_first=self.options.order == "longest",
-            largest=self._largest,
-            closed=self._closed_now(at_most, len(following.open), jobs.values(), now),
-        )
-        decision = decide(candidates, self._asks_now, self._asking.never, limits)
-        for reason in dict.fromkeys(wait.reason for wait in decision.refused):
-            self._give_up([jobs[wait.job] for wait in decision.refused if wait.reason == reason], reason)
-        until, behind = clock.mono() + AT_A_TIME_S, False
-        for group in decision.groups:
-            outgoing = handing.hand_over(group)
-            following.add(outgoing.followed)
-            put_off = self._is_put_off(group, outgoing)
-            # The rest, where it takes long, when it has been heard what is asked and what has ended meanwhile.
-            behind = put_off or self._asking.away is not None or clock.mono() > until
-            if behind:
-                self.soon(max(now, self._again_at))
-                break
-        self._note_waits(decision.waits, jobs)
-        return bool(decision.groups or decision.refused) and not behind
-
-    def _candidates(self, places: int, following: Following) -> list[Candidate]:
-        wall, engine = clock.wall(), self._asking.engine
-        found = [Candidate(queued) for queued in self._queue.head(places + _BEYOND, wall, self.options.order)]
-        if engine.chains and places:
-            # What the engine may have forgotten by now would keep nobody waiting there.
-            pairs, leading = self._queue.following(engine.name, places, wall), following.can_be_followed(clock.mono())
-            found += [Candidate(queued, after) for queued, after in pairs if leading.issuperset(_numbers(after))]
-        return found
-
-    def _closed_now(self, at_most: int, out: int, jobs: Collection[QueuedJob], now: float) -> str | None:
-        closed = self.closed(now)
-        if closed is None and not self._asking.check({self._asks_now(queued) for queued in jobs}, now):
-            closed = self._asking.away
-        if closed is None and 0 < at_most - out < at_most / _FEW and now < self._refill_at:
-            self.soon(self._refill_at)
-            closed = "it goes to the cluster in a moment"
-        return closed
-
-    def _is_put_off(self, group: Group, outgoing: Outgoing) -> bool:
-        """Whether no more can go for a while, after what has become of a group."""
-        count = len(group.jobs)
-        if outgoing.unwritten is not None:
-            self._again_at = clock.mono() + AGAIN_S
-            self._tell.notice(f"can't hand jobs over now, trying again in {AGAIN_S:g} s: {outgoing.unwritten}")
-            return True
-        if outgoing.refused is None:
-            if outgoing.followed and self._asking.away is None:
-                self._refusals = 0
-            if len(outgoing.followed) == self._largest:
-                self._largest = min(LARGEST_BATCH, 2 * self._largest)
-            return False
-        if outgoing.refused.may_pass:
-            self._put_off(outgoing.refused, count)
-        else:
-            self._give_up(group.jobs, f"{self._asking.title} refuses it: {outgoing.refused}")
-        return outgoing.refused.may_pass
-
-    def _put_off(self, problem: Refused, jobs: int) -> None:
-        """It takes none of so many jobs now, perhaps some of them, or never so many at once. Fewer are tried soon, a
-        single one less and less often."""
-        self._largest = max(1, jobs // 2)
-        self._refusals += jobs == 1
-        now, wait_s = clock.mono(), back_off_s(self._refusals) if jobs == 1 else AGAIN_S
-        self._again_at = now + wait_s
-        self._refused += 1
-        if self._refused == 1:
-            self._tell.notice(f"{self._asking.title} takes no more jobs now, and is asked again and again: {problem}")
-        elif now >= self._tell_again_at:
-            times = f"{self._refused} times so far"
-            self._tell.notice(f"{self._asking.title} takes no more jobs now ({times}): {problem}")
-        else:
-            return
-        self._tell_again_at = now + _TELL_EVERY_S
-
-    def _give_up(self, jobs: Sequence[QueuedJob], reason: str) -> None:
-        problem = give_up(self._queue, self._tell, jobs, FailureClass.BAD_INPUT, reason)
-        if problem is not None:
-            raise problem
-
-    def _note_waits(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:
-        self.waits = waits
-        self.waiting_for = None
-        if waits:
-            job = jobs[waits[0].job].job
-            self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
-        elif self._queue.held():
-            self.waiting_for = "what still waits is paused"
 
 
 def _numbers(after: Sequence[Predecessor]) -> frozenset[int]:

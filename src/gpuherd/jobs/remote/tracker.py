@@ -1,103 +1,105 @@
-"""The attempts that are out: taken over, looked after, recorded when they begin, settled when they are over."""
+"""Tracks the attempts in the engine: takes them over, reads their reports, records their begin and completes them at
+their end."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.complete import Ended, Endings, lost
+from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.attempts.retry import Blameless
-from gpuherd.jobs.attempts.supervise import LostAttempt, Supervisor
+from gpuherd.jobs.attempts.supervise import Supervisor
+from gpuherd.jobs.completion import Known, NoFault
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import AttemptRecord, EventKind
-from gpuherd.jobs.remote.attempt import Followed
-from gpuherd.jobs.remote.collect import Asking, Collecting, begun, with_begun
-from gpuherd.jobs.remote.spool import Folder
+from gpuherd.jobs.records import AttemptRecord, Begun, EventKind
+from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
+from gpuherd.jobs.remote.protocol import Claim
+from gpuherd.jobs.remote.query import EngineQueries
+from gpuherd.jobs.remote.spool import Spool
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 
-# What takes long, since it is done once for each of thousands of jobs, is done in pieces of so many seconds.
+# Work that is done for each of thousands of jobs is split into pieces of so many seconds.
 AT_A_TIME_S = 0.5
-# What has been over for a while is cleared away so often: a queue that stays may be served for months.
+# Files of batches that are over are removed so often: a queue may be served for months.
 SWEEP_S = 600.0
 
 
-class Following:
-    """Follows them for one loop.
+class Tracker:
+    """Tracks them for one dispatcher.
 
     Args:
-        changed: called when a decision may come out otherwise.
+        changed: called when the decision on what to submit can change.
 
     Attributes:
-        open: by number those that are not over.
-        touched: those of which something is new, to be judged.
+        open: attempts that are not over, by number.
+        touched: attempts of which something is new, to be judged.
     """
 
     def __init__(
         self,
         queue: Queue,
         run: RunDirectory,
-        tell: Reporter,
-        asking: Asking,
-        folder: Folder,
-        collecting: Collecting,
-        endings: Endings,
+        reporter: Reporter,
+        queries: EngineQueries,
+        spool: Spool,
+        outcomes: Outcomes,
+        completion: Completion,
         changed: Callable[[], None],
     ):
         self._queue = queue
         self._run = run
-        self._tell = tell
-        self._asking = asking
-        self._folder = folder
-        self._collecting = collecting
-        self._endings = endings
+        self._reporter = reporter
+        self._queries = queries
+        self._spool = spool
+        self._outcomes = outcomes
+        self._completion = completion
         self._changed = changed
         self._closing: dict[int, str] = {}
         self._unwritten: dict[int, str] = {}
         self._hopeless = True
         self._sweep_at = 0.0
-        self.open: dict[int, Followed] = {}
+        self.open: dict[int, RemoteAttempt] = {}
         self.touched: set[int] = set()
 
     @property
-    def running(self) -> list[Followed]:
-        """Those that have begun."""
+    def running(self) -> list[RemoteAttempt]:
+        """Attempts that have begun."""
         return [each for each in self.open.values() if each.has_begun]
 
     def can_be_followed(self, now: float) -> frozenset[int]:
-        """The attempts behind which others can be handed over now."""
-        remembers_s = self._asking.engine.remembers_s
+        """Attempts that others can be submitted behind now."""
+        remembers_s = self._queries.engine.remembers_s
         return frozenset(number for number, each in self.open.items() if each.can_be_followed(now, remembers_s))
 
     @property
     def due_at(self) -> float | None:
         """When ``keep_time`` has something to do (by ``clock.mono``), None for never."""
-        if self.touched or self._asking.has_answer:
+        if self.touched or self._queries.background.has_answer:
             return 0.0
         if not self.open:
             return None
-        return self._folder.due_at if self._asking.busy else min(self._folder.due_at, self._asking.due_at)
+        return self._spool.due_at if self._queries.background.busy else min(self._spool.due_at, self._queries.due_at)
 
     def keep_time(self, now: float) -> None:
-        """Looks, where it is time, and does what follows from that."""
-        if self._endings.again_at is not None and now >= self._endings.again_at and self._endings.record(now):
-            self._after_ends()
-        if self.open and now >= self._folder.due_at:
-            self.touched.update(each.record.id for each in self._folder.look(self.open, now))
+        """Reads reports and queries the engine when it is time, and acts on the result."""
+        if self.open and now >= self._spool.due_at:
+            self.touched.update(each.record.id for each in self._spool.look(self.open, now))
         self._hear_engine()
-        if self.open and now >= self._asking.due_at and not self._asking.busy:
-            self._asking.ask([each.ticket for each in self.open.values()], now)
+        if self.open and now >= self._queries.due_at and not self._queries.background.busy:
+            self._queries.ask([each.ticket for each in self.open.values()], now)
         self._write_handles()
         self._collect()
-        self._asking.keep_time(clock.mono())
+        self._queries.keep_time(clock.mono())
         if self.open and now >= self._sweep_at:
             self._sweep(now)
 
-    def add(self, handed: Iterable[Followed]) -> None:
-        """These are out."""
+    def add(self, handed: Iterable[RemoteAttempt]) -> None:
+        """These attempts were submitted."""
         for each in handed:
             self.open[each.record.id] = each
             if each.handed.handle is not None:
@@ -105,13 +107,13 @@ class Following:
         self._write_handles()
 
     def take_back_all(self) -> None:
-        """All that is out is to come back and wait again."""
+        """All attempts are to be cancelled there; their jobs wait again."""
         for each in self.open.values():
-            each.recalled = each.recalled or Blameless.STOPPED
+            each.recalled = each.recalled or NoFault.STOPPED
         self.touched.update(self.open)
 
     def enforce_marks(self) -> None:
-        """Does with what is out what the queue says of it by now."""
+        """Cancels the attempts that are marked in the queue by now."""
         for record in self._queue.running():
             each = self.open.get(record.id)
             if each is not None and record.queued.cancelled_by is not None:
@@ -119,8 +121,8 @@ class Following:
                 self.touched.add(record.id)
 
     def adopt(self, supervisor: Supervisor) -> None:
-        """Takes over what an earlier follower handed over, and settles what an earlier dispatcher left on this machine,
-        which has ended since."""
+        """Takes over the attempts that an earlier dispatcher submitted, and completes those that one left on this
+        machine, which have ended since."""
         records = self._queue.running()
         ours = [record for record in records if record.handed is not None and self._queue.owns(record)]
         self._take_over(ours)
@@ -130,72 +132,73 @@ class Following:
             if record.id in self.open:
                 continue
             copied = record.handed is not None or not self._queue.owns(record)
-            found = supervisor.take_over(record, now, copied=copied)
-            if not isinstance(found, LostAttempt):
+            found = supervisor.take_over(record, now, at, copied=copied)
+            if not isinstance(found, Known):
                 raise ValueError(f"attempt {record.id} runs on this machine")
-            ends.append(lost(found, at, now))
-        self._endings.settle(ends, now)
-        self._after_ends()
-        self._run.remove_stray_attempt_files(self.open.keys() | self._endings.unrecorded)
+            ends.append(found)
+        self._completion.complete(ends, now)
+        self.ends_recorded()
+        self._run.remove_stray_attempt_files(self.open.keys() | self._completion.unrecorded)
 
-    def settle(self, ends: Sequence[Ended]) -> None:
-        """Attempts are over."""
+    def settle(self, ends: Sequence[Known]) -> None:
+        """Completes attempts that are over."""
         for end in ends:
             if end.record.handed is not None:
                 self.open.pop(end.record.id, None)
                 self._closing[end.record.id] = end.record.handed.batch
-            # Whatever it waited for there may have failed for good meanwhile.
-            self._hopeless |= end.blameless is not None
-        self._endings.settle(ends, clock.mono())
-        self._after_ends()
+            # The jobs that it was submitted behind may have failed for good meanwhile.
+            self._hopeless |= end.no_fault is not None
+        self._completion.complete(ends, clock.mono())
+        self.ends_recorded()
 
     # --- looking ----------------------------------------------------------------------------------------------
 
     def _take_over(self, records: Sequence[AttemptRecord]) -> None:
-        self.open |= Followed.among(records, self._run)
-        self._folder.recall_gone(self.open)
-        self._collecting.adopt(self.open.values())
+        self.open |= RemoteAttempt.among(records, self._run)
+        self._spool.recall_gone(self.open)
+        self._outcomes.adopt(self.open.values())
         followed = self._queue.followed()
         for batch, attempts in self._queue.open_batches().items():
-            self._folder.opened(batch, attempts, self.open.keys() & set(attempts), followed.get(batch, ()))
+            self._spool.opened(batch, attempts, self.open.keys() & set(attempts), followed.get(batch, ()))
         self._sweep(clock.mono())
         self.touched.update(self.open)
         if records:
             begun_before = sum(record.handed is not None and record.handed.node is not None for record in records)
             out = "1 job is" if len(records) == 1 else f"{len(records)} jobs are"
-            self._tell.notice(
-                f"{out} in the hands of {self._asking.title} from before ({begun_before} had begun), and followed again"
+            self._reporter.notice(
+                f"{out} in the hands of {self._queries.title} from before ({begun_before} had begun), and followed"
+                " again"
             )
 
     def _sweep(self, now: float) -> None:
         self._sweep_at = now + SWEEP_S
         self._queue.be_sure()
-        self._folder.sweep(clock.wall(), self._queue.has_batch)
+        self._spool.sweep(clock.wall(), self._queue.has_batch)
 
     def _hear_engine(self) -> None:
-        """Takes in what the engine has answered to the last question on how all stand."""
-        told = self._asking.told()
-        if told is None:
+        """Takes note of the engine's answer to the last query of all attempts' state."""
+        answer = self._queries.answer()
+        if answer is None:
             return
         self.touched.update(self.open)
         self._changed()
-        if told.found is None:
+        if answer.found is None:
             return
         seen_at = clock.mono()
         for number, each in self.open.items():
-            if number not in told.asked:
-                continue  # it went out since
-            sighting = told.found.get(number)
-            each.seen(sighting, seen_at, told.asked_at)
+            if number not in answer.asked:
+                continue  # it was submitted since
+            sighting = answer.found.get(number)
+            each.seen(sighting, seen_at, answer.asked_at)
             if sighting is not None:
                 self._hear(each, sighting.handle)
 
-    def _hear(self, each: Followed, handle: str | None) -> None:
+    def _hear(self, each: RemoteAttempt, handle: str | None) -> None:
         if handle is not None and each.heard(handle):
             self._unwritten[each.record.id] = handle
 
     def _write_handles(self) -> None:
-        """Writes down the engine's words; later, where the queue can't be written now."""
+        """Records the engine's ids; later, if the queue can't be written now."""
         wanted = {number: handle for number, handle in self._unwritten.items() if number in self.open}
         self._unwritten = wanted
         if not wanted:
@@ -207,11 +210,11 @@ class Following:
                 raise
             return
         self._unwritten = {}
-        # What follows these can go now.
+        # Jobs behind these can be submitted now.
         self._changed()
 
     def _collect(self) -> None:
-        """What has begun is recorded, what is over is settled, and what is to end is told so."""
+        """Records attempts that have begun, completes those that are over, and calls off those that are to end."""
         self.touched.intersection_update(self.open)
         touched = [self.open[number] for number in sorted(self.touched)]
         if not touched:
@@ -227,35 +230,36 @@ class Following:
             known_before = each.handed.node is not None
             with_begun(each, start)
             if known_before:
-                continue  # its other nodes have told which GPUs they have
-            # Of another node that has not told of its GPUs yet the name alone.
+                continue  # its other nodes have reported their GPUs
+            # Only the name of another node that has not reported its GPUs yet.
             gpus = dict.fromkeys(label.partition(":?")[0] for label in start.labels)
             place = f"GPU {', '.join(gpus)}" if gpus else f"the CPU of {clean(start.node)}"
-            self._tell.about(EventKind.STARTED, each.record, f"started on {place}")
+            self._reporter.about(EventKind.STARTED, each.record, f"started on {place}")
         ends = []
         until = clock.mono() + AT_A_TIME_S
         for each in touched:
             self.touched.discard(each.record.id)
-            end = self._collecting.judge(each)
+            end = self._outcomes.judge(each)
             if end is None:
-                self._collecting.call_off(each)
+                self._outcomes.call_off(each)
             else:
                 ends.append(end)
             if clock.mono() > until:
-                break  # the rest when it has been heard what is asked meanwhile
+                break  # the rest after requests that came meanwhile
         if ends:
             self.settle(ends)
         elif found:
             self._changed()
-        self._folder.keep_gone(self.open.values())
+        self._spool.keep_gone(self.open.values())
 
     # --- after ends -------------------------------------------------------------------------------------------
 
-    def _after_ends(self) -> None:
-        """Ends are in the queue: others may go now, their files are needed no more, and followers may be stranded."""
-        unrecorded = self._endings.unrecorded
+    def ends_recorded(self) -> None:
+        """Ends are in the queue: other jobs can be submitted now, files are not needed any more, and attempts behind
+        them may never be able to begin."""
+        unrecorded = self._completion.unrecorded
         for number in [number for number in self._closing if number not in unrecorded]:
-            self._folder.closed(self._closing.pop(number), number)
+            self._spool.closed(self._closing.pop(number), number)
         if not unrecorded:
             self._take_back_stranded()
         self._changed()
@@ -264,9 +268,70 @@ class Following:
         for number in self._queue.stranded() & self.open.keys():
             each = self.open[number]
             if not each.has_begun and each.recalled is None:
-                each.recalled = Blameless.STRANDED
+                each.recalled = NoFault.DEPENDENCY_FAILED
                 self.touched.add(number)
         if self._hopeless:
             for needed, fate, names in self._queue.doom_hopeless():
-                self._tell.cancelled(names, needed, fate)
+                self._reporter.cancelled(names, needed, fate)
             self._hopeless = False
+
+
+def begun(followed: RemoteAttempt, at: float, mono: float) -> Begun | None:
+    """The begin of an attempt that its node has claimed, for the queue; None while it has not begun, and where the
+    queue has all that is known of it.
+
+    ``at`` and ``mono`` are now. The node's clock is believed as far as it can be right.
+    """
+    claim, record = followed.claim, followed.record
+    if claim is None or claim.void:
+        return None
+    labels = gpu_labels(claim, record.queued.gpus, record.queued.job.nodes, followed.further)
+    if followed.handed.node is None:
+        since = max(record.started_at, min(claim.at, at))
+        mono -= at - since
+    elif labels == record.labels or not followed.further:
+        return None
+    else:
+        since, mono = record.started_at, record.started_mono
+    return Begun(attempt=record.id, node=claim.node or "?", gpus=labels, labels=labels, at=since, mono=mono)
+
+
+def with_begun(followed: RemoteAttempt, found: Begun) -> None:
+    """Updates the attempt to what the queue has by now."""
+    followed.handed = replace(followed.handed, node=found.node)
+    followed.record = replace(
+        followed.record,
+        gpus=found.gpus,
+        labels=found.labels,
+        started_at=found.at,
+        started_mono=found.mono,
+        handed=followed.handed,
+    )
+
+
+def gpu_labels(
+    claim: Claim, gpus: int, nodes: int, further: Mapping[int, Claim] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Labels of the GPUs of an attempt: ``n1:0``. Of another node whose name is unknown ``n1+1:0``, and of one that has
+    not reported its GPUs ``n2:?1``, ``n2:?2``.
+
+    ``further``: the claims of the other nodes, by rank.
+
+    >>> first = Claim(at=0.0, node="n1", gpus=("4", "5"), others=("n2",))
+    >>> gpu_labels(first, 2, 2, {1: Claim(at=0.0, node="n2", gpus=("0", "3"))})
+    ('n1:4', 'n1:5', 'n2:0', 'n2:3')
+    >>> gpu_labels(first, 2, 3)
+    ('n1:4', 'n1:5', 'n2:?1', 'n2:?2', 'n1+2:?1', 'n1+2:?2')
+    """
+    if gpus == 0:
+        return ()
+    node = claim.node or "?"
+    found = [(node, claim.gpus or tuple(str(number) for number in range(gpus)))]
+    for rank in range(1, nodes):
+        told = further.get(rank)
+        name = claim.others[rank - 1] if rank <= len(claim.others) else told.node if told is not None else ""
+        unknown = tuple(f"?{number}" for number in range(1, gpus + 1))
+        # Several nodes of Ray may share a host.
+        known = name and name not in (each for each, _ in found)
+        found.append((name if known else f"{node}+{rank}", unknown if told is None else told.gpus or unknown))
+    return tuple(f"{name}:{number}" for name, numbers in found for number in numbers)

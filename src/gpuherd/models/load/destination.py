@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
+from gpuherd.gpus.visible import described, value_in
 from gpuherd.models.load.asked import Asked
 from gpuherd.models.load.offloading import offloaded
 from gpuherd.models.load.placed import (
@@ -56,7 +57,7 @@ class ThisMachine:
     def visible(self) -> tuple[Card, ...]:
         """All that CUDA shows, in its order; none where GPUs are only to be pretended."""
         if self._seen is None:
-            from gpuherd.gpus.driver import machine
+            from gpuherd.gpus.query import machine
             from gpuherd.gpus.visible import count_in_pci_order, visible_now
 
             # The numbers here are CUDA's only if CUDA counts as we do.
@@ -125,7 +126,7 @@ def _cards(asked: Asked) -> tuple[tuple[Card, ...], str | None]:
 
     _give_back_memory()
     # Whoever names the GPUs has chosen them, busy or not: what is free on them counts.
-    now = cards_now(busy_too="CUDA_VISIBLE_DEVICES" in os.environ)
+    now = cards_now(busy_too=value_in(os.environ) is not None)
     if not now.cards and now.left_out:
         raise ModelDoesNotFit(f"no GPU is free: {'; '.join(now.left_out)}")
     return now.cards, now.problem
@@ -166,7 +167,7 @@ def _numbers(cards: Sequence[Card], machine: ThisMachine) -> list[int]:
         if number is None or number >= len(machine.visible):
             raise UsageError(
                 f"the plan uses GPU {card.label} ({card.name}), which CUDA does not show this process "
-                f"(CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')})"
+                f"({described(os.environ)})"
             )
         numbers.append(number)
     return numbers

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import GpuherdError, MissingExtra, MissingModel, naming_extras
+from gpuherd.gpus.visible import CUDA
 from gpuherd.models.load import verify
 from gpuherd.models.load.adapters import with_adapter
 from gpuherd.models.load.asked import Asked
@@ -190,7 +191,7 @@ def _check_cuda(placement: Placement) -> None:
     if torch.cuda.device_count() <= max(placement.gpus):
         raise GpuherdError(
             f"the plan uses GPU {max(placement.gpus)}, and torch sees {torch.cuda.device_count()} GPUs; was "
-            "CUDA_VISIBLE_DEVICES changed after CUDA had started?"
+            f"{CUDA} changed after CUDA had started?"
         )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import ExitCode, UsageError
+from gpuherd.gpus.visible import narrowed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,9 +86,8 @@ def environments(
     threads = str(max(1, cores // max(1, len(groups))))
     return tuple(
         {
-            **environment,
+            **narrowed(environment, gpus),
             REPLICA_VARIABLE: f"{number}/{len(groups)}",
-            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             "OMP_NUM_THREADS": threads,
         }
         for number, gpus in enumerate(groups)

@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 from gpuherd.engines import host
 from gpuherd.errors import UsageError, naming_extras
+from gpuherd.gpus.visible import ORDER, PCI_ORDER, narrowed, value_in
+from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.models.load import verify
 from gpuherd.models.load.asked import Asked
 from gpuherd.models.load.classes import classes_for, config_of, runs_own_code
@@ -85,9 +87,9 @@ def environment_for(
     found = dict(environment)
     uuids = [load.card.uuid for load in plan.loads]
     if pretend:
-        found["CUDA_VISIBLE_DEVICES"] = ""
+        found |= visible_environment(())
     elif all(uuid is not None for uuid in uuids):
-        found |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(uuid or "" for uuid in uuids)}
+        found = {**narrowed(found, [uuid or "" for uuid in uuids]), ORDER: PCI_ORDER}
     found["OMP_NUM_THREADS"] = str(max(1, cores // plan.gpus))
     return found
 
@@ -227,7 +229,7 @@ def _cards(asked: Asked) -> tuple[Card, ...]:
     from gpuherd.models.plan.cards_now import cards_now
 
     # Whoever names the GPUs has chosen them, busy or not.
-    now = cards_now(busy_too="CUDA_VISIBLE_DEVICES" in os.environ)
+    now = cards_now(busy_too=value_in(os.environ) is not None)
     if not now.cards:
         why = now.problem or "; ".join(now.left_out)
         raise UsageError(f"no GPU to divide the layers over: {why}; pretend some with --gpus 2x40GB")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
+from gpuherd.gpus.visible import described
 from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.models.load.options import LoadOptions
 from gpuherd.models.plan.options import whole
@@ -83,7 +84,7 @@ def _load(model: str, options: WorkerOptions, words: Sequence[str]) -> None:
 
     workload = Workload(options.batch, options.prompt_tokens, options.new_tokens)
     logger.info("Model: %s", model)
-    logger.info("CUDA_VISIBLE_DEVICES: %s", os.environ.get("CUDA_VISIBLE_DEVICES", "not set"))
+    logger.info("%s", described(os.environ))
     progress.report(0, None, "plan")
     asked = asked_for(model, options, workload, simulate=options.simulate)
     loaded, planned = _part(asked, words) if options.parallel == "tensor" else _whole(asked)

@@ -37,20 +37,18 @@ class CardsNow:
 
 
 def cards_now(*, busy_too: bool = False, rule: IdleRule | None = None) -> CardsNow:
-    """Looks at the GPUs that CUDA_VISIBLE_DEVICES shows. Memory that others use now is taken off.
+    """Looks at the GPUs that this process sees. Memory that others use now is taken off.
 
     Args:
         busy_too: also GPUs that are busy by gpuherd's rule or held by a gpuherd, with what is left free on them.
         rule: when a GPU is busy; that of ``gpuherd gpus`` by default.
     """
-    from gpuherd.gpus.driver import machine
-    from gpuherd.gpus.visible import visible_now
+    from gpuherd.gpus.query import machine
+    from gpuherd.gpus.visible import variable_of, visible_now
 
     now = machine(topology=True)
     shown = visible_now(now.gpus)
-    problem = now.problem or (None if shown else "CUDA_VISIBLE_DEVICES shows no GPU")
-    if not now.gpus and problem is None:
-        problem = "this machine has no NVIDIA GPU"
+    problem = now.problem or (None if shown else f"{variable_of(now.maker)} shows no GPU")
     cards, left_out = usable_cards(shown, rule or IdleRule(), _held_or_kept(), busy_too=busy_too, own_pid=os.getpid())
     return CardsNow(cards, left_out, problem)
 
@@ -77,7 +75,7 @@ def _held_or_kept() -> Callable[[Gpu], str | None]:
         holder = None if leases is None else leases.holder(gpu.uuid)
         if holder is None or ATTEMPT_VARIABLE in os.environ or holder.pid in ours:
             return None
-        return f"held by gpuherd: {holder.user or 'someone'}" + (f", job {holder.job}" if holder.job else "")
+        return holder.sentence()
 
     return reason
 

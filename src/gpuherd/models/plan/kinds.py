@@ -1,8 +1,9 @@
-"""Kinds of GPU by the names that people use, with the memory that CUDA really gives out on them. Data, pure.
+"""Kinds of GPU by the names that people use, with the memory that programs really get on them. Data, pure.
 
 ``A100-40`` has not 40 GiB: firmware, page tables and error correction take their part. The figures are what
-``torch.cuda.mem_get_info`` tells as total on an idle card, rounded down to 0.1 GiB, from NVIDIA's and users' reports;
-drivers differ by up to 0.3 GiB, so the lower figure stands here.
+``torch.cuda.mem_get_info`` reports as total on an idle card, rounded down to 0.1 GiB, from the makers' and users'
+reports; drivers differ by up to 0.3 GiB, so the lower figure stands here. An MI250 or MI250X is two GPUs to programs;
+its figure is that of one.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from gpuherd.gpus.state import Maker
 from gpuherd.options import nearest
 
 GIB = 1 << 30
@@ -17,16 +19,21 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of GPU: its name here, memory in bytes that can be used, CUDA compute capability."""
+    """A kind of GPU: its name here, memory in bytes that can be used, CUDA compute capability (None for AMD)."""
 
     name: str
     memory: int
-    capability: tuple[int, int]
+    capability: tuple[int, int] | None
+    maker: Maker = Maker.NVIDIA
 
 
 def _kind(name: str, gib: float, capability: str) -> Kind:
     major, minor = capability.split(".")
     return Kind(name, int(gib * GIB), (int(major), int(minor)))
+
+
+def _instinct(name: str, gib: float) -> Kind:
+    return Kind(name, int(gib * GIB), None, Maker.AMD)
 
 
 KINDS: tuple[Kind, ...] = (
@@ -69,10 +76,20 @@ KINDS: tuple[Kind, ...] = (
     _kind("RTX6000-Ada", 47.3, "8.9"),
     _kind("RTX8000", 47.3, "7.5"),
     _kind("RTX-PRO-6000", 94.9, "12.0"),
+    _instinct("MI100", 31.6),
+    _instinct("MI210", 63.6),
+    _instinct("MI250", 63.6),
+    _instinct("MI250X", 63.6),
+    _instinct("MI300X", 191.6),
+    _instinct("MI325X", 255.6),
+    _instinct("MI350X", 287.6),
+    _instinct("MI355X", 287.6),
 )
 
 # Words of longer names that say nothing of which kind it is: NVIDIA A100-SXM4-40GB, NVIDIA GeForce RTX 4090.
-_NOISE = re.compile(r"nvidia|geforce|tesla|quadro|sxm\d?|pcie?|hbm\de?|generation|tensorcore", re.ASCII)
+_NOISE = re.compile(
+    r"nvidia|geforce|tesla|quadro|sxm\d?|pcie?|hbm\de?|generation|tensorcore|amd|instinct|oam|simulated", re.ASCII
+)
 # Other keys of the same kinds: with the memory that all of them have, without what their maker adds.
 _ALSO = {
     "6000ada": "rtx6000ada",
@@ -90,6 +107,12 @@ _ALSO = {
     "h10094": "h100nvl",
     "h200141": "h200",
     "l40s48": "l40s",
+    "mi10032": "mi100",
+    "mi21064": "mi210",
+    "mi25064": "mi250",
+    "mi250x64": "mi250x",
+    "mi300x192": "mi300x",
+    "mi325x256": "mi325x",
     "l424": "l4",
     "p10016": "p100",
     "rtx309024": "rtx3090",

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuherd.gpus.state import Maker
+from gpuherd.gpus.visible import showing
+from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.options import PlanOptions, TrainingOptions
 from gpuherd.models.plan.result import Alternative, MemoryPlan
 from gpuherd.models.plan.workload import MIB
@@ -94,11 +97,7 @@ def steps(plan: MemoryPlan, asked: Asked) -> Iterator[tuple[str, list[str]]]:
         ["gpuherd", "submit", "--num-gpus", str(plan.gpus), "--mem", memory, "--", *program],
     )
     if asked.here:
-        named = ",".join(_cuda_name(load.card.label, load.card.uuid) for load in plan.loads)
-        yield (
-            "On these GPUs now, without a queue:",
-            ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={named}", *program],
-        )
+        yield "On these GPUs now, without a queue:", [*_showing([load.card for load in plan.loads]), *program]
     else:
         array = [f"--array=0-{plan.replicas - 1}"] if plan.replicas > 1 else []
         yield "By SLURM:", ["sbatch", f"--gres=gpu:{plan.gpus}", *array, "your_job.sh"]
@@ -114,9 +113,7 @@ def training_steps(plan: TrainingPlan, asked: Asked) -> Iterator[tuple[str, list
     queue = ["gpuherd", "submit", "--num-gpus", str(plan.gpus), "--mem", memory, "--", *program]
     yield "In your own queue:", queue
     if asked.here:
-        named = ",".join(_cuda_name(load.card.label, load.card.uuid) for load in plan.loads)
-        words = ["CUDA_DEVICE_ORDER=PCI_BUS_ID", f"CUDA_VISIBLE_DEVICES={named}", *program]
-        yield "On these GPUs now, without a queue:", words
+        yield "On these GPUs now, without a queue:", [*_showing([load.card for load in plan.loads]), *program]
     else:
         yield "By SLURM:", ["sbatch", f"--gres=gpu:{plan.gpus}", "your_job.sh"]
 
@@ -131,6 +128,8 @@ def memory_words(memory_mb: int, free: int) -> str:
     return f"{gigabytes}GB" if (gigabytes * 1024 + _DRIVER_MB) * MIB <= free else f"{memory_mb}MB"
 
 
-def _cuda_name(label: str, uuid: str | None) -> str:
-    """As CUDA_VISIBLE_DEVICES names it: MIG instances by UUID."""
-    return uuid if uuid is not None and not label.isdigit() else label
+def _showing(cards: Sequence[Card]) -> list[str]:
+    """The words of a shell that show a command the GPUs of a plan: MIG instances by UUID."""
+    names = [card.label if card.uuid is None or card.label.isdigit() else card.uuid for card in cards]
+    maker = Maker.AMD if any(card.name.startswith("AMD ") for card in cards) else Maker.NVIDIA
+    return [f"{name}={value}" for name, value in showing(names, maker).items()]

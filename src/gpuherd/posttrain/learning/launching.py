@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuherd.engines.registry import LOCAL, names
 from gpuherd.errors import UsageError
+from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.visible import environment as visible_environment
+from gpuherd.gpus.visible import without
 from gpuherd.posttrain.learning.checking import check
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.worker import MODULE, STARTER
@@ -131,16 +134,17 @@ def of_a_job() -> dict[str, str]:
     return {**_QUIET, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_LONGEST_GRACE_S)}
 
 
-def environment(inherited: Mapping[str, str], gpus: str | None, starter: int, processes: Processes) -> dict[str, str]:
+def environment(
+    inherited: Mapping[str, str], gpus: Sequence[Gpu] | None, starter: int, processes: Processes
+) -> dict[str, str]:
     """The environment of the processes.
 
     Args:
-        gpus: CUDA_VISIBLE_DEVICES; None: as inherited.
+        gpus: those that they see, () for none; None: as inherited.
         starter: the pid that waits for them.
     """
-    found = {**inherited, **_QUIET, STARTER: str(starter)}
-    if gpus is not None:
-        found |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpus}
+    shown = inherited if gpus is None else without(inherited) | visible_environment(gpus)
+    found = {**shown, **_QUIET, STARTER: str(starter)}
     if processes.here > 1:
         # As torchrun sets it too, but with a warning.
         found.setdefault("OMP_NUM_THREADS", "1")

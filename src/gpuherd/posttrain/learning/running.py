@@ -229,10 +229,10 @@ class TrainRun:
         run = RunDirectory(folder.root)
         if run.queue.exists():
             from gpuherd.jobs.queue.store import Queue
-            from gpuherd.jobs.remote.dispatcher import refuse_other_hands
+            from gpuherd.jobs.remote.dispatcher import refuse_other_engine
 
             with Queue(run.queue) as queue:
-                refuse_other_hands(queue, run, self.options.dispatch)
+                refuse_other_engine(queue, run, self.options.dispatch)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -272,8 +272,8 @@ class TrainRun:
 
     def _started(self, plan: Plan, taken: Taken) -> int:
         """The processes' exit code, or that of the signal by which we were asked to end."""
-        gpus = ",".join(gpu.cuda_name for gpu in taken.gpus)
-        told = environment(os.environ, gpus if taken.gpus or plan.on_cpu else None, os.getpid(), plan.processes)
+        gpus = taken.gpus if taken.gpus or plan.on_cpu else None
+        told = environment(os.environ, gpus, os.getpid(), plan.processes)
         with tempfile.TemporaryDirectory(prefix="gpuherd-train-") as place:
             told.setdefault(progress.VARIABLE, str(Path(place) / "progress"))
             try:

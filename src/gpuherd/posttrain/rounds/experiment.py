@@ -22,7 +22,7 @@ from gpuherd.atomic import atomic_write, remove_strays
 from gpuherd.columns import window
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode
-from gpuherd.gpus.driver import machine
+from gpuherd.gpus.query import machine
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock, feasibility
 from gpuherd.jobs.monitor.display import display

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from gpuherd.errors import NoSuchGpu, UsageError
-from gpuherd.gpus.driver import machine
+from gpuherd.gpus.query import machine
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import visible_now
 from gpuherd.models.plan.asking import in_precision

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
+from gpuherd.gpus.visible import CUDA, described, naming_in, value_in
 from gpuherd.options import option
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.record import read_record
@@ -57,9 +58,9 @@ def work(options: JobOptions, _: Sequence[str]) -> None:
     """Does the job."""
     folder = RoundsDirectory(options.folder)
     record = read_record(folder)
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    given = value_in(os.environ)
     print(f"Job: {printable(options.job)}")
-    print(f"CUDA_VISIBLE_DEVICES: {'not set' if given is None else given}")
+    print(described(os.environ))
     device = device_here(given, simulate=options.simulate)
     print(f"Device: {device}")
     try:
@@ -83,9 +84,10 @@ def device_here(visible: str | None, *, simulate: bool) -> str:
     import torch
 
     if not torch.cuda.is_available():
+        name = next(iter(naming_in(os.environ)), CUDA)
         raise NoCuda(
-            f"CUDA_VISIBLE_DEVICES={visible}, and torch {torch.__version__} finds no CUDA: install a torch for it, or "
-            "run without GPUs (CUDA_VISIBLE_DEVICES=)"
+            f"{name}={visible}, and torch {torch.__version__} finds no {'CUDA' if name == CUDA else 'GPU'}: install a "
+            f"torch for it, or run without GPUs ({name}=)"
         )
     return "cuda:0"
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuherd.errors import MissingExtra, UsageError
+from gpuherd.gpus.visible import named_in, setting
 from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
 from gpuherd.lm.detokenising import Growing, cut
 from gpuherd.models.hub import repo_of
@@ -137,8 +138,7 @@ def _missing(problem: str) -> MissingExtra:
 
 def visible_gpus(environment: Mapping[str, str]) -> int:
     """How many GPUs this process was given; 1 where nobody has said it."""
-    said = environment.get("CUDA_VISIBLE_DEVICES")
-    return 1 if said is None else len([word for word in said.split(",") if word.strip()])
+    return 1 if setting(environment) is None else len(named_in(environment))
 
 
 def greedy_settings(how: Decoding) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines import progress
 from gpuherd.errors import printable
+from gpuherd.gpus.visible import described
 from gpuherd.lm.asked import Decoding
 from gpuherd.lm.guidance.guide import Guide
 from gpuherd.models.plan.workload import Workload
@@ -72,7 +73,7 @@ def answer(options: ShardOptions, words: Sequence[str]) -> None:
     how = decoding_of(record)
     items = read_items(folder, my_shard(folder, options.shard).items)
     print(f"Model: {printable(options.model)}")
-    print(f"CUDA_VISIBLE_DEVICES: {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}")
+    print(described(os.environ))
     progress.report(0, len(items), "load")
     engine = _engine(options, record, words)
     told = Told()

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, printable
+from gpuherd.gpus.visible import described
 from gpuherd.lm.asked import PromptTokens
 from gpuherd.models.names import shown
 from gpuherd.qa.encoders.config import EncoderKind
@@ -62,7 +63,7 @@ def work(options: ShardOptions, words: Sequence[str]) -> None:
         raise BadStatistic(f"{folder.root} was begun for other answers than those in {run.folder.root}; remove it")
     answers = list(run.answers())
     print(f"Model: {printable(options.model)}")
-    print(f"CUDA_VISIBLE_DEVICES: {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}")
+    print(described(os.environ))
     progress.report(0, None, "load")
     measured_by = measuring(task, run, answers, options, words)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gpuherd.atomic import atomic_write
-from gpuherd.jobs.settings_place import user_cache
+from gpuherd.jobs.settings import user_cache
 from gpuherd.models.stored import FileStamp, opened, unchanged
 from gpuherd.report.progress import of_bytes
 

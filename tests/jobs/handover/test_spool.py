@@ -12,15 +12,15 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import AttemptRecord, Handed, QueuedJob
 from gpuherd.jobs.remote import spool as module
-from gpuherd.jobs.remote.attempt import Followed
+from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import Claim, EndReport, read_ended, take, write_ended
-from gpuherd.jobs.remote.spool import Folder
+from gpuherd.jobs.remote.spool import Spool
 from gpuherd.jobs.run_dir import RunDirectory
 
 TAG, OTHER = "0123456789ab.17", "0123456789ab.18"
 
 
-def followed(run: RunDirectory, number: int) -> Followed:
+def followed(run: RunDirectory, number: int) -> RemoteAttempt:
     queued = QueuedJob(
         id=number,
         job=Job(name=f"j{number}", argv=("true",)),
@@ -43,7 +43,7 @@ def followed(run: RunDirectory, number: int) -> Followed:
         started_at=0.0,
         started_mono=0.0,
     )
-    return Followed(record, handed, run.attempt_progress(number))
+    return RemoteAttempt(record, handed, run.attempt_progress(number))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_no_file_is_asked_for_that_is_not_there(run: RunDirectory, monkeypatch: 
     out = {number: followed(run, number) for number in range(1, 6)}
     for number in out:
         assert take(run.attempt_claim(number), Claim(at=1.0, node="n1"))
-    watch = Folder(run)
+    watch = Spool(run)
     assert len(watch.look(out, 0.0)) == 5 and asked == []
     write_ended(run.attempt_ended(3), EndReport(at=2.0, ran_s=1.0, code=0))
     assert watch.look(out, 0.0) == [out[3]] and asked == ["00000003.ended"]
@@ -84,7 +84,7 @@ def test_what_is_cleared_away(run: RunDirectory) -> None:
         (run.handover / name).write_text("x")
     for name in old:
         os.utime(run.handover / name, (1000.0, 1000.0))
-    watch = Folder(run)
+    watch = Spool(run)
     assert watch.highest() == 90
     watch.opened(ours, (7, 8), (8,))
     watch.sweep((run.handover / "00000090.claim").stat().st_mtime, lambda batch: batch.startswith(f"gpuherd-{TAG}-"))
@@ -107,7 +107,7 @@ def test_no_claim_goes_before_what_a_leader_begins_by(run: RunDirectory, monkeyp
         unlink(path, missing_ok=missing_ok)
 
     monkeypatch.setattr(Path, "unlink", refused)
-    watch = Folder(run)
+    watch = Spool(run)
     watch.opened(batch, (1, 2), (1, 2))
     for number in (1, 2):
         watch.closed(batch, number)
@@ -123,23 +123,23 @@ def test_the_number_of_a_batch_is_taken_too(run: RunDirectory) -> None:
     """Also where none of its attempts has begun."""
     (run.handover / f"gpuherd-{OTHER}-71.sh").touch()
     (run.handover / "00000070.claim").touch()
-    assert Folder(run).highest() == 71
+    assert Spool(run).highest() == 71
 
 
 def test_the_highest_number_of_no_folder(tmp_path: Path) -> None:
-    assert Folder(RunDirectory(tmp_path)).highest() == 0
+    assert Spool(RunDirectory(tmp_path)).highest() == 0
 
 
 def test_the_report_of_a_success_stays_for_as_long_as_one_that_follows_is_out(run: RunDirectory) -> None:
     """It is what that one's leader begins by, also after another follower has taken over."""
-    for watch in (Folder(run), Folder(run)):
+    for watch in (Spool(run), Spool(run)):
         write_ended(run.attempt_ended(1), EndReport(at=2.0, ran_s=1.0, code=0))
         watch.opened("first", [1], [1])
         watch.opened("second", [2], [2], after=[1])
         watch.opened("third", [3], [3], after=[2])
         watch.closed("first", 1)
         assert run.attempt_ended(1).exists()
-    again = Folder(run)
+    again = Spool(run)
     again.opened("first", [1], [])
     again.opened("second", [2], [2], after=[1])
     again.opened("third", [3], [3], after=[2])
@@ -170,12 +170,12 @@ class Clocks:
 def a_look(run: RunDirectory, clocks: Clocks, sighting: Sighting | None = None) -> bool:
     """A follower that looks once and is killed; whether its patience of 15 s is at an end then."""
     each = followed(run, 1)
-    folder = Folder(run)
+    folder = Spool(run)
     folder.recall_gone({1: each})
-    assert not each.known("SLURM", clocks.mono, 15.0).late  # the engine has not been heard yet
+    assert not each.is_late(clocks.mono, 15.0)  # the engine has not been heard yet
     each.seen(sighting, clocks.mono, clocks.mono)
     folder.keep_gone([each])
-    return each.known("SLURM", clocks.mono, 15.0).late
+    return each.is_late(clocks.mono, 15.0)
 
 
 def test_patience_goes_on_with_the_next_follower(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,21 +9,21 @@ from contextlib import closing
 
 import pytest
 
-from gpuherd.jobs.remote.collect import Aside
+from gpuherd.jobs.remote.query import BackgroundQuery
 
 
 @pytest.fixture
-def aside() -> Iterator[Aside[int]]:
-    with closing(Aside[int]()) as made:
+def aside() -> Iterator[BackgroundQuery[int]]:
+    with closing(BackgroundQuery[int]()) as made:
         yield made
 
 
-def wait(aside: Aside[int]) -> None:
+def wait(aside: BackgroundQuery[int]) -> None:
     assert select.select([aside], [], [], 60)[0]
     aside.drain()
 
 
-def test_the_answer_comes_once_and_wakes_who_waits(aside: Aside[int]) -> None:
+def test_the_answer_comes_once_and_wakes_who_waits(aside: BackgroundQuery[int]) -> None:
     may_answer = threading.Event()
     aside.begin(lambda: 7 if may_answer.wait(60) else 0)
     assert (aside.busy, aside.has_answer, aside.fetch()) == (True, False, None)
@@ -36,7 +36,7 @@ def test_the_answer_comes_once_and_wakes_who_waits(aside: Aside[int]) -> None:
     assert not select.select([aside], [], [], 0)[0]
 
 
-def test_what_is_raised_there_is_raised_here(aside: Aside[int]) -> None:
+def test_what_is_raised_there_is_raised_here(aside: BackgroundQuery[int]) -> None:
     aside.begin(lambda: 1 // 0)
     wait(aside)
     answer = aside.fetch()
@@ -48,7 +48,7 @@ def test_what_is_raised_there_is_raised_here(aside: Aside[int]) -> None:
     assert aside.has_answer
 
 
-def test_one_question_at_a_time(aside: Aside[int]) -> None:
+def test_one_question_at_a_time(aside: BackgroundQuery[int]) -> None:
     aside.begin(lambda: 1)
     with pytest.raises(ValueError, match="one question"):
         aside.begin(lambda: 2)
@@ -67,7 +67,7 @@ def test_an_answer_that_comes_after_the_end_disturbs_nobody() -> None:
         may_answer.wait(60)
         return 1
 
-    aside = Aside[int]()
+    aside = BackgroundQuery[int]()
     aside.begin(ask)
     asked.wait(60)
     aside.close()

@@ -1,0 +1,500 @@
+"""The machine's GPUs, read through whichever maker's driver shows some, kept open and queried again when it fails.
+
+No error leaves this module: a driver that fails is started again and queried up to three times more; then the GPU, or
+the whole machine, comes with ``problem``, one sentence. It decides nothing about GPUs.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.gpus.amdsmi import AmdSmi
+from gpuherd.gpus.driver import Driver, Event, Events, Failure, Identity, Memory, Partition
+from gpuherd.gpus.nvml import Nvml
+from gpuherd.gpus.state import UNREAD, Gpu, GpuProcess, Machine, Peer
+
+if TYPE_CHECKING:
+    import psutil
+
+logger = logging.getLogger(__name__)
+
+# The first that shows GPUs is used, and no other as long as it is installed: on a machine whose NVIDIA driver fails for
+# a while, jobs must not go to the processor's own graphics. Where none shows any, the first that is installed says why.
+DRIVERS: tuple[Callable[[], Driver], ...] = (Nvml, AmdSmi)
+# Seconds to wait before querying a failing driver again. A driver reload takes longer; then the caller's next snapshot
+# finds it back.
+PAUSES_S = (0.02, 0.1, 0.3)
+# While a caller waits for a driver, it is started again so often: each time may start its kernel module's loader.
+DRIVER_PAUSE_S = 2.0
+
+_NO_MEMORY_FIGURE = "the driver does not report how much of its memory is in use"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Owner and short program name of a process; None for what the system does not report."""
+
+    user: str | None = None
+    command: str | None = None
+
+
+@dataclass(slots=True)
+class OwnerTable:
+    """Remembers who owns a pid, so that looking at the same GPUs ten times a second stays cheap.
+
+    An entry counts only while the process is the one that was looked up: a pid that was given to another process
+    meanwhile (other start time) is looked up again. Only the program's name is read, never its arguments, which may
+    hold secrets.
+    """
+
+    _known: dict[int, tuple[psutil.Process, Owner]] = field(default_factory=dict)
+
+    def owner(self, pid: int) -> Owner:
+        """The owner of the process with this pid; unknown when it is not (or no longer) visible to us: another
+        container's, or ended."""
+        known = self._known.get(pid)
+        if known is not None and known[0].is_running():
+            return known[1]
+        self._known.pop(pid, None)
+        import psutil  # slow to import, and commands that only plan need none
+
+        try:
+            process = psutil.Process(pid)
+            # A process may call itself anything, also what moves a terminal's cursor.
+            name = "".join(character if character.isprintable() else "?" for character in process.name())
+            owner = Owner(process.username(), name)
+        except (psutil.Error, ValueError, OverflowError):
+            return Owner()
+        self._known[pid] = (process, owner)
+        return owner
+
+    def keep_only(self, pids: set[int]) -> None:
+        """Forgets all other pids, so that the table does not grow without end."""
+        for pid in self._known.keys() - pids:
+            del self._known[pid]
+
+
+@dataclass(slots=True)
+class _Device:
+    """A GPU as the driver numbers it. ``handle`` is None while the driver refuses it, for the reason ``refusal``;
+    ``split``: it had partitions when last read."""
+
+    number: int
+    identity: Identity
+    handle: Any | None
+    refusal: str = ""
+    split: bool = False
+
+
+@dataclass(slots=True)
+class _Session:
+    """What is kept between two snapshots as long as the driver goes on answering."""
+
+    versions: tuple[str | None, str | None]
+    devices: list[_Device]
+    peers: dict[str, tuple[Peer, ...]] | None = None
+    events: Events | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a snapshot reads."""
+
+    processes: bool
+    topology: bool
+    errors: bool
+    only: Collection[str] | None
+
+    def wants(self, device: _Device) -> bool:
+        """Whether to read this GPU. A split one may be meant by its instances, and one that fails changes how the
+        runtime counts the others."""
+        return self.only is None or device.split or device.handle is None or device.identity.uuid in self.only
+
+
+class _DriverReader:
+    """One maker's driver: its session, and what is known of its GPUs over sessions."""
+
+    def __init__(self, driver: Driver, owners: OwnerTable) -> None:
+        self._driver = driver
+        self._owners = owners
+        self._session: _Session | None = None
+        self.has_shown_gpus = False
+        self._ever_answered = False
+        self._answered_last = True
+        self._failing: set[str] = set()
+        self._seen: dict[int, Identity] = {}
+
+    def forget_session(self) -> None:
+        """Drops the session without ending it: after a fork the handles are the parent's."""
+        self._session = None
+
+    def end_session(self) -> None:
+        """Closes the driver; the next snapshot starts it again."""
+        if self._session is not None:
+            if self._session.events is not None:
+                self._session.events.close()
+            self._session = None
+            self._driver.close()
+
+    def snapshot(self, request: _Request) -> Machine:
+        """See ``GpuReader.snapshot``."""
+        # While the driver fails for good, every caller's own interval is pause enough.
+        pauses = PAUSES_S if self._answered_last else ()
+        for pause in (*pauses, None):
+            try:
+                machine = self._read(request, last=pause is None)
+            except self._driver.error as error:
+                self.end_session()
+                failure = self._driver.machine_failure(error)
+                if pause is None or (failure.lasting and not self._ever_answered):
+                    self._answered_last = False
+                    return Machine(problem=failure.sentence, may_pass=failure.installed, maker=self._driver.maker)
+                time.sleep(pause)
+            else:
+                self._answered_last = True
+                return machine
+        raise AssertionError("the last try always returns")
+
+    def used_mb(self, uuids: Collection[str]) -> dict[str, int]:
+        """See ``GpuReader.used_mb``."""
+        found: dict[str, int] = {}
+        for device in () if self._session is None else tuple(self._session.devices):
+            if device.handle is None or device.split or device.identity.uuid not in uuids:
+                continue
+            try:
+                memory = self._driver.memory(device.handle)
+            except self._driver.error:
+                continue
+            if memory is not None:
+                found[device.identity.uuid] = memory.used_mb
+        return found
+
+    def renewed(self, gpus: Mapping[str, Gpu]) -> dict[str, Gpu]:
+        """See ``GpuReader.renewed``."""
+        session = self._session
+        try:
+            if session is None or self._driver.count() != len(session.devices):
+                return {}
+            found: dict[str, Gpu] = {}
+            for device in session.devices:
+                if device.handle is None or device.split:
+                    return {}
+                known = gpus.get(device.identity.uuid)
+                if known is None:
+                    self._driver.memory(device.handle)  # raises if the GPU does not answer
+                    continue
+                now = None if known.problem else self._renewed_gpu(known, device)
+                if now is None:
+                    return {}
+                found[known.uuid] = now
+        except self._driver.error:
+            return {}
+        if len(found) == len(session.devices):
+            self._owners.keep_only({process.pid for gpu in found.values() for process in gpu.processes})
+        return found if len(found) == len(gpus) else {}
+
+    def _renewed_gpu(self, gpu: Gpu, device: _Device) -> Gpu | None:
+        """A whole GPU that was read before, with the memory and the processes of now; None when it is split by now or
+        reports no memory. A third of the calls of a full read."""
+        if self._driver.partitions(device.handle, device.identity) is not None:
+            return None
+        memory = self._driver.memory(device.handle)
+        if memory is None:
+            return None
+        processes = self._processes(device.handle)
+        if (memory.total_mb, memory.used_mb, memory.free_mb, processes) == (
+            gpu.total_mb,
+            gpu.used_mb,
+            gpu.free_mb,
+            gpu.processes,
+        ):
+            return gpu
+        return replace(
+            gpu,
+            total_mb=memory.total_mb,
+            used_mb=memory.used_mb,
+            free_mb=memory.free_mb,
+            processes=processes,
+        )
+
+    # --- a session --------------------------------------------------------------------------------------------
+
+    def _start_session(self, *, last: bool) -> _Session:
+        self._driver.open()
+        try:
+            count = self._driver.count()
+            self._ever_answered = True
+            devices = [self._open_device(number, last=last) for number in range(count)]
+            if not self._driver.numbers_in_order or all(device.identity.place for device in devices):
+                # First those whose place is not known yet: the index of every other one is unsure then.
+                devices.sort(key=lambda device: device.identity.place or ())
+            return _Session(self._driver.versions(), devices)
+        except self._driver.error:
+            self._driver.close()
+            raise
+
+    def _is_out_of_order(self, session: _Session) -> bool:
+        """Whether a GPU has told its place among the others since the session began, so that indices are wrong."""
+        places = [device.identity.place or () for device in session.devices]
+        return not self._driver.numbers_in_order and places != sorted(places)
+
+    def _open_device(self, number: int, *, last: bool) -> _Device:
+        never_seen = Identity(uuid=f"{UNREAD}{number}", name="unreadable GPU")
+        try:
+            handle = self._driver.device(number)
+            identity = self._driver.identity(handle)
+        except self._driver.error as error:
+            known = self._seen.get(number, never_seen)
+            return _Device(number, known, None, self._give_up(error, known.uuid, last=last).sentence)
+        self._failing.discard(never_seen.uuid)
+        self._seen[number] = identity
+        return _Device(number, identity, handle)
+
+    def _give_up(self, error: Exception, uuid: str, *, last: bool) -> Failure:
+        """What to report of a GPU that fails. Raises the error instead when the whole snapshot is worth another try: a
+        GPU that failed before, or for good, is reported at once."""
+        failure = self._driver.gpu_failure(error)
+        if not (failure.lasting or last or uuid in self._failing):
+            raise error
+        self._failing.add(uuid)
+        return failure
+
+    def _events(self, session: _Session) -> Mapping[str, Event]:
+        if session.events is None:
+            devices = [device for device in session.devices if device.handle is not None]
+            session.events = self._driver.events({device.identity.uuid: device.handle for device in devices})
+        return session.events.seen()
+
+    def _peers(self, session: _Session) -> dict[str, tuple[Peer, ...]]:
+        if session.peers is not None:
+            return session.peers
+        handles = {device.identity: device.handle for device in session.devices if device.handle is not None}
+        peers = self._driver.peers({each: handle for each, handle in handles.items() if each.uuid not in self._failing})
+        if len(peers) == len(session.devices):
+            session.peers = peers
+        return peers
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def _read(self, request: _Request, *, last: bool) -> Machine:
+        session = self._session
+        if session is None or self._driver.count() != len(session.devices):
+            self.end_session()
+            session = self._session = self._start_session(last=last)
+        events = self._events(session) if request.errors else {}
+        gpus: list[Gpu] = []
+        for index, device in enumerate(session.devices):
+            if not request.wants(device) and self._answers(device.handle):
+                continue
+            read = self._read_device(index, device, request, last=last)
+            if request.errors:
+                read = [self._with_errors(gpu, device, events.get(device.identity.uuid)) for gpu in read]
+            gpus += read
+        if self._is_out_of_order(session):
+            self.end_session()
+            return self._read(request, last=last)
+        first_broken = min((gpu.index for gpu in gpus if gpu.problem is not None), default=len(session.devices))
+        gpus = [replace(gpu, index_unsure=True) if gpu.index > first_broken else gpu for gpu in gpus]
+        if request.topology:
+            peers = self._peers(session)
+            gpus = [replace(gpu, peers=peers.get(gpu.uuid, ())) for gpu in gpus]
+        if request.processes and request.only is None:
+            self._owners.keep_only({process.pid for gpu in gpus for process in gpu.processes})
+        maker = self._driver.maker
+        problem = None if session.devices else f"the {maker} driver finds no GPU"
+        return Machine(tuple(gpus), *session.versions, problem, may_pass=problem is not None, maker=maker)
+
+    def _answers(self, handle: Any) -> bool:
+        """Whether the driver still reaches this GPU: the cheapest query."""
+        try:
+            self._driver.memory(handle)
+        except self._driver.error:
+            return False
+        return True
+
+    def _read_device(self, index: int, device: _Device, request: _Request, *, last: bool) -> list[Gpu]:
+        """The GPU and its partitions."""
+        if device.handle is None:
+            again = self._open_device(device.number, last=last)
+            device.identity, device.handle, device.refusal = again.identity, again.handle, again.refusal
+            if device.handle is None:
+                return [self._gpu(index, device.identity, None, problem=device.refusal)]
+        try:
+            gpus = self._read_gpu(index, device, request)
+        except self._driver.error as error:
+            failure = self._give_up(error, device.identity.uuid, last=last)
+            return [self._gpu(index, device.identity, None, problem=failure.sentence)]
+        self._failing.discard(device.identity.uuid)
+        device.split = len(gpus) > 1
+        return gpus
+
+    def _read_gpu(self, index: int, device: _Device, request: _Request) -> list[Gpu]:
+        partitions = self._driver.partitions(device.handle, device.identity)
+        if partitions is not None:
+            return self._read_split(index, device, partitions, request)
+        memory = self._driver.memory(device.handle)
+        if memory is None:
+            return [self._gpu(index, device.identity, None, problem=_NO_MEMORY_FIGURE)]
+        processes = self._processes(device.handle) if request.processes else ()
+        return [self._gpu(index, device.identity, memory, device.handle, processes=processes)]
+
+    def _read_split(
+        self, index: int, device: _Device, partitions: Sequence[Partition] | Failure, request: _Request
+    ) -> list[Gpu]:
+        """A GPU in parts. Its memory is that of the parts where the driver reports it to administrators only."""
+        problem = partitions.sentence if isinstance(partitions, Failure) else None
+        parts = [] if isinstance(partitions, Failure) else partitions
+        read = [self._read_partition(index, device.identity, part, request) for part in parts]
+        try:
+            memory = self._driver.memory(device.handle)
+        except self._driver.error:
+            memory = None
+        if memory is None:
+            sums = zip(*((gpu.total_mb, gpu.used_mb, gpu.free_mb) for gpu in read), strict=True)
+            memory = Memory(*map(sum, sums)) if read else None
+        uuids = tuple(gpu.uuid for gpu in read)
+        return [self._gpu(index, device.identity, memory, device.handle, mig_instances=uuids, problem=problem), *read]
+
+    def _read_partition(self, index: int, whole: Identity, part: Partition, request: _Request) -> Gpu:
+        """With the problem when it can't be read: the others of its GPU may work."""
+        processes: tuple[GpuProcess, ...] = ()
+        try:
+            memory = self._driver.memory(part.handle)
+            processes = self._processes(part.handle) if request.processes else ()
+            problem = _NO_MEMORY_FIGURE if memory is None else None
+        except self._driver.error as error:
+            memory, problem = None, self._driver.gpu_failure(error).sentence
+        where = {"mig_parent": whole.uuid, "mig_position": part.position}
+        return self._gpu(index, part.identity, memory, processes=processes, problem=problem, **where)
+
+    def _gpu(self, index: int, identity: Identity, memory: Memory | None, handle: Any = None, **fields: Any) -> Gpu:
+        """``handle``: of a whole GPU whose sensors are read too."""
+        if handle is not None:
+            sensors = self._driver.sensors(handle)
+            fields["utilisation_percent"] = sensors.utilisation_percent
+            fields["temperature_c"], fields["power_w"] = sensors.temperature_c, sensors.power_w
+        return Gpu(
+            index=index,
+            uuid=identity.uuid,
+            name=identity.name,
+            total_mb=0 if memory is None else memory.total_mb,
+            used_mb=0 if memory is None else memory.used_mb,
+            free_mb=0 if memory is None else memory.free_mb,
+            pci_bus_id=identity.pci_bus_id,
+            numa_node=identity.numa_node,
+            compute_capability=identity.compute_capability,
+            multi_processor_count=identity.multi_processor_count,
+            maker=self._driver.maker,
+            **fields,
+        )
+
+    def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
+        found: dict[int, GpuProcess] = {}
+        for usage in self._driver.processes(handle):
+            if usage.pid not in found:
+                owner = self._owners.owner(usage.pid)
+                found[usage.pid] = GpuProcess(usage.pid, owner.user, owner.command, usage.memory_mb, usage.compute)
+        return tuple(found.values())
+
+    def _with_errors(self, gpu: Gpu, device: _Device, event: Event | None) -> Gpu:
+        readable = device.handle is not None and gpu.problem is None
+        gpu = replace(gpu, uncorrected_errors=self._driver.uncorrected_errors(device.handle) if readable else None)
+        return gpu if event is None else replace(gpu, last_xid=event.number, xids=event.count, fault=event.fault)
+
+
+class GpuReader:
+    """The drivers, started when first needed and kept open. Threads may share one; a forked child starts its own."""
+
+    def __init__(self) -> None:
+        self._owners = OwnerTable()
+        self._readers = [_DriverReader(make(), self._owners) for make in DRIVERS]
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def snapshot(
+        self,
+        processes: bool = True,
+        topology: bool = False,
+        *,
+        errors: bool = False,
+        only: Collection[str] | None = None,
+    ) -> Machine:
+        """All whole GPUs and MIG instances now, in the order of their indices, an instance after its parent.
+
+        Args:
+            processes: list the processes on each GPU; without, the tuples are empty and the snapshot is cheaper.
+            topology: list each GPU's peers. Read once and kept.
+            errors: report memory errors, and critical errors since this was first asked for.
+            only: the UUIDs that the caller is interested in: other whole GPUs may be missing. None for all.
+        """
+        if self._pid != os.getpid():
+            # The lock may be held by a thread that fork left behind, and the driver's handles are the parent's.
+            self._lock, self._pid = threading.Lock(), os.getpid()
+            for reader in self._readers:
+                reader.forget_session()
+        request = _Request(processes, topology, errors, only)
+        with self._lock:
+            without: list[Machine] = []
+            for reader in self._readers:
+                machine = reader.snapshot(request)
+                if machine.problem is None:
+                    reader.has_shown_gpus = True
+                    self._readers.sort(key=lambda each: each is not reader)  # the first one tried from now on
+                if machine.problem is None or (reader.has_shown_gpus and machine.may_pass):
+                    return machine
+                without.append(machine)
+            missing = Machine(problem=", and ".join(str(machine.problem) for machine in without))
+            return next((machine for machine in without if machine.may_pass), missing)
+
+    def used_mb(self, uuids: Collection[str]) -> dict[str, int]:
+        """Memory in use now on each of these whole GPUs, by UUID: a tenth of the cost of a snapshot.
+
+        A GPU is missing when it is split, or can't be read at once; {} without a snapshot before, or a driver that
+        answers. A snapshot then says why.
+        """
+        if self._pid != os.getpid():
+            return {}
+        with self._lock:
+            return self._readers[0].used_mb(uuids)
+
+    def renewed(self, gpus: Sequence[Gpu]) -> dict[str, Gpu]:
+        """These whole GPUs of an earlier snapshot with their memory and processes of now, by UUID: a cheap snapshot.
+
+        {} when a full snapshot is needed: a GPU (also one that is not among them, which changes how the runtime counts)
+        does not answer, or one is split, or the driver has other GPUs now.
+        """
+        if self._pid != os.getpid():
+            return {}
+        with self._lock:
+            return self._readers[0].renewed({gpu.uuid: gpu for gpu in gpus})
+
+    def close(self) -> None:
+        """Closes the drivers; the next snapshot starts them again."""
+        with self._lock:
+            for reader in self._readers:
+                reader.end_session()
+
+
+_SHARED = GpuReader()
+
+
+def machine(*, processes: bool = True, topology: bool = False, driver_wait_s: float = 0) -> Machine:
+    """The machine's GPUs now, through a driver session that the whole process shares. See ``GpuReader.snapshot``.
+
+    Args:
+        driver_wait_s: wait at most so many seconds for an installed driver that shows no GPU; a warning is logged.
+    """
+    deadline = time.monotonic() + driver_wait_s
+    now = _SHARED.snapshot(processes, topology)
+    if now.may_pass and driver_wait_s > 0:
+        logger.warning("waiting up to %g s for the %s driver: %s", driver_wait_s, now.maker, now.problem)
+    while now.may_pass and (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(DRIVER_PAUSE_S, left))
+        now = _SHARED.snapshot(processes, topology)
+    return now
