@@ -276,7 +276,7 @@ def _views(gpus: int, each: int, free: int = 8) -> list[GpuView]:
             Gpu(n % each, f"GPU-{n}", "G", 80_000, 0, 80_000),
             None if n < free else "our own job runs on it",
             ours=n >= free,
-            machine=f"m{n // each}",
+            node=f"m{n // each}",
         )
         for n in range(gpus)
     ]

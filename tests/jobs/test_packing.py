@@ -121,7 +121,7 @@ def test_a_job_that_needs_most_of_a_gpu_is_not_kept_waiting_by_small_ones() -> N
 def test_a_decision_on_a_thousand_gpus_costs_no_look_at_each() -> None:
     """125 machines, nothing explained: the next job on the GPU that has become free, again and again."""
     views = [
-        GpuView(Gpu(i, f"GPU-{m}-{i}", "G", TOTAL_MB, 0, TOTAL_MB), "ours", ours=True, machine=f"m{m}")
+        GpuView(Gpu(i, f"GPU-{m}-{i}", "G", TOTAL_MB, 0, TOTAL_MB), "ours", ours=True, node=f"m{m}")
         for m in range(125)
         for i in range(8)
     ]
@@ -131,7 +131,7 @@ def test_a_decision_on_a_thousand_gpus_costs_no_look_at_each() -> None:
     began = time.process_time()
     for turn in range(300):
         view = views[turn * 7 % 1_000]
-        pool.update(GpuView(view.gpu, machine=view.machine))
+        pool.update(GpuView(view.gpu, node=view.node))
         decision = decide_with(pool, jobs[1:] if turn % 2 else jobs, limits, pick, explain=False)
         # With the job on 8 GPUs in front the free one is kept for it.
         assert len(decision.starts) == turn % 2

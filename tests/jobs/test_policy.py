@@ -200,7 +200,7 @@ def test_a_kept_gpu_is_lent_to_a_job_that_is_surely_over_in_time() -> None:
     jobs = [WaitingJob(1, 2), WaitingJob(2, 1), WaitingJob(3, 1, limit_s=51.0), WaitingJob(4, 1, limit_s=50.0)]
     decision = decide(jobs, timed([150.0], free=1), limits, pick)
     assert started(decision) == [4]
-    assert decide([jobs[0]], timed([150.0], free=1), limits, pick).lends_for_s == 50.0
+    assert decide([jobs[0]], timed([150.0], free=1), limits, pick).backfill_s == 50.0
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_nothing_is_lent_when_nobody_knows_for_how_long(ours: list[float | None]
     jobs = [WaitingJob(1, len(ours) + 1), WaitingJob(2, 1, limit_s=1.0)]
     decision = decide(jobs, timed(ours, free=1), replace(LARGE, now=100.0), pick)
     assert started(decision) == []
-    assert decision.lends_for_s is None
+    assert decision.backfill_s is None
 
 
 def test_the_soonest_gpus_that_are_enough_say_for_how_long_one_is_lent() -> None:
@@ -233,12 +233,12 @@ def test_of_several_large_jobs_gpus_are_kept_for_the_first() -> None:
     jobs = [WaitingJob(1, 2), WaitingJob(2, 2), WaitingJob(3, 1)]
     two_machines = cluster([1, 1], size=2)
     assert started(decide(jobs, two_machines, LARGE, pick)) == [3]
-    assert started(decide(jobs, two_machines, replace(LARGE, keep_for=2), pick)) == []
+    assert started(decide(jobs, two_machines, replace(LARGE, reservations=2), pick)) == []
 
 
 def test_the_part_of_the_limit_that_is_in_use_on_the_kept_machine_is_not_kept_twice() -> None:
-    seen = [GpuView(gpu(n), "our job", ours=True, machine="m0") for n in range(3)] + [GpuView(gpu(3), machine="m0")]
-    seen += [GpuView(gpu(4 + n), machine="m1") for n in range(2)]
+    seen = [GpuView(gpu(n), "our job", ours=True, node="m0") for n in range(3)] + [GpuView(gpu(3), node="m0")]
+    seen += [GpuView(gpu(4 + n), node="m1") for n in range(2)]
     # When the three on the first machine are over, five may be in use: four for job 1, and one more until then.
     jobs = [WaitingJob(1, 4), WaitingJob(2, 1), WaitingJob(3, 1)]
     assert started(decide(jobs, seen, replace(LARGE, max_gpus=5), pick)) == [2]
@@ -333,9 +333,7 @@ def test_a_sharing_job_is_told_how_much_room_there_is_and_how_much_it_asks_for()
 def cluster(free: Sequence[int], size: int = 4) -> list[GpuView]:
     """Machines of so many GPUs, with so many of them free; our own jobs are on the others."""
     return [
-        replace(
-            GpuView(gpu(100 * number + index), None if index < count else "we", index >= count), machine=f"m{number}"
-        )
+        replace(GpuView(gpu(100 * number + index), None if index < count else "we", index >= count), node=f"m{number}")
         for number, count in enumerate(free)
         for index in range(size)
     ]
@@ -442,8 +440,8 @@ def test_a_limit_that_was_lowered_empties_shared_gpus_too() -> None:
 
 def test_of_shared_gpus_on_several_machines_the_emptiest_is_closed_whatever_else_is_free_there() -> None:
     """Else small GPUs that come and go would move the keeping from machine to machine, and the job would starve."""
-    first = [replace(shared(0, 30_000), machine="a"), replace(GpuView(gpu(1, 24_000)), machine="a")]
-    second = [replace(shared(10, 50_000), machine="b"), replace(GpuView(gpu(11, 24_000), "we", ours=True), machine="b")]
+    first = [replace(shared(0, 30_000), node="a"), replace(GpuView(gpu(1, 24_000)), node="a")]
+    second = [replace(shared(10, 50_000), node="b"), replace(GpuView(gpu(11, 24_000), "we", ours=True), node="b")]
     decision = decide([WaitingJob(1, 1, 60_000), sharer(2, 10_000)], [*first, *second], LARGE, pick)
     assert [(start.job, start.gpus[0].index) for start in decision.starts] == [(2, 0)]
 

@@ -14,7 +14,7 @@ When a large job is the first of all, and time limits say when it surely has its
 all later decisions, unless strangers, older jobs, or changed limits come between. The pool that is kept over all steps
 gives the same decision as a fresh one. In the end the strangers go, small jobs
 keep coming without end, and every job that waits must start all the same: also where each decision sees only a part of
-the queue, by ``Reach``. After such decisions, one on the whole queue finds nobody who could start.
+the queue, by ``Lookahead``. After such decisions, one on the whole queue finds nobody who could start.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.scheduler.ordering import Reach
+from gpuherd.jobs.scheduler.ordering import Lookahead
 from gpuherd.jobs.scheduler.policy import Decision, GpuView, Limits, Pool, Start, WaitingJob, decide, decide_with
 
 SMALL_MB, LARGE_MB = 24_000, 80_000
@@ -98,7 +98,7 @@ class Place:
             ours=bool(self.tenants),
             shareable_mb=self.room_mb if self.tenants else None,
             returning=self.draining and not self.stranger,
-            machine=self.machine,
+            node=self.machine,
             over_at=self.over_at(ends),
         )
 
@@ -239,7 +239,7 @@ class Oracle:
             return
         if self.limits.max_concurrent is not None and self.running >= self.limits.max_concurrent:
             return
-        if job.gpus > 1 and self.gap(job) is not None and len(self.gaps) < self.limits.keep_for:
+        if job.gpus > 1 and self.gap(job) is not None and len(self.gaps) < self.limits.reservations:
             sure_at = self.sure_at(job)
             self.gaps.append((job, self.gap(job) or 0, sure_at))
             parts = self.parts_of(job)
@@ -324,18 +324,18 @@ class World(RuleBasedStateMachine):
         sizes=st.lists(st.lists(st.sampled_from([SMALL_MB, LARGE_MB]), min_size=1, max_size=4), min_size=1, max_size=2),
         max_gpus=st.integers(1, 8),
         cpu_slots=st.integers(1, 2),
-        keep_for=st.integers(1, 3),
+        reservations=st.integers(1, 3),
         part=st.none() | st.integers(1, 2),
     )
     def build(
-        self, sizes: list[list[int]], max_gpus: int, cpu_slots: int, keep_for: int, part: int | None = None
+        self, sizes: list[list[int]], max_gpus: int, cpu_slots: int, reservations: int, part: int | None = None
     ) -> None:
         self.part = part
         for number, machine in enumerate(sizes):
             for index, total_mb in enumerate(machine):
                 uuid = f"GPU-{number}-{index}"
                 self.places[uuid] = Place(uuid, index, f"m{number}", total_mb)
-        self.limits = Limits(max_gpus, cpu_slots, keep_for=keep_for)
+        self.limits = Limits(max_gpus, cpu_slots, reservations=reservations)
         self.pool = Pool(place.view(self.ends) for place in self.places.values())
 
     # --- what happens -----------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ class World(RuleBasedStateMachine):
     def decide_on_a_part(self, few: int) -> None:
         """As a dispatcher does, which never looks at a whole long queue: nobody stays hidden who could start."""
         self.promise = None
-        self.limits = replace(self.limits, keep_for=1)
+        self.limits = replace(self.limits, reservations=1)
         self.start_by_parts(few)
         jobs = list(self.waiting.values())
         whole = decide_with(self.pool, jobs, self.limits_now(), pick, cpu_running=self.on_cpu())
@@ -442,22 +442,22 @@ class World(RuleBasedStateMachine):
 
     def start_by_parts(self, few: int) -> None:
         """Decisions on ``few`` of the foremost, and on as many more as each time seems worth while."""
-        reach = Reach()
+        lookahead = Lookahead()
         while True:
-            jobs, unseen = self.seen(reach, few)
+            jobs, unseen = self.seen(lookahead, few)
             decision = decide_with(self.pool, jobs, self.limits_now(), pick, cpu_running=self.on_cpu())
             self.oracle().check(jobs, decision)
             self.carry_out(decision)
-            before, reach = reach, reach.after(decision, unseen=unseen)
-            if not (decision.starts or decision.refused or reach.is_beyond(before)):
+            before, lookahead = lookahead, lookahead.after(decision, unseen=unseen)
+            if not (decision.starts or decision.refused or lookahead.is_beyond(before)):
                 return
 
-    def seen(self, reach: Reach, few: int) -> tuple[list[WaitingJob], bool]:
+    def seen(self, lookahead: Lookahead, few: int) -> tuple[list[WaitingJob], bool]:
         """The jobs that one decision looks at, and whether there are others on GPUs."""
         ordered = sorted(self.waiting.values(), key=lambda job: (-job.priority, job.id))
         on_gpus = [job for job in ordered if job.gpus]
-        seen = on_gpus[: few + (64 if reach.lends else 0)]
-        if reach.by_kind:
+        seen = on_gpus[: few + (64 if lookahead.backfills else 0)]
+        if lookahead.by_kind:
             for kind in {kind_of(job) for job in on_gpus}:
                 seen += [job for job in on_gpus if kind_of(job) == kind][:2]
         jobs = {job.id: job for job in (*seen, *(job for job in ordered if not job.gpus))}
@@ -591,21 +591,21 @@ KINDS = st.tuples(
     sizes=st.sampled_from([[4], [8], [4, 4], [3, 5], [4, 2, 4]]),
     small=st.integers(0, 2),
     fewer=st.integers(0, 3),
-    keep_for=st.integers(1, 3),
+    reservations=st.integers(1, 3),
     kinds=st.lists(KINDS, min_size=6, max_size=24),
 )
 def test_with_time_limits_no_first_job_is_put_off(
     sizes: list[int],
     small: int,
     fewer: int,
-    keep_for: int,
+    reservations: int,
     kinds: list[tuple[int, int | None, float | None, float, float]],
 ) -> None:
     """A whole queue from its first job to its last, most jobs with time limits: the oracle goes through each decision,
     and the promise to the first large job is kept from one to the next."""
     world = World()
     memories = [[SMALL_MB if number < small else LARGE_MB for number in range(size)] for size in sizes]
-    world.build(sizes=memories, max_gpus=max(1, sum(sizes) - fewer), cpu_slots=1, keep_for=keep_for)
+    world.build(sizes=memories, max_gpus=max(1, sum(sizes) - fewer), cpu_slots=1, reservations=reservations)
     lengths: dict[int, float] = {}
     coming: list[tuple[float, WaitingJob]] = []
     at = 0.0

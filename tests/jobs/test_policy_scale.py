@@ -25,7 +25,7 @@ def gpu(machine: int, index: int) -> Gpu:
 
 
 def view(machine: int, index: int, *, ours: bool) -> GpuView:
-    return GpuView(gpu(machine, index), "our own job" if ours else None, ours=ours, machine=f"m{machine:04}")
+    return GpuView(gpu(machine, index), "our own job" if ours else None, ours=ours, node=f"m{machine:04}")
 
 
 def said(decision: Decision) -> tuple[object, ...]:
@@ -115,15 +115,15 @@ def test_what_is_not_explained_is_decided_in_the_same_way(jobs: list[WaitingJob]
             returning=kind == "returning",
             shareable_mb=5_000 if kind == "shared" else None,
             over_at=100.0 if kind == "ours till 100" else None,
-            machine=f"m{number // 4}",
+            node=f"m{number // 4}",
         )
         for number, kind in enumerate(kinds)
     ]
     limits = Limits(max_gpus=most, cpu_slots=1)
     told, short = (decide_with(Pool(views), jobs, limits, pick, explain=explain) for explain in (True, False))
     assert said(told) == said(short)
-    assert (told.lends_for_s, told.gpus_left, told.room_left_mb) == (
-        short.lends_for_s,
+    assert (told.backfill_s, told.gpus_left, told.room_left_mb) == (
+        short.backfill_s,
         short.gpus_left,
         short.room_left_mb,
     )

@@ -26,7 +26,7 @@ from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.scheduler.limits import limits, most_at_once, most_ever, refuse_if_none_fits
 from gpuherd.jobs.scheduler.memory import FamilyMemory, asks_for
-from gpuherd.jobs.scheduler.ordering import Reach
+from gpuherd.jobs.scheduler.ordering import Lookahead
 from gpuherd.jobs.scheduler.policy import Limits, Wait, WaitingJob, decide
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
@@ -114,7 +114,7 @@ class Cycle(Decisions):
         self._changes_at: float | None = None
         self._waits_since: float | None = None
         self._has_reported_wait = False
-        self._reach = Reach()
+        self._lookahead = Lookahead()
         self._cores, self._host_mb = host.cores(), host.memory_mb()
         self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
         if any(self._sizes) or options.gpu_ids:
@@ -205,11 +205,11 @@ class Cycle(Decisions):
         bounds = self.limits()
         gpus = sum(view.is_free for view in views)
         slots = max(0, bounds.cpu_slots - self._supervisor.on_cpu)
-        limit = self._reach.foremost(gpus + slots)
+        limit = self._lookahead.foremost(gpus + slots)
         head = {queued.id: queued for queued in self._queue.head(limit, wall, self.options.order)}
         on_gpus = sum(queued.gpus > 0 for queued in head.values())
         on_cpu = len(head) - on_gpus
-        if self._reach.by_kind:
+        if self._lookahead.by_kind:
             first = self._queue.first_of_kinds(gpus, wall, self.options.order)
             head |= {queued.id: queued for queued in first}
         if not self._desk.is_open and any(queued.gpus for queued in head.values()):
@@ -242,8 +242,8 @@ class Cycle(Decisions):
         gpus -= sum(len(start.gpus) for start in decision.starts)
         slots -= sum(not start.gpus for start in decision.starts)
         # More of the queue is searched once for each decision that leaves something over.
-        before, self._reach = self._reach, self._reach.after(decision, unseen=on_gpus == limit)
-        if self._reach.is_beyond(before) and on_gpus == limit:
+        before, self._lookahead = self._lookahead, self._lookahead.after(decision, unseen=on_gpus == limit)
+        if self._lookahead.is_beyond(before) and on_gpus == limit:
             return True
         open_gpus = gpus > 0 or any(start.shared for start in decision.starts)
         unseen = (open_gpus and on_gpus == limit) or (slots > 0 and on_cpu == limit)

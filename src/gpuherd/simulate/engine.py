@@ -22,7 +22,7 @@ from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu import health
 from gpuherd.jobs.gpu.usage import PRESENCE_S
 from gpuherd.jobs.scheduler.limits import allowance
-from gpuherd.jobs.scheduler.ordering import BEYOND, SEARCHED, Reach
+from gpuherd.jobs.scheduler.ordering import BEYOND, SEARCHED, Lookahead
 from gpuherd.jobs.scheduler.policy import Decision, Limits, Start, Wait, WaitingJob, decide_with
 from gpuherd.simulate.cluster import MONDAY, ExternalUsers, Machine
 from gpuherd.simulate.gpus import ExternalUse, IdleModel, RunningAttempt, SimulatedGpu, SimulatedGpus
@@ -145,7 +145,7 @@ class Simulation(Run):
         # GPUs are polled while a job waits for one: since when, and until when if none waits now.
         self._polling_since: float | None = None
         self._polled_until: float | None = None
-        self._reach = Reach()
+        self._lookahead = Lookahead()
         # Nothing but GPUs can hold up a start: then a decision is worth while only after a change of GPUs or jobs.
         self._only_gpus = background is None and not self._timed and not self._settings.hours.quiet
         self._only_gpus = self._only_gpus and rules.max_gpus is None and rules.max_concurrent is None
@@ -251,19 +251,19 @@ class Simulation(Run):
         """
         pool, waiting = self._gpus.pool, self._jobs.on_gpus
         if len(self._machines) == 1:
-            foremost = waiting.head(self._reach.foremost(pool.free))
-            if not self._reach.by_kind:
+            foremost = waiting.head(self._lookahead.foremost(pool.free))
+            if not self._lookahead.by_kind:
                 return foremost
             both = {job.id: job for job in (*foremost, *waiting.first_of_kinds(pool.free, 1, sharing=BEYOND))}
             return list(both.values())
-        beyond = SEARCHED if self._reach.lends else 0
-        return waiting.first_of_kinds(pool.free, beyond + (BEYOND if pool.open_count else self._limits.keep_for))
+        beyond = SEARCHED if self._lookahead.backfills else 0
+        return waiting.first_of_kinds(pool.free, beyond + (BEYOND if pool.open_count else self._limits.reservations))
 
     def _looks_further(self, decision: Decision) -> bool:
         """Whether another decision should see more of the queue than this one did."""
-        unseen = len(self._machines) == 1 and len(self._jobs.on_gpus) > self._reach.foremost(0)
-        before, self._reach = self._reach, self._reach.after(decision, unseen=unseen)
-        return self._reach.is_beyond(before)
+        unseen = len(self._machines) == 1 and len(self._jobs.on_gpus) > self._lookahead.foremost(0)
+        before, self._lookahead = self._lookahead, self._lookahead.after(decision, unseen=unseen)
+        return self._lookahead.is_beyond(before)
 
     def _has_seen_all(self) -> bool:
         """Whether no job that was not looked at could start: true where no GPU is shared and enough of each kind were

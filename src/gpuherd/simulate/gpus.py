@@ -140,7 +140,7 @@ class SimulatedGpus:
         ]
         self._idle = idle
         self._by_uuid = {each.gpu.uuid: each for each in self.all}
-        self.pool = Pool(GpuView(each.gpu, _SETTLING, machine=each.machine) for each in self.all)
+        self.pool = Pool(GpuView(each.gpu, _SETTLING, node=each.machine) for each in self.all)
         self.changes = 0
         # Numbers of those that are clean, but not yet for long enough; and since when polls come.
         self._settling = set(range(len(self.all)))
@@ -210,7 +210,7 @@ class SimulatedGpus:
                 ours=bool(gpu.attempts),
                 shareable_mb=_shareable_mb(gpu) if gpu.attempts else None,
                 returning=settling and gpu.ours_left and not gpu.excluded,
-                machine=gpu.machine,
+                node=gpu.machine,
                 over_at=next((attempt.over_at for attempt in gpu.attempts if not attempt.shared), None),
             )
         )

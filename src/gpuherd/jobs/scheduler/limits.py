@@ -15,16 +15,14 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.scheduler.policy import Limits, WaitingJob, why_never
 from gpuherd.jobs.settings import Hours, Settings
 
-# How many GPUs this user may hold at some moment, by their own settings and the machine's policy: a pure function.
-#
-# The smallest of: the user's own limit, the machine's limit for the user, and, in quiet hours, what those leave.
-# Limits count all GPUs that the user's gpuherds hold on this machine, so that two runs share one limit. A job that
-# runs when quiet hours begin runs on to its end; nothing new is started above the limit.
+# How many GPUs this user may hold at some moment: the smallest of the user's own limit, the machine's limit for the
+# user, and, in quiet hours, what those leave. Limits count all GPUs that the user's gpuherds hold on this machine, so
+# that two runs share one limit. A job that runs when quiet hours begin runs to its end; no job starts above the limit.
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What this run may hold now.
+    """The GPUs that this run may hold now.
 
     Attributes:
         max_gpus: the most GPUs at once for this run; None for no limit.
@@ -40,15 +38,15 @@ class Allowance:
 
     @property
     def closed(self) -> str | None:
-        """A sentence why nothing may start on a GPU now; None when something may."""
+        """Why no job may start on a GPU now, as a sentence; None when one may."""
         return self.sentence if self.max_gpus == 0 else None
 
 
 def allowance(settings: Settings, user: str, local: datetime, held_elsewhere: int = 0) -> Allowance:
-    """What this run may hold.
+    """The allowance of this run.
 
     Args:
-        user: the name that the system knows the user by, never what the environment says.
+        user: the user's name by the system, never by the environment.
         local: local time, without a time zone.
         held_elsewhere: GPUs that other gpuherds of the same user hold on this machine.
     """
@@ -69,13 +67,13 @@ def allowance(settings: Settings, user: str, local: datetime, held_elsewhere: in
 
 
 def most_ever(settings: Settings, user: str) -> int | None:
-    """The most GPUs that the user may hold at the best of times: a job that asks for more can never start."""
+    """The most GPUs that the user may ever hold: a job that requests more can never start."""
     known = [most for most in (settings.max_gpus, settings.policy.max_gpus(user)) if most is not None]
     return min(known, default=None)
 
 
 def _limits(settings: Settings, user: str, local: datetime) -> Iterator[tuple[int, str]]:
-    """Each limit that holds now, with its sentence."""
+    """Each limit that applies now, with its sentence."""
     if settings.max_gpus is not None:
         yield settings.max_gpus, f"at most {_gpus(settings.max_gpus)} by your own settings"
     machine = settings.policy.max_gpus(user)
@@ -100,9 +98,6 @@ def _gpus(number: int) -> str:
     return "1 GPU" if number == 1 else f"{number} GPUs"
 
 
-# How much this machine can run at once for a set of jobs, and whether it can run any of them: pure functions.
-
-
 def limits(
     options: DispatchOptions,
     gpus: Sequence[Gpu] | None,
@@ -110,7 +105,7 @@ def limits(
     ever: int | None = None,
     host_mb: int | None = None,
 ) -> Limits:
-    """The limits of a run. ``gpus`` is None when no job asks for a GPU, and empty when there are none to give.
+    """The limits of a run. ``gpus`` is None when no job requests a GPU, and empty when none are available.
 
     ``ever``: the most GPUs that the settings ever let the user hold (``allowance.most_ever``), None for no limit.
     ``host_mb``: main memory in MB, None where it is not known.
@@ -127,7 +122,7 @@ def limits(
 
 
 def as_first_asked(job: Job) -> WaitingJob:
-    """The job as it is before anything was learned of it."""
+    """The job with its declared request, before anything was learned."""
     return WaitingJob(0, job.gpus, job.memory_mb, nodes=job.nodes, host_memory_mb=job.host_memory_mb)
 
 
@@ -140,9 +135,9 @@ def refuse_if_none_fits(jobs: Sequence[Job], gpus: Sequence[Gpu], limits: Limits
 
 
 def most_at_once(sizes: Collection[int], jobs: int, gpus: Sequence[Gpu], limits: Limits) -> int:
-    """How many jobs can run side by side, at least 1: what the machine's cores are divided by.
+    """How many jobs can run at once, at least 1: the machine's cores are divided by it.
 
-    ``sizes``: for how many GPUs the jobs ask, each number once; ``jobs``: how many there are.
+    ``sizes``: the numbers of GPUs that jobs request, each once; ``jobs``: how many there are.
     """
     on_gpus = [size for size in sizes if size and not limits.cpu_only]
     places = min(limits.max_gpus, len(gpus)) // min(on_gpus) if on_gpus else 0

@@ -11,17 +11,16 @@ from gpuherd.jobs.job import Job
 if TYPE_CHECKING:
     from gpuherd.gpus.state import Gpu
 
-# How much memory may still be promised on a GPU that several of our jobs share, and who uses more than it said.
+# Memory that may still be promised on a GPU that several of our jobs share, and jobs that use more than they declared.
 #
-# A job that starts takes its memory only after a while, so what is free says little. What counts is what each job may
-# come to use: the most of what it declared, what others of its family were seen to use (their peak), and what it is
-# seen to use itself. On top comes what is used by nobody that we know. Pure; MB is 2^20 bytes, as the driver counts
-# them: a process's CUDA context (some 300 to 600 MB) is part of what a job uses and should be part of what it
-# declares.
+# A job that starts allocates its memory only after a while, so free memory says little. What counts is each job's
+# expected use: the maximum of what it declared, of the measured peak of its family, and of its own measured use. Memory
+# in use by other processes is added. MB are 2^20 bytes, as the driver counts them: a process's context on the GPU (some
+# 300 to 600 MB) is part of what a job uses and should be part of what it declares.
 
 
 def could_share(job: Job) -> bool:
-    """Whether the job shares its GPU in a run with ``--share``: it wants one, and says how much memory it needs."""
+    """Whether the job shares its GPU in a run with ``--share``: it requests one GPU, and declares its memory."""
     return job.share or (job.gpus == 1 and job.memory_mb is not None)
 
 
@@ -31,9 +30,9 @@ class Tenant:
 
     Attributes:
         job: its name.
-        declared_mb: what it said that it needs.
-        learned_mb: the highest peak that a job of its family was seen to reach, None if none was seen.
-        now_mb: what its processes use now, None where the driver does not say.
+        declared_mb: its request.
+        learned_mb: the highest measured peak of its family, None if none was measured.
+        now_mb: the current use of its processes, None where the driver does not report it.
     """
 
     job: str
@@ -43,13 +42,13 @@ class Tenant:
 
     @property
     def promised_mb(self) -> int:
-        """What has to be kept for it."""
+        """MB that are promised to it."""
         return max(expected_mb(self.declared_mb, self.learned_mb), self.now_mb or 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Overuse:
-    """A job that uses more than was kept for it when it started. ``sentence`` is for people."""
+    """A job that uses more than it declared."""
 
     job: str
     declared_mb: int
@@ -57,7 +56,7 @@ class Overuse:
 
     @property
     def sentence(self) -> str:
-        """What to tell the user."""
+        """The warning for users."""
         return (
             f"uses {self.used_mb} MB and declared {self.declared_mb}; "
             f"others on its GPU may run out of memory: declare mem={self.used_mb}MB or more"
@@ -65,15 +64,15 @@ class Overuse:
 
 
 def expected_mb(declared_mb: int, learned_mb: int | None) -> int:
-    """What a job is expected to use on a GPU: what it declared, or more where its family was seen to use more."""
+    """Expected use of a job on a GPU: what it declared, or more where its family was measured to use more."""
     return declared_mb if learned_mb is None else max(declared_mb, learned_mb)
 
 
 def baseline_mb(gpu: Gpu, tenants: Sequence[Tenant], idle_mb: int | None = None) -> int:
-    """MB in use by nobody that we know: the driver's own, and strangers'.
+    """MB in use by other processes than the tenants': the driver's own part and external users'.
 
-    Where the driver does not say what a tenant uses, ``idle_mb`` is taken: what was in use before the first of them
-    came, None if that is not known (then all that is in use counts, which is safe and wasteful).
+    Where the driver does not report the use of a tenant, ``idle_mb`` is taken: MB in use before the first tenant came,
+    None if that is not known (then all memory in use counts, which is safe and wasteful).
     """
     known = [tenant.now_mb for tenant in tenants if tenant.now_mb is not None]
     rest = max(0, gpu.used_mb - sum(known))
@@ -83,9 +82,9 @@ def baseline_mb(gpu: Gpu, tenants: Sequence[Tenant], idle_mb: int | None = None)
 
 
 def shareable_mb(gpu: Gpu, tenants: Sequence[Tenant], idle_mb: int | None = None) -> int:
-    """MB that may still be promised on this GPU, never more than are free now. 0 when more is promised than there is.
+    """MB that may still be promised on this GPU, never more than are free now. 0 when more is promised than exists.
 
-    It is what ``policy.GpuView.shareable_mb`` wants for a GPU where only sharing jobs of ours run.
+    The value of ``types.GpuView.shareable_mb`` for a GPU where only sharing jobs of ours run.
 
     >>> from gpuherd.gpus.state import Gpu
     >>> gpu = Gpu(index=0, uuid="GPU-a", name="A100", total_mb=40_000, used_mb=9_100, free_mb=30_900)
@@ -107,41 +106,38 @@ def overuses(tenants: Sequence[Tenant], allowance_mb: int = 0) -> tuple[Overuse,
     )
 
 
-# What jobs were seen to use corrects what the next ones ask for. Pure; MB is 2^20 bytes on one GPU.
+# Measured memory corrects the requests of later jobs. A job's declaration is an estimate, by its owner or a memory
+# plan; measurements are not:
 #
-# What a job says that it needs is an estimate: its owner's, or a memory plan's. What is seen while jobs run is not:
+# - A job that ran out of memory requests next time a quarter more than it requested and was measured to use.
+# - Jobs of one ``family`` are alike. Once one was measured to use more than the others declare, those request as much;
+#   once one ran out of memory, a quarter more than it had.
+# - Once two of a family have succeeded and used much less than declared, the others request the measured maximum and a
+#   quarter more, so that smaller GPUs suffice and shared ones hold more jobs.
 #
-# - A job that ran out of memory asks next time for a quarter more than it asked for and was seen to use.
-# - Jobs of one ``family`` are alike. Once one was seen to use more than the others declare, those ask for as much;
-#   once
-#   one ran out of memory, for a quarter more than it had.
-# - Once two of a family have ended well and used much less than declared, the others ask for the most that was seen
-#   and
-#   a quarter more, so that smaller GPUs will do, and shared ones hold more jobs.
-#
-# Never is more asked for than 97 % of what a GPU of the run could have free, so that nothing that is learned keeps a
-# job from running, nor to the one GPU that has a few MB more free than its neighbours. Memory is looked at every few
-# seconds, so that a short peak may be missed: hence the quarter, and two jobs, not one.
+# A request never exceeds 97 % of what a GPU of the run could have free, so that no estimate keeps a job from running,
+# or ties it to the one GPU that has a few MB more free than its neighbours. Memory is polled every few seconds, so that
+# a short peak may be missed: hence the quarter, and two jobs, not one.
 
-# In whole numbers: five quarters of what was seen.
+# In whole numbers: five quarters of the measured use.
 _MORE, _OF = 5, 4
-# A CUDA context more or less, for jobs so small that a quarter of them is nothing.
+# About a process's context on the GPU, for jobs so small that a quarter of them is no margin.
 _MARGIN_MB = 256
-# Nothing that would save less than a tenth is worth a smaller promise.
+# A smaller request must save at least a tenth.
 _WORTH = 0.9
 MEASURED_BEFORE_LESS = 2
-# The driver keeps a little of each GPU, which is not known before it was seen empty, and on some more than on others.
+# The driver keeps a part of each GPU, which is not known before the GPU was seen empty, and differs between GPUs.
 _OF_A_GPU = 0.97
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyMemory:
-    """What was seen of the jobs of a family.
+    """Measured memory of the jobs of a family.
 
     Attributes:
-        peak_mb: the most that one of them was seen to use; None if none was seen.
-        measured: how many ended well and were seen.
-        ran_out_mb: the most that one had, or had asked for, when it ran out of memory; None if none did.
+        peak_mb: the maximum that one of them used; None if none was measured.
+        measured: how many succeeded and were measured.
+        ran_out_mb: the maximum that one had, or had requested, when it ran out of memory; None if none did.
     """
 
     peak_mb: int | None = None
@@ -151,7 +147,7 @@ class FamilyMemory:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a job asks to be free on each GPU; ``because``: why that is not what it declared, for people."""
+    """The memory that a job requests on each GPU; ``because``: why that is not what it declared, for people."""
 
     memory_mb: int | None
     because: str | None = None
@@ -160,12 +156,12 @@ class Ask:
 def learned(
     before: FamilyMemory | None, *, peak_mb: int | None, well: bool = False, ran_out_mb: int | None = None
 ) -> FamilyMemory:
-    """What is known of a family after one more of its jobs.
+    """The family's measurements after one more of its jobs.
 
     Args:
-        peak_mb: the most that it was seen to use, None where nobody looked.
-        well: it ended well.
-        ran_out_mb: what it had when it ran out of GPU memory, None if it didn't.
+        peak_mb: the job's measured maximum, None where it was not measured.
+        well: it succeeded.
+        ran_out_mb: MB that it had when it ran out of GPU memory, None if it didn't.
     """
     known = before or FamilyMemory()
     if ran_out_mb is not None and ran_out_mb > 0:
@@ -178,12 +174,12 @@ def learned(
 def asks_for(
     declared_mb: int | None, family: FamilyMemory | None, most_mb: int | None = None, *, less: bool = True
 ) -> Ask:
-    """What a job asks for, by what it declares and what was seen of its family.
+    """The job's request, by what it declares and what was measured of its family.
 
     Args:
-        declared_mb: None for a job that says nothing of memory; it asks for none.
-        most_mb: the most that so many GPUs as it needs could have free, None if that is not known.
-        less: it may ask for less than it declares.
+        declared_mb: None for a job that declares no memory; it requests none.
+        most_mb: the maximum that as many GPUs as it needs could have free, None if that is not known.
+        less: it may request less than it declares.
 
     >>> asks_for(30_000, FamilyMemory(peak_mb=9_000, measured=2)).memory_mb
     11506
@@ -205,8 +201,8 @@ def asks_for(
 
 
 def after_running_out(asked_mb: int | None, peak_mb: int | None, most_mb: int | None) -> int | None:
-    """What a job asks for after it ran out of memory: a quarter more than it asked for and was seen to use, as far as a
-    GPU could have that free. What it asked for before where that is not known (``most_mb`` None).
+    """The request of a job that ran out of memory: a quarter more than it requested and was measured to use, as far as
+    a GPU could have that free. The same request as before where that is not known (``most_mb`` None).
 
     >>> after_running_out(10_000, 12_000, 40_000), after_running_out(10_000, 39_900, 40_000)
     (15000, 38800)

@@ -10,17 +10,15 @@ if TYPE_CHECKING:
     from gpuherd.jobs.scheduler.types import Decision, Limits, WaitingJob
 
 
-# In which order waiting jobs are looked at: by priority, then by age or the longest first. Pure.
-#
-# ``rank`` is what "the longest first" goes by: the binary logarithm of a job's cost, plus one for each hour that it
-# has waited. So a cost counts double for every hour of waiting, whatever unit it is in, and no short job starves
-# behind an endless stream of longer ones: one whose cost is a thousandth of theirs goes before those that come ten
-# hours after it. Of two jobs the same one is ahead at all times, since both age alike. So it is enough to write the
-# rank down once, when the job is submitted, and the queue's order is an index.
+# The order of waiting jobs is by priority, then by age or by rank ("the longest first"). The rank is the binary
+# logarithm of a job's cost, plus one for each hour that it has waited. So a cost counts double for every hour of
+# waiting, in whatever unit it is, and no short job starves behind an endless stream of longer ones: one whose cost is a
+# thousandth of theirs goes before those that arrive ten hours after it. Both of two jobs age alike, so their order
+# never changes: the rank is stored once, when the job is submitted, and the queue's order is an index.
 
 # A cost counts double for every so many seconds of waiting.
 DOUBLES_EVERY_S = 3600.0
-# What a job of unknown cost, or of none, is taken to cost: so little that it goes last, and still ages.
+# The cost of a job of unknown cost, or of none: so little that it goes last, and still ages.
 _LEAST_COST = 2.0**-30
 
 
@@ -36,55 +34,56 @@ def rank(cost: float | None, submitted_at: float) -> float:
 
 
 def order_key(job: WaitingJob, limits: Limits) -> tuple[int, float, int]:
-    """Sorts waiting jobs: the one to be looked at first is the least."""
+    """Key to sort waiting jobs by: the first job has the least."""
     return (-job.priority, -job.rank if limits.longest_first else 0.0, job.id)
 
 
-# How far into the queue a decision looks: a bounded number of jobs, and yet none stays hidden that could start. Pure.
+# Lookahead: how far into the queue a decision looks. It looks at a bounded number of jobs, and yet no job that could
+# start stays hidden. At first these are the foremost jobs: as many as there are free places, and a few beyond. In two
+# cases that is not enough:
 #
-# At first the foremost jobs: as many as there are places, and a few beyond. That is not enough in two cases, and then
-# a decision looks further:
-#
-# * GPUs are left over that none of those can have (they ask for more GPUs or memory than may be had just now, in
-#   quiet
-#   hours or beside other people): then also the first jobs of every *kind*. Jobs that ask for the same are alike:
-#   where
-#   the first can't start, the next can't either. Those of the kinds that are too large just now are among them, so
-#   that a
-#   large one which waits for our own GPUs is seen, and GPUs are kept for it.
-# * GPUs that are kept for a large job could be lent to a short one: then more of the foremost.
+# * GPUs are left over that none of those jobs can have (they request more GPUs or memory than are available just now,
+#   in quiet hours or next to external users): then also the first jobs of every *kind*. Jobs with the same request are
+#   alike: where the first can't start, the next can't either. Kinds that are too large just now are among them, so that
+#   a large job which waits for our own GPUs is seen, and GPUs are reserved for it.
+# * A short job could backfill GPUs that are reserved for a large one: then more of the foremost.
 
-# How many more jobs than there are free places one decision looks at: those to go past a job that can't start yet.
+# How many more jobs than there are free places one decision looks at, to go past jobs that can't start yet.
 BEYOND = 8
-# And when kept GPUs could be lent.
+# And when reserved GPUs could be backfilled.
 SEARCHED = 64
-# Of how many kinds the first jobs are looked at, for one number of GPUs: those that ask for the least memory.
+# Number of kinds that are looked at, for one number of GPUs: those that request the least memory.
 MOST_KINDS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """How far. ``lends``: kept GPUs can be lent. ``by_kind``: also the first of every kind."""
+class Lookahead:
+    """How far a decision looks.
 
-    lends: bool = False
+    Attributes:
+        backfills: reserved GPUs can be backfilled.
+        by_kind: also the first jobs of every kind.
+    """
+
+    backfills: bool = False
     by_kind: bool = False
 
     def foremost(self, places: int) -> int:
-        """How many of the foremost jobs to look at, with so many free places."""
-        return BEYOND + places + (SEARCHED if self.lends else 0)
+        """How many of the foremost jobs to look at, with this number of free places."""
+        return BEYOND + places + (SEARCHED if self.backfills else 0)
 
-    def after(self, decision: Decision, *, unseen: bool) -> Reach:
-        """How far the next decision looks. ``unseen``: there may be jobs on GPUs behind the foremost.
+    def after(self, decision: Decision, *, unseen: bool) -> Lookahead:
+        """The lookahead of the next decision. ``unseen``: there may be jobs on GPUs behind the foremost.
 
-        Further in one way is never less far in the other: else two decisions that start nobody could call for each
-        other without end. (One sees a large job and keeps GPUs for it; the other does not see it and leaves them.)
+        Further in one way is never less far in the other: else two decisions that start no job could follow each other
+        without end. (One sees a large job and reserves GPUs for it; the other does not see it and leaves them.)
         """
         left = decision.gpus_left > 0 or decision.room_left_mb > 0
-        next_one = Reach(decision.lends_for_s is not None, unseen and left)
+        next_one = Lookahead(decision.backfill_s is not None, unseen and left)
         if not next_one.is_beyond(self):
             return next_one
-        return Reach(self.lends or next_one.lends, self.by_kind or next_one.by_kind)
+        return Lookahead(self.backfills or next_one.backfills, self.by_kind or next_one.by_kind)
 
-    def is_beyond(self, other: Reach) -> bool:
-        """Whether it sees more than the other."""
-        return (self.lends and not other.lends) or (self.by_kind and not other.by_kind)
+    def is_beyond(self, other: Lookahead) -> bool:
+        """Whether it sees jobs that the other does not."""
+        return (self.backfills and not other.backfills) or (self.by_kind and not other.by_kind)

@@ -9,38 +9,38 @@ from dataclasses import dataclass, field
 
 from gpuherd.jobs.scheduler.types import GpuView, Limits, WaitingJob, fits, why_never
 
-# A machine of the pool: its GPUs with the latest verdicts, and what a decision asks of them for one kind of job.
-#
-# What is asked for time and again is counted once and kept right with every change of a GPU, so that a machine of a
-# thousand GPUs costs a decision no more than one of four.
-
-# For so many kinds of jobs counts are kept.
-_MOST_TALLIES = 64
-# On a machine of so few GPUs it is cheaper to count anew.
+# Number of kinds of jobs for which counts are cached.
+_MOST_CACHED = 64
+# On a node with at most this number of GPUs counting anew is cheaper than updating counts.
 _SMALL = 32
 
 
 @dataclass(slots=True, eq=False)
-class Tally:
-    """Counts for one kind of job: GPUs that are ``free`` for it, and that will ``come`` for it by themselves (free ones
-    among them): not those that are shared and may be added to."""
+class KindCounts:
+    """Numbers of GPUs for one kind of job: ``free``, and those that ``come`` by themselves (free ones included), not
+    those that are shared and open to more jobs."""
 
     free: int = 0
     come: int = 0
 
-    def count(self, view: GpuView, kind: tuple[int, int | None], change: int) -> None:
-        """Counts a GPU in (1) or out (-1)."""
+    def add(self, view: GpuView, kind: tuple[int, int | None], change: int) -> None:
+        """KindCounts a GPU in (1) or out (-1)."""
         if view.will_come and fits(view.gpu, *kind) and _comes(view, kind[1]):
             self.free += change * view.is_free
             self.come += change * (not view.is_open)
 
 
 @dataclass(slots=True, eq=False)
-class Machine:
+class Node:
     """GPUs that one job may have together.
 
-    ``place``: its rank among the machines, in order of appearance; ``free``: how many of its GPUs are. ``least_mb``: no
-    GPU of it ever had less for one job: to ask for no more than that is like asking for nothing.
+    Counts that decisions need again and again are cached and updated with every change of a GPU, so that a node of a
+    thousand GPUs costs a decision no more than one of four.
+
+    Attributes:
+        place: its number, in order of appearance.
+        free: how many of its GPUs are free.
+        least_mb: every GPU has had at least this for one job: a request of no more than that is like none.
     """
 
     name: str
@@ -48,21 +48,21 @@ class Machine:
     views: dict[str, GpuView] = field(default_factory=dict)
     free: int = 0
     least_mb: float = math.inf
-    # Where more may be promised: (minus the MB, UUID), in order, so that the emptiest come first.
+    # GPUs on which more may be promised: (minus the MB, UUID), in order, so that the emptiest come first.
     _open: list[tuple[int, str]] = field(default_factory=list)
-    # Those that are free, and those that will be in a moment: what a decision asks for most.
+    # GPUs that are free, and that will be in a moment.
     _free: dict[str, GpuView] = field(default_factory=dict)
     _returning: dict[str, GpuView] = field(default_factory=dict)
-    # By GPUs and memory asked for. The one is emptied when a GPU of the machine changes, the other kept right.
+    # By GPUs and memory requested. The first is cleared when a GPU of the node changes, the second updated.
     _sure: dict[tuple[int, int | None], float] = field(default_factory=dict)
-    _tallies: dict[tuple[int, int | None], Tally] = field(default_factory=dict)
+    _counts: dict[tuple[int, int | None], KindCounts] = field(default_factory=dict)
 
     def count_coming(self, job: WaitingJob, barred: frozenset[str]) -> int:
         """How many GPUs the job could use are free, or will be when our own jobs have ended."""
         return sum(comes(view, job) for view in self.usable(job, barred))
 
     def put(self, view: GpuView) -> None:
-        """Takes in what is now known of one of its GPUs."""
+        """Adds or updates one of its GPUs."""
         # The hottest code of a simulation, with Pool.update: properties of the views are written out.
         gpu = view.gpu
         uuid = gpu.uuid
@@ -82,23 +82,23 @@ class Machine:
             self._returning.pop(uuid, None)
         if least_mb < self.least_mb:
             self.least_mb = least_mb
-            self._tallies.clear()
+            self._counts.clear()
         if old is not None and old.shareable_mb is not None and old.ours:
             del self._open[bisect_left(self._open, (-(old.shareable_mb or 0), uuid))]
         if view.shareable_mb is not None and view.ours:
             insort(self._open, (-(view.shareable_mb or 0), uuid))
-        if self._tallies and len(self.views) <= _SMALL:
-            self._tallies.clear()
-        elif self._tallies:
-            for kind, tally in self._tallies.items():
+        if self._counts and len(self.views) <= _SMALL:
+            self._counts.clear()
+        elif self._counts:
+            for kind, counts in self._counts.items():
                 if old is not None:
-                    tally.count(old, kind, -1)
-                tally.count(view, kind, 1)
+                    counts.add(old, kind, -1)
+                counts.add(view, kind, 1)
 
     def take_out(self, uuid: str) -> GpuView:
-        """Forgets one of its GPUs, and returns what was known of it."""
+        """Removes one of its GPUs; returns its last view."""
         self._sure.clear()
-        self._tallies.clear()
+        self._counts.clear()
         old = self.views.pop(uuid)
         self._free.pop(uuid, None)
         self._returning.pop(uuid, None)
@@ -106,24 +106,24 @@ class Machine:
             del self._open[bisect_left(self._open, (-(old.shareable_mb or 0), uuid))]
         return old
 
-    def tally(self, job: WaitingJob, barred: frozenset[str]) -> Tally:
-        """How many GPUs the job could use are free, and how many will come without a shared one being closed."""
+    def count(self, job: WaitingJob, barred: frozenset[str]) -> KindCounts:
+        """How many GPUs the job could use are free, and how many will come without closing a shared one."""
         memory_mb = None if job.memory_mb is None or job.memory_mb <= self.least_mb else job.memory_mb
         kind = (job.gpus, memory_mb)
-        if not barred and kind in self._tallies:
-            return self._tallies[kind]
-        tally = Tally()
+        if not barred and kind in self._counts:
+            return self._counts[kind]
+        counts = KindCounts()
         for uuid, view in self.views.items():
             if uuid not in barred:
-                tally.count(view, kind, 1)
+                counts.add(view, kind, 1)
         if not barred:
-            if len(self._tallies) >= _MOST_TALLIES:
-                self._tallies.clear()
-            self._tallies[kind] = tally
-        return tally
+            if len(self._counts) >= _MOST_CACHED:
+                self._counts.clear()
+            self._counts[kind] = counts
+        return counts
 
     def emptiest(self, job: WaitingJob, barred: frozenset[str], count: int) -> list[GpuView]:
-        """Shared GPUs that the job could use were they empty, of those that may be added to: the most room first."""
+        """Shared GPUs, open to more jobs, that the job could use were they empty: the most room first."""
         found: list[GpuView] = []
         for _, uuid in self._open if count > 0 else ():
             view = self.views[uuid]
@@ -134,8 +134,8 @@ class Machine:
         return found
 
     def sure_at(self, job: WaitingJob, barred: frozenset[str]) -> float:
-        """When the job surely has enough GPUs here, if none is given to others: by the time limits of our jobs. Minus
-        infinity when there are enough now, or in a moment; infinity when nobody knows."""
+        """When the job surely has enough GPUs here, if no other job gets them, by the time limits of our jobs. Minus
+        infinity when there are enough now, or in a moment; infinity when that is not known."""
         if barred:
             return self._sure_at(job, barred)
         kind = (job.gpus, job.memory_mb)
@@ -175,8 +175,7 @@ def _for(views: dict[str, GpuView], job: WaitingJob, barred: frozenset[str]) -> 
 def comes(view: GpuView, job: WaitingJob) -> bool:
     """Whether a GPU that is large enough for the job is free for it, or will be when our own jobs have ended.
 
-    One that is free, but of whose memory somebody holds a little too much, is not one that comes; nor is one that had
-    too little when it was last free.
+    Not one that is free but has too little free memory; nor one that had too little when it was last free.
     """
     return _comes(view, job.memory_mb)
 
@@ -187,21 +186,16 @@ def _comes(view: GpuView, memory_mb: int | None) -> bool:
     return (view.gpu.free_mb if view.is_free else view.largest_mb) >= memory_mb
 
 
-# The GPUs that may be used, kept from one decision to the next and indexed for it.
-#
-# A decision must not cost a look at every GPU of a large cluster. So the pool keeps, by machine, which GPUs are free,
-# the machines by how many they have free, and the GPUs that are shared by how much may still be promised on them;
-# ``update`` moves one GPU in all of these at once. It knows nothing of jobs' order, limits or reservations: those are
-# ``policy``'s.
-
-__all__ = ["Machine", "Pool", "comes"]
-
-
 class Pool:
-    """All GPUs with the latest verdicts.
+    """All GPUs with their latest states, indexed by node, by free GPUs and by shareable memory.
 
-    ``in_use``: how many of them our jobs are on; ``free``: how many a job could have now; ``timed``: on how many it is
-    known when our job is surely over.
+    A decision must not cost a look at every GPU of a large cluster; ``update`` moves one GPU in all indexes at once.
+    The order of jobs, limits and reservations are not its part.
+
+    Attributes:
+        in_use: number of GPUs with jobs of ours.
+        free: number of GPUs that a job could have now.
+        timed: number of GPUs on which a time limit ends our job.
 
     >>> from gpuherd.gpus.state import Gpu
     >>> gpu = Gpu(index=0, uuid="GPU-a", name="A100", total_mb=40_000, used_mb=0, free_mb=40_000)
@@ -214,15 +208,15 @@ class Pool:
     """
 
     def __init__(self, views: Iterable[GpuView] = ()):
-        self.machines: list[Machine] = []
+        self.nodes: list[Node] = []
         self.in_use = 0
         self.free = 0
         self.timed = 0
-        self._by_name: dict[str, Machine] = {}
-        self._home: dict[str, Machine] = {}
-        # Places of the machines that have so many GPUs free, each list in order.
+        self._by_name: dict[str, Node] = {}
+        self._home: dict[str, Node] = {}
+        # Places of the nodes that have so many GPUs free, each list in order.
         self._by_free: list[list[int]] = [[]]
-        # (MB that may still be promised, place of the machine, UUID), in order.
+        # (MB that may still be promised, place of the node, UUID), in order.
         self._open: list[tuple[int, int, str]] = []
         self._never: dict[tuple[object, ...], str | None] = {}
         self._enough: dict[tuple[int, int | None], frozenset[int]] = {}
@@ -230,25 +224,25 @@ class Pool:
         for view in views:
             self.update(view)
 
-    # --- what there is ----------------------------------------------------------------------------------------
+    # --- GPUs ------------------------------------------------------------------------------------------------
 
     def update(self, view: GpuView) -> None:
-        """Takes in a GPU, or what is now known of one that is there (which stays in its machine)."""
+        """Adds a GPU, or updates one (which stays in its node)."""
         # The hottest code of a simulation: properties of the views are written out where that saves a call.
         uuid = view.gpu.uuid
         free, is_open = view.busy is None and not view.ours, view.ours and view.shareable_mb is not None
-        machine = self._home.get(uuid)
-        if machine is None:
-            machine = self._home[uuid] = self._machine(view.machine)
-            machine.put(view)
+        node = self._home.get(uuid)
+        if node is None:
+            node = self._home[uuid] = self._node(view.node)
+            node.put(view)
             self._never.clear()
             self._enough.clear()
             self.in_use += view.ours
             self.timed += view.over_at is not None
-            self._count_free(machine, int(free))
+            self._count_free(node, int(free))
         else:
-            old = machine.views[uuid]
-            machine.put(view)
+            old = node.views[uuid]
+            node.put(view)
             if old.gpu is not view.gpu and _traits(old) != _traits(view):
                 self._never.clear()
                 self._enough.clear()
@@ -258,126 +252,126 @@ class Pool:
             self.timed += (view.over_at is not None) - (old.over_at is not None)
             was_free = old.busy is None and not old.ours
             if free is not was_free:
-                self._count_free(machine, free - was_free)
+                self._count_free(node, free - was_free)
             if old.ours and old.shareable_mb is not None:
-                del self._open[bisect_left(self._open, _room(old, machine))]
-        if machine.least_mb < self._least_mb:
-            self._least_mb = machine.least_mb
+                del self._open[bisect_left(self._open, _room(old, node))]
+        if node.least_mb < self._least_mb:
+            self._least_mb = node.least_mb
         if is_open:
-            insort(self._open, _room(view, machine))
+            insort(self._open, _room(view, node))
 
     def remove(self, uuid: str) -> None:
-        """Forgets a GPU that may not be used any more; nothing for one that is not there."""
-        machine = self._home.pop(uuid, None)
-        if machine is None:
+        """Removes a GPU that may not be used any more; does nothing for an unknown one."""
+        node = self._home.pop(uuid, None)
+        if node is None:
             return
-        old = machine.take_out(uuid)
+        old = node.take_out(uuid)
         self.in_use -= old.ours
         self.timed -= old.over_at is not None
-        self._count_free(machine, -int(old.is_free))
+        self._count_free(node, -int(old.is_free))
         if old.is_open:
-            del self._open[bisect_left(self._open, _room(old, machine))]
+            del self._open[bisect_left(self._open, _room(old, node))]
         self._never.clear()
         self._enough.clear()
 
     def view(self, uuid: str) -> GpuView:
-        """The GPU as it was last described. Raises KeyError for one that is not there."""
+        """The GPU's latest view. Raises KeyError for an unknown one."""
         return self._home[uuid].views[uuid]
 
-    def machine_of(self, uuid: str) -> Machine:
-        """The machine in which the GPU is. Raises KeyError for one that is not there."""
+    def node_of(self, uuid: str) -> Node:
+        """The GPU's node. Raises KeyError for an unknown one."""
         return self._home[uuid]
 
     def views(self) -> Iterator[GpuView]:
-        """All of them, machine by machine."""
-        for machine in self.machines:
-            yield from machine.views.values()
+        """All GPUs, node by node."""
+        for node in self.nodes:
+            yield from node.views.values()
 
     def __len__(self) -> int:
-        """How many GPUs there are."""
+        """The number of GPUs."""
         return len(self._home)
 
-    # --- what a decision asks ---------------------------------------------------------------------------------
+    # --- queries of a decision ---------------------------------------------------------------------------------
 
     def why_never(self, job: WaitingJob, limits: Limits) -> str | None:
-        """Why the job could never run on any of the machines, or None when it could."""
-        wishes = (*self._kind(job), job.nodes, job.host_memory_mb)
-        kind = (*wishes, limits.max_gpus, limits.cpu_only, limits.most_ever)
+        """Why the job could never run on any of the nodes, or None when it could."""
+        request = (*self._kind(job), job.nodes, job.host_memory_mb)
+        kind = (*request, limits.max_gpus, limits.cpu_only, limits.most_ever)
         if kind not in self._never:
-            largest = sorted(self.machines, key=lambda machine: -len(machine.views)) or [Machine("", 0)]
-            reasons = [why_never(job, [view.gpu for view in machine.views.values()], limits) for machine in largest]
+            largest = sorted(self.nodes, key=lambda node: -len(node.views)) or [Node("", 0)]
+            reasons = [why_never(job, [view.gpu for view in node.views.values()], limits) for node in largest]
             self._never[kind] = None if None in reasons else reasons[0]
         return self._never[kind]
 
-    def with_free(self, least: int) -> Iterator[Machine]:
+    def with_free(self, least: int) -> Iterator[Node]:
         """Machines with at least so many GPUs free, those with the fewest first: large gaps stay for large jobs."""
         for places in self._by_free[max(1, least) :]:
             for place in places:
-                yield self.machines[place]
+                yield self.nodes[place]
 
-    def enough(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[Machine]:
+    def enough(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[Node]:
         """Machines with enough GPUs that will come for the job, those with the most free ones first."""
         known = self._with_enough(job) if not barred else None
         for places in reversed(self._by_free):
             for place in places:
-                machine = self.machines[place]
-                if place in known if known is not None else machine.count_coming(job, barred) >= job.gpus:
-                    yield machine
+                node = self.nodes[place]
+                if place in known if known is not None else node.count_coming(job, barred) >= job.gpus:
+                    yield node
 
     def has_enough(self, job: WaitingJob, barred: frozenset[str]) -> bool:
-        """Whether some machine has enough GPUs that will come for the job, without ``barred``."""
+        """Whether some node has enough GPUs that will come for the job, without ``barred``."""
         if not barred:
             return bool(self._with_enough(job))
-        return any(machine.count_coming(job, barred) >= job.gpus for machine in self.machines)
+        return any(node.count_coming(job, barred) >= job.gpus for node in self.nodes)
 
     def surest(
         self, job: WaitingJob, barred: frozenset[str], without: Container[int]
-    ) -> tuple[Machine | None, float | None]:
-        """The machine on which the job surely has enough GPUs at the earliest, and when; (None, None) when nobody
-        knows of any. Of equals the one with the most free ones. ``without``: places of machines to leave out."""
+    ) -> tuple[Node | None, float | None]:
+        """The node on which the job surely has enough GPUs at the earliest, and when; (None, None) when that is known
+        of no node. Of equals the one with the most free ones. ``without``: places of nodes to leave out."""
         best, at = None, math.inf
-        for machine in self.enough(job, barred):
-            if machine.place not in without and machine.sure_at(job, barred) < at:
-                best, at = machine, machine.sure_at(job, barred)
+        for node in self.enough(job, barred):
+            if node.place not in without and node.sure_at(job, barred) < at:
+                best, at = node, node.sure_at(job, barred)
         return (None, None) if best is None else (best, at)
 
     def open_from(self, least_mb: int) -> Iterator[GpuView]:
-        """GPUs on which so much may still be promised to one more sharing job, the fullest first."""
+        """GPUs on which this much may still be promised to one more sharing job, the fullest first."""
         for place in range(bisect_left(self._open, (least_mb, -1, "")), len(self._open)):
             yield self.view(self._open[place][2])
 
     def emptiest_open(self) -> Iterator[GpuView]:
-        """GPUs that are shared and may be added to, the one with the most room first."""
+        """Shared GPUs that are open to more jobs, the one with the most room first."""
         for _, _, uuid in reversed(self._open):
             yield self.view(uuid)
 
     @property
     def open_count(self) -> int:
-        """How many GPUs are shared and may be added to."""
+        """The number of shared GPUs that are open to more jobs."""
         return len(self._open)
 
-    # --- plumbing ---------------------------------------------------------------------------------------------
+    # --- indexes ----------------------------------------------------------------------------------------------
 
-    def _machine(self, name: str) -> Machine:
+    def _node(self, name: str) -> Node:
         if name not in self._by_name:
-            machine = self._by_name[name] = Machine(name, len(self.machines))
-            self.machines.append(machine)
-            self._by_free[0].append(machine.place)
+            node = self._by_name[name] = Node(name, len(self.nodes))
+            self.nodes.append(node)
+            self._by_free[0].append(node.place)
         return self._by_name[name]
 
-    def _count_free(self, machine: Machine, change: int) -> None:
+    def _count_free(self, node: Node, change: int) -> None:
         if not change:
             return
-        places = self._by_free[machine.free]
-        del places[bisect_left(places, machine.place)]
-        machine.free += change
+        places = self._by_free[node.free]
+        del places[bisect_left(places, node.place)]
+        node.free += change
         self.free += change
-        while len(self._by_free) <= machine.free:
+        while len(self._by_free) <= node.free:
             self._by_free.append([])
-        insort(self._by_free[machine.free], machine.place)
+        insort(self._by_free[node.free], node.place)
 
     def _kind(self, job: WaitingJob) -> tuple[int, int | None]:
-        """What the job asks for: no memory where every GPU always has as much, so that there are few kinds."""
+        """GPUs and memory requested: no memory where every GPU always has as much, so that there are few kinds."""
         return (job.gpus, None if job.memory_mb is None or job.memory_mb <= self._least_mb else job.memory_mb)
 
     def _with_enough(self, job: WaitingJob) -> frozenset[int]:
@@ -385,7 +379,7 @@ class Pool:
         if kind not in self._enough:
             nothing: frozenset[str] = frozenset()
             self._enough[kind] = frozenset(
-                machine.place for machine in self.machines if machine.count_coming(job, nothing) >= job.gpus
+                node.place for node in self.nodes if node.count_coming(job, nothing) >= job.gpus
             )
         return self._enough[kind]
 
@@ -395,7 +389,7 @@ def _traits(view: GpuView) -> tuple[int, bool, bool]:
 
 
 def _comes_otherwise(old: GpuView, new: GpuView) -> bool:
-    """Whether ``comes`` may now say something else; a wholly empty GPU is the same free or ours."""
+    """Whether ``comes`` may now return another value; a wholly empty GPU is the same free or ours."""
     if old.will_come is not new.will_come:
         return True
     if old.gpu is new.gpu and old.gpu.free_mb >= old.gpu.total_mb and old.room_mb is new.room_mb is None:
@@ -408,5 +402,5 @@ def _tight_mb(view: GpuView) -> int | None:
     return most_mb if most_mb < view.gpu.total_mb else None
 
 
-def _room(view: GpuView, machine: Machine) -> tuple[int, int, str]:
-    return (view.shareable_mb or 0, machine.place, view.gpu.uuid)
+def _room(view: GpuView, node: Node) -> tuple[int, int, str]:
+    return (view.shareable_mb or 0, node.place, view.gpu.uuid)

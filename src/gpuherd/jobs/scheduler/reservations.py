@@ -1,34 +1,31 @@
-"""GPUs kept for jobs that wait, and the tentative schedule that a decision fills in. Pure."""
+"""The tentative schedule that a decision fills in, and the GPUs that it reserves for jobs that wait. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.scheduler.pool import Machine, Pool, comes
+from gpuherd.jobs.scheduler.pool import Node, Pool, comes
 from gpuherd.jobs.scheduler.types import GpuView, Limits, WaitingJob
-
-# The pool as it would be if the decision so far were carried out, with what is kept for somebody taken out.
-#
-# Changes are made in the pool itself, which saves a copy of it, and are taken back when the decision is made. It
-# knows how much is left to give, and no rule by which to give it.
 
 # Why a GPU is not free, by the decision that is being made.
 GIVEN = "goes to a job before this one"
-KEPT = "kept for a job before this one"
+RESERVED = "reserved for a job before this one"
 
-# How good a machine is for a job: GPUs free, lacking (negative), and MB of room on those that lack.
+# How good a node is for a job: GPUs free, lacking (negative), and MB of room on those that lack.
 Rank = tuple[int, int, int]
 
 
-class Draft:
-    """One decision's view of a pool.
+class TentativeSchedule:
+    """The pool as it would be if the decision so far were carried out, without the GPUs that are reserved.
+
+    Changes are made in the pool itself, which saves a copy of it, and are undone when the decision is made. It knows
+    how much is left, and no rule by which to give it.
 
     Attributes:
-        budget: GPUs that may still be taken into use; below 0 when a large job's part of the limit is kept for it.
+        budget: GPUs that may still be taken into use; below 0 when a large job's part of the limit is reserved.
         shared: there are GPUs on which sharing jobs run.
-        ranks: how good machines are, by what jobs ask for and the machine's place; forgotten when something changes
-            there.
+        ranks: how good nodes are, by request and the node's place; removed when something changes there.
     """
 
     def __init__(self, pool: Pool, limits: Limits):
@@ -46,151 +43,158 @@ class Draft:
         return max(0, min(self.budget, self.pool.free))
 
     def change(self, view: GpuView) -> None:
-        """Takes in what a GPU is to be."""
+        """Changes a GPU."""
         uuid = view.gpu.uuid
         if uuid not in self._changed:
             self._changed.add(uuid)
             self._originals.append(self.pool.view(uuid))
         self.pool.update(view)
         if self.ranks:
-            self.forget_rank(self.pool.machine_of(uuid))
+            self.remove_rank(self.pool.node_of(uuid))
 
     def close(self, view: GpuView) -> None:
-        """Nothing more is added to a shared GPU."""
-        self.change(replace(view, shareable_mb=None, busy=KEPT))
+        """Closes a shared GPU to further jobs."""
+        self.change(replace(view, shareable_mb=None, busy=RESERVED))
 
-    def forget_rank(self, machine: Machine) -> None:
-        """Something has changed on this machine."""
+    def remove_rank(self, node: Node) -> None:
+        """Drops what is known of a node that has changed."""
         for known in self.ranks.values():
-            known.pop(machine.place, None)
+            known.pop(node.place, None)
 
-    def put_back(self) -> None:
+    def undo(self) -> None:
         """Leaves the pool as it was."""
         for view in reversed(self._originals):
             self.pool.update(view)
 
 
-# What is kept for jobs that wait for our own GPUs, so that smaller ones that come after can't starve them.
-#
-# For the first large jobs that wait: the free GPUs of one machine, with their part of the limit, and as many shared
-# ones closed as they lack. For the first sharing job that fits nowhere: the shared GPU with the most room. Which
-# machine it is and when the job surely has enough there is decided here; who may borrow what is kept meanwhile is
-# ``policy``'s part.
-
-
 @dataclass(slots=True, eq=False)
-class Keep:
-    """What is kept for a job: ``gpus`` that are free, by UUID, and ``part`` of the limit; it surely has enough at
-    ``until``, None when nobody knows."""
+class Reservation:
+    """GPUs that are reserved for a job.
+
+    Attributes:
+        until: when the job surely has enough GPUs, None when that is not known.
+        part: its part of the limit.
+        gpus: those that are free, by UUID.
+    """
 
     until: float | None
     part: int
     gpus: dict[str, Gpu]
 
 
-class Keeping:
-    """What one decision keeps. ``keeps``: what for each large job, the first first."""
+class Reservations:
+    """What is reserved for jobs that wait for our own GPUs, so that smaller ones behind them can't starve them.
 
-    def __init__(self, draft: Draft):
-        self._draft = draft
-        self.keeps: list[Keep] = []
+    For the first large jobs that wait: the free GPUs of one node, with their part of the limit, and as many shared ones
+    closed as they lack. For the first sharing job that fits nowhere: the shared GPU with the most room. Which job may
+    backfill what is reserved is decided in ``policy``.
+
+    Attributes:
+        made: the reservations so far, in the order of the jobs.
+    """
+
+    def __init__(self, schedule: TentativeSchedule):
+        self._schedule = schedule
+        self.made: list[Reservation] = []
         self._promised = 0
         self._claims: dict[int, int] = {}
-        self._kept_for_sharing = False
+        self._has_reserved_room = False
 
-    def lends_for_s(self) -> float | None:
-        """For how many seconds kept GPUs can still be lent, None when none can be."""
-        until = [keep.until for keep in self.keeps if keep.gpus and keep.until is not None]
-        return max((at - self._draft.limits.now for at in until if at > self._draft.limits.now), default=None)
+    def backfill_s(self) -> float | None:
+        """For how many seconds reserved GPUs can still be backfilled, None when none can be."""
+        now = self._schedule.limits.now
+        until = [each.until for each in self.made if each.gpus and each.until is not None]
+        return max((at - now for at in until if at > now), default=None)
 
-    def keep_for(self, job: WaitingJob, barred: frozenset[str]) -> None:
-        """Sees to it that a job that waits for our own GPUs gets them before those that come after it."""
-        if job.gpus > self._draft.limits.most_gpus:
+    def reserve_for(self, job: WaitingJob, barred: frozenset[str]) -> None:
+        """Ensures that a job that waits for our own GPUs gets them before those behind it."""
+        if job.gpus > self._schedule.limits.most_gpus:
             return  # It waits for the hour, not for GPUs.
         if job.share:
-            self._keep_room(job, barred)
-        elif job.gpus > 1 or self._draft.pool.open_count:
-            self._keep_gpus(job, barred)
+            self._reserve_room(job, barred)
+        elif job.gpus > 1 or self._schedule.pool.open_count:
+            self._reserve_gpus(job, barred)
 
-    def _keep_room(self, job: WaitingJob, barred: frozenset[str]) -> None:
-        """For the first sharing job that fits nowhere: nothing is added to the shared GPU with the most room."""
-        if self._kept_for_sharing:
+    def _reserve_room(self, job: WaitingJob, barred: frozenset[str]) -> None:
+        """For the first sharing job that fits nowhere: closes the shared GPU with the most room."""
+        if self._has_reserved_room:
             return
-        for view in self._draft.pool.emptiest_open():
+        for view in self._schedule.pool.emptiest_open():
             if view.largest_mb >= (job.memory_mb or 0) and view.gpu.uuid not in barred:
-                self._draft.close(view)
-                self._kept_for_sharing = True
+                self._schedule.close(view)
+                self._has_reserved_room = True
                 return
 
-    def _keep_gpus(self, job: WaitingJob, barred: frozenset[str]) -> None:
-        if job.gpus > 1 and len(self.keeps) >= self._draft.limits.keep_for:
+    def _reserve_gpus(self, job: WaitingJob, barred: frozenset[str]) -> None:
+        if job.gpus > 1 and len(self.made) >= self._schedule.limits.reservations:
             return  # Its turn comes.
-        machine, until = self._machine_for(job, barred)
-        if machine is None:
-            return  # It waits for other people's GPUs.
+        node, until = self._node_for(job, barred)
+        if node is None:
+            return  # It waits for other users' GPUs.
         if job.gpus > 1:
-            self._keep_free(job, barred, machine, until)
+            self._reserve_free(job, barred, node, until)
         self._promised += job.gpus
-        if self._draft.pool.open_count:
-            self._close_shared(job, barred, machine)
-        self._claims[machine.place] = self._claims.get(machine.place, 0) + job.gpus
-        self._draft.forget_rank(machine)
+        if self._schedule.pool.open_count:
+            self._close_shared(job, barred, node)
+        self._claims[node.place] = self._claims.get(node.place, 0) + job.gpus
+        self._schedule.remove_rank(node)
 
-    def _keep_free(self, job: WaitingJob, barred: frozenset[str], machine: Machine, until: float | None) -> None:
-        """Keeps what is free on the machine, and as much of the limit. The rest of its part is in use there, and comes
-        back with the GPUs."""
-        free = [view for view in machine.free_for(job, barred) if comes(view, job)]
-        part = min(job.gpus, len(free) + sum(1 for _ in machine.returning_for(job, barred)))
-        self._draft.budget -= part
-        self.keeps.append(Keep(until, part, {view.gpu.uuid: view.gpu for view in free}))
+    def _reserve_free(self, job: WaitingJob, barred: frozenset[str], node: Node, until: float | None) -> None:
+        """Reserves the free GPUs of the node, and as much of the limit. The rest of the job's part is in use there, and
+        comes back with the GPUs."""
+        free = [view for view in node.free_for(job, barred) if comes(view, job)]
+        part = min(job.gpus, len(free) + sum(1 for _ in node.returning_for(job, barred)))
+        self._schedule.budget -= part
+        self.made.append(Reservation(until, part, {view.gpu.uuid: view.gpu for view in free}))
         for view in free:
-            self._draft.change(_kept(view))
+            self._schedule.change(_reserved(view))
 
-    def _machine_for(self, job: WaitingJob, barred: frozenset[str]) -> tuple[Machine | None, float | None]:
-        """The machine on which GPUs are kept for the job, and when it surely has enough of them, if that is known.
+    def _node_for(self, job: WaitingJob, barred: frozenset[str]) -> tuple[Node | None, float | None]:
+        """The node on which GPUs are reserved for the job, and when it surely has enough of them, if that is known.
 
-        First the one that surely has enough at the earliest. Where no time limits say so: where the job could have the
+        First the node that surely has enough at the earliest. Where no time limits tell: where the job could have the
         most now; then where it lacks the fewest, were the shared ones closed to others; then where those are the
-        emptiest. On that machine all this only gets better while GPUs are kept there, and only a better one takes its
-        place: so the keeping can't go to and fro without end.
+        emptiest. On that node all this only improves while GPUs are reserved there, and only a better one takes its
+        place: so reservations can't alternate between nodes without end.
         """
-        if job.gpus > 1 and self._draft.pool.timed:
-            machine, until = self._draft.pool.surest(job, barred, self._claims)
-            if machine is not None:
-                return machine, until
+        pool = self._schedule.pool
+        if job.gpus > 1 and pool.timed:
+            node, until = pool.surest(job, barred, self._claims)
+            if node is not None:
+                return node, until
         best, rank = None, (-1, 0, 0)
-        for machine in self._draft.pool.enough(job, barred):
-            if machine.free < rank[0] or (machine.free == rank[0] and not self._draft.pool.open_count):
-                break  # No machine from here on can be better.
-            found = self._rank_of(job, barred, machine)
+        for node in pool.enough(job, barred):
+            if node.free < rank[0] or (node.free == rank[0] and not pool.open_count):
+                break  # No node from here on can be better.
+            found = self._rank_of(job, barred, node)
             if found > rank:
-                best, rank = machine, found
-            if rank == (machine.free, 0, 0):
+                best, rank = node, found
+            if rank == (node.free, 0, 0):
                 break
         return best, None
 
-    def _rank_of(self, job: WaitingJob, barred: frozenset[str], machine: Machine) -> Rank:
-        """How good a machine is for the job: GPUs free, lacking (negative), and MB of room on those that lack."""
-        known = self._draft.ranks.setdefault((job.gpus, job.memory_mb, barred), {})
-        if machine.place not in known:
-            lacks = self._lacks(job, barred, machine) if self._draft.pool.open_count else 0
-            rooms = sum(view.shareable_mb or 0 for view in machine.emptiest(job, barred, lacks))
-            known[machine.place] = (machine.tally(job, barred).free, -lacks, rooms)
-        return known[machine.place]
+    def _rank_of(self, job: WaitingJob, barred: frozenset[str], node: Node) -> Rank:
+        """How good a node is for the job: GPUs free, lacking (negative), and MB of room on those that lack."""
+        known = self._schedule.ranks.setdefault((job.gpus, job.memory_mb, barred), {})
+        if node.place not in known:
+            lacks = self._lacks(job, barred, node) if self._schedule.pool.open_count else 0
+            rooms = sum(view.shareable_mb or 0 for view in node.emptiest(job, barred, lacks))
+            known[node.place] = (node.count(job, barred).free, -lacks, rooms)
+        return known[node.place]
 
-    def _lacks(self, job: WaitingJob, barred: frozenset[str], machine: Machine) -> int:
-        """How many shared GPUs of the machine must be closed for the job, beside those that come anyway."""
-        return max(0, job.gpus + self._claims.get(machine.place, 0) - machine.tally(job, barred).come)
+    def _lacks(self, job: WaitingJob, barred: frozenset[str], node: Node) -> int:
+        """How many shared GPUs of the node must be closed for the job, besides those that come anyway."""
+        return max(0, job.gpus + self._claims.get(node.place, 0) - node.count(job, barred).come)
 
-    def _close_shared(self, job: WaitingJob, barred: frozenset[str], machine: Machine) -> None:
+    def _close_shared(self, job: WaitingJob, barred: frozenset[str], node: Node) -> None:
         """Closes shared GPUs, those with the most room first, until enough will come and the limit allows them."""
-        for view in machine.emptiest(job, barred, self._lacks(job, barred, machine)):
-            self._draft.close(view)
-        pool, most = self._draft.pool, self._draft.limits.most_gpus
+        for view in node.emptiest(job, barred, self._lacks(job, barred, node)):
+            self._schedule.close(view)
+        pool, most = self._schedule.pool, self._schedule.limits.most_gpus
         while pool.open_count and pool.open_count + self._promised > most:
-            self._draft.close(next(pool.emptiest_open()))
+            self._schedule.close(next(pool.emptiest_open()))
 
 
-def _kept(view: GpuView) -> GpuView:
-    """A free GPU as one that is kept. Not by ``replace``, which is a fifth of the time of a decision in a cluster."""
-    return GpuView(view.gpu, GIVEN, view.ours, view.shareable_mb, True, view.machine, room_mb=view.room_mb)
+def _reserved(view: GpuView) -> GpuView:
+    """A free GPU as a reserved one. Not by ``replace``, which is a fifth of the time of a decision in a cluster."""
+    return GpuView(view.gpu, GIVEN, view.ours, view.shareable_mb, True, view.node, room_mb=view.room_mb)

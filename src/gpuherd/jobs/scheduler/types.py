@@ -1,6 +1,6 @@
-"""The words of a decision: what ``policy`` is told of jobs, GPUs and limits, and what it answers. Plain frozen data.
+"""The data of a decision: jobs, GPUs and limits as its input, starts and reasons as its output. Plain frozen data.
 
-Also the two questions that need no queue: could this job run on this GPU, and could it ever run here at all.
+Also two checks that need no queue: could a job run on this GPU (``fits``), and could it ever run here (``why_never``).
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from gpuherd.engines.registry import LOCAL, names
 from gpuherd.gpus.state import Gpu
 
 # Chooses ``count`` of the candidates, or None: gpuherd.gpus.choose.choose with the user's preference filled in. The
-# candidates are all of one machine; their order says nothing.
+# candidates are all of one node; their order has no meaning.
 Chooser = Callable[[Sequence[Gpu], int, int | None], tuple[Gpu, ...] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingJob:
-    """What the decision needs of a waiting job.
+    """A waiting job, as far as the decision needs it.
 
     Attributes:
         id: rises with age.
-        gpus: how many it asks for, all on one machine; 0 for the CPU.
-        memory_mb: what must be free on each. For a job that shares: what it is expected to use
-            (``sharing.expected_mb``); such a job must say it.
+        gpus: how many it requests, all on one node; 0 for the CPU.
+        memory_mb: MB that must be free on each. For a job that shares, which must have it: its expected use
+            (``memory.expected_mb``).
         priority: higher first.
         avoid: UUIDs of GPUs on which it failed.
-        share: it may have a GPU together with others that share.
+        share: it may share a GPU with others that share.
         rank: the higher goes first (``ordering.rank``). Read when ``Limits.longest_first``.
-        limit_s: after so many seconds it is surely over, since it is killed then; None when nothing ends it.
-        nodes: how many machines it spans; more than one is for a cluster.
-        host_memory_mb: main memory that it needs; None where nothing is said.
+        limit_s: after this many seconds it is killed; None without a time limit.
+        nodes: how many nodes it spans; more than one is for a cluster.
+        host_memory_mb: main memory that it needs; None without a request.
     """
 
     id: int
@@ -52,16 +52,16 @@ class GpuView:
 
     Attributes:
         busy: None when it is free, else a sentence.
-        ours: a job of ours runs on it, so that it will come back to us. It counts against ``max_gpus``.
-        shareable_mb: on a GPU of ours where only sharing jobs run, and no stranger: MB that may still be promised there
-            (``sharing.shareable_mb``), None when nothing may be added (an exclusive job, an adopted one, a stranger).
-            On a free GPU: MB that may be promised, None for all that is free.
+        ours: a job of ours runs on it, so it will come back to us. It counts against ``max_gpus``.
+        shareable_mb: on a GPU of ours with sharing jobs only and no external user: MB that may still be promised there
+            (``memory.shareable_mb``), None when no job may be added (an exclusive job, an adopted one, an external
+            user). On a free GPU: MB that may be promised, None for all that is free.
         returning: our job has just left it and its memory drains: not free yet, but it will be in a moment.
-        machine: which machine it is in, where there are several: a job gets GPUs of one machine.
-        room_mb: MB that were free on it when it was last seen with nobody on it: all but the driver's own part. None
-            where it has not been seen so.
-        over_at: on a GPU that our job has for itself: when that is surely over, by the clock of ``Limits.now``; None
-            when nothing ends it, while it is paused, and on a shared GPU, to which others may be added.
+        node: the node it is in, where there are several: a job gets GPUs of one node.
+        room_mb: MB that were free on it when it was last seen without users: all but the driver's own part. None
+            where it has not been seen like that.
+        over_at: on a GPU that our job has for itself: when its time limit ends it, by the clock of ``Limits.now``; None
+            without a limit, while it is paused, and on a shared GPU, to which others may be added.
     """
 
     gpu: Gpu
@@ -69,7 +69,7 @@ class GpuView:
     ours: bool = False
     shareable_mb: int | None = None
     returning: bool = False
-    machine: str = ""
+    node: str = ""
     room_mb: int | None = None
     over_at: float | None = None
 
@@ -96,7 +96,7 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much at once.
+    """How much may run at once.
 
     Attributes:
         max_gpus: GPUs; a job that asks for more can never run.
@@ -104,14 +104,14 @@ class Limits:
         cpu_only: the machine has no GPUs, and jobs that ask for one run on the CPU.
         max_concurrent: jobs, on GPUs or not; None for no limit.
         running: how many of those run now.
-        closed: a sentence when nothing at all may start now (no disk, drained), else None.
-        gpus_now: only so many GPUs for the time being (quiet hours): a job that asks for more waits for better times.
+        closed: a sentence when no job at all may start now (no disk space, drained), else None.
+        gpus_now: GPUs for the time being (quiet hours): a job that requests more waits until the limit changes.
         gpus_now_why: the sentence for that.
         most_ever: the most GPUs that the user may hold at the best of times; None for no such limit.
         longest_first: of one priority the job of the highest rank goes first; else the oldest.
-        keep_for: for so many jobs on several GPUs, the first that wait, GPUs are kept. One is enough that none starves.
+        reservations: for this many jobs on several GPUs, the first that wait, GPUs are reserved. With one none starves.
         now: the moment of the decision, by the clock of ``GpuView.over_at``.
-        host_memory_mb: main memory of the machine, or what of it is ours at most; None where that is not known.
+        host_memory_mb: main memory of the machine, or our part of it; None where that is not known.
     """
 
     max_gpus: int
@@ -124,7 +124,7 @@ class Limits:
     gpus_now_why: str | None = None
     longest_first: bool = False
     most_ever: int | None = None
-    keep_for: int = 1
+    reservations: int = 1
     now: float = 0.0
     host_memory_mb: int | None = None
 
@@ -145,7 +145,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """This job can't start now, for this reason; one that is refused can't ever, on this machine with these options."""
+    """A job that can't start now, and the reason; a refused one never can, on this machine with these options."""
 
     job: int
     reason: str
@@ -155,22 +155,24 @@ class Wait:
 class Decision:
     """What to do now. ``starts``, ``waits`` and ``refused`` together name every waiting job that was looked at, once.
 
-    Some GPUs may be left over, so that it may be worth while to look at more of the queue. ``lends_for_s``: GPUs are
-    kept that a job could have which is over in so many seconds; None when none are to be had. ``gpus_left``: so many
-    GPUs one more job could have as far as their number goes. ``room_left_mb``: so much could be promised on a shared
-    GPU.
+    The other fields say whether looking at more of the queue is worth while.
+
+    Attributes:
+        backfill_s: a job that is over within this time could have reserved GPUs; None when none could.
+        gpus_left: GPUs that one more job could have, as far as their number goes.
+        room_left_mb: MB that could still be promised on a shared GPU.
     """
 
     starts: tuple[Start, ...] = ()
     waits: tuple[Wait, ...] = ()
     refused: tuple[Wait, ...] = ()
-    lends_for_s: float | None = None
+    backfill_s: float | None = None
     gpus_left: int = 0
     room_left_mb: int = 0
 
 
 def fits(gpu: Gpu, gpus: int, memory_mb: int | None) -> bool:
-    """Whether a job on so many GPUs could run on this one, were it free.
+    """Whether a job on ``gpus`` GPUs could run on this one, were it free.
 
     CUDA never uses two MIG instances in one process.
     """
@@ -180,10 +182,10 @@ def fits(gpu: Gpu, gpus: int, memory_mb: int | None) -> bool:
 
 
 def why_never(job: WaitingJob, gpus: Sequence[Gpu], limits: Limits) -> str | None:
-    """Why the job could never run with these GPUs of one machine, as a sentence, or None when it could."""
+    """Why the job could never run with these GPUs of one node, as a sentence, or None when it could."""
     if job.nodes > 1:
         clusters = " or ".join(f"--engine {name}" for name in names() if name != LOCAL)
-        return f"spans {job.nodes} nodes, and this is one machine; say {clusters}"
+        return f"spans {job.nodes} nodes, and this is one machine; use {clusters}"
     if limits.host_memory_mb is not None and (job.host_memory_mb or 0) > limits.host_memory_mb:
         return f"asks for {job.host_memory_mb} MB of main memory; there are {limits.host_memory_mb} MB to use"
     if job.gpus == 0:
