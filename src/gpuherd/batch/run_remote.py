@@ -214,7 +214,7 @@ def _watch(
 
 
 def _cancel(run: RunDirectory) -> bool:
-    """Whether the wish is written down; not yet where there is no queue yet."""
+    """Whether the request was written; False while there is no queue yet."""
     from gpuherd.jobs.control.client import send
     from gpuherd.jobs.control.messages import ControlKind, Request
 

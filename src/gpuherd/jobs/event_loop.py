@@ -215,7 +215,7 @@ class Loop(ABC):
     def _loop(self, signals: StopSignals) -> None:
         while True:
             try:
-                self._obey(signals)
+                self._hear(signals)
                 self._keep_time()
                 self._start_what_can()
                 if self._is_over():
@@ -235,7 +235,7 @@ class Loop(ABC):
             if others:
                 self._readable(others)
 
-    def _obey(self, signals: StopSignals) -> None:
+    def _hear(self, signals: StopSignals) -> None:
         """Does what a signal asked for since the last time."""
         if signals.reload:
             signals.reload = False

@@ -160,7 +160,7 @@ def in_line_sentence(followed: Iterable[RemoteAttempt], title: str) -> str | Non
 
 # Works a queue off by way of an engine beyond this machine: hands jobs over, follows them, and collects their ends.
 #
-# A ``loop`` on the same queue as the dispatcher's, with the same signals, bell, records and displays. What it can't
+# A ``loop`` on the same queue as the dispatcher's, with the same signals, requests, records and displays. What it can't
 # be told it looks for: the files of nodes a few times a second while something is out, the engine as often as it
 # bears. When it is killed, jobs go on in the engine, and the next one follows them from the queue's file, the nodes'
 # files and the engine's word.
