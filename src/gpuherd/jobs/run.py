@@ -25,7 +25,7 @@ from gpuherd.jobs.queue.errors import raising_cannot_write
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.queue.submission import SubmissionChanges
 from gpuherd.jobs.records import Event, Outcome, QueuedJob
-from gpuherd.jobs.remote.dispatcher import opened, refuse_other_hands, remember, settled
+from gpuherd.jobs.remote.dispatcher import opened, refuse_other_engine, remember, settled
 from gpuherd.jobs.reporter import Display, MonitorServices, Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import load
@@ -123,7 +123,7 @@ def _enqueued(
         Queue(run.queue) as queue,
         raising_cannot_write(run.queue, "give the same command again"),
     ):
-        refuse_other_hands(queue, run, dispatch_options(options))
+        refuse_other_engine(queue, run, dispatch_options(options))
         submitted = prepare(queue)
         for queued, reason in _that_wait(queue, refused):
             queue.fail_waiting(queued.id, reason)
@@ -158,7 +158,7 @@ def _run(
             states = queue.states()
             left = [job for job in jobs if job.name not in refused and states.get(job.name) is not JobState.DONE]
             chosen = settled(left, chosen, run)
-        refuse_other_hands(queue, run, chosen)
+        refuse_other_engine(queue, run, chosen)
         with services, opened(chosen) as engine:
             settings = load()
             terms = Terms(
