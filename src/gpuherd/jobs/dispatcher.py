@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import Unpack
 
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.launch import START_AGAIN_S, Launcher
+from gpuherd.jobs.attempts import START_AGAIN_S
+from gpuherd.jobs.attempts.launch import Launcher
 from gpuherd.jobs.attempts.orphans import Orphans
 from gpuherd.jobs.attempts.preempt import Preemption
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor

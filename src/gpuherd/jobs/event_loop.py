@@ -21,10 +21,10 @@ from typing import TypedDict
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
-from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.cycle import Decisions

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import Enqueued, GpuherdError
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import give_up
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.job import Job, JobState

@@ -15,13 +15,12 @@ from pathlib import Path
 from gpuherd.engines.local.process import Exit, Launch, LocalProcess, adopt, read_exit, start
 from gpuherd.engines.process_tree import Traces, boot_id, locks_held
 from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.time_limits import Supervised, TimeLimits, Timer
 from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.run_dir import ATTEMPTS_A_FILE, RunDirectory
-
-GRACE_S = 10.0
 
 
 @dataclass(eq=False, kw_only=True)

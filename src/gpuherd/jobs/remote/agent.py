@@ -26,6 +26,7 @@ from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.gpus.visible import chosen_in, named_in, without
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.jobs import clock
+from gpuherd.jobs.remote import NEEDS_LOOK_S, PATIENCE_S
 from gpuherd.jobs.remote.node_job import NodePart
 from gpuherd.jobs.remote.protocol import (
     INTERRUPTED,
@@ -45,9 +46,6 @@ from gpuherd.jobs.remote.protocol import (
     take,
 )
 
-# A claim, a start or a report that fails for lack of space, processes or files is retried for so long.
-PATIENCE_S = 60.0
-_LOOK_S = 0.1
 _RANK = "gpuherd.jobs.remote.node_rank"
 _TIME_UP = signal.SIGUSR1
 # SIGUSR2 is Grid Engine's word that SIGKILL follows.
@@ -165,7 +163,7 @@ def _missing(order: Order, stop: Stop) -> str | None:
         while (ended := _read_now(path)) is None:
             if stop.asked or clock.mono() >= until:
                 return f"{path.name} is not there, which would tell of the success of what it needs"
-            time.sleep(_LOOK_S)
+            time.sleep(NEEDS_LOOK_S)
         if not ended.well:
             return f"{path.name} tells that what it needs has not succeeded"
     return None

@@ -39,10 +39,11 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.remote import AGAIN_S, REPORT_DELAY_S
 from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
 from gpuherd.jobs.remote.query import EngineQueries
 from gpuherd.jobs.remote.spool import Spool
-from gpuherd.jobs.remote.submit import AGAIN_S, Submitter
+from gpuherd.jobs.remote.submit import Submitter
 from gpuherd.jobs.remote.tracker import Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
@@ -166,10 +167,6 @@ def in_line_sentence(followed: Iterable[RemoteAttempt], title: str) -> str | Non
 
 logger = logging.getLogger(__name__)
 
-# A report may be on its way for so long after the engine calls its attempt ended; in addition to the grace, in which a
-# guardian may still be ending the attempt.
-PATIENCE_S = 15.0
-
 
 class RemoteDispatcher(Loop):
     """Works a queue off through an engine. One use: ``run`` once.
@@ -203,7 +200,7 @@ class RemoteDispatcher(Loop):
             self._reporter,
             self._queries,
             self._spool,
-            Outcomes(run, self._queries, self._spool, self._grace_s + PATIENCE_S),
+            Outcomes(run, self._queries, self._spool, self._grace_s + REPORT_DELAY_S),
             self._completion,
             self._note_change,
         )
@@ -217,7 +214,7 @@ class RemoteDispatcher(Loop):
             self._completion,
             self._disk,
             grace_s=self._grace_s,
-            delay_s=PATIENCE_S,
+            delay_s=REPORT_DELAY_S,
         )
         self._leaves = False
         self._held_until = 0.0

@@ -36,6 +36,7 @@ from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.records import AttemptRecord, Handed, PauseReason
+from gpuherd.jobs.remote import LONGEST_WAIT_S
 from gpuherd.jobs.remote.protocol import Claim, EndReport, take
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 # So many queries in a row must find it gone before that is believed, over some time (``patience_s``).
 LOOKS = 3
-# A known end needs no further query, only so much time: the engine may be away.
-_LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +187,7 @@ class RemoteAttempt:
         if self.gone.looks >= LOOKS and now >= self.gone.since + patience_s:
             return True
         only_time = not self.unknown or self.report is not None
-        return only_time and now >= self.gone.since + max(_LONGEST_WAIT_S, patience_s)
+        return only_time and now >= self.gone.since + max(LONGEST_WAIT_S, patience_s)
 
     def ended(
         self,

@@ -20,6 +20,7 @@ from gpuherd.engines.world import Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
 from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.job import Job, job_of, spec_of
+from gpuherd.jobs.remote import PAUSES_S
 
 # The manifest describes the attempts of one batch for the nodes. It is written once, before the batch is submitted,
 # where all nodes see it. Only its owner can read it: commands and environments may hold secrets.
@@ -377,7 +378,6 @@ def _read(path: Path) -> bytes | None:
 T = TypeVar("T")
 
 INTERRUPTED = int(ExitCode.BUSY)
-_PAUSES_S = (0.1, 0.5, 2.0)
 _FOR_GOOD = frozenset({errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EOPNOTSUPP})
 
 
@@ -406,7 +406,7 @@ def patiently(act: Callable[[], T], trouble: str, patience_s: float, stop: Stop 
     """
     until, told, tries = time.monotonic() + patience_s, False, 0
     while True:
-        pause_s = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
+        pause_s = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
         try:
             return act()
         except (OSError, CannotStart) as problem:

@@ -19,6 +19,7 @@ from pathlib import Path
 from gpuherd.atomic import atomic_write
 from gpuherd.engines.process_tree import boot_id
 from gpuherd.jobs import clock
+from gpuherd.jobs.remote import SPOOL_LONGEST_S, SPOOL_SHORTEST_S, SWEEP_AGE_S
 from gpuherd.jobs.remote.outcome import LOOKS, Gone, RemoteAttempt
 from gpuherd.jobs.remote.protocol import NOT_NOW, claim_on_node, present, read_claim, read_ended
 from gpuherd.jobs.run_dir import RunDirectory
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 # The name of a batch (``QueueFile.batch_name``), with which all its files begin.
 _BATCH = re.compile(r"gpuherd-[0-9a-f]+\.[0-9]+-([0-9]+)")
-_QUIET_S = 600.0
-_SHORTEST_S, _LONGEST_S = 0.2, 1.0
 # At most this part of the time is spent on reading.
 _SHARE = 0.05
 # More than any second of a clock.
@@ -49,7 +48,7 @@ class Spool:
         self._voided: set[str] = set()
         self._after: dict[str, frozenset[int]] = {}
         self._gone: dict[int, Gone] | None = None  # as in the file; None before the first write
-        self._every_s = _SHORTEST_S
+        self._every_s = SPOOL_SHORTEST_S
         self.due_at = 0.0
 
     def opened(
@@ -68,7 +67,7 @@ class Spool:
         told = (followed[number] for number in _numbers(names) if number in followed)
         changed = [each for each in told if self.read(each, names)]
         cost_s = time.monotonic() - began
-        self._every_s = _SHORTEST_S if changed else min(_LONGEST_S, 1.5 * self._every_s)
+        self._every_s = SPOOL_SHORTEST_S if changed else min(SPOOL_LONGEST_S, 1.5 * self._every_s)
         self.due_at = now + max(self._every_s, cost_s / _SHARE)
         return changed
 
@@ -171,7 +170,7 @@ class Spool:
             if batch is not None and name in manifests and not is_ours(batch[0]):
                 gone &= _unlink(path)
             elif (batch is None or batch[0] not in self._all) and not (_is_number(head) and int(head) in kept):
-                gone &= _remove_old(path, now - _QUIET_S)
+                gone &= _remove_old(path, now - SWEEP_AGE_S)
 
     def _remove(self, batch: str, attempts: Collection[int]) -> None:
         if not _unlink(self._run.manifest(batch)):

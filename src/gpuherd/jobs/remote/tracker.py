@@ -16,17 +16,13 @@ from gpuherd.jobs.completion import Known, NoFault
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, Begun, EventKind
+from gpuherd.jobs.remote import AT_A_TIME_S, SWEEP_S
 from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
 from gpuherd.jobs.remote.protocol import Claim
 from gpuherd.jobs.remote.query import EngineQueries
 from gpuherd.jobs.remote.spool import Spool
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
-
-# Work that is done for each of thousands of jobs is split into pieces of so many seconds.
-AT_A_TIME_S = 0.5
-# Files of batches that are over are removed so often: a queue may be served for months.
-SWEEP_S = 600.0
 
 
 class Tracker:
