@@ -266,7 +266,7 @@ class RemoteDispatcher(Loop):
             busy.append(self._submitter.due_at)
         return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
 
-    # --- deciding ---------------------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
         if self.asked is StopLevel.GO_ON and clock.mono() >= self._held_until:
@@ -276,7 +276,7 @@ class RemoteDispatcher(Loop):
         self._state_file.touch()
         self.decide_soon(clock.mono())
 
-    # --- being told -------------------------------------------------------------------------------------------
+    # --- signals and requests -----------------------------------------------------------------------------------
 
     def _signalled(self, signals: StopSignals) -> None:
         if signals.asked is StopLevel.STOP_NOW or (signals.terminated and self.asked < StopLevel.STOP):
@@ -317,7 +317,7 @@ class RemoteDispatcher(Loop):
         self._tracker.enforce_marks()
         self._note_change()
 
-    # --- telling ----------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------
 
     def _show(self) -> None:
         running, out = self._tracker.running, self._tracker.open

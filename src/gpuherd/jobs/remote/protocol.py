@@ -348,11 +348,11 @@ def _known(data: bytes, kind: type[Claim | EndReport]) -> dict[str, Any]:
     """The values of a file, without fields of a later version; none where a value is impossible, since later code
     calculates with the values."""
     try:
-        told = json.loads(data)
+        raw = json.loads(data)
     except (ValueError, RecursionError):
         return {}
     types = {each.name: str(each.type) for each in fields(kind)}
-    values = {name: value for name, value in told.items() if name in types} if isinstance(told, dict) else {}
+    values = {name: value for name, value in raw.items() if name in types} if isinstance(raw, dict) else {}
     return values if all(_fits(types[name], value) for name, value in values.items()) else {}
 
 
@@ -404,7 +404,7 @@ def patiently(act: Callable[[], T], trouble: str, patience_s: float, stop: Stop 
     """Returns what ``act`` returns; retries for so long, and no longer than until we are stopped, while it fails in a
     way that may pass. Raises the last error: OSError, CannotStart.
     """
-    until, told, tries = time.monotonic() + patience_s, False, 0
+    until, was_reported, tries = time.monotonic() + patience_s, False, 0
     while True:
         pause_s = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
         try:
@@ -412,9 +412,9 @@ def patiently(act: Callable[[], T], trouble: str, patience_s: float, stop: Stop 
         except (OSError, CannotStart) as problem:
             if not _may_pass(problem) or time.monotonic() + pause_s > until or (stop is not None and stop.asked):
                 raise
-            if not told:
+            if not was_reported:
                 say(f"{trouble}: {problem}; trying again for {patience_s:g} s")
-        told, tries = True, tries + 1
+        was_reported, tries = True, tries + 1
         time.sleep(pause_s)
 
 

@@ -64,8 +64,8 @@ class Spool:
         """The attempts with a new file: a claim, or a report of the end."""
         began = time.monotonic()
         names = self.names()
-        told = (followed[number] for number in _numbers(names) if number in followed)
-        changed = [each for each in told if self.read(each, names)]
+        reported = (followed[number] for number in _numbers(names) if number in followed)
+        changed = [each for each in reported if self.read(each, names)]
         cost_s = time.monotonic() - began
         self._every_s = SPOOL_SHORTEST_S if changed else min(SPOOL_LONGEST_S, 1.5 * self._every_s)
         self.due_at = now + max(self._every_s, cost_s / _SHARE)
@@ -90,12 +90,12 @@ class Spool:
             for rank in range(1, followed.record.queued.job.nodes if followed.has_begun else 1):
                 part = claim_on_node(claim, rank)
                 if rank not in followed.further and (names is None or part.name in names):
-                    told = read_claim(part)
-                    followed.further = followed.further if told is None else {**followed.further, rank: told}
+                    other = read_claim(part)
+                    followed.further = followed.further if other is None else {**followed.further, rank: other}
             if followed.report is None and (names is None or ended.name in names):
                 followed.report = read_ended(ended)
         except OSError as problem:
-            logger.warning("can't read what is told of attempt %d: %s", number, problem)
+            logger.warning("can't read the files of attempt %d: %s", number, problem)
         return (followed.claim, followed.further, followed.report) != before
 
     def recall_gone(self, followed: Mapping[int, RemoteAttempt]) -> None:
@@ -191,9 +191,9 @@ def _read_gone(path: Path) -> dict[int, Gone]:
     now, wall = clock.mono(), clock.wall()
     found = {}
     try:
-        told = json.loads(path.read_bytes())
-        same_boot = told["boot"] == boot_id()
-        for number, (mono, at, looks) in told["attempts"].items():
+        raw = json.loads(path.read_bytes())
+        same_boot = raw["boot"] == boot_id()
+        for number, (mono, at, looks) in raw["attempts"].items():
             if not all(-_MOST_S < value < _MOST_S for value in (mono, at)) or looks not in range(1, LOOKS + 1):
                 continue
             found[int(number)] = Gone(min(now, mono) if same_boot else now - max(0.0, wall - at), int(looks))

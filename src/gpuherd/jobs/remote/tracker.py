@@ -324,10 +324,10 @@ def gpu_labels(
     node = claim.node or "?"
     found = [(node, claim.gpus or tuple(str(number) for number in range(gpus)))]
     for rank in range(1, nodes):
-        told = further.get(rank)
-        name = claim.others[rank - 1] if rank <= len(claim.others) else told.node if told is not None else ""
+        other = further.get(rank)
+        name = claim.others[rank - 1] if rank <= len(claim.others) else other.node if other is not None else ""
         unknown = tuple(f"?{number}" for number in range(1, gpus + 1))
         # Several nodes of Ray may share a host.
         known = name and name not in (each for each, _ in found)
-        found.append((name if known else f"{node}+{rank}", unknown if told is None else told.gpus or unknown))
+        found.append((name if known else f"{node}+{rank}", unknown if other is None else other.gpus or unknown))
     return tuple(f"{name}:{number}" for name, numbers in found for number in numbers)
