@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.common import add_command, add_own_queue, command_words, usual_engine
 from gpuherd.cli.job_start import check_node_gpus, keep_simulation_here, load_for, on_stderr
-from gpuherd.engines.options import ENGINES, as_for_jobs
+from gpuherd.engines.options import ENGINES, EngineOptions
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.jobs.job import Job, ModelUse, job_fields
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.options import Parser, add_options, build, given, option
+from gpuherd.options import Parser, add_options, build, given, option, same_option
 
 if TYPE_CHECKING:
     from gpuherd.jobs.job import Planner
@@ -45,7 +45,9 @@ def add_submit(subparsers: argparse._SubParsersAction[Parser]) -> None:
     add_options(parser, Job)
     add_options(parser, ModelUse)
     add_own_queue(parser, "what is to run it: your queue for this engine (default: that of your settings, or local)")
-    parser.add_argument("--node-gpus", metavar="GPUS", help=as_for_jobs("node_gpus").metadata["option"].help)
+    parser.add_argument(
+        "--node-gpus", metavar="GPUS", help=same_option(EngineOptions, "node_gpus").metadata["option"].help
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted")
     parser.add_argument("--json", action="store_true", help="print the job as JSON")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command and its words")
@@ -109,7 +111,6 @@ def _sentence(job: Job, name: str | None, engine: str) -> str:
 
 def _planner(engine: str, node_gpus: str | None) -> Planner:
     from gpuherd.cli.job_start import of_a_cluster, of_the_queue, planner
-    from gpuherd.engines.options import EngineOptions
 
     check_node_gpus(node_gpus)
     cluster = EngineOptions(engine=engine, node_gpus=node_gpus)  # refuses GPUs of a node where there is no cluster
@@ -164,7 +165,7 @@ def add_up(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run_up(args: argparse.Namespace) -> int:
     """Starts the dispatcher, or is it."""
-    from gpuherd.batch.daemon import forget_environment, log_file, serve, up
+    from gpuherd.batch.daemon import forget_environment, log_file, up
     from gpuherd.batch.user_queue import open_folder
 
     load_for(args, UpOptions, stays=False)
@@ -177,11 +178,12 @@ def run_up(args: argparse.Namespace) -> int:
         from rich.console import Console
 
         from gpuherd.jobs.monitor.display import display
+        from gpuherd.jobs.run import work_off
 
         console = Console(highlight=False, stderr=args.json)
         forget_environment(options.engine)
         with display(console) as shown:
-            return serve(options.dispatch_options(), directory, display=shown).exit_code
+            return work_off(directory, options.dispatch_options(), serve=True, display=shown).exit_code
     pid = up(options.dispatch_options(), directory)
     if args.json:
         told = {"pid": pid, "queue": str(directory.root), "log": str(log_file(directory))}
