@@ -19,10 +19,11 @@ from dataclasses import replace
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError, QueueBusy, UsageError
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.orphans import Orphans
-from gpuherd.jobs.attempts.supervise import GRACE_S, Attempt, Supervisor
+from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Response, priority_of, wake
 from gpuherd.jobs.control.server import ControlServer
