@@ -27,7 +27,7 @@ from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Response, priority_of, wake
 from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.dispatcher_state import engine_name
-from gpuherd.jobs.gpu.health import HealthBook
+from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.options import DispatchOptions, changes
 from gpuherd.jobs.queue.errors import raising_cannot_write
@@ -138,7 +138,7 @@ def _enforce_marks(queue: Queue, run: RunDirectory, before: dict[int, AttemptRec
     if not running or queue.copied:
         return
     reporter = Reporter(queue, run)
-    completion = Completion(queue, run, reporter, HealthBook(queue))
+    completion = Completion(queue, run, reporter, GpuHealth(queue))
     remote = [record for record in running if record.handed is not None and queue.owns(record)]
     if any(record.queued.cancelled_by is not None for record in remote):
         end_cancelled(queue, run, reporter, completion, remote, GRACE_S)
