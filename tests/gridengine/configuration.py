@@ -94,6 +94,7 @@ class Layout:
         (common / "bootstrap").write_text(_table(self._bootstrap(spooling)))
         (common / "act_qmaster").write_text(f"{self.master}\n")
         (common / "cluster_name").write_text("test\n")
+        (common / "accounting").touch()  # else only the first job that ends makes it
         # Clients outside of the cluster's namespaces may find that they are "localhost".
         (common / "host_aliases").write_text(f"{self.master} localhost\n")
         known = [f"{self.address(each)} {each}" for each in dict.fromkeys((self.master, *self.names))]

@@ -14,6 +14,7 @@ from gpuherd.engines.base import Batch, Placement
 from gpuherd.engines.gridengine.node import GPUS, lease
 from gpuherd.engines.gridengine.options import GridEngineOptions
 from gpuherd.engines.gridengine.parse import DELETED, MADE_ROOM, Complex, job_of
+from gpuherd.engines.local.process import THREAD_VARIABLES
 from gpuherd.errors import UsageError
 from gpuherd.gpus.visible import CUDA, environment
 
@@ -212,6 +213,7 @@ def script(batch: Batch, options: GridEngineOptions, own: Mapping[str, str]) -> 
         f"cd {folder} || exit 1",
         f"exec >>{folder}/{shlex.quote(batch.name)}.{index}.out 2>&1",
         *[f"export {name}={shlex.quote(own[name])}" for name in _HIDDEN if own.get(name)],
+        *_threads(batch.placement, own),
         f"export {GPUS}={batch.placement.gpus}",
         *options.setup,
         *_choice_of_gpus(batch, job_name(batch.name)),
@@ -225,6 +227,14 @@ def script(batch: Batch, options: GridEngineOptions, own: Mapping[str, str]) -> 
         'exit "$gpuherd_code"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _threads(asked: Placement, own: Mapping[str, str]) -> list[str]:
+    """Lines that keep numeric libraries to the slots of the job, which Grid Engine itself does not do. Where the job
+    says its cores, its leader does that; where the user says their threads, nobody does."""
+    if asked.cpus is not None or any(name in own for name in THREAD_VARIABLES):
+        return []
+    return [f"export {name}=$((${{NSLOTS:-1}} / ${{NHOSTS:-1}}))" for name in THREAD_VARIABLES]
 
 
 def _choice_of_gpus(batch: Batch, name: str) -> list[str]:
