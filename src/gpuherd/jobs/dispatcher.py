@@ -28,7 +28,7 @@ from gpuherd.jobs.control.messages import StopLevel
 from gpuherd.jobs.cycle import Cycle
 from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState
 from gpuherd.jobs.event_loop import Loop, Terms
-from gpuherd.jobs.gpu.manager import GpuDesk
+from gpuherd.jobs.gpu.manager import GpuManager
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
@@ -65,7 +65,7 @@ class Dispatcher(Loop):
         super().__init__(queue, run, options, reporter, **terms)
         settings = terms.get("settings", NO_SETTINGS)
         self._supervisor = Supervisor(run, queue.tag, options, self._grace_s)
-        self._desk = GpuDesk(options, queue.tag, self._supervisor, self._health, settings)
+        self._desk = GpuManager(options, queue.tag, self._supervisor, self._health, settings)
         self._orphans = Orphans(queue.tag)
         self._preemption = Preemption(queue, self._supervisor, self._reporter, self._disk)
         self._cycle = self._decisions = Cycle(

@@ -29,7 +29,7 @@ from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.cycle import Decisions
 from gpuherd.jobs.dispatcher_state import DispatcherState, StateFile
-from gpuherd.jobs.gpu.health import HealthBook
+from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import SETTABLE, DispatchOptions
 from gpuherd.jobs.queue.errors import may_pass
@@ -100,7 +100,7 @@ class Loop(ABC):
         self._lock = lock
         self._on_ready = on_ready
         self._grace_s = grace_s
-        self._health = HealthBook(queue)
+        self._health = GpuHealth(queue)
         self._disk = DiskGuard((run.root, run.logs), options.min_disk)
         self._completion = Completion(queue, run, self._reporter, self._health)
         self._control = ControlServer(queue, run, self, settings, load_settings)

@@ -18,7 +18,7 @@ from gpuherd.jobs.attempts.failures import FailureClass, clean
 from gpuherd.jobs.attempts.log_file import tail
 from gpuherd.jobs.attempts.retry import settle
 from gpuherd.jobs.completion import Known, Settlement
-from gpuherd.jobs.gpu.health import HealthBook
+from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.errors import may_pass, why
 from gpuherd.jobs.queue.store import Queue
@@ -40,7 +40,7 @@ class Completion:
         trouble: then why, in a few words.
     """
 
-    def __init__(self, queue: Queue, run: RunDirectory, reporter: Reporter, health: HealthBook):
+    def __init__(self, queue: Queue, run: RunDirectory, reporter: Reporter, health: GpuHealth):
         self._queue = queue
         self._run = run
         self._reporter = reporter

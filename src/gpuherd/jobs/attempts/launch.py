@@ -16,7 +16,7 @@ from gpuherd.jobs.attempts import PREFORK_KEEP_S, PREFORK_QUIET_S, PREFORK_SHORT
 from gpuherd.jobs.attempts.complete import give_up
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor, Waiting
-from gpuherd.jobs.gpu.manager import GpuDesk
+from gpuherd.jobs.gpu.manager import GpuManager
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
 from gpuherd.jobs.records import EventKind, QueuedJob, StartRecord
@@ -89,7 +89,7 @@ class Prefork:
         due_at: when ``keep_time`` has something to do (by ``clock.mono``); None until an event.
     """
 
-    def __init__(self, supervisor: Supervisor, desk: GpuDesk, new_attempt: Callable[[], int]):
+    def __init__(self, supervisor: Supervisor, desk: GpuManager, new_attempt: Callable[[], int]):
         self._supervisor = supervisor
         self._desk = desk
         self._new_attempt = new_attempt
@@ -192,7 +192,7 @@ class Launcher:
     """
 
     def __init__(
-        self, queue: Queue, supervisor: Supervisor, desk: GpuDesk, reporter: Reporter, run_id: int, began_at: float
+        self, queue: Queue, supervisor: Supervisor, desk: GpuManager, reporter: Reporter, run_id: int, began_at: float
     ):
         self._queue = queue
         self._supervisor = supervisor

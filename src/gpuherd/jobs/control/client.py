@@ -28,7 +28,7 @@ from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Response, priority_of, wake
 from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.dispatcher_state import engine_name
-from gpuherd.jobs.gpu.health import HealthBook
+from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.options import DispatchOptions, changes
 from gpuherd.jobs.queue.errors import raising_cannot_write
@@ -142,7 +142,7 @@ class _MarkEnforcer:
         self._queue = queue
         self._run = run
         self._reporter = Reporter(queue, run)
-        self._completion = Completion(queue, run, self._reporter, HealthBook(queue))
+        self._completion = Completion(queue, run, self._reporter, GpuHealth(queue))
 
     def enforce(self, before: Mapping[int, AttemptRecord], running: Sequence[AttemptRecord]) -> None:
         """Returns when the attempts that are to end have ended, and those to pause or resume have done so.
