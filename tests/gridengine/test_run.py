@@ -48,9 +48,10 @@ def test_deleted_by_somebody_it_is_cancelled_for_good(gridengine: Cluster, share
     jobs = [sh("runs", f"touch {shared}/begun; {gate.wait}"), sh("waits", "true", gpus=8), sh("goes-on", gate.wait)]
     with start(*batch(shared, jobs)) as process:
         wait_until(lambda: (shared / "begun").exists() and has_handle(shared / "out", "waits"))
+        out = shared / "out"
+        wait_until(lambda: "because it offers only hc:gpu=" in run("status", "--json", str(out)), every_s=0.5)
         gridengine.command("qdel", handle_of(shared / "out", "runs"))
         gridengine.command("qdel", handle_of(shared / "out", "waits"))
-        out = shared / "out"
         wait_until(lambda: states(out)["runs"] == "cancelled" and states(out)["waits"] == "cancelled", every_s=0.2)
         gate.open()
         told, _ = process.communicate(timeout=200)

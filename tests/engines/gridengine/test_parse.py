@@ -38,6 +38,11 @@ def test_why_a_job_could_not_be_started() -> None:
     assert parse.errors_of(recorded("error.xml")) == {"9": "can't chdir to /nowhere: No such file or directory"}
 
 
+def test_why_a_job_waits() -> None:
+    assert parse.why_it_waits(recorded("error.xml")) == "Job is in error state"
+    assert parse.why_it_waits("<detailed_job_info><messages/></detailed_job_info>") is None
+
+
 @pytest.mark.parametrize("text", ["", "garbage", "<job_info>"])
 def test_what_is_no_answer_is_believed_to_be_none(text: str) -> None:
     with pytest.raises(EngineAway):

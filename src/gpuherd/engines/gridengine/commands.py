@@ -75,7 +75,7 @@ class Programs:
         """qstat's answer as XML."""
         return _answer(["qstat", *words, "-xml"])
 
-    def errors(self, jobs: Sequence[str]) -> str:
+    def details(self, jobs: Sequence[str]) -> str:
         """All that Grid Engine knows of these jobs, as XML; "" where one of them is gone by now."""
         done = _run(["qstat", "-j", ",".join(jobs), "-xml"], _ASK_S)
         return done.out if done.code == 0 and "<unknown_jobs" not in done.out else ""

@@ -28,6 +28,8 @@ _ACCOUNTED_S = 20.0
 # waits for max_unheard first (5 min by default); after its own restart it knows no node for a minute.
 _LOST_S = 300.0
 _UNKNOWN_EVERY_S = 15.0
+# So often the scheduler's reason is asked for, of one job that waits: that is a question to sge_qmaster for each.
+_REASON_EVERY_S = 20.0
 _MOST_NAMES = 12
 
 
@@ -55,6 +57,8 @@ class GridEngine:
         self._missing_since: dict[str, float] = {}
         self._unknown_since: dict[str, float] = {}
         self._unknown_at = float("-inf")
+        self._reasons: dict[str, str] = {}
+        self._reason_at = float("-inf")
 
     def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
         """See ``base.Engine``; also raises UsageError for a queue that takes no jobs. Grid Engine itself says whether
@@ -106,6 +110,7 @@ class GridEngine:
             else:
                 found[ticket] = speaking
         self._explain_errors([row.job for row in found.values() if row.is_in_error])
+        self._explain_a_wait([row.job for row in found.values() if row.state == "qw"])
         lost = self._lost_hosts(found.values())
         sightings = {}
         for ticket, row in found.items():
@@ -198,21 +203,35 @@ class GridEngine:
 
     def _sighting(self, row: Row, place: int, lost: frozenset[str]) -> Sighting:
         if row.is_in_error:
-            return row.sighting(place, f"Grid Engine could not start it: {self._in_error.get(row.job, row.state)}")
+            return row.sighting(place, f"Grid Engine could not start it: {self._in_error[row.job] or row.state}")
         if row.host in lost:
             reason = "its node does not answer any more"
             return Sighting(
                 handle=row.handle(place), phase=Phase.ENDED, end=End.NODE_LOST, reason=reason, node=row.host
             )
         silent = row.host in self._unknown_since
-        return row.sighting(place, "its node does not answer" if silent else None)
+        waits = self._reasons.get(row.job) if row.state == "qw" else None
+        return row.sighting(place, "its node does not answer" if silent else waits)
 
     def _explain_errors(self, jobs: Collection[str]) -> None:
-        new = sorted(set(jobs) - self._in_error.keys())
+        new = sorted({job for job in jobs if not self._in_error.get(job)})
         if new:
-            text = self._programs.errors(new)
+            text = self._programs.details(new)
             told = parse.errors_of(text) if text else {}
-            self._in_error.update({job: told.get(job, "error state") for job in new})
+            self._in_error.update({job: told.get(job, "") for job in new})
+
+    def _explain_a_wait(self, jobs: Sequence[str]) -> None:
+        """Asks for the scheduler's reason of the job that waits first; the others keep theirs for as long as they
+        wait."""
+        now = time.monotonic()
+        self._reasons = {job: reason for job, reason in self._reasons.items() if job in jobs}
+        if jobs and now >= self._reason_at + _REASON_EVERY_S:
+            self._reason_at = now
+            first = min(jobs, key=int)
+            text = self._programs.details([first])
+            reason = parse.why_it_waits(text) if text else None
+            if reason is not None:
+                self._reasons[first] = reason
 
     def _remove_errors(self, wanted: Collection[str], there: Collection[str]) -> None:
         """Grid Engine would keep a job that it could not start for ever."""

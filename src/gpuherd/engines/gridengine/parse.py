@@ -167,6 +167,13 @@ def errors_of(text: str) -> dict[str, str]:
     return found
 
 
+def why_it_waits(text: str) -> str | None:
+    """The scheduler's reason in ``qstat -j JOB -xml``; None where the site's scheduler tells none."""
+    messages = [each.text or "" for part in _xml(text).iter("SME_message_list") for each in part.iter("MES_message")]
+    reasons = [each for each in dict.fromkeys(messages) if each and _OTHER_QUEUE not in each]
+    return f"{reasons[0]} (and {len(reasons) - 1} more)" if len(reasons) > 1 else next(iter(reasons), None)
+
+
 def unknown_hosts(text: str) -> frozenset[str]:
     """The hosts of the queue instances that ``qstat -f -qs u -xml`` shows: their sge_execd has not been heard."""
     names = (each.findtext("name", "") for each in _xml(text).iter("Queue-List"))
