@@ -331,7 +331,7 @@ def _state(row: Row, now: float) -> Text:
         text.append(f"\n{each.sentence} ({each.queue})", style="yellow")
     if row.holder is not None:
         unused = ", and nobody uses it now" if row.check.free else ""
-        text.append(("\n" if text else "") + _told(row.holder, now) + unused, style="cyan")
+        text.append(("\n" if text else "") + row.holder.sentence(now) + unused, style="cyan")
     for process in row.gpu.processes:
         if row.check.reason == describe(process):
             continue  # told already, as the reason
@@ -341,23 +341,6 @@ def _state(row: Row, now: float) -> Text:
             f"\n{process.user or 'someone'}: {process.command or 'a process'} (pid {process.pid}, {memory}{kind})"
         )
     return text
-
-
-def _told(holder: Holder, now: float) -> str:
-    """Who holds the GPU: ``held by gpuherd: alice (pid 4711) for 2 min, job x``."""
-    who = f"held by gpuherd: {holder.user or 'someone'}"
-    pid = "" if holder.pid is None else f" (pid {holder.pid})"
-    since = "" if holder.since is None else f" for {_duration(max(0.0, now - holder.since))}"
-    job = "" if holder.job is None else f", job {holder.job}"
-    return who + pid + since + job
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"
 
 
 def _remarks(view: View) -> list[Text]:

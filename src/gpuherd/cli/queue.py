@@ -165,7 +165,7 @@ def add_up(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run_up(args: argparse.Namespace) -> int:
     """Starts the dispatcher, or is it."""
-    from gpuherd.batch.daemon import forget_environment, log_file, serve, up
+    from gpuherd.batch.daemon import forget_environment, log_file, up
     from gpuherd.batch.user_queue import open_folder
 
     load_for(args, UpOptions, stays=False)
@@ -178,11 +178,12 @@ def run_up(args: argparse.Namespace) -> int:
         from rich.console import Console
 
         from gpuherd.jobs.monitor.display import display
+        from gpuherd.jobs.run import work_off
 
         console = Console(highlight=False, stderr=args.json)
         forget_environment(options.engine)
         with display(console) as shown:
-            return serve(options.dispatch_options(), directory, display=shown).exit_code
+            return work_off(directory, options.dispatch_options(), serve=True, display=shown).exit_code
     pid = up(options.dispatch_options(), directory)
     if args.json:
         told = {"pid": pid, "queue": str(directory.root), "log": str(log_file(directory))}

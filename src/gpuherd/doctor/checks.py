@@ -93,9 +93,7 @@ def usage(gpu: Gpu, holder: Holder | None, rule: IdleRule) -> CheckResult:
         return CheckResult(name, Status.FAIL, f"{gpu.name}: {gpu.problem}", remedy)
     size = f"{gpu.name}, {gpu.used_mb} of {gpu.total_mb} MB used"
     if holder is not None:
-        who = f" by {holder.user}" if holder.user else ""
-        job = f" (job {holder.job})" if holder.job else ""
-        return CheckResult(name, Status.WARN, f"{size}; taken by gpuherd{who}{job}", "nothing to do: jobs wait for it")
+        return CheckResult(name, Status.WARN, f"{size}; {holder.sentence()}", "nothing to do: jobs wait for it")
     found = check(gpu, rule)
     if found.free:
         return CheckResult(name, Status.OK, f"{size}; free")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +17,7 @@ from gpuherd.engines.gridengine.options import GridEngineOptions
 from gpuherd.engines.gridengine.parse import Complex, Record, Row
 from gpuherd.engines.gridengine.translate import CannotRequest
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.options import did_you_mean
 
 # qdel gets so many words at a time: each is a question to sge_qmaster.
 _CANCEL_AT_ONCE = 500
@@ -346,8 +346,7 @@ def _no_environment(placement: Placement, named: str | None) -> str:
 def _refuse_unknown(flag: str, word: str, what: str, there: Sequence[str]) -> None:
     if word in there:
         return
-    near = difflib.get_close_matches(word, there, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    hint = did_you_mean(word, there, cutoff=0.5) or "."
     listed = f" There are: {_some(sorted(there))}" if there else " There is none"
     raise UsageError(f"{flag} {word}: there is no {what} {word} in Grid Engine{hint}{listed}")
 

@@ -16,6 +16,7 @@ from gpuherd.engines.gridengine.options import GridEngineOptions
 from gpuherd.engines.gridengine.parse import DELETED, MADE_ROOM, Complex, job_of
 from gpuherd.engines.local.process import THREAD_VARIABLES
 from gpuherd.errors import UsageError
+from gpuherd.gpus.visible import CUDA, environment
 
 # Options of qsub that gpuherd sets itself, and why a user can't.
 _OURS = {
@@ -242,13 +243,13 @@ def _choice_of_gpus(batch: Batch, name: str) -> list[str]:
     free ones, as they do among all gpuherds of a machine."""
     gpus = batch.placement.gpus
     if gpus == 0:
-        return ["export CUDA_VISIBLE_DEVICES=", "gpuherd_lease=()"]
+        return [*(f"export {name}={value}" for name, value in environment(()).items()), "gpuherd_lease=()"]
     return [
         "gpuherd_lease=()",
-        'if [ -z "${CUDA_VISIBLE_DEVICES+set}" ]; then',
+        f'if [ -z "${{{CUDA}+set}}" ]; then',
         '    gpuherd_gpus="${SGE_HGR_gpu:-${SGE_GPU:-}}"',
         '    if [ -n "$gpuherd_gpus" ]; then',
-        '        export CUDA_VISIBLE_DEVICES="${gpuherd_gpus// /,}"',
+        f'        export {CUDA}="${{gpuherd_gpus// /,}}"',
         "    else",
         f"        gpuherd_lease=({shlex.join(lease(gpus, name))})",
         "    fi",
