@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from gpuherd.engines.base import End, EngineAway, EngineMissing, Phase, Refused, Sighting
 from gpuherd.errors import GpuherdError, printable
 
-# Exit codes of a job's script (``node``): the attempt made room because it was asked to, or because it was deleted.
+# Exit codes of a job's script: the attempt made room on request, or because the job was deleted.
 MADE_ROOM, DELETED = 75, 76
 # Codes of the field "failed" of an accounting record (sge_status(5)).
 _LIMIT_ENFORCED, _AFTER_JOB = 37, 100
@@ -25,7 +25,7 @@ _PREFIX = re.compile(
     r"^(?:Unable to run job: )?(?:(?:error|critical error|warning|commlib error): )*(?:Job \d+ )?", re.I
 )
 _REJECTED = re.compile(r"^(?:job rejected|denied|Job was rejected because)[:,]? *", re.I)
-# Lines of a verification that say nothing about the queue that was asked for.
+# Lines of a verification that say nothing about the requested queue.
 _OTHER_QUEUE = "not contained in its hard queue list"
 _NO_NEWS = ("verification:", "Exiting.")
 _MOST_REASONS = 3
@@ -243,7 +243,7 @@ class Record:
         task: its task number; None for a job that is no array.
         failed: the code by which Grid Engine says at what it failed, and its words for that.
         exit_status: of the script, as shells say it.
-        limits: what was asked for by ``-l``.
+        limits: the resources that were requested by ``-l``.
     """
 
     job: str
@@ -391,8 +391,8 @@ def only_ended(printed: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Complex:
-    """A resource that can be asked for: its type (INT, DOUBLE, MEMORY …), and how it is counted: ``NO`` (compared with
-    what is there), ``YES`` (asked for by slot) or ``JOB`` (asked for once)."""
+    """A resource that can be requested: its type (INT, DOUBLE, MEMORY …), and how it is counted: ``NO`` (compared with
+    what is there), ``YES`` (requested by slot) or ``JOB`` (requested once)."""
 
     kind: str
     consumable: str
