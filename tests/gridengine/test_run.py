@@ -78,6 +78,15 @@ def test_where_the_site_does_not_say_which_gpus_gpuherds_leases_do(
 
 
 @slow
+def test_more_jobs_than_an_array_of_the_site_holds_go_as_several(own_gridengine: OwnCluster, shared: Path) -> None:
+    own_gridengine(Plan(max_aj_tasks=3))
+    jobs = [sh(f"j{number}", "true", gpus=0) for number in range(7)]
+    told = run(*batch(shared, jobs))
+    assert "7 done" in told
+    assert "takes no more jobs now" in told
+
+
+@slow
 def test_what_setup_changes_reaches_the_job_and_so_does_the_users_environment(
     gridengine: Cluster, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,18 +51,11 @@ _AWAY = (
 _UNCONFIGURED = ("sge_root", "cell directory", "act_qmaster", "unable to read qmaster name", "can't resolve")
 # Limits of the moment: the same batch, or a smaller one, may be taken later.
 _MAY_PASS = (
-    "jobs are allowed",
-    "max_u_jobs",
-    "max_jobs",
-    "tasks are allowed",
-    "per job array",
-    "max_aj_tasks",
+    "jobs are allowed",  # max_u_jobs, max_jobs
+    "a job with more than",  # max_aj_tasks
     "job limit",
-    "submits are disabled",
-    "submission of jobs is disabled",
     "no space left on device",
     "disk quota exceeded",
-    "not enough memory",
 )
 
 
