@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import Unpack
 
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.launch import START_AGAIN_S, Launcher
+from gpuherd.jobs.attempts import START_AGAIN_S
+from gpuherd.jobs.attempts.launch import Launcher
 from gpuherd.jobs.attempts.orphans import Orphans
 from gpuherd.jobs.attempts.preempt import Preemption
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
@@ -143,7 +144,7 @@ class Dispatcher(Loop):
     def _is_disk_due(self, now: float) -> bool:
         return self._disk.due_at is not None and now >= self._disk.due_at
 
-    # --- deciding ---------------------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
         starter, now = self._launcher, clock.mono()
@@ -165,7 +166,7 @@ class Dispatcher(Loop):
             return self._completion.trouble
         return self._disk.low
 
-    # --- ending -----------------------------------------------------------------------------------------------
+    # --- ends ---------------------------------------------------------------------------------------------------
 
     def _readable(self, descriptors: Sequence[int]) -> None:
         """The pidfds of jobs that have ended."""
@@ -193,7 +194,7 @@ class Dispatcher(Loop):
         low = self._disk.low or self._disk.lacking_for(attempt.record.queued.job)
         return low is not None
 
-    # --- coming and going -------------------------------------------------------------------------------------
+    # --- begin and end of the run -------------------------------------------------------------------------------
 
     def _adopt(self) -> None:
         """Takes over the attempts that an earlier dispatcher left running; completes those that have ended since."""
@@ -248,7 +249,7 @@ class Dispatcher(Loop):
                 self._supervisor.enforce(attempt, record, now)
         self.decide_soon(now)
 
-    # --- telling ----------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------
 
     def _show(self) -> None:
         attempts = tuple(self._supervisor.running.values())

@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpuherd.jobs.attempts import RECORD_AGAIN_S
 from gpuherd.jobs.attempts.failures import FailureClass, clean
 from gpuherd.jobs.attempts.log_file import tail
 from gpuherd.jobs.attempts.retry import settle
@@ -24,9 +25,6 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import Failure, QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
-
-RECORD_AGAIN_S = 1.0
-
 
 # Of more jobs that wait again for one reason, as when their cluster has lost them, one line tells.
 _MOST_LINES = 5
