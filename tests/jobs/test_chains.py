@@ -109,7 +109,7 @@ def test_a_follower_waits_for_nothing_else_from_the_success_on(book: Book, heard
     if not heard_in_order:
         book.queue.record_begun([begun])
     book.end(first, JobState.DONE, at=NOW + 50)
-    assert book.queue.stranded() == frozenset()
+    assert book.queue.orphaned() == frozenset()
     if heard_in_order:
         book.queue.record_begun([begun])
     book.end(second, JobState.DONE, at=NOW + 70)
@@ -129,13 +129,13 @@ def test_a_follower_may_end_before_what_it_followed_is_recorded(book: Book) -> N
 def test_followers_are_stranded_by_a_failure_and_by_another_try(book: Book) -> None:
     book.add("a", b=("a",), c=("b",))
     first, second, third = book.hand_over("a"), book.hand_over("b"), book.hand_over("c")
-    assert book.queue.stranded() == frozenset()
+    assert book.queue.orphaned() == frozenset()
     book.end(first, JobState.WAITING)
-    assert book.queue.stranded() == {second}
+    assert book.queue.orphaned() == {second}
     book.hand_over("a")
-    assert book.queue.stranded() == {second}  # it followed the first try
+    assert book.queue.orphaned() == {second}  # it followed the first try
     book.end(second, JobState.WAITING)
-    assert book.queue.stranded() == {third}
+    assert book.queue.orphaned() == {third}
     book.end(third, JobState.WAITING)
     assert book.following() == {"b": ("h4",)}
 
@@ -144,14 +144,14 @@ def test_what_needs_a_failure_is_cancelled_once_it_has_come_back(book: Book) -> 
     book.add("a", b=("a",), c=("b",), d=("c",))
     first, second, third = book.hand_over("a"), book.hand_over("b"), book.hand_over("c")
     assert book.end(first, JobState.FAILED) == ("d",)
-    assert book.queue.stranded() == {second}
+    assert book.queue.orphaned() == {second}
     book.end(second, JobState.WAITING)
-    assert book.queue.doom_hopeless() == (("a", JobState.FAILED, ("b",)),)
-    assert book.queue.stranded() == {third}
+    assert book.queue.cascade_failures() == (("a", JobState.FAILED, ("b",)),)
+    assert book.queue.orphaned() == {third}
     book.end(third, JobState.WAITING)
     # The failure itself is named, and not the job between, which was cancelled for it.
-    assert book.queue.doom_hopeless() == (("a", JobState.FAILED, ("c",)),)
-    assert book.queue.doom_hopeless() == ()
+    assert book.queue.cascade_failures() == (("a", JobState.FAILED, ("c",)),)
+    assert book.queue.cascade_failures() == ()
     book.queue.retry(["a"], NOW)
     assert set(book.queue.states().values()) == {"waiting"}
     assert book.head() == ["a"]

@@ -12,7 +12,7 @@ from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.gpu.health import GpuHealth
-from gpuherd.jobs.queue.errors import cannot_write, is_full
+from gpuherd.jobs.queue.schema import cannot_write, is_full
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 
 

@@ -164,7 +164,7 @@ def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | No
             there is, on this machine.
         CannotWrite, QueueUnreadable: the queue can't be used.
     """
-    from gpuherd.jobs.queue.errors import raising_cannot_write
+    from gpuherd.jobs.queue.schema import raising_cannot_write
     from gpuherd.jobs.queue.store import Queue
 
     directory = open_folder(engine=engine) if run is None else run

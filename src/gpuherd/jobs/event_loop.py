@@ -32,7 +32,7 @@ from gpuherd.jobs.dispatcher_state import DispatcherState, StateFile
 from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import SETTABLE, DispatchOptions
-from gpuherd.jobs.queue.errors import may_pass
+from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.reporter import Reporter

@@ -21,7 +21,7 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.monitor.metrics import gpu_metrics
 from gpuherd.jobs.monitor.status import opened as opened_for_reading
 from gpuherd.jobs.options import GpuOptions, dispatch_options
-from gpuherd.jobs.queue.errors import raising_cannot_write
+from gpuherd.jobs.queue.schema import raising_cannot_write
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.queue.submission import SubmissionChanges
 from gpuherd.jobs.records import Event, Outcome, QueuedJob

@@ -20,7 +20,7 @@ from gpuherd.jobs.attempts.retry import settle
 from gpuherd.jobs.completion import Known, Settlement
 from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.queue.errors import may_pass, why
+from gpuherd.jobs.queue.schema import may_pass, why
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import Failure, QueuedJob
 from gpuherd.jobs.reporter import Reporter

@@ -17,7 +17,7 @@ from gpuherd.jobs.attempts.complete import give_up
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor, Waiting
 from gpuherd.jobs.gpu.manager import GpuManager
-from gpuherd.jobs.queue.errors import may_pass
+from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
 from gpuherd.jobs.records import EventKind, QueuedJob, StartRecord
 from gpuherd.jobs.reporter import Reporter

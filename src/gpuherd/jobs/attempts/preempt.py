@@ -13,7 +13,7 @@ from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.gpu.usage import Action, ActionKind
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.queue.errors import may_pass
+from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import PauseReason
 from gpuherd.jobs.reporter import Reporter

@@ -31,8 +31,8 @@ from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.options import DispatchOptions, changes
-from gpuherd.jobs.queue.errors import raising_cannot_write
 from gpuherd.jobs.queue.reader import is_there
+from gpuherd.jobs.queue.schema import raising_cannot_write
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord
 from gpuherd.jobs.remote import dispatcher
@@ -258,9 +258,9 @@ class _MarkEnforcer:
             return left
         self._completion.complete(ends, clock.mono())
         if any(end.no_fault is not None for end in ends) and not self._completion.unrecorded:
-            for needed, fate, names in self._queue.doom_hopeless():
+            for needed, fate, names in self._queue.cascade_failures():
                 self._reporter.cancelled(names, needed, fate)
-        orphaned = [handed[number] for number in self._queue.stranded() & handed.keys() - left.keys()]
+        orphaned = [handed[number] for number in self._queue.orphaned() & handed.keys() - left.keys()]
         outcomes.adopt(orphaned)
         for each in orphaned:
             if not each.has_begun:

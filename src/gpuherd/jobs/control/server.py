@@ -28,8 +28,8 @@ from gpuherd.jobs.control.messages import (
     priority_of,
 )
 from gpuherd.jobs.options import DispatchOptions, foreign, retuned
-from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.interventions import Changed
+from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings

@@ -1,7 +1,7 @@
-"""An open queue's file: its connection, its transactions, and everything that can be asked of it.
+"""An open queue: its connection, its transactions, and all queries.
 
-Reading changes nothing and may be done by any process at any time. What changes a queue is ``queue``'s part; what the
-rows mean is ``rows``'s, and who only looks on without ever writing uses ``reader``.
+Queries change nothing; any process may make them at any time. ``store`` adds the changes, ``submission`` converts the
+rows; views that never write use ``reader``.
 """
 
 from __future__ import annotations
@@ -21,33 +21,37 @@ from gpuherd.jobs.eta import Waiting
 from gpuherd.jobs.job import Job, JobState, job_of
 from gpuherd.jobs.lock import Hold
 from gpuherd.jobs.options import Order
-from gpuherd.jobs.queue import interventions as chains
-from gpuherd.jobs.queue import submission
-from gpuherd.jobs.queue.errors import taken_back
-from gpuherd.jobs.queue.schema import connect, damage_behind, make, passing_through
+from gpuherd.jobs.queue import interventions, submission
+from gpuherd.jobs.queue.schema import (
+    LONGEST_BACK_OFF_S,
+    SOON_COUNTED_S,
+    connect,
+    damage_behind,
+    make,
+    passing_through,
+    taken_back,
+)
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, Predecessor, QueuedJob
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import BEYOND, MOST_KINDS
 
 COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submission = ? AND state = 'waiting'"
-_LONGEST_BACK_OFF_S = 120.0
-# Names in one question: SQLite takes a thousand values, and some builds no more.
+# Names in one query: SQLite takes a thousand values, and some builds no more.
 _AT_ONCE = 500
 # Of a number that SQLite has a place for.
 _DIGITS = 18
 # Counts that need not be exact may be as old as so many times what it takes to count, where that takes time at all.
 _COUNTS_SHARE = 20
-_SOON_COUNTED_S = 0.005
 _COULD_RUN = "state = 'waiting' AND blocked = 0 AND held = 0"
 _ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, rank DESC, id"}
 
 
 class QueueFile:
-    """An open queue, to be read; ``Queue`` adds all that changes it.
+    """An open queue, to be read; ``Queue`` adds the changes.
 
     Args:
         path: the file; made, for its owner alone, if it is not there.
-        check: look through the whole file for damage. Whoever only adds a job or asks something may save that time.
+        check: scan the whole file for damage. Processes that only add a job or make a query may skip that.
 
     Attributes:
         tag: names this queue in the environment of its jobs' processes.
@@ -96,13 +100,13 @@ class QueueFile:
                 raise damage from error
 
     def be_sure(self) -> None:
-        """Raises QueueElsewhere when another machine has taken the queue over meanwhile, so that what lies beside it is
-        none of ours any more. Every transaction begins with that."""
+        """Raises QueueElsewhere when another machine has taken the queue over meanwhile, so that the files next to it
+        are not ours any more. Every transaction begins with this check."""
         self._hold.check()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is done meanwhile is done together or not at all. May be nested."""
+        """All changes in the block are made together or not at all. May be nested."""
         if self._depth:
             yield
             return
@@ -115,7 +119,7 @@ class QueueFile:
                 raise taken_back()
             self._db.execute("COMMIT")
         except BaseException:
-            # A full disk makes SQLite roll back by itself; a second time would hide what went wrong.
+            # A full disk makes SQLite roll back by itself; a second rollback would hide the error.
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -137,7 +141,7 @@ class QueueFile:
             found += self._db.execute(
                 f"SELECT * FROM jobs WHERE {_COULD_RUN} AND (gpus > 0) = ?"  # noqa: S608
                 f" AND round = ? AND (not_before <= ? OR not_before > ?) ORDER BY {_ORDER[order]} LIMIT ?",
-                (needs_gpu, unfinished, now, now + _LONGEST_BACK_OFF_S, limit),
+                (needs_gpu, unfinished, now, now + LONGEST_BACK_OFF_S, limit),
             ).fetchall()
         return self._queued(found)
 
@@ -158,7 +162,7 @@ class QueueFile:
                 f"SELECT * FROM jobs WHERE {_COULD_RUN} AND round = ? AND gpus = ? AND share = ?"  # noqa: S608
                 " AND coalesce(memory_mb, 0) = ? AND (not_before <= ? OR not_before > ?)"
                 f" ORDER BY {_ORDER[order]} LIMIT ?",
-                (unfinished, *kind, now, now + _LONGEST_BACK_OFF_S, most),
+                (unfinished, *kind, now, now + LONGEST_BACK_OFF_S, most),
             ).fetchall()
         return self._queued(found)
 
@@ -171,19 +175,19 @@ class QueueFile:
         unfinished = self.round()
         if unfinished is None:
             return ()
-        found = chains.followers(self._db, engine, unfinished, now, now + _LONGEST_BACK_OFF_S, limit)
+        found = interventions.followers(self._db, engine, unfinished, now, now + LONGEST_BACK_OFF_S, limit)
         jobs = self._queued(found)
-        return tuple((job, chains.predecessors(self._db, job.id, engine)) for job in jobs)
+        return tuple((job, interventions.predecessors(self._db, job.id, engine)) for job in jobs)
 
     def followed(self) -> dict[str, frozenset[int]]:
         """By batch of which the engine still has an attempt: the attempts that it may follow there."""
-        return chains.followed(self._db)
+        return interventions.followed(self._db)
 
     def open_batches(self) -> dict[str, tuple[int, ...]]:
         """All attempts of each batch of which the engine still has one, or that one which it has may follow; in the
         batch's own order."""
         batches: dict[str, list[int]] = {}
-        for row in chains.batches(self._db):
+        for row in interventions.batches(self._db):
             batches.setdefault(row["batch"], []).append(row["id"])
         return {batch: tuple(attempts) for batch, attempts in batches.items()}
 
@@ -209,10 +213,10 @@ class QueueFile:
         """
         return not self.copied and (record.handed is None or record.handed.batch.startswith(self._batches))
 
-    def stranded(self) -> frozenset[int]:
+    def orphaned(self) -> frozenset[int]:
         """Attempts in the hands of an engine that are to follow others which have ended, and not well: they can't begin
         there any more."""
-        return chains.stranded(self._db)
+        return interventions.orphaned(self._db)
 
     def _queued(self, found: Sequence[sqlite3.Row]) -> tuple[QueuedJob, ...]:
         """Jobs of the round that is open now: none of them could run before it was."""
@@ -262,16 +266,16 @@ class QueueFile:
         row = self._db.execute(
             "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0 AND held = 0"
             " AND not_before > ? AND not_before <= ?",
-            (now, now + _LONGEST_BACK_OFF_S),
+            (now, now + LONGEST_BACK_OFF_S),
         ).fetchone()
         return None if row[0] is None else float(row[0])
 
     def counts(self, *, exact: bool = True) -> Counts:
-        """Jobs of the latest submission by state. Counted anew only when somebody has changed the file since: who shows
-        them while nothing happens asks again and again.
+        """Jobs of the latest submission by state. Counted anew only when the file has changed since, because displays
+        ask for them again and again.
 
-        Without ``exact`` they may be a moment old: so that of a million jobs, which take a tenth of a second to count,
-        a display that asks all the time spends no more than a twentieth of its time on that.
+        Without ``exact`` they may be a moment old: a display spends at most a twentieth of its time on counting, also
+        with a million jobs, which take a tenth of a second to count.
         """
         stamp = self._stamp()
         if self._counted is not None and self._counted[0] == stamp:
@@ -286,7 +290,7 @@ class QueueFile:
         # Within a transaction it may still be taken back.
         self._counted = None if self._db.in_transaction else (stamp, counted)
         ended = time.monotonic()
-        self._count_again_at = ended + (_COUNTS_SHARE * (ended - began) if ended - began > _SOON_COUNTED_S else 0.0)
+        self._count_again_at = ended + (_COUNTS_SHARE * (ended - began) if ended - began > SOON_COUNTED_S else 0.0)
         return counted
 
     def _stamp(self) -> tuple[int, int]:
@@ -294,7 +298,7 @@ class QueueFile:
         return int(self._db.execute("PRAGMA data_version").fetchone()[0]), self._db.total_changes
 
     def those_waiting(self) -> Waiting:
-        """How many jobs of the latest submission wait, and what they cost; from an index."""
+        """The number of waiting jobs of the latest submission, and their costs; from an index."""
         row = self._db.execute(COSTS_WAITING, (self._submission(),)).fetchone()
         return Waiting(row[0], row[1], row[2])
 
@@ -303,7 +307,7 @@ class QueueFile:
         return {row["name"]: JobState(row["state"]) for row in self._db.execute("SELECT name, state FROM jobs")}
 
     def job(self, name: str) -> tuple[QueuedJob, JobState] | None:
-        """The job of this name and how it stands, None when there is none."""
+        """The job of this name and its state, None when there is none."""
         row = self._named(name)
         return None if row is None else (submission.queued(row), JobState(row["state"]))
 
@@ -320,7 +324,7 @@ class QueueFile:
         )
 
     def kinds(self) -> tuple[tuple[int, int | None], ...]:
-        """What the waiting jobs ask for, each once: how many GPUs, and MB on each."""
+        """The requests of the waiting jobs, each once: number of GPUs, and MB on each."""
         with passing_through(self._db):
             found = self._db.execute("SELECT DISTINCT gpus, memory_mb FROM jobs WHERE state = 'waiting'").fetchall()
         return tuple((row["gpus"], row["memory_mb"]) for row in found)
@@ -354,15 +358,15 @@ class QueueFile:
         """The highest attempt number used so far, 0 for none."""
         return int(self._db.execute("SELECT coalesce(max(id), 0) FROM attempts").fetchone()[0])
 
-    # --- what is asked and what is learned ---------------------------------------------------------------------
+    # --- requests and measurements -----------------------------------------------------------------------------
 
     def requests(self) -> tuple[Request, ...]:
         """The requests without a response, oldest first."""
-        return chains.open_requests(self._db)
+        return interventions.open_requests(self._db)
 
     def response(self, request: int) -> Response | None:
         """The response to a request, None while it is open."""
-        return chains.response(self._db, request)
+        return interventions.response(self._db, request)
 
     def unknown(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those of the names that no job has."""
@@ -373,7 +377,7 @@ class QueueFile:
         return tuple(row[0] for row in self._db.execute("SELECT name FROM jobs ORDER BY id DESC LIMIT ?", (limit,)))
 
     def families(self, names: Collection[str]) -> dict[str, FamilyMemory]:
-        """What was seen of the jobs of these families; without those of which nothing was seen."""
+        """Measured memory of these families; without those that were never measured."""
         wanted = sorted(set(names))
         return {
             row["name"]: submission.family_memory(row)
@@ -388,10 +392,10 @@ class QueueFile:
         """What is remembered of each GPU's faults, as JSON by UUID (``jobs.quarantine``)."""
         return {row["uuid"]: row["state"] for row in self._db.execute("SELECT uuid, state FROM gpu_health")}
 
-    # --- plumbing ---------------------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------------------
 
     def _named(self, name: str) -> sqlite3.Row | None:
-        """The row of the job with this name. People may ask for anything: what is no text is no job's name."""
+        """The row of the job with this name. Users may give any bytes: what is no valid text is no job's name."""
         try:
             row: sqlite3.Row | None = self._db.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
         except UnicodeEncodeError:

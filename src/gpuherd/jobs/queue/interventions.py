@@ -1,5 +1,5 @@
-"""Changes that people request: cancel, retry, pause, resume, priority; the table of requests; jobs that
-follow others on a cluster. SQL only, in a transaction of the caller.
+"""Changes that users request: cancel, retry, pause, resume, priority; the table of requests; dependent jobs that are
+in an engine's hands. SQL only, in a transaction of the caller.
 """
 
 from __future__ import annotations
@@ -16,17 +16,20 @@ from gpuherd.jobs.job import JobState, job_of, spec_of
 from gpuherd.jobs.queue.submission import COUNT_BLOCKED, ENDED_BADLY, pause_reasons
 from gpuherd.jobs.records import PauseReason, Predecessor
 
-# What a person does to jobs of a queue: cancel, retry, pause, resume, another priority. SQL only, in a transaction.
-#
-# Each function changes rows and returns what it changed; for jobs that run it only leaves a mark (``cancelled_by``,
-# ``attempts.paused``). Whoever has their processes in hand then does what the marks say, and a successor does so
-# again after a kill: the marks are the truth.
+# Each function changes rows and returns the changes; running jobs are only marked (``cancelled_by``,
+# ``attempts.paused``). The dispatcher of their processes then acts on the marks, and its successor does so again after
+# a kill: the marks are the truth.
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Names of the jobs that were changed, of those that were changed along with them, and why others were not.
-    ``remarks``: what should be known besides.
+    """The result of a change.
+
+    Attributes:
+        jobs: names of the jobs that were changed.
+        along: names of those that were changed with them, because of their needs.
+        refused: for each other job a sentence why it was not changed.
+        remarks: further sentences for the user.
     """
 
     jobs: tuple[str, ...] = ()
@@ -47,7 +50,7 @@ def cancel(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], by: str) -> Chan
                 "UPDATE jobs SET state = 'cancelled', held = 0, cancelled_by = ?, reason = ? WHERE id = ?",
                 (by, f"cancelled by {by}", row["id"]),
             )
-            along += doom(db, row["id"], "was cancelled")
+            along += cascade(db, row["id"], "was cancelled")
         elif state is JobState.RUNNING:
             db.execute("UPDATE jobs SET cancelled_by = ? WHERE id = ?", (by, row["id"]))
         else:
@@ -71,7 +74,7 @@ def retry(db: sqlite3.Connection, rows: Sequence[sqlite3.Row], now: float) -> Ch
         f"{wanted[job]} needs {need}, which is {state}: retry that one too" for job, (need, state) in stuck.items()
     ]
     wanted = {job: name for job, name in wanted.items() if job not in stuck}
-    back = wanted | _doomed_by(db, wanted)
+    back = wanted | _cascaded_from(db, wanted)
     for job in back:
         spec = job_of(db.execute("SELECT spec FROM jobs WHERE id = ?", (job,)).fetchone()[0])
         db.execute(
@@ -85,7 +88,7 @@ def retry(db: sqlite3.Connection, rows: Sequence[sqlite3.Row], now: float) -> Ch
 
 
 def pause(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], by: str, mono: float) -> Changed:
-    """Waiting jobs are held; running ones are marked. What an engine beyond this machine has goes on there."""
+    """Holds waiting jobs and marks running ones. Jobs in the hands of an engine can't be paused."""
     changed, refused = [], []
     for row in rows:
         engine = _engine_of(db, row["id"]) if row["state"] == JobState.RUNNING else LOCAL
@@ -104,7 +107,7 @@ def pause(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], by: str, mono: fl
 
 
 def resume(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], mono: float, now: float) -> Changed:
-    """What ``pause`` did is taken back."""
+    """Undoes ``pause``."""
     changed, refused = [], []
     for row in rows:
         if row["state"] == JobState.WAITING and row["held"]:
@@ -132,10 +135,10 @@ def set_priority(db: sqlite3.Connection, rows: Iterable[sqlite3.Row], priority: 
     return Changed(tuple(changed), refused=tuple(refused))
 
 
-def doom(db: sqlite3.Connection, job: int, fate: str) -> tuple[str, ...]:
+def cascade(db: sqlite3.Connection, job: int, fate: str) -> tuple[str, ...]:
     """Cancels the waiting jobs that need this one, also by way of others; returns their names."""
     name = str(db.execute("SELECT name FROM jobs WHERE id = ?", (job,)).fetchone()[0])
-    doomed = db.execute(
+    cascaded = db.execute(
         "WITH RECURSIVE doomed (id) AS (SELECT job FROM needs WHERE needed = ?"
         " UNION SELECT needs.job FROM needs JOIN doomed ON needs.needed = doomed.id)"
         " SELECT jobs.id, jobs.name FROM doomed JOIN jobs ON jobs.id = doomed.id WHERE jobs.state = 'waiting'",
@@ -143,13 +146,13 @@ def doom(db: sqlite3.Connection, job: int, fate: str) -> tuple[str, ...]:
     ).fetchall()
     db.executemany(
         "UPDATE jobs SET state = 'cancelled', held = 0, doomed = 1, reason = ? WHERE id = ?",
-        ((f"needs {name}, which {fate}", row["id"]) for row in doomed),
+        ((f"needs {name}, which {fate}", row["id"]) for row in cascaded),
     )
-    return tuple(row["name"] for row in doomed)
+    return tuple(row["name"] for row in cascaded)
 
 
 def mark_paused(db: sqlite3.Connection, attempt: int, why: PauseReason, mono: float) -> bool:
-    """Adds a reason to a running attempt's; returns whether it is new."""
+    """Adds a reason to a running attempt; returns whether it is new."""
     row = db.execute("SELECT paused FROM attempts WHERE id = ?", (attempt,)).fetchone()
     reasons = pause_reasons(row["paused"])
     if why in reasons:
@@ -162,7 +165,7 @@ def mark_paused(db: sqlite3.Connection, attempt: int, why: PauseReason, mono: fl
 
 
 def mark_resumed(db: sqlite3.Connection, attempt: int, why: PauseReason, mono: float) -> bool:
-    """Takes a reason off a running attempt's; with the last one its pause is over. Returns whether it was there."""
+    """Removes a reason of a running attempt; with the last one its pause ends. Returns whether it was there."""
     row = db.execute("SELECT paused, paused_mono, paused_s FROM attempts WHERE id = ?", (attempt,)).fetchone()
     reasons = pause_reasons(row["paused"])
     if why not in reasons:
@@ -188,8 +191,8 @@ def _running_attempt(db: sqlite3.Connection, job: int) -> int:
 
 
 def _stuck(db: sqlite3.Connection, wanted: Collection[int]) -> dict[int, tuple[str, str]]:
-    """Jobs that can't run again, though they are wanted: they need one that has ended badly and does not come back, or
-    one that is stuck itself. By their number the needed one's name and state.
+    """Jobs that can't run again: they need a failed or cancelled one that is not retried, or one that is stuck itself.
+    By number, with the needed job's name and state.
     """
     stuck: dict[int, tuple[str, str]] = {}
     for job in wanted:
@@ -213,8 +216,8 @@ def _stuck(db: sqlite3.Connection, wanted: Collection[int]) -> dict[int, tuple[s
     return stuck
 
 
-def _doomed_by(db: sqlite3.Connection, back: dict[int, str]) -> dict[int, str]:
-    """Jobs that were cancelled for need of those that come back, and need no other that stays failed or cancelled."""
+def _cascaded_from(db: sqlite3.Connection, back: dict[int, str]) -> dict[int, str]:
+    """Jobs that were cancelled because of those that are retried, and need no other that stays failed or cancelled."""
     found: dict[int, str] = {}
     front = list(back)
     while front:
@@ -230,10 +233,8 @@ def _doomed_by(db: sqlite3.Connection, back: dict[int, str]) -> dict[int, str]:
     return {job: name for job, name in found.items() if job not in stuck}
 
 
-# The table ``controls``: requests to the queue and their responses. SQL only.
-#
-# A request stands there until it was carried out; that and the response are one transaction, so that a kill at any
-# instant leaves it open or done, never done twice.
+# The table ``controls``: requests to the queue and their responses. Carrying a request out and writing its response are
+# one transaction, so that a kill at any instant leaves it open or done, never done twice.
 
 
 def add_request(db: sqlite3.Connection, request: Request) -> int:
@@ -272,13 +273,10 @@ def response(db: sqlite3.Connection, request: int) -> Response | None:
     return Response(bool(row["ok"]), row["answer"], row["applied_by"], tuple(json.loads(row["changed"])))
 
 
-# Jobs that an engine beyond this machine has before what they need has succeeded: it keeps the order itself. SQL
-# only.
-#
-# Such a job is running in the queue while its ``blocked`` still counts what it needs. What it follows are the
-# attempts that were open when it was handed over: they have lower numbers than its own. When one of those ends and
-# not well, or another attempt takes its place, the follower can't begin any more: it is *stranded*, and must be taken
-# back.
+# Dependencies in an engine's hands: jobs that an engine has before the jobs that they need have succeeded; it keeps the
+# order itself. Such a job is running in the queue while its ``blocked`` still counts its needs. It follows the attempts
+# that were open when it was handed over: they have lower numbers than its own. When one of those fails, or another
+# attempt takes its place, the follower can't start any more: it is *orphaned*, and must be taken back.
 
 # The need m of a job is in the engine's hands, and nobody wants it to end.
 _IN_HAND = (
@@ -330,7 +328,7 @@ def follows(db: sqlite3.Connection, job: int, engine: str) -> bool:
     return found is None
 
 
-def stranded(db: sqlite3.Connection) -> frozenset[int]:
+def orphaned(db: sqlite3.Connection) -> frozenset[int]:
     """Open attempts that are to follow one which is open no more and did not succeed, or was begun anew since."""
     rows = db.execute(
         "SELECT a.id FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state = 'running' AND j.blocked > 0"  # noqa: S608

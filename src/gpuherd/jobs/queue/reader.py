@@ -1,7 +1,7 @@
-"""Reads a queue's file without ever changing it or holding its dispatcher up.
+"""Reads a queue's file without ever changing it or delaying its dispatcher.
 
-For those who only look: ``gpuherd status``, ``top``, ``logs``, and Prometheus. The connection is read-only, so that no
-defect here can harm a run; in WAL mode a reader never waits for the writer nor the writer for it.
+For ``gpuherd status``, ``top``, ``logs`` and Prometheus. The connection is read-only, so that no defect here can harm a
+run; in WAL mode a reader never waits for the writer nor the writer for it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from gpuherd.gpus.state import SIMULATED
 from gpuherd.jobs.lock import refuse_elsewhere
 from gpuherd.jobs.queue.schema import (
     APPLICATION,
+    ELSEWHERE_EVERY_S,
+    READER_LOCK_WITHIN_S,
     damage_behind,
     may,
     owner,
     refuse_no_queue,
     refuse_other_version,
-    told,
+    sqlite_message,
 )
 
 SIMULATED_GPUS = "GPUs were simulated: jobs ran on the CPU, and no time, memory or utilization here is that of a GPU."
-
-_PATIENCE_S = 5.0
-_ELSEWHERE_EVERY_S = 5.0
 
 
 def notes_on_gpus(queue: Path) -> list[str]:
@@ -89,7 +88,7 @@ class QueueReader:
         try:
             yield from self._db.execute(query, values)
         except UnicodeEncodeError:
-            return  # somebody asks for a name that is no text, which no row has
+            return  # a name that is not valid text, which no row has
         except sqlite3.Error as problem:
             raise _unreadable(self.path, problem) from problem
 
@@ -122,9 +121,9 @@ class QueueReader:
         return True
 
     def _refuse_elsewhere(self) -> None:
-        """Again and again: somebody may begin on another machine while a log is followed on this one."""
+        """Checks again and again: another machine may start on the queue while a log is followed on this one."""
         if time.monotonic() >= self._looks_next:
-            self._looks_next = time.monotonic() + _ELSEWHERE_EVERY_S
+            self._looks_next = time.monotonic() + ELSEWHERE_EVERY_S
             refuse_elsewhere(self.path)
 
     def _refuse_strangers(self) -> None:
@@ -157,7 +156,7 @@ def _unreadable(path: Path, problem: sqlite3.Error) -> QueueUnreadable:
     damage = damage_behind(path, problem)
     if damage is None and not may(os.R_OK, path):
         return _forbidden(path)
-    return damage or CannotOpenQueue(f"can't read the queue {path}: {told(problem)}")
+    return damage or CannotOpenQueue(f"can't read the queue {path}: {sqlite_message(problem)}")
 
 
 def _none(path: Path) -> UsageError:
@@ -179,8 +178,10 @@ def _open(path: Path) -> tuple[sqlite3.Connection, bool]:
 
 
 def _connect(address: str) -> sqlite3.Connection:
-    # A page that is drawn in one thread may be read in another (top): the caller takes care of one at a time.
-    connection = sqlite3.connect(address, uri=True, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False)
+    # A page that is drawn in one thread may be read in another (top): the caller ensures one at a time.
+    connection = sqlite3.connect(
+        address, uri=True, timeout=READER_LOCK_WITHIN_S, isolation_level=None, check_same_thread=False
+    )
     connection.row_factory = sqlite3.Row
     try:
         with closing(connection.execute("SELECT count(*) FROM sqlite_master")) as cursor:

@@ -1,4 +1,4 @@
-"""The queue's file: its tables, how it is opened, and which files are refused.
+"""The queue's file: its tables, how it is opened, which files are refused, and SQLite's errors in words for users.
 
 A file of another version and a damaged one are left as they are: the message says how to keep them aside.
 
@@ -17,24 +17,33 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from gpuherd.errors import CannotOpenQueue, QueueUnreadable
-from gpuherd.jobs.queue.errors import code_of, is_full, may_pass
+from gpuherd.errors import CannotOpenQueue, CannotWrite, QueueUnreadable
 from gpuherd.jobs.run_dir import RunDirectory
 
 VERSION = 5
 APPLICATION = 0x67706864  # "gphd": tells our file from any other SQLite file
+# Constants of time of this room. How long an opened queue waits for another process's lock; a reader; a dispatcher at
+# work (about as long as adding a hundred thousand jobs takes).
 _LOCK_WITHIN_S = 30.0
+READER_LOCK_WITHIN_S = 5.0
+DISPATCHER_WAITS_MS = 2_000
+# How often a reader checks that no other machine works on the queue.
+ELSEWHERE_EVERY_S = 5.0
+# A back-off further in the future was set before the clock was set back, and counts as passed.
+LONGEST_BACK_OFF_S = 120.0
+# Counting that takes no longer is done whenever it is wanted.
+SOON_COUNTED_S = 0.005
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# Between making an empty file and writing the first page into it, a process takes a few milliseconds.
+# A process writes the first page a few milliseconds after it made the empty file.
 _FIRST_PAGE_WITHIN_S = 1.0
-# Pages that a look through the whole file keeps in memory meanwhile.
+# Pages that a scan of the whole file keeps in memory.
 _PASSING_PAGES = 64
 
 # blocked: how many of a job's needs have not succeeded yet; kept with every transition, so that the head of the queue
 # is one index lookup however long the queue is. held: 1 while a waiting job is paused.
-# gpus, memory_mb, share: what the job asks for now; a retry may have made it more than what its spec says.
-# rank: what goes first in the order 'longest' (``ordering.rank``), written down once: all jobs age alike.
-# cancelled_by: who wants a running job to end for good; kept here so that it ends also when its dispatcher dies.
+# gpus, memory_mb, share: what the job requests now; a retry may have raised it above its spec.
+# rank: place in the order 'longest' (``ordering.rank``), stored once: all jobs age alike.
+# cancelled_by: who cancelled a running job; stored so that it ends also when its dispatcher dies.
 # doomed: 1 for a job that was cancelled because one that it needs failed or was cancelled; it comes back with that one.
 # attempts.paused: why its processes are stopped (words of PauseReason), '' while they are not; paused_mono since when,
 # paused_s how long before that.
@@ -158,10 +167,10 @@ CREATE TABLE family_ends (name TEXT PRIMARY KEY, measured INTEGER NOT NULL, ran_
 
 
 def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
-    """Opens the queue's file, which ``make`` has made or looked at.
+    """Opens the queue's file, which ``make`` has made or checked.
 
-    ``check`` looks through the whole file for damage, which takes a second for a million jobs. Raises QueueUnreadable;
-    never changes a file it can't use.
+    ``check`` scans the whole file for damage, which takes a second for a million jobs. Raises QueueUnreadable; never
+    changes a file it can't use.
     """
     try:
         connection = sqlite3.connect(path, timeout=_LOCK_WITHIN_S, isolation_level=None, cached_statements=256)
@@ -171,14 +180,14 @@ def connect(path: Path, *, check: bool = True) -> sqlite3.Connection:
         connection.row_factory = sqlite3.Row
         _prepare(connection, path, check)
     except sqlite3.OperationalError as problem:
-        # Locked by another program, read-only, no space: nothing that says anything against the file itself.
+        # Locked by another program, read-only, no space: the file itself may be sound.
         connection.close()
         raise CannotOpenQueue(
-            f"can't open the queue {path}: {_denied(path)}{told(problem)}; it was left as it is"
+            f"can't open the queue {path}: {_denied(path)}{sqlite_message(problem)}; it was left as it is"
         ) from problem
     except sqlite3.DatabaseError as problem:
         connection.close()
-        raise damaged(path, told(problem)) from problem
+        raise damaged(path, sqlite_message(problem)) from problem
     except QueueUnreadable:
         connection.close()
         raise
@@ -205,7 +214,7 @@ def may(access: int, path: Path) -> bool:
 
 def owner(path: Path) -> str:
     """The name of the user whose file this is, or whose folder hides it."""
-    from gpuherd.gpus.lease_files import user_name  # here: who only submits asks no such thing
+    from gpuherd.gpus.lease_files import user_name  # only imported for a message
 
     for each in (path, *path.parents):
         with suppress(OSError):
@@ -214,14 +223,14 @@ def owner(path: Path) -> str:
 
 
 def _denied(path: Path) -> str:
-    """Begins a message where this user may not read and write the file; "" where that is not the reason."""
+    """Start of a message where this user may not read and write the file; "" where that is not the reason."""
     return "" if may(os.R_OK | os.W_OK, path) else f"permission denied, it is {owner(path)}'s: "
 
 
 def refuse_no_queue(path: Path) -> None:
     """Raises QueueUnreadable for a file that can't be a queue: a folder, a FIFO, or an empty file where jobs have run.
 
-    An empty file is a new queue elsewhere; here it is what is left of one, and all its jobs would run again.
+    An empty file is a new queue elsewhere; here it is the rest of one, and all its jobs would run again.
     """
     deadline = time.monotonic() + _FIRST_PAGE_WITHIN_S
     while True:
@@ -259,7 +268,7 @@ def damaged(path: Path, what: str) -> QueueUnreadable:
 
 
 def damage_behind(path: Path, problem: Exception) -> QueueUnreadable | None:
-    """The error to raise instead of one that came up while a queue was in use, if damage to its file explains that."""
+    """The error to raise in place of one from a queue in use, if damage to its file explains that."""
     if isinstance(problem, sqlite3.OperationalError) and may_pass(problem):
         return None
     try:
@@ -268,18 +277,18 @@ def damage_behind(path: Path, problem: Exception) -> QueueUnreadable | None:
     except sqlite3.OperationalError:
         return None
     except sqlite3.DatabaseError as worse:
-        return damaged(path, told(worse))
+        return damaged(path, sqlite_message(worse))
     if found != "ok":
         return damaged(path, found)
     # A text that is no UTF-8 passes that check.
-    is_told = isinstance(problem, sqlite3.Error) and (
+    is_reported = isinstance(problem, sqlite3.Error) and (
         code_of(problem) & 0xFF in _DAMAGE or not hasattr(problem, "sqlite_errorcode")
     )
-    return damaged(path, told(problem)) if is_told else None
+    return damaged(path, sqlite_message(problem)) if is_reported else None
 
 
-def told(problem: Exception) -> str:
-    """SQLite's words for people: their last line, after the cause where we know it."""
+def sqlite_message(problem: Exception) -> str:
+    """SQLite's message: its last line, after the cause where that is known."""
     words = str(problem).splitlines()[-1]
     full = isinstance(problem, sqlite3.OperationalError) and is_full(problem)
     return f"the disk is full ({words})" if full else words
@@ -296,7 +305,7 @@ def keep_aside_command(path: Path) -> str:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
-    # One look: another process may be making the tables at this moment.
+    # In one transaction: another process may be making the tables at this moment.
     connection.execute("BEGIN")
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = int(connection.execute("PRAGMA application_id").fetchone()[0])
@@ -324,8 +333,8 @@ def _prepare(connection: sqlite3.Connection, path: Path, check: bool) -> None:
 
 @contextmanager
 def passing_through(connection: sqlite3.Connection) -> Iterator[None]:
-    """Meanwhile a long file is read once, from one end to the other: of that nothing is worth 2 MB of a dispatcher's
-    memory, which it would keep for as long as it waits."""
+    """For a scan of a long file: keeps few pages in memory, since the default of 2 MB would stay allocated for as long
+    as the dispatcher waits."""
     pages = int(connection.execute("PRAGMA cache_size").fetchone()[0])
     connection.execute(f"PRAGMA cache_size = {_PASSING_PAGES}")
     try:
@@ -335,8 +344,8 @@ def passing_through(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _keep_a_journal(connection: sqlite3.Connection) -> None:
-    """Switches the file to a write-ahead log. SQLite does not wait for a lock in doing so, whatever the time-out says:
-    of several processes that open a new queue at once, all but one would be told that it is locked."""
+    """Switches the file to a write-ahead log. SQLite does not wait for a lock here, whatever the time-out: of several
+    processes that open a new queue at once, all but one would fail because it is locked."""
     deadline = time.monotonic() + _LOCK_WITHIN_S
     while True:
         try:
@@ -352,7 +361,7 @@ def _keep_a_journal(connection: sqlite3.Connection) -> None:
 def _make_tables(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have done it between our look and our lock.
+        # Another process may have made them before we had the lock.
         if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             for statement in _SCHEMA.split(";"):  # not executescript, which would end the transaction
                 connection.execute(statement)
@@ -366,3 +375,78 @@ def _make_tables(connection: sqlite3.Connection) -> None:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+# What SQLite reports for a full disk and for a queue that another program keeps locked. Both may pass, and a dispatcher
+# waits for that.
+
+# I/O errors with another cause than a full disk: reads, and damage that SQLite finds in the file.
+_NOT_FOR_SPACE = frozenset(
+    {
+        sqlite3.SQLITE_IOERR_READ,
+        sqlite3.SQLITE_IOERR_SHORT_READ,
+        sqlite3.SQLITE_IOERR_FSTAT,
+        sqlite3.SQLITE_IOERR_ACCESS,
+        sqlite3.SQLITE_IOERR_DATA,
+        sqlite3.SQLITE_IOERR_CORRUPTFS,
+    }
+)
+
+
+def is_full(problem: sqlite3.OperationalError) -> bool:
+    """Whether a write failed for lack of space, which may be freed.
+
+    SQLite has two messages for it: "database or disk is full", and "disk I/O error" where a file that it shares
+    between processes can't grow.
+    """
+    code = code_of(problem)
+    return code & 0xFF == sqlite3.SQLITE_FULL or (_is_io(code) and code not in _NOT_FOR_SPACE)
+
+
+def code_of(problem: sqlite3.Error) -> int:
+    """SQLite's extended code. Errors that Python's module makes by itself (a text that is no UTF-8) carry none."""
+    return getattr(problem, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+
+
+def _is_io(code: int) -> bool:
+    return code & 0xFF == sqlite3.SQLITE_IOERR
+
+
+def may_pass(problem: sqlite3.OperationalError) -> bool:
+    """Whether the same write may succeed later: the disk is full, or another process holds the lock (one that was
+    stopped with Ctrl-Z in the middle of a submit holds it until it continues)."""
+    code = code_of(problem)
+    return is_full(problem) or _is_io(code) or code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def why(problem: sqlite3.OperationalError) -> str:
+    """Why the queue can't be written now, in a few words."""
+    return "the disk is full" if is_full(problem) else f"the queue can't be written ({problem})"
+
+
+def cannot_write(path: Path, problem: sqlite3.OperationalError, remedy: str) -> CannotWrite:
+    """The error to raise when a queue's file can't be written: what was recorded stays, the rest was rolled back."""
+    if is_full(problem):
+        return CannotWrite(f"can't write {path}: the disk is full ({problem}); free some space and {remedy}")
+    return CannotWrite(f"can't write {path}: {problem}; {remedy}")
+
+
+@contextmanager
+def raising_cannot_write(path: Path, remedy: str) -> Iterator[None]:
+    """Raises ``cannot_write`` where a queue's file can't be written in this block.
+
+    Not for SQL that fails (no such table): the disk is not the cause of that, the file is damaged.
+    """
+    try:
+        yield
+    except sqlite3.OperationalError as problem:
+        if code_of(problem) == sqlite3.SQLITE_ERROR:
+            raise
+        raise cannot_write(path, problem, remedy) from problem
+
+
+def taken_back() -> sqlite3.OperationalError:
+    """The error for a transaction that SQLite rolled back by itself, after the failure of a statement was ignored."""
+    problem = sqlite3.OperationalError("database or disk is full; the transaction was taken back")
+    problem.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return problem

@@ -1,7 +1,7 @@
 """The durable queue: every job, every attempt, and every change of state as one transaction.
 
-The database is the only truth about progress. Whatever the dispatcher holds in memory can be rebuilt from here after a
-kill at any instant. Each method that changes something is one transaction (or part of the one that ``transaction``
+The database is the only truth about progress. The dispatcher's memory can be rebuilt from here after a kill at any
+instant. Each method that changes something is one transaction (or part of the one that ``transaction``
 opened) and refuses a transition that can't be (``ImpossibleTransition``). Any process may read a queue, add jobs and
 post controls; only who holds its ``DispatcherLock`` starts, ends and changes jobs. What to run next is decided
 elsewhere. How the file is opened, and what can be asked of it, is in ``connection``.
@@ -23,27 +23,25 @@ from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.job import Job, JobState, check_needs, job_of
 from gpuherd.jobs.lock import machine_name
 from gpuherd.jobs.queue import interventions, submission
-from gpuherd.jobs.queue import interventions as chains
 from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.interventions import Changed
+from gpuherd.jobs.queue.schema import DISPATCHER_WAITS_MS
 from gpuherd.jobs.queue.submission import SubmissionChanges
 from gpuherd.jobs.records import AttemptRecord, Begun, PauseReason, QueuedJob, StartRecord
 from gpuherd.jobs.scheduler.memory import FamilyMemory, learned
 
-# About what adding a hundred thousand jobs takes.
-_DISPATCHER_WAITS_MS = 2_000
-# For the columns of an attempt that was handed over.
+# Process columns of an attempt that was handed over.
 _NO_PROCESS = ProcessId(0, 0, "")
 _FATE = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
 class ImpossibleTransition(RuntimeError):
-    """A change of state that can't be: a defect in gpuherd. The transaction was taken back."""
+    """An invalid change of state: a defect in gpuherd. The transaction was rolled back."""
 
 
 class Overtaken(RuntimeError):
-    """Somebody has added a job of the same name since it was read, which changed it: it must be read again. The
-    transaction was taken back."""
+    """A job was changed since it was read, because one of the same name was added: it must be read again. The
+    transaction was rolled back."""
 
 
 class Queue(QueueFile):
@@ -72,7 +70,7 @@ class Queue(QueueFile):
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'submission'", (str(latest),))
             found = submission.enter(self._db, jobs, set(rerun), latest, time.time(), continued=continued)
             if continued is not None:
-                self._doom_lost(jobs)
+                self._cascade_lost(jobs)
             self._db.execute(
                 "UPDATE jobs SET state = 'cancelled', held = 0, reason = 'no longer in the list'"
                 " WHERE submission < ? AND state = 'waiting'",
@@ -82,7 +80,7 @@ class Queue(QueueFile):
             return found
 
     def add(self, jobs: Sequence[Job], rerun: Collection[str] = ()) -> None:
-        """Puts jobs into the queue beside those that are there, also while a dispatcher works it off (then ``poke``).
+        """Adds jobs to those of the queue, also while a dispatcher works it off (then ``poke``).
 
         By the rules of ``submit``, but nothing else is cancelled, and ``needs`` may name jobs that are in the queue. A
         job that needs one which has failed or was cancelled is cancelled at once, with the reason. Raises UsageError as
@@ -92,13 +90,13 @@ class Queue(QueueFile):
             submission.check_added(self._db, jobs)
             submission.enter(self._db, jobs, set(rerun), self._submission(), time.time())
             submission.check_circles(self._db, jobs)
-            self._doom_lost(jobs)
+            self._cascade_lost(jobs)
             self._note_round(time.time())
 
-    def _doom_lost(self, jobs: Sequence[Job]) -> None:
+    def _cascade_lost(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             for row in submission.lost_needs(self._db, job):
-                interventions.doom(self._db, row["id"], _FATE[JobState(row["state"])])
+                interventions.cascade(self._db, row["id"], _FATE[JobState(row["state"])])
 
     def _is_cut_off(self) -> bool:
         """Whether the last run did not end: it was killed, or left jobs in an engine."""
@@ -111,14 +109,14 @@ class Queue(QueueFile):
     # --- transitions ------------------------------------------------------------------------------------------
 
     def begin_run(self, now: float, mono: float, engine: str = LOCAL) -> int:
-        """Writes down that a dispatcher for this engine begins; returns the run's number.
+        """Records that a dispatcher for this engine begins; returns the run's number.
 
-        What is handed to an engine outlives this machine: from then on a power cut takes nothing back that was written.
+        Jobs in an engine's hands outlive this machine: from then on no power cut may undo a commit.
         """
         if engine != LOCAL:
             self._db.execute("PRAGMA synchronous = FULL")
-        # Who waits for a lock neither sees jobs end nor hears what is asked: a dispatcher rather tries again.
-        self._db.execute(f"PRAGMA busy_timeout = {_DISPATCHER_WAITS_MS}")
+        # While a dispatcher waits for a lock it handles no ends and no requests: it had better try again.
+        self._db.execute(f"PRAGMA busy_timeout = {DISPATCHER_WAITS_MS}")
         self._hold.keep()
         with self.transaction():
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'inode'", (str(self.path.stat().st_ino),))
@@ -129,7 +127,7 @@ class Queue(QueueFile):
         return int(cursor.lastrowid or 0)
 
     def end_run(self, run: int, now: float) -> None:
-        """Writes down that the dispatcher has ended in order."""
+        """Records that the dispatcher has ended in order."""
         with self.transaction():
             self._db.execute("UPDATE runs SET ended_at = ? WHERE id = ?", (now, run))
 
@@ -224,7 +222,7 @@ class Queue(QueueFile):
         row = self._db.execute("SELECT spec, state, blocked FROM jobs WHERE id = ?", (queued.id,)).fetchone()
         if row is None or row["state"] != JobState.WAITING:
             return
-        blocked = row["blocked"] and (engine is None or not chains.follows(self._db, queued.id, engine))
+        blocked = row["blocked"] and (engine is None or not interventions.follows(self._db, queued.id, engine))
         if blocked or job_of(row["spec"]) != queued.job:
             raise Overtaken(f"{queued.job.name} was changed while it was about to be started")
 
@@ -238,9 +236,9 @@ class Queue(QueueFile):
         Returns for each the names of jobs that can't run any more because they need this one; they are cancelled.
         """
         with self.transaction():
-            doomed = tuple(self._record_end(end) for end in ends)
+            cascaded = tuple(self._record_end(end) for end in ends)
             self._note_round(max((end.known.at for end in ends), default=0.0))
-            return doomed
+            return cascaded
 
     def _record_end(self, end: Settlement) -> tuple[str, ...]:
         known, not_before = end.known, 0.0 if end.again is None else end.again.not_before
@@ -286,20 +284,20 @@ class Queue(QueueFile):
         if end.job is JobState.DONE:
             self._unblock(job, known.at)
         fate = _FATE.get(end.job)
-        return () if fate is None else interventions.doom(self._db, job, fate)
+        return () if fate is None else interventions.cascade(self._db, job, fate)
 
-    def doom_hopeless(self) -> tuple[tuple[str, JobState, tuple[str, ...]], ...]:
+    def cascade_failures(self) -> tuple[tuple[str, JobState, tuple[str, ...]], ...]:
         """Cancels the waiting jobs that need one which has failed or was cancelled, also by way of others that were
         cancelled for that. Returns for each of the first its name, how it ended, and the names of the jobs cancelled.
         """
         with self.transaction():
-            doomed = []
-            for row in chains.ended_badly(self._db):
+            cascaded = []
+            for row in interventions.ended_badly(self._db):
                 state = JobState(row["state"])
-                names = interventions.doom(self._db, row["id"], _FATE[state])
+                names = interventions.cascade(self._db, row["id"], _FATE[state])
                 if names:
-                    doomed.append((row["name"], state, names))
-            return tuple(doomed)
+                    cascaded.append((row["name"], state, names))
+            return tuple(cascaded)
 
     def fail_waiting(self, job: int, reason: str) -> tuple[str, ...]:
         """A waiting job is given up without having run. Returns the names of jobs cancelled with it."""
@@ -308,9 +306,9 @@ class Queue(QueueFile):
                 "UPDATE jobs SET state = 'failed', reason = ? WHERE id = ? AND state = 'waiting'",
                 (reason, job),
             )
-            doomed = interventions.doom(self._db, job, "failed")
+            cascaded = interventions.cascade(self._db, job, "failed")
             self._note_round(time.time())
-            return doomed
+            return cascaded
 
     def postpone(self, reasons: Mapping[int, str], not_before: float) -> None:
         """These waiting jobs are not started before this wall-clock second, each for its reason."""
@@ -321,36 +319,36 @@ class Queue(QueueFile):
             )
 
     def note(self, at: float, kind: str, text: str, job: str | None = None, attempt: int | None = None) -> None:
-        """Adds an event to the queue's own diary."""
+        """Adds a row to the queue's table of events."""
         self._db.execute(
             "INSERT INTO events (at, kind, job, attempt, text) VALUES (?,?,?,?,?)", (at, kind, job, attempt, text)
         )
 
     def _note_round(self, now: float) -> None:
-        """Writes down since when the lowest unfinished round is so: its jobs could not run before, and did not wait."""
+        """Records since when the lowest unfinished round is open: its jobs could not run before, and did not wait."""
         current = self.round()
         if current is not None and current != self.round_opened()[0]:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('round', ?)", (f"{current} {now!r}",))
 
     def _unblock(self, job: int, now: float) -> None:
-        # Those that need nothing else could run from now on: the time before is none that they waited for a GPU.
+        # Jobs that need no other could run from now on: the time before was no wait for a GPU.
         self._db.execute(
             "UPDATE jobs SET blocked = blocked - 1,"
             " ready_at = CASE WHEN blocked = 1 THEN max(ready_at, ?) ELSE ready_at END"
             " WHERE state = 'waiting' AND blocked > 0 AND id IN (SELECT job FROM needs WHERE needed = ?)",
             (now, job),
         )
-        chains.unblock(self._db, job, now)
+        interventions.unblock(self._db, job, now)
 
-    # --- what people ask ---------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> int:
-        """Writes a request down; returns its number. Any process may, at any time."""
+        """Records a request; returns its number. Any process may, at any time."""
         with self.transaction():
             return interventions.add_request(self._db, request)
 
     def answer(self, request: int, response: Response, now: float) -> None:
-        """Writes the response down; to be called in the transaction that carried the request out."""
+        """Records the response; to be called in the transaction that carried the request out."""
         with self.transaction():
             interventions.answer(self._db, request, response, now)
 
@@ -375,7 +373,7 @@ class Queue(QueueFile):
         """Holds waiting jobs; running ones are marked (``AttemptRecord.paused``)."""
         with self.transaction():
             changed = interventions.pause(self._db, self._rows(names, ("waiting", "running")), by, mono)
-            # Who means all that can be paused has not asked for what can't.
+            # A request for all jobs means all that can be paused.
             return changed if names else Changed(changed.jobs, remarks=changed.refused)
 
     def resume(self, names: Sequence[str], mono: float, now: float) -> Changed:
@@ -388,17 +386,17 @@ class Queue(QueueFile):
             return changed if names else Changed(changed.jobs)
 
     def set_priority(self, names: Sequence[str], priority: int) -> Changed:
-        """Gives jobs another place in the line."""
+        """Gives jobs another priority."""
         with self.transaction():
             return interventions.set_priority(self._db, self._rows(names, ("waiting", "running")), priority)
 
     def mark_paused(self, attempt: int, why: PauseReason, mono: float) -> bool:
-        """Writes down that a running attempt is stopped for this reason too; False when it was already."""
+        """Records that a running attempt is stopped for this reason too; False when it was already."""
         with self.transaction():
             return interventions.mark_paused(self._db, attempt, why, mono)
 
     def mark_resumed(self, attempt: int, why: PauseReason, mono: float) -> bool:
-        """Writes down that this reason is over; False when it was none."""
+        """Records that this reason is over; False when it was none."""
         with self.transaction():
             return interventions.mark_resumed(self._db, attempt, why, mono)
 
@@ -410,21 +408,21 @@ class Queue(QueueFile):
             ).fetchall()
         return [row for name in dict.fromkeys(names) if (row := self._named(name)) is not None]
 
-    # --- what is learned --------------------------------------------------------------------------------------
+    # --- measurements -----------------------------------------------------------------------------------------
 
     def learn(self, family: str, peak_mb: int | None, *, well: bool = False, ran_out_mb: int | None = None) -> None:
-        """A job of this family has ended: what was seen of it (``learning.learned``)."""
+        """A job of this family has ended: updates the family's measurements (``memory.learned``)."""
         with self.transaction():
             known = learned(self.families([family]).get(family), peak_mb=peak_mb, well=well, ran_out_mb=ran_out_mb)
             if known != FamilyMemory():
-                # 0 is what the column has for a peak that is not known; it forbids NULL.
+                # The column forbids NULL: 0 is an unknown peak.
                 self._db.execute("INSERT OR REPLACE INTO families VALUES (?,?)", (family, known.peak_mb or 0))
                 self._db.execute(
                     "INSERT OR REPLACE INTO family_ends VALUES (?,?,?)", (family, known.measured, known.ran_out_mb)
                 )
 
     def save_gpu_health(self, states: Mapping[str, str]) -> None:
-        """Replaces what is remembered of these GPUs."""
+        """Replaces the stored health of these GPUs."""
         with self.transaction():
             self._db.executemany("INSERT OR REPLACE INTO gpu_health VALUES (?, ?)", states.items())
 

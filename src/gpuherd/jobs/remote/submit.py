@@ -23,7 +23,7 @@ from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.cycle import Decisions
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.queue.errors import may_pass
+from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
 from gpuherd.jobs.records import AttemptRecord, EventKind, Handed, Predecessor, QueuedJob, StartRecord
 from gpuherd.jobs.remote import AGAIN_S, AT_A_TIME_S, REFUSAL_EVERY_S, SUBMIT_EVERY_S

@@ -13,7 +13,7 @@ from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.completion import Known, NoFault
-from gpuherd.jobs.queue.errors import may_pass
+from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, Begun, EventKind
 from gpuherd.jobs.remote import AT_A_TIME_S, SWEEP_S
@@ -257,17 +257,17 @@ class Tracker:
         for number in [number for number in self._closing if number not in unrecorded]:
             self._spool.closed(self._closing.pop(number), number)
         if not unrecorded:
-            self._take_back_stranded()
+            self._take_back_orphaned()
         self._changed()
 
-    def _take_back_stranded(self) -> None:
-        for number in self._queue.stranded() & self.open.keys():
+    def _take_back_orphaned(self) -> None:
+        for number in self._queue.orphaned() & self.open.keys():
             each = self.open[number]
             if not each.has_begun and each.recalled is None:
                 each.recalled = NoFault.DEPENDENCY_FAILED
                 self.touched.add(number)
         if self._hopeless:
-            for needed, fate, names in self._queue.doom_hopeless():
+            for needed, fate, names in self._queue.cascade_failures():
                 self._reporter.cancelled(names, needed, fate)
             self._hopeless = False
 
