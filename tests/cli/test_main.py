@@ -148,7 +148,7 @@ def test_nobody_may_read_and_the_streams_may_be_closed(words: tuple[str, ...]) -
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     full = shell(">/dev/full")
     assert full.returncode == ExitCode.CANNOT_WRITE
-    assert full.stderr == "gpuherd: can't write what there is to tell: No space left on device\n"
+    assert full.stderr == "gpuherd: can't write the output: No space left on device\n"
     assert shell(">/dev/full 2>&1").returncode == ExitCode.CANNOT_WRITE
     reading, writing = os.pipe()
     os.close(reading)
@@ -193,7 +193,7 @@ def test_a_folder_that_is_gone_is_told(words: str, tmp_path: Path) -> None:
     command = ["sh", "-c", line, str(tmp_path), sys.executable, "-P", "-m", "gpuherd"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == ExitCode.USAGE
-    assert ran.stderr == "gpuherd: the folder that you are in has been removed; go to another: cd\n"
+    assert ran.stderr == "gpuherd: the current folder was removed; go to another one with cd\n"
 
 
 @pytest.mark.parametrize(
