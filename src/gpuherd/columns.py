@@ -1,7 +1,7 @@
-"""Tables of text with a line a row, for lists that are longer than a screen. Pure; imports nothing of gpuherd.
+"""Tables of text with one line for each row, for lists longer than a screen. Pure; imports nothing of gpuherd.
 
-In a narrow window the least useful columns are left out first; only then is a word shortened, an id in its middle,
-where two of them differ least. Where nobody sees a window (a pipe, a file) all is written in full.
+In a narrow window the least useful columns are left out first; only then are words shortened, ids in their middle,
+where two of them differ least. Output to a pipe or a file is complete.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GAP = "  "
 _ELLIPSIS = "…"
-# So many of a hundred ids are whole before another column gets room: a single endless one does not push all out.
+# This percentage of ids is shown whole before another column gets room: one endless id does not displace all columns.
 _WHOLE_PERCENT = 99
 
 
@@ -24,11 +24,11 @@ class Column:
     """A column of a table.
 
     Attributes:
-        heading: what stands above it.
+        heading: the text above it.
         rank: how useful it is; the lowest stays longest.
-        least: cells that it can do with; None: it is shown whole (for ids: nearly all of them) or not at all.
-        middle: it holds ids, which are shortened in the middle and not at the end.
-        right: its words end, and do not begin, below each other.
+        least: its smallest width in cells; None: it is shown whole (for ids: nearly all of them) or not at all.
+        middle: its words are ids, which are shortened in the middle and not at the end.
+        right: its words are aligned to the right.
     """
 
     heading: str
@@ -40,19 +40,19 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The lines of a table, the heading first, and the headings of the columns for which there was no room."""
+    """The lines of a table, the heading first, and the headings of columns without room."""
 
     lines: tuple[str, ...]
     left_out: tuple[str, ...]
 
 
 def window(console: Console) -> int | None:
-    """The cells that a line may have; None where the output is no terminal and a line may have any number."""
+    """The terminal's width in cells; None for output that is no terminal, whose lines may have any width."""
     return console.width if console.is_terminal else None
 
 
 def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> Fitted:
-    """The table in ``width`` cells; None for as many as it needs. Each row has a word a column, all of them printable.
+    """The table in ``width`` cells; None for as many as it needs. Each row has one printable word for each column.
 
     >>> columns = (Column("model", 0, middle=True), Column("base", 2, least=4), Column("GPUs", 1, right=True))
     >>> fitted(columns, [("an-org/a-model", "an-org/its-base", "8")], 20)
@@ -71,7 +71,7 @@ def fitted(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int 
 
 
 def _widths(columns: Sequence[Column], lengths: Sequence[Sequence[int]], width: int | None) -> list[int | None]:
-    """The cells of each column, None for one that is left out."""
+    """The width of each column, None for one that is left out."""
     natural = [max([len(column.heading), *found[-1:]]) for column, found in zip(columns, lengths, strict=True)]
     if width is None:
         return list(natural)
@@ -83,7 +83,7 @@ def _widths(columns: Sequence[Column], lengths: Sequence[Sequence[int]], width: 
         if not given or wanted[number] + len(GAP) <= left:
             given[number] = min(wanted[number], max(left - len(GAP), 1))
             left -= given[number] + len(GAP)
-    # What is left over goes to those that can use it, the most useful first.
+    # Spare cells go to the columns that can use them, the most useful first.
     for number in by_rank:
         if number in given:
             more = min(left, natural[number] - given[number])
@@ -93,21 +93,21 @@ def _widths(columns: Sequence[Column], lengths: Sequence[Sequence[int]], width: 
 
 
 def _wanted(column: Column, lengths: Sequence[int], natural: int) -> int:
-    """The cells without which the column is not worth showing."""
+    """The smallest width at which the column is worth showing."""
     if column.middle and column.least is None and lengths:
         return max(len(column.heading), lengths[(len(lengths) - 1) * _WHOLE_PERCENT // 100])
     return natural if column.least is None else min(natural, max(column.least, len(column.heading)))
 
 
 def _part(word: str, column: Column, width: int) -> str:
-    """The word in exactly so many cells."""
+    """The word in exactly ``width`` cells."""
     word = shortened(word, width, middle=column.middle)
     blank = " " * (width - _cells(word))
     return blank + word if column.right else word + blank
 
 
 def shortened(word: str, width: int, *, middle: bool) -> str:
-    """The word in at most ``width`` cells, with an ellipsis in its middle or at its end for what is left out.
+    """The word in at most ``width`` cells, with an ellipsis in its middle or at its end.
 
     >>> shortened("meta-llama/Meta-Llama-3-8B-Instruct", 20, middle=True)
     'meta-llama…-Instruct'
@@ -130,7 +130,7 @@ def _beginning(word: str, width: int) -> str:
 
 
 def _cells(word: str) -> int:
-    """The cells of a terminal that the word takes: two for a Chinese sign."""
+    """The width of the word in cells of a terminal: two for a Chinese sign."""
     if word.isascii():
         return len(word)
     from rich.cells import cell_len

@@ -1,6 +1,6 @@
-"""A room's public names load when they are first used (PEP 562), so that importing the room costs nothing.
+"""A package's public names load when they are first used (PEP 562), so that importing the package costs nothing.
 
-A room says where its names are at home, and once more for type checkers under ``TYPE_CHECKING``:
+A package lists the modules of its names, and imports them once more for type checkers under ``TYPE_CHECKING``:
 
     __getattr__, __dir__ = on_first_use(__name__, {"Queue": "queue"})
 """
@@ -22,9 +22,9 @@ def on_first_use(
 
     Args:
         room: the package's ``__name__``.
-        homes: public name -> the module below the package that defines it.
-        extra, brings: the extra of gpuherd that the room needs, and the libraries that come with it; where one of them
-            is missing, using a name raises MissingExtra.
+        homes: public name -> the module of the package that defines it.
+        extra, brings: the extra of gpuherd that the package needs, and its libraries; when one of them is missing,
+            using a name raises MissingExtra.
     """
     extras = {} if extra is None else dict.fromkeys(brings, extra)
 
@@ -33,7 +33,7 @@ def on_first_use(
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
         with naming_extras(extras, f"{room.rpartition('.')[2]} needs"):
             value = getattr(import_module(f"{room}.{homes[name]}"), name)
-        setattr(sys.modules[room], name, value)  # so that it is asked for once
+        setattr(sys.modules[room], name, value)  # the next use finds it without a call
         return value
 
     def names() -> list[str]:

@@ -36,9 +36,11 @@ def test_a_command_that_starts_jobs_takes_an_engine(command: str, capsys: pytest
         run([command, "--help"])
     told = " ".join(capsys.readouterr().out.split())
     group = told.partition(" engine: ")[2]
-    assert group.startswith("--engine local|slurm|ray what runs the jobs"), told
-    # What goes for any cluster first, then SLURM's own, then Ray's.
-    places = [group.index(flag) for flag in ("--time-limit", "--node-gpus", "--partition", "--ray-address")]
+    assert group.startswith("--engine local|slurm|ray|gridengine what runs the jobs"), told
+    # What goes for any cluster first, then SLURM's own, then Ray's, then Grid Engine's.
+    places = [
+        group.index(flag) for flag in ("--time-limit", "--node-gpus", "--partition", "--ray-address", "--sge-queue")
+    ]
     assert places == sorted(places)
 
 

@@ -127,7 +127,7 @@ def test_completion_completes_in_bash(gpuherd: Command) -> None:
     program = script + '\nCOMP_WORDS=(gpuherd doc); COMP_CWORD=1; _shtab_gpuherd; echo "${COMPREPLY[@]}"'
     program += '\nCOMP_WORDS=(gpuherd batch --engine ""); COMP_CWORD=3; _shtab_gpuherd; echo "${COMPREPLY[@]}"'
     shown = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
-    assert shown.stdout.splitlines() == ["doctor", "local slurm ray"], shown.stderr
+    assert shown.stdout.splitlines() == ["doctor", "local slurm ray gridengine"], shown.stderr
 
 
 def test_an_unknown_log_level_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

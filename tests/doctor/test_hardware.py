@@ -69,7 +69,7 @@ def test_free_busy_taken_and_broken_gpus_are_told_apart() -> None:
     assert (busy.status, busy.name) == (Status.WARN, "GPU 1")
     assert "alice runs python (pid 4711, 900 MB)" in busy.detail
     taken = usage(gpu(2), Holder("GPU-2", user="bob", job="bert"), rule)
-    assert "taken by gpuherd by bob (job bert)" in taken.detail
+    assert "held by gpuherd: bob, job bert" in taken.detail
     broken = usage(replace(gpu(3), problem="it has fallen off the bus"), None, rule)
     assert (broken.status, "fallen off" in broken.detail) == (Status.FAIL, True)
 

@@ -94,6 +94,7 @@ class Layout:
         (common / "bootstrap").write_text(_table(self._bootstrap(spooling)))
         (common / "act_qmaster").write_text(f"{self.master}\n")
         (common / "cluster_name").write_text("test\n")
+        (common / "accounting").touch()  # else only the first job that ends makes it
         # Clients outside of the cluster's namespaces may find that they are "localhost".
         (common / "host_aliases").write_text(f"{self.master} localhost\n")
         known = [f"{self.address(each)} {each}" for each in dict.fromkeys((self.master, *self.names))]
@@ -113,7 +114,7 @@ class Layout:
         templates.mkdir()
         (templates / "configuration").write_text(_table(self._configuration()))
         self._spool("spooldefaults.bin", "configuration", str(templates / "configuration"))
-        parts = {
+        parts: Mapping[str, Mapping[str, Mapping[str, object]]] = {
             "complexes": {"gpu": _complex("gpu", "INT", self.plan.gpu_consumable)},
             "exechosts": {node: self._host(node) for node in self.names},
             "adminhosts": {node: {"hostname": node} for node in {self.master, *self.names}},
@@ -252,7 +253,7 @@ echo "SGE_GPU=${found# }" >>"$SGE_JOB_SPOOL_DIR/environment"
 """
 _EPILOG = r"""#!/bin/sh
 for each in "$SGE_ROOT/gpus/$(hostname)".*; do
-    [ "$(cat "$each/owner")" = "$JOB_ID.$SGE_TASK_ID" ] && rm -r "$each"
+    [ "$(cat "$each/owner" 2>/dev/null)" = "$JOB_ID.$SGE_TASK_ID" ] && rm -r "$each"
 done
 exit 0
 """

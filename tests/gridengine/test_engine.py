@@ -17,6 +17,7 @@ from gpuherd.engines.gridengine import parse
 from gpuherd.errors import UsageError
 
 
+@pytest.mark.slow
 def test_an_array_runs_no_more_at_once_than_it_may_and_shares_no_gpu(gridengine: Cluster, hand: HandTo) -> None:
     to = hand(sge_memory="h_vmem")
     gate = Gate(to.folder / "gate")
@@ -45,6 +46,7 @@ def test_an_array_runs_no_more_at_once_than_it_may_and_shares_no_gpu(gridengine:
     assert sorted(path.name for path in to.folder.glob("gpus.*")) == [f"gpus.{index}" for index in range(4)]
 
 
+@pytest.mark.slow
 def test_what_was_submitted_is_found_by_name_when_the_answer_was_lost(gridengine: Cluster, hand: HandTo) -> None:
     to = hand()
     gate = Gate(to.folder / "gate")
@@ -75,6 +77,7 @@ def test_exit_codes_and_the_engines_word_for_them(gridengine: Cluster, hand: Han
     assert seen[killed].reason == "exit status 137"
 
 
+@pytest.mark.slow
 def test_jobs_behind_others(gridengine: Cluster, hand: HandTo) -> None:
     to = hand()
     gate = Gate(to.folder / "gate")
@@ -88,6 +91,7 @@ def test_jobs_behind_others(gridengine: Cluster, hand: HandTo) -> None:
     assert {each.end for each in to.until_ended().values()} == {End.OK}
 
 
+@pytest.mark.slow
 def test_ended_by_its_limit_and_by_deletion(gridengine: Cluster, hand: HandTo) -> None:
     to = hand(notice=2.0)
     gate = Gate(to.folder / "gate")
@@ -125,6 +129,7 @@ def test_what_is_not_there_is_told_before_anything_is_submitted(
         hand(**options).engine.check([Placement(gpus=1, cpus=2)])
 
 
+@pytest.mark.slow
 def test_what_no_queue_has_can_never_be(gridengine: Cluster, hand: HandTo) -> None:
     to = hand(sge_queue="brief", sge_project="theory")
     node = gridengine.names[0]
@@ -152,6 +157,7 @@ def test_grid_engines_own_refusal_is_told(gridengine: Cluster, hand: HandTo) -> 
         hand(sge_args=("-l nvlink=1",)).over("true")
 
 
+@pytest.mark.slow
 def test_a_job_that_can_not_be_started_has_failed_with_the_reason_and_is_removed(
     gridengine: Cluster, hand: HandTo
 ) -> None:
@@ -165,6 +171,7 @@ def test_a_job_that_can_not_be_started_has_failed_with_the_reason_and_is_removed
     assert gridengine.command("qstat") == ""
 
 
+@pytest.mark.slow
 def test_deleted_while_it_waited(gridengine: Cluster, hand: HandTo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grid Engine keeps no record of a job that never ran."""
     monkeypatch.setattr("gpuherd.engines.gridengine.engine._ACCOUNTED_S", 0.5)

@@ -28,7 +28,7 @@ from tests.patience import wait_until
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs import Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.control.client import poke
-from gpuherd.jobs.monitor.notify import BUNDLE_S, Bundle, NotDelivered, Notice, Notifier, Ways, Webhook, run_command
+from gpuherd.jobs.monitor.notify import BUNDLE_S, Bundle, Channels, NotDelivered, Notice, Notifier, Webhook, run_command
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Event, EventKind, Outcome
 
@@ -47,12 +47,12 @@ def told(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ways(told: Path, tmp_path: Path) -> Ways:
+def channels(told: Path, tmp_path: Path) -> Channels:
     """A command that writes down what it gets: its words, the text, its input."""
     script = tmp_path / "notify me"
     script.write_text(f'#!/bin/sh\nprintf "%s|%s|%s\\n" "$1" "$GPUHERD_NOTICE" "$(cat)" >>"{told}"\n')
     script.chmod(0o755)
-    return Ways.of(f"'{script}' 'two words; $HOME'", None)
+    return Channels.of(f"'{script}' 'two words; $HOME'", None)
 
 
 def notices(told: Path) -> list[tuple[str, str, dict[str, Any]]]:
@@ -61,8 +61,8 @@ def notices(told: Path) -> list[tuple[str, str, dict[str, Any]]]:
     return [(word, text, json.loads(notice)) for word, text, notice in parts]
 
 
-def test_the_first_failure_at_once_the_rest_with_the_end(ways: Ways, told: Path) -> None:
-    notifier = Notifier(ways, "results")
+def test_the_first_failure_at_once_the_rest_with_the_end(channels: Channels, told: Path) -> None:
+    notifier = Notifier(channels, "results")
     notifier.event(Event(kind=EventKind.STARTED, at=0.0, text="a: started"))
     notifier.event(failed("a: failed (crash): it broke"))
     wait_until(lambda: bool(notices(told)))
@@ -79,9 +79,9 @@ def test_the_first_failure_at_once_the_rest_with_the_end(ways: Ways, told: Path)
     assert last[2].keys() == {"kind", "text", "run", "host", "time", "failures", "more_failures", "counts"}
 
 
-def test_a_run_that_was_stopped_or_broke_off(ways: Ways, told: Path) -> None:
-    Notifier(ways, "r").close(Outcome(1, 0, 2, 0, stopped_by=ExitCode.INTERRUPTED))
-    Notifier(ways, "r").close(None)
+def test_a_run_that_was_stopped_or_broke_off(channels: Channels, told: Path) -> None:
+    Notifier(channels, "r").close(Outcome(1, 0, 2, 0, stopped_by=ExitCode.INTERRUPTED))
+    Notifier(channels, "r").close(None)
     stopped, broken = (text for _, text, _ in notices(told))
     assert stopped == "gpuherd: r was stopped: 1 of 3 done, 0 running, 2 waiting"
     assert "broke off with an error" in broken
@@ -148,8 +148,8 @@ def test_a_command_that_never_reads_a_long_notice_is_not_waited_for() -> None:
 def test_a_failure_to_send_is_logged_once_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     # Not the root's level: a test before this one may have set that of our own loggers.
     caplog.set_level(logging.INFO, logger="gpuherd")
-    ways = Ways.of("sh -c 'echo no such chat >&2; exit 3'", None)
-    notifier = Notifier(ways, "r")
+    channels = Channels.of("sh -c 'echo no such chat >&2; exit 3'", None)
+    notifier = Notifier(channels, "r")
     notifier.event(failed("x"))
     wait_until(lambda: "could not be sent" in caplog.text)
     notifier.close(ENDED)
@@ -176,7 +176,7 @@ def test_a_failure_to_send_is_logged_once_as_a_warning(caplog: pytest.LogCapture
 )
 def test_what_could_never_work_is_refused(command: str | None, webhook: str | None, part: str) -> None:
     with pytest.raises(UsageError, match=part) as raised:
-        Ways.of(command, webhook)
+        Channels.of(command, webhook)
     assert "secret" not in str(raised.value)
 
 
@@ -208,8 +208,8 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_webhook_gets_json(hook: str) -> None:
-    ways = Ways.of(None, hook)
-    Notifier(ways, "results").close(ENDED)
+    channels = Channels.of(None, hook)
+    Notifier(channels, "results").close(ENDED)
     ((path, headers, body),) = Hook.got
     assert (path, headers["Content-Type"]) == ("/chat?token=1", "application/json")
     assert json.loads(body)["text"].startswith("gpuherd: results has ended: 3 of 4 done")
@@ -281,7 +281,7 @@ def test_a_command_knows_nothing_of_an_attempt(told: Path) -> None:
     assert variables["PATH"] == os.environ["PATH"]
 
 
-def test_a_run_with_notices_and_metrics(ways: Ways, told: Path, tmp_path: Path) -> None:
+def test_a_run_with_notices_and_metrics(channels: Channels, told: Path, tmp_path: Path) -> None:
     """What ``--notify-command`` and ``--prometheus`` do, from the outside."""
     metrics = tmp_path / "metrics"
     fetch = (
@@ -292,8 +292,8 @@ def test_a_run_with_notices_and_metrics(ways: Ways, told: Path, tmp_path: Path) 
         Job(name="bad", argv=("sh", "-c", "exit 65"), gpus=0),
         Job(name="look", argv=("sh", "-c", f'{sys.executable} -c "{fetch}" >{metrics}'), gpus=0, env={"no_proxy": "*"}),
     ]
-    assert ways.argv is not None
-    options = DispatchOptions(notify_command=shlex.join(ways.argv), prometheus=port, cpu_jobs=1)
+    assert channels.argv is not None
+    options = DispatchOptions(notify_command=shlex.join(channels.argv), prometheus=port, cpu_jobs=1)
     events: list[Event] = []
     run_jobs(jobs, options, RunDirectory(tmp_path / "run"), on_event=events.append)
     kinds = [notice["kind"] for _, _, notice in notices(told)]
@@ -313,7 +313,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_a_wrong_call_is_refused_before_anything_runs(ways: Ways, told: Path, tmp_path: Path) -> None:
+def test_a_wrong_call_is_refused_before_anything_runs(channels: Channels, told: Path, tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     jobs = [Job(name="a", argv=("touch", str(ran)), gpus=0)]
     with pytest.raises(UsageError, match="no such program"):
@@ -326,7 +326,7 @@ def test_a_wrong_call_is_refused_before_anything_runs(ways: Ways, told: Path, tm
     assert not told.exists()
 
 
-def test_a_run_that_stays_tells_each_time_that_all_is_done(ways: Ways, told: Path, tmp_path: Path) -> None:
+def test_a_run_that_stays_tells_each_time_that_all_is_done(channels: Channels, told: Path, tmp_path: Path) -> None:
     """``gpuherd up``: its queue is worked off, more comes, and that is worked off too."""
     run = RunDirectory(tmp_path / "run")
     run.create()
@@ -335,8 +335,8 @@ def test_a_run_that_stays_tells_each_time_that_all_is_done(ways: Ways, told: Pat
         "from gpuherd.jobs.run import work_off\n"
         "work_off(RunDirectory(sys.argv[1]), DispatchOptions(notify_command=sys.argv[2]), serve=True)"
     )
-    assert ways.argv is not None
-    process = subprocess.Popen([sys.executable, "-c", program, str(run.root), shlex.join(ways.argv)])
+    assert channels.argv is not None
+    process = subprocess.Popen([sys.executable, "-c", program, str(run.root), shlex.join(channels.argv)])
     try:
         for number in (1, 2):
             with Queue(run.queue) as queue:

@@ -22,7 +22,7 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import schema
 from gpuherd.jobs.queue.store import ImpossibleTransition, Queue
-from gpuherd.jobs.records import AttemptRecord, AttemptState, Handed, PauseReason, Request
+from gpuherd.jobs.records import AttemptRecord, AttemptState, Handed, PauseReason, ResourceRequest
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import MOST_KINDS
 
@@ -60,7 +60,7 @@ def end(
     *,
     ended_at: float | None = None,
     not_before: float = 0.0,
-    adapted: Request | None = None,
+    adapted: ResourceRequest | None = None,
     costs_try: bool = True,
     **more: Any,
 ) -> tuple[str, ...]:
@@ -584,13 +584,13 @@ def test_a_retry_may_ask_for_more_and_a_fresh_start_asks_as_at_first(
     queue: Queue, start: Callable[[str], AttemptRecord]
 ) -> None:
     queue.submit([job("a", memory_mb=100, share=True)])
-    more = Request(1, 5000, False)
+    more = ResourceRequest(1, 5000, False)
     end(queue, start("a"), AttemptState.FAILED, JobState.WAITING, adapted=more, costs_try=False)
     (found,) = queue.head(1, time.time())
     assert (found.request, found.tries) == (more, 0)
     queue.end_run(1, time.time())
     queue.submit([job("a", memory_mb=100, share=True)])
-    assert queue.head(1, time.time())[0].request == Request(1, 100, True)
+    assert queue.head(1, time.time())[0].request == ResourceRequest(1, 100, True)
 
 
 def test_the_highest_peak_of_a_family_is_kept(queue: Queue) -> None:

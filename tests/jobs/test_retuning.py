@@ -15,7 +15,7 @@ def test_what_may_be_changed_of_a_run_depends_on_its_engine() -> None:
     assert retuned(there, {"at-most": "5", "order": "longest"}) == DispatchOptions(
         engine="slurm", partition="gpu", at_most=5, order="longest"
     )
-    with pytest.raises(UsageError, match="--at-most is for --engine slurm or --engine ray, and this is local"):
+    with pytest.raises(UsageError, match=r"--at-most is for --engine slurm or --engine ray.*, and this is local"):
         retuned(DispatchOptions(), {"at-most": "5"})
     with pytest.raises(UsageError, match="--gpu-list is for this machine's GPUs, and the engine is slurm"):
         retuned(there, {"gpus": "0,1"})

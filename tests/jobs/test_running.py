@@ -17,7 +17,7 @@ from tests.patience import Gate, wait_until
 from tests.small_disk import fill, mounted
 
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
-from gpuherd.jobs.records import QueuedJob, Request, RunSnapshot
+from gpuherd.jobs.records import QueuedJob, ResourceRequest, RunSnapshot
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.standin.machine import Machine
 
@@ -260,7 +260,7 @@ def test_a_family_says_nothing_of_a_job_on_more_gpus_than_it_asked_for() -> None
     job = Job(name="j", argv=("x",), gpus=1, gpus_at_most=2, memory_mb=20_000, family="f")
     queued = QueuedJob(1, job, 0, 1, 0.0, frozenset(), 0.0)
     assert (queued.family, queued.may_ask_less) == ("f", True)
-    wider = replace(queued, adapted=Request(2, 20_000, False))
+    wider = replace(queued, adapted=ResourceRequest(2, 20_000, False))
     assert (wider.family, wider.may_ask_less) == (None, False)
     assert not replace(queued, avoid=frozenset({"GPU-a"})).may_ask_less
 

@@ -15,7 +15,7 @@ from gpuherd.jobs.attempts.retry import settle
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.records import AttemptState, QueuedJob, Request
+from gpuherd.jobs.records import AttemptState, QueuedJob, ResourceRequest
 
 
 def queued(tries: int = 0, retries: int = 1, avoid: frozenset[str] = frozenset()) -> QueuedJob:
@@ -84,7 +84,7 @@ def test_each_limit_has_its_class(kind: LimitKind, failure: FailureClass) -> Non
 def test_more_memory_is_asked_for_where_there_is_a_larger_gpu() -> None:
     observed = Observed(gpus=("GPU-a",), gpu_total_mb=8192, larger_exists=True)
     ended = settle(known(queued(), exit=Exit(True, 71), observed=observed, at=1.0))
-    assert ended.adapted == Request(1, 8193, False)
+    assert ended.adapted == ResourceRequest(1, 8193, False)
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.one_of(st.none(), st.integers(1, 255)), st.booleans(), st.booleans())

@@ -1,4 +1,7 @@
-"""``gpuherd batch``: the jobs of a file in a run folder, run in the foreground, continued later; and its tables."""
+"""``gpuherd batch``: runs the jobs of a file in a run folder, in the foreground, and continues them later; its tables.
+
+The readers know what a file may contain, ``gpuherd.jobs`` decides what runs when.
+"""
 
 from __future__ import annotations
 
@@ -32,27 +35,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# ``gpuherd batch``: the jobs of a file in a run folder, worked off in the foreground, and gone on with later.
-#
-# Knows the order of things. What a file may say is the readers' business, what runs when is ``gpuherd.jobs``'.
-
-
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions(DispatchOptions):
-    """How a job file is worked off."""
+    """The options of ``gpuherd batch``."""
 
     output_dir: str | None = option(
         None,
-        help="folder for queue and logs (default: <file>_results); the same folder goes on where it stopped",
+        help="folder for queue and logs (default: <file>_results); the same folder continues where it stopped",
         metavar="DIR",
         group="jobs",
     )
-    shell: bool = option(False, help="run each command line by /bin/sh", group="jobs")
+    shell: bool = option(False, help="run each command line with /bin/sh", group="jobs")
     retries: int = option(
-        1, help="further tries for jobs that don't say how many", parse=count, metavar="N", group="jobs"
+        1, help="further tries of jobs that don't give a number", parse=count, metavar="N", group="jobs"
     )
     dry_run: bool = option(False, help="show what would run and start nothing", group="jobs")
-    enqueue_only: bool = option(False, help="put the jobs into the queue of the run's folder and end", group="jobs")
+    enqueue_only: bool = option(False, help="put the jobs into the queue of the run folder and exit", group="jobs")
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain JSON values."""
@@ -61,8 +59,13 @@ class BatchOptions(DispatchOptions):
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job of the file before a run. ``never``: why it can't run on this machine, or in the cluster; ``done``: it need
-    not run again; ``asks``: for what it would ask the cluster, None on this machine."""
+    """A job of the file before a run.
+
+    Attributes:
+        done: it need not run again.
+        never: why it can't run on this machine, or in the cluster; None if it can.
+        asks: its request to the cluster, None on this machine.
+    """
 
     job: Job
     done: bool = False
@@ -76,14 +79,14 @@ class PlannedJob:
 
 
 def run_folder(path: str | os.PathLike[str], options: BatchOptions) -> RunDirectory:
-    """The run folder: the one asked for, else one beside us with the file's name in it.
+    """The run folder: --output-dir, else one in the working folder with the file's name in it.
 
     Raises UsageError for the folder of the user's own queue.
     """
     if options.output_dir is not None:
         run = RunDirectory(options.output_dir)
         if run.root.resolve() in {folder(engine).resolve() for engine in ENGINES}:
-            # A batch makes its folder hold its own jobs and no others: all that was submitted would be cancelled.
+            # A batch cancels waiting jobs of its folder that are not in the file: all submitted jobs.
             raise UsageError(f"{run.root} is your own queue, to which gpuherd submit adds; choose another --output-dir")
         return run
     name = "batch" if os.fspath(path) == STDIN else Path(path).stem
@@ -91,11 +94,9 @@ def run_folder(path: str | os.PathLike[str], options: BatchOptions) -> RunDirect
 
 
 def plan(path: str | os.PathLike[str], options: BatchOptions, planner: Planner | None = None) -> tuple[PlannedJob, ...]:
-    """What is to be done of the file, by what its folder says and what this machine has. Nothing is changed.
+    """The jobs of the file with their states, by the run folder's queue and this machine's GPUs. Changes nothing.
 
-    ``planner``: says what jobs need that name a model.
-
-    Raises NoJobFile, BadJobFile, NoSuchGpu, and QueueUnreadable.
+    ``planner``: plans jobs that name a model. Raises NoJobFile, BadJobFile, NoSuchGpu, and QueueUnreadable.
     """
     from gpuherd.jobs.feasibility import never
     from gpuherd.jobs.remote.dispatcher import settled
@@ -120,12 +121,12 @@ def jobs_of(path: str | os.PathLike[str], options: BatchOptions, planner: Planne
 
 
 def with_sharing(options: BatchOptions, jobs: Sequence[Job]) -> BatchOptions:
-    """The options of a run of these jobs: jobs share GPUs where --share says so, and also where the file does."""
+    """The options of a run of these jobs: also jobs whose file lets them share GPUs do so, without --share."""
     return replace(options, share=True) if any(job.share for job in jobs) else options
 
 
 def run_record(path: str | os.PathLike[str], options: BatchOptions, jobs: Sequence[Job]) -> dict[str, Any]:
-    """What run.json says: what was asked, when and where."""
+    """The content of run.json: command, options, time and place."""
     return {
         "command": sys.argv,
         "file": os.fspath(path),
@@ -167,7 +168,7 @@ def _read(
 
 
 def _stays_done(job: Job, states: dict[str, JobState], known: dict[str, Content]) -> bool:
-    """Whether the queue will leave it as it is: done with the same command, and its result there."""
+    """Whether the queue will leave it as it is: done with the same command, and its result exists."""
     if states.get(job.name) is not JobState.DONE or known[job.name] != Content.of(job):
         return False
     return job.result is None or Path(job.cwd or ".", job.result).exists()
@@ -182,7 +183,7 @@ def _asks(job: Job, options: BatchOptions) -> str | None:
 
 
 def _with_dependents(jobs: Sequence[Job], never: Sequence[str | None]) -> list[str | None]:
-    """The same, with a reason also for jobs that need one that could never run, directly or by way of others."""
+    """The same, with a reason also for jobs that need one that can never run, directly or through others."""
     reasons = {job.name: reason for job, reason in zip(jobs, never, strict=True)}
     needed_by: dict[str, list[str]] = {}
     for job in jobs:
@@ -198,7 +199,9 @@ def _with_dependents(jobs: Sequence[Job], never: Sequence[str | None]) -> list[s
     return [reasons[job.name] for job in jobs]
 
 
-# What a person is shown of a job file before and after a run. Plain data in, rich text out; it fits in 80 columns.
+# --- tables -------------------------------------------------------------------------------------------------------
+#
+# Plain data in, rich text out; it fits in 80 columns.
 
 MOST_ROWS = 60
 MOST_FAILURES = 20
@@ -212,7 +215,7 @@ _PLAN = (
 
 
 def print_plan(console: Console, planned: Sequence[PlannedJob], where: str | None = None) -> None:
-    """The jobs that would run, those that can't and why, and the counts. ``where``: an engine beyond this machine."""
+    """The jobs that would run, those that can't and why, and the counts. ``where``: the cluster's engine, if any."""
     from rich.text import Text
 
     # A pipe gets every job, in full.
@@ -266,15 +269,15 @@ def headline(outcome: Outcome) -> str:
 
 
 def gpus(job: Job) -> str:
-    """How many GPUs, as it is written in a file."""
+    """How many GPUs, as in a job file."""
     return str(job.gpus) if job.gpus_at_most is None else f"{job.gpus}-{job.gpus_at_most}"
 
 
 def memory(job: Job) -> str:
-    """Memory on each GPU in MB, a dash where nothing is said."""
+    """Memory on each GPU in MB, a dash where none is given."""
     return "-" if job.memory_mb is None else str(job.memory_mb)
 
 
 def command(job: Job) -> str:
-    """The command as it could be typed."""
+    """The command as a shell line."""
     return shlex.join(job.argv)

@@ -1,8 +1,8 @@
-"""``gpuherd up`` and ``gpuherd down``: a dispatcher of the user's own queue that goes on when its terminal is gone.
+"""``gpuherd up`` and ``gpuherd down``: a dispatcher of the user's own queue that outlives its terminal.
 
-It is a process and a session of its own, without a terminal: ``python -m gpuherd.batch.daemon``. What it is to do
-comes through a pipe and not on its command line, which everybody can read; through another it says when it is at work,
-or why it can't be. There is one a queue, by the queue's lock; its pid is in there.
+It is a process and a session of its own, without a terminal: ``python -m gpuherd.batch.daemon``. It reads its options
+from a pipe and not from its command line, which every user can read; through a second pipe it reports that it runs, or
+why it can't. The queue's lock, which holds its pid, allows one for each queue.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -31,17 +30,15 @@ from gpuherd.jobs.run_dir import RunDirectory
 
 if TYPE_CHECKING:
     from gpuherd.jobs.control.messages import Response
-    from gpuherd.jobs.records import Outcome
-    from gpuherd.jobs.reporter import Display
 
 START_WITHIN_S = 60.0
-# What a process needs anywhere, and what describes GPUs, real and simulated ones. Kept besides: proxies, by which
-# notices to a webhook go, and what says how to reach an engine.
+# Variables that a process needs anywhere, and those that describe GPUs, real and simulated ones. Also kept: proxies,
+# for notices to a webhook, and the variables of the engines.
 _KEPT = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM", *VARIABLES})
 _KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL")
 _LOG_BYTES, _LOGS_KEPT = 10 * 2**20, 3
 _LOOK_S = 0.05
-# The shell goes as soon as it has started the dispatcher, which so becomes nobody's child and nobody's zombie.
+# The shell exits as soon as it has started the dispatcher, which so is no child of ours and leaves no zombie.
 _DETACH = '"$@" &'
 
 # Not __name__, which is "__main__" in the process itself and would miss the log.
@@ -49,7 +46,7 @@ logger = logging.getLogger("gpuherd.batch.daemon")
 
 
 class CannotStartUp(GpuherdError):
-    """The dispatcher in the background ended before it was at work. It carries the code that it ended with."""
+    """The dispatcher in the background ended before it was ready. Its exit code is this error's."""
 
     def __init__(self, message: str, code: int = ExitCode.FAILED):
         super().__init__(message)
@@ -57,16 +54,16 @@ class CannotStartUp(GpuherdError):
 
 
 def log_file(run: RunDirectory) -> Path:
-    """Where the dispatcher in the background writes what happens."""
+    """The log of the dispatcher in the background."""
     return run.logs / "up.log"
 
 
 def up(options: DispatchOptions, run: RunDirectory | None = None) -> int:
-    """Starts a dispatcher for the queue in the background and returns its pid when it is at work.
+    """Starts a dispatcher for the queue in the background and returns its pid once it is ready.
 
     Raises:
-        QueueBusy: there is one already.
-        CannotStartUp: it could not begin; the message says why.
+        QueueBusy: the queue has one already.
+        CannotStartUp: it could not start; the message says why.
         CannotWrite: the queue's folder can't be used.
     """
     directory = open_folder(engine=options.engine) if run is None else run
@@ -75,12 +72,12 @@ def up(options: DispatchOptions, run: RunDirectory | None = None) -> int:
         raise QueueBusy(f"pid {pid} works off {directory.root} already; gpuherd set changes its options")
     options_in, options_out = os.pipe()
     ready_in, ready_out = os.pipe()
-    # What is written before its own log is open, or by a crash of the interpreter.
+    # Output before its own log is open, and of a crash of the interpreter.
     raw = directory.logs / "up.err"
     words = [sys.executable, "-m", "gpuherd.batch.daemon", str(directory.root), str(options_in), str(ready_out)]
     try:
         with raw.open("wb") as output:
-            # Its own environment but no working folder: PYTHONPATH may be relative, so it leaves ours by itself.
+            # It changes its folder itself and is not started in another: PYTHONPATH may be relative to ours.
             subprocess.run(
                 ["/bin/sh", "-c", _DETACH, "gpuherd-up", *words],
                 stdin=subprocess.DEVNULL,
@@ -103,10 +100,10 @@ def up(options: DispatchOptions, run: RunDirectory | None = None) -> int:
 
 
 def _pid_when_ready(pipe: int, raw: Path) -> int:
-    """The pid that the new dispatcher tells; raises CannotStartUp with its reason when it tells another thing."""
-    told = b""
+    """The pid that the new dispatcher reports. Raises CannotStartUp with the reason when it reports an error."""
+    reported = b""
     deadline = time.monotonic() + START_WITHIN_S
-    while not told.endswith(b"\n"):
+    while not reported.endswith(b"\n"):
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([pipe], [], [], left)[0]:
             raise CannotStartUp(f"the dispatcher is not at work after {START_WITHIN_S:g} s; see {raw.parent}")
@@ -114,8 +111,8 @@ def _pid_when_ready(pipe: int, raw: Path) -> int:
         if not part:
             last = raw.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
             raise CannotStartUp(f"the dispatcher ended at once: {last[0] if last else 'without a word'} (see {raw})")
-        told += part
-    answer = json.loads(told)
+        reported += part
+    answer = json.loads(reported)
     if "error" in answer:
         raise CannotStartUp(answer["error"], answer["exit_code"])
     return int(answer["pid"])
@@ -124,12 +121,12 @@ def _pid_when_ready(pipe: int, raw: Path) -> int:
 def down(
     *, now: bool = False, engine: str = LOCAL, run: RunDirectory | None = None, wait_s: float = 30.0
 ) -> Response | None:
-    """Ends the dispatcher of the queue, when there is one; None when there is none.
+    """Ends the dispatcher of the queue; None when there is none.
 
     Args:
-        now: stops what runs and puts it back into the queue, and waits (``wait_s`` at most) until that is done; else
-            what runs goes on to its end, nothing new is started, and the answer comes at once.
-        engine: that of the user's own queue.
+        now: running jobs are stopped and put back into the queue, and this waits for that (``wait_s`` at most); else
+            they run to their end, no job starts, and this returns at once.
+        engine: the engine of the user's own queue.
         run: the queue's folder; the user's own for the engine if not given.
     """
     from gpuherd.jobs.control.client import send
@@ -146,9 +143,10 @@ def down(
 
 
 def forget_environment(engine: str = LOCAL) -> None:
-    """Drops from this process's environment what came from the terminal in which it happened to be started: jobs bring
-    their own, and would get ours beneath it. What finds gpuherd itself stays for an engine beyond this machine, on
-    whose nodes its part of a job is started in our name."""
+    """Drops the variables of the terminal in which this process was started: jobs bring their own environment.
+
+    For a cluster's engine the variable that finds gpuherd itself stays: our processes on its nodes need it.
+    """
     if engine != LOCAL and os.environ.get(host.NAME):
         os.environ[host.NAME] = host.absolute(os.environ[host.NAME])
     kept = (*_KEPT_BEGINNINGS, *(beginning for spec in specs() for beginning in spec.kept_variables))
@@ -159,48 +157,34 @@ def forget_environment(engine: str = LOCAL) -> None:
             del os.environ[name]
 
 
-def serve(
-    options: DispatchOptions,
-    run: RunDirectory,
-    *,
-    display: Display | None = None,
-    on_ready: Callable[[], None] = lambda: None,
-) -> Outcome:
-    """Works the queue off in this process, until it is told to end. Raises what ``work_off`` does."""
+def main() -> int:
+    """The process in the background. Its arguments: the queue's folder, and the numbers of its two pipes."""
     from gpuherd.jobs.run import work_off
 
-    return work_off(run, options, serve=True, display=display, on_ready=on_ready)
-
-
-def main() -> int:
-    """The process in the background. Its words: the queue's folder, and the numbers of its two pipes."""
     folder, options_in, ready_out = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     with os.fdopen(options_in, "rb") as pipe:
-        options = DispatchOptions(**_without_lists(json.loads(pipe.read())))
+        values: dict[str, Any] = json.loads(pipe.read())
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    options = DispatchOptions(**values)
     run = RunDirectory(folder)
     forget_environment(options.engine)
-    os.chdir(run.root)  # a folder that somebody wants to unmount must not be ours
+    os.chdir(run.root)  # else our working folder could not be unmounted
     _log_to(log_file(run))
 
-    def tell(**told: Any) -> None:
-        os.write(ready_out, json.dumps(told).encode() + b"\n")
+    def report(**values: Any) -> None:
+        os.write(ready_out, json.dumps(values).encode() + b"\n")
         os.close(ready_out)
 
     try:
-        return serve(options, run, on_ready=lambda: tell(pid=os.getpid())).exit_code
+        return work_off(run, options, serve=True, on_ready=lambda: report(pid=os.getpid())).exit_code
     except GpuherdError as problem:
         logger.error("%s", problem)
-        with suppress(OSError):  # it was at work already, or nobody waits for it any more
-            tell(error=str(problem), exit_code=int(problem.exit_code))
+        with suppress(OSError):  # it was ready before, or no process waits for the report any more
+            report(error=str(problem), exit_code=int(problem.exit_code))
         return problem.exit_code
     except Exception:
         logger.exception("the dispatcher has failed")
         raise
-
-
-def _without_lists(values: dict[str, Any]) -> dict[str, Any]:
-    """Options that went through JSON, with tuples for its lists."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def _log_to(path: Path) -> None:

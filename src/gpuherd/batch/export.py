@@ -24,7 +24,7 @@ from gpuherd.jobs.job import Job, JobState, Planner, check_needs, job_of
 from gpuherd.jobs.queue.reader import QueueReader, is_there
 from gpuherd.jobs.run_dir import RunDirectory
 
-# Beside a job's own time limit: to begin, and to end after SIGTERM.
+# Added to a job's own time limit: to begin, and to end after SIGTERM.
 _AROUND_S = 60.0
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _KILL_AFTER_S = 10
@@ -55,7 +55,7 @@ def to_export(jobs: Sequence[Job], options: EngineOptions, folder: str) -> tuple
 
 
 def placement_of(job: Job, options: EngineOptions) -> Placement:
-    """What the job asks for: its own words first, then those of the export."""
+    """The job's request: its own options first, then those of the export."""
     time_s = options.time_limit
     if time_s is None and job.timeout_s is not None:
         time_s = job.timeout_s + _AROUND_S
@@ -70,8 +70,8 @@ def placement_of(job: Job, options: EngineOptions) -> Placement:
 
 
 def in_order(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """The jobs so that each comes after all that it needs and after all of earlier rounds; among those that could come
-    next the one of the highest priority, then the oldest. Raises UsageError for needs that can't be.
+    """The jobs in an order in which each comes after all that it needs and after all of earlier rounds; of those that
+    could come next first the one of the highest priority, then the oldest. Raises UsageError for wrong needs.
     """
     check_needs(jobs)
     missing = {job.name: len(set(job.needs)) for job in jobs}
@@ -94,7 +94,7 @@ def in_order(jobs: Sequence[Job]) -> tuple[Job, ...]:
 
 
 def left_over(jobs: Sequence[Job]) -> Mapping[str, int]:
-    """What these jobs say that files run by hand don't do, and how many of them say it."""
+    """Options of these jobs that files run by hand ignore, and how many jobs have them."""
     said = {
         "time limits for stages and heartbeats": sum(
             job.stage_timeout_s is not None or job.heartbeat_s is not None for job in jobs
@@ -105,8 +105,8 @@ def left_over(jobs: Sequence[Job]) -> Mapping[str, int]:
 
 
 def line_of(job: Job, folder: str) -> str:
-    """What runs the job, as one line of bash: in its folder, with its variables, within its time, and it has succeeded
-    only when its result is there. ``folder``: for a job that names none.
+    """The job as one line of bash: in its folder, with its variables, within its time limit; it succeeds only if its
+    result exists. ``folder``: for a job that names none.
 
     Raises UsageError for a variable that bash can't set.
     """
@@ -118,7 +118,7 @@ def line_of(job: Job, folder: str) -> str:
     command = " ".join(quoted(word) for word in job.argv)
     if job.timeout_s is not None:
         command = f"timeout --kill-after={_KILL_AFTER_S} {math.ceil(job.timeout_s)} {command}"
-    # By exec a program is run whatever bash itself has of that name (echo, time, test).
+    # exec runs the program even where bash has a command of that name (echo, time, test).
     if job.result is None:
         parts.append(f"exec -- {command}")
     else:
@@ -126,12 +126,12 @@ def line_of(job: Job, folder: str) -> str:
     return " && ".join(parts)
 
 
-# The jobs to export: those of a job file, or the unfinished ones of a run's folder. Nothing is changed.
+# The jobs to export: those of a job file, or the waiting ones of a run's folder. Nothing is changed.
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``jobs`` to export, ``folder`` for those that name none, and why others of the run are left out, by name."""
+    """``jobs`` to export, ``folder`` for those that name none, and by name why others of the run are left out."""
 
     jobs: tuple[Job, ...]
     folder: str
@@ -144,8 +144,8 @@ def of_file(path: str, *, shell: bool, gpus: int, planner: Planner | None) -> Fo
 
 
 def of_folder(run: RunDirectory) -> Found:
-    """The jobs of a run that wait. Those that run are left out, and all that needs them: where and whether they end is
-    not ours to know. Raises UsageError without a queue, and QueueUnreadable.
+    """The jobs of a run that wait. Those that run are left out, and all that need them: whether they will succeed is
+    not known. Raises UsageError without a queue, and QueueUnreadable.
     """
     with closing(QueueReader(run.queue)) as reader:
         rows = reader.rows(
@@ -156,7 +156,7 @@ def of_folder(run: RunDirectory) -> Found:
     waiting = {
         row["name"]: replace(job_of(row["spec"]), gpus=row["gpus"]) for row in rows if row["state"] == JobState.WAITING
     }
-    # In order, so that whatever needs one that is left out comes behind it. What is done need not be waited for.
+    # In order, so that a job comes after one that it needs and that is left out. Needs that are done are dropped.
     for job in in_order([_needing(job, waiting) for job in waiting.values()]):
         need = next((each for each in waiting[job.name].needs if each in left_out), None)
         if need is not None:
@@ -166,12 +166,12 @@ def of_folder(run: RunDirectory) -> Found:
 
 
 def _needing(job: Job, these: Collection[str]) -> Job:
-    """The job with no other needs than these."""
+    """The job with only those of its needs that are among these."""
     return replace(job, needs=tuple(need for need in job.needs if need in these))
 
 
 def of(path: str, *, shell: bool, gpus: int, planner: Planner | None = None) -> Found:
-    """What a path means: a run's folder, or a job file. Raises UsageError when nothing is to be done."""
+    """The jobs of a path: a run's folder, or a job file. Raises UsageError when no job waits."""
     run = RunDirectory(path)
     if run.root.is_dir():
         if not is_there(run.queue):
@@ -186,7 +186,7 @@ def of(path: str, *, shell: bool, gpus: int, planner: Planner | None = None) -> 
 
 
 def _folder_of(run: RunDirectory) -> str:
-    """The folder that the run's command was started in, where its record says so, else ours."""
+    """The folder in which the run's command was started, from its record; else the current one."""
     try:
         told = json.loads(run.run_json.read_text(encoding="utf-8"))
         folder = told.get("cwd") if isinstance(told, dict) else None
@@ -195,7 +195,7 @@ def _folder_of(run: RunDirectory) -> str:
     return folder if isinstance(folder, str) and folder.startswith("/") else str(Path.cwd())
 
 
-# Puts exported files into their folder: all of them or none over others, each whole, for their owner alone.
+# Writes exported files into their folder: all of them or none, each whole, readable by their owner alone.
 
 
 def write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:

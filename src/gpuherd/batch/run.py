@@ -1,9 +1,8 @@
 """``gpuherd run``: waits for GPUs and becomes the command, as ``flock`` does for a file.
 
-Nothing stands between the caller and the command afterwards: the process is the command's own, so signals, exit status,
-terminal and pipes are too. It takes the leases' file descriptors along; the kernel frees the GPUs when the command and
-all that inherited them have ended. Knows how to wait and to become something else; when a GPU is free is the business
-of ``gpuherd.jobs.gpu.watch``, whether this command may have it that of ``gpuherd.jobs.scheduler.policy``.
+The command replaces this process: signals, exit status, terminal and pipes are the command's own. It inherits the
+leases' file descriptors; the kernel frees the GPUs when the command and all that inherited them have ended. When a GPU
+is free is decided in ``gpuherd.jobs.gpu.watch``, whether this command may have it in ``gpuherd.jobs.scheduler.policy``.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
-# A reason that changes with every check is told again only after so many seconds.
+# A reason that changes with every check is shown again only after so many seconds.
 _TELL_EVERY_S = 30.0
 
 
@@ -97,7 +96,7 @@ class CommandOptions:
 @dataclass(frozen=True, kw_only=True)
 @for_one_command
 class RunOptions(EngineOptions, CommandOptions):
-    """The same, and where it runs."""
+    """The same, and the options of engines."""
 
     def __post_init__(self) -> None:
         CommandOptions.__post_init__(self)
@@ -117,7 +116,7 @@ class RunOptions(EngineOptions, CommandOptions):
         return 1 if self.num_gpus is None else self.num_gpus
 
     def planned(self, planner: Planner) -> RunOptions:
-        """The same with the GPUs and the memory that the named model needs; as they are where none is named.
+        """The same with the GPUs and the memory that the named model needs; unchanged where none is named.
 
         Raises UsageError for words that need a model, and what the planner raises.
         """
@@ -130,7 +129,7 @@ class RunOptions(EngineOptions, CommandOptions):
         return replace(self, num_gpus=need.gpus, mem=need.memory_mb if self.mem is None else self.mem)
 
     def gpu_options(self) -> DispatchOptions:
-        """The same as a dispatcher would be told."""
+        """The options that a dispatcher would have."""
         return DispatchOptions(
             max_gpus=max(1, self.gpus),
             gpu_list=self.gpu_list,
@@ -141,13 +140,13 @@ class RunOptions(EngineOptions, CommandOptions):
 
 
 class NoGpuFree(GpuherdError):
-    """The GPUs did not become free in the time that the user gave them."""
+    """The GPUs did not become free within the user's time limit."""
 
     exit_code = ExitCode.BUSY
 
 
 class CannotBecome(GpuherdError):
-    """The command can't be run: 127 as shells say when it is not there, 126 when it is no program."""
+    """The command can't be run. As in shells the code is 127 where it does not exist, 126 where it is no program."""
 
     def __init__(self, message: str, code: int):
         super().__init__(message)
@@ -156,14 +155,14 @@ class CannotBecome(GpuherdError):
 
 @dataclass(frozen=True)
 class Taken:
-    """GPUs that are ours now. Both are empty on a machine without GPUs, and when none were asked for."""
+    """GPUs that are ours now. Both are empty on a machine without GPUs, and when none were requested."""
 
     gpus: tuple[Gpu, ...] = ()
     leases: tuple[Lease, ...] = ()
 
 
 def find_program(word: str, path: str | None = None) -> str:
-    """Where the command's program is. Raises CannotBecome, before anything is waited for."""
+    """The path of the command's program. Raises CannotBecome, before any wait."""
     found = shutil.which(word, path=path)
     if found is not None:
         return found
@@ -179,8 +178,8 @@ def become(
     """Replaces this process by the command on these GPUs. Returns only by raising CannotBecome.
 
     Args:
-        inherited: the descriptors that we were given; of all others the command gets only the leases.
-        threads: CPU threads that numeric libraries are told, unless the user has told them something.
+        inherited: the descriptors that we inherited; of all others the command gets only the leases.
+        threads: CPU threads for numeric libraries, unless the user has set a number.
     """
     environment = without(os.environ) | visible_environment(taken.gpus)
     if threads is not None and not any(name in environment for name in THREAD_VARIABLES):
@@ -195,14 +194,14 @@ def replace_process(
     inherited: Sequence[int],
     keep: Collection[int] = (),
 ) -> None:
-    """Replaces this process. Of descriptors that it was not given the other program gets those to ``keep``. Returns
-    only by raising CannotBecome."""
+    """Replaces this process. Of descriptors that were not inherited the program gets those to ``keep``. Returns only by
+    raising CannotBecome."""
     for descriptor in open_descriptors():
         if descriptor not in inherited:
-            # The driver library may have opened some that would stay open in the command.
+            # The driver library may have opened files that would stay open in the command.
             with suppress(OSError):
                 os.set_inheritable(descriptor, descriptor in keep)
-    # Python ignores these; what we become must not find them ignored.
+    # Python ignores these signals; the command must not inherit that.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     sys.stdout.flush()
@@ -223,8 +222,8 @@ class Waiter:
     """Waits for the GPUs of one command and takes them.
 
     Args:
-        options: what is needed.
-        tell: is given sentences for the user.
+        options: the request.
+        tell: takes sentences for the user.
         settings: the limits that the user and the machine set.
 
     Raises NoSuchGpu for a GPU id that is not there.
@@ -236,12 +235,13 @@ class Waiter:
         self._settings = settings
         self._told = ""
         self._told_at = 0.0
-        self._allowed: int | None = None  # GPUs that the settings leave us now, by the last decision
+        self._allowed: int | None = None  # GPUs that the settings allow now, by the last decision
         self._refuse_more_than_allowed()
         self._watch = self._open_watch() if options.gpus else None
 
     def take(self) -> Taken:
-        """The GPUs, when they are free. Raises NoGpuFree when that takes too long, JobCannotFit if it can never be."""
+        """Waits for the GPUs and takes them. Raises NoGpuFree when that takes too long, JobCannotFit if it is
+        impossible."""
         watch = self._watch
         if watch is None:
             return Taken()
@@ -264,7 +264,7 @@ class Waiter:
             self._wait(watch, began, decided)
 
     def look(self) -> tuple[tuple[Gpu, ...], str | None]:
-        """One look, for a dry run: the GPUs that pass a first check and would be taken, or why there are too few."""
+        """One look for a dry run: the GPUs that pass a first check and would be taken, or why there are too few."""
         watch = self._watch
         if watch is None:
             return (), None
@@ -280,7 +280,7 @@ class Waiter:
 
     @property
     def checks(self) -> int:
-        """So many checks in a row must find a GPU free, by the last look."""
+        """Checks in a row that must find a GPU free, by the last look."""
         return 0 if self._watch is None else self._watch.checks
 
     # --- steps --------------------------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class Waiter:
             raise JobCannotFit(f"the command {refused.reason}")
 
     def _take(self, watch: GpuWatch, gpus: tuple[Gpu, ...]) -> Taken | None:
-        """Leases on the GPUs and one more look under them; None when somebody else was faster."""
+        """Leases on the GPUs and one more look under them; None when another process was faster."""
         now = clock.mono()
         leases = watch.take(gpus, self._options.name or "run", now)
         if leases is None:
@@ -354,7 +354,7 @@ class Waiter:
         time.sleep(pause if options.wait is None else max(0.0, min(pause, options.wait - (now - began))))
 
     def _passing(self, watch: GpuWatch) -> list[Gpu]:
-        """GPUs that this look found free, however often they were found so before."""
+        """GPUs that this look found free, whatever earlier looks found."""
         from gpuherd.gpus.idle import IdleRule, check
         from gpuherd.gpus.leases import LeaseFolder
 

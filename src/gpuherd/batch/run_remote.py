@@ -32,12 +32,12 @@ from gpuherd.jobs.records import Event, EventKind, Outcome
 from gpuherd.jobs.run_dir import RunDirectory
 
 _LOOK_S = 0.1
-# A pipe that has any room takes so much at once.
+# A pipe with any room takes this much at once.
 _BLOCK = select.PIPE_BUF
 _MOST_AT_ONCE = 1 << 20
 _NAME = "command"
 _ENDS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
-# As a shell tells of a command whose reader has gone.
+# A shell's exit code for a command whose reader has gone.
 _UNREAD = 128 + signal.SIGPIPE
 
 
@@ -86,7 +86,7 @@ def replacement(options: RunOptions, argv: Sequence[str], tell: Callable[[str], 
 
 
 def become(found: Replacement, inherited: Sequence[int]) -> NoReturn:
-    """Replaces this process by the engine's program. ``inherited``: the descriptors that we were given.
+    """Replaces this process by the engine's program. ``inherited``: the descriptors that we inherited.
 
     Raises EngineMissing, CannotBecome.
     """
@@ -102,14 +102,14 @@ def become(found: Replacement, inherited: Sequence[int]) -> NoReturn:
 
 @dataclass(slots=True)
 class _Followed:
-    """What is known of the job so far.
+    """The job so far.
 
     Attributes:
         log: where it writes, None until it has begun.
         outcome, problem: how the run ended.
-        asked_to_end: the first signal that came.
+        asked_to_end: the first signal that arrived.
         gave_up: it has not begun in time.
-        unwritable: why nothing more can be written to standard output.
+        unwritable: why standard output takes nothing more.
     """
 
     log: Path | None = None
@@ -121,7 +121,7 @@ class _Followed:
 
     @property
     def ending(self) -> str | None:
-        """Why the job is to end now, None while it is to go on."""
+        """Why the job has to end now; None while it goes on."""
         if self.asked_to_end is not None:
             return "ending it"
         if self.unwritable is not None:
@@ -130,13 +130,13 @@ class _Followed:
 
 
 def follow(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]) -> int:
-    """Runs the command as a job of the cluster, writes to standard output what it writes, and returns its exit code.
+    """Runs the command as a job of the cluster, copies its output to standard output, and returns its exit code.
 
     Ctrl-C and SIGTERM end the job; the exit code is then 130 or 143. So does a reader of its output that has gone
-    (``… | head``); the exit code is then 141, as of a command here. A second signal ends this process at once, whether
-    the engine answers or not. The job's files are gone afterwards.
+    (``… | head``); the exit code is then 141, as of a local command. A second signal ends this process at once, whether
+    the engine answers or not. The job's files are removed afterwards.
 
-    Raises NoGpuFree when it has not begun in the time that was given, and what ``run_jobs`` raises.
+    Raises NoGpuFree when it has not begun in time, and as ``run_jobs``.
     """
     if options.no_wait:
         raise UsageError(f"--no-wait: {options.engine} does not tell what is free at once; say --wait TIME")
@@ -149,7 +149,7 @@ def follow(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]
             if event.kind in (EventKind.HANDED, EventKind.STARTED, EventKind.REQUEUED, EventKind.NOTICE):
                 tell(event.text)
 
-        # Not in this thread: there signals would mean what they mean to a run of many jobs.
+        # Not in this thread: there signals would have the meaning that they have for a run of many jobs.
         thread = threading.Thread(target=_work, args=(options, tuple(argv), run, state, hear))
         thread.start()
         try:
@@ -189,8 +189,8 @@ def _watch(
     wait_s: float | None,
     tell: Callable[[str], None],
 ) -> None:
-    """Until the job is over: hands its output on; ends it when we are asked to, when it has not begun in time, or when
-    nobody takes its output."""
+    """Until the job is over: copies its output; ends it on a signal, when it has not begun in time, or when its output
+    has no reader any more."""
     began, cancelled = clock.mono(), False
     position, path = 0, None
     while True:
@@ -214,7 +214,7 @@ def _watch(
 
 
 def _cancel(run: RunDirectory) -> bool:
-    """Whether the wish is written down; not yet where there is no queue yet."""
+    """Requests the job's end. False where there is no queue yet."""
     from gpuherd.jobs.control.client import send
     from gpuherd.jobs.control.messages import ControlKind, Request
 
@@ -226,8 +226,8 @@ def _cancel(run: RunDirectory) -> bool:
 
 
 def _hand_on(path: Path, position: int) -> tuple[int, bool]:
-    """Writes to standard output what the file has behind this position, as far as its reader takes it in a moment, so
-    that signals are seen in between. Returns how far it came, and whether there is more. Raises OSError."""
+    """Copies the file from this position to standard output, as much as its reader takes in a moment, so that signals
+    are noticed in between. Returns the new position, and whether there is more. Raises OSError."""
     output, until = sys.stdout.fileno(), position + _MOST_AT_ONCE
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -263,7 +263,7 @@ def _end(run: RunDirectory, state: _Followed, options: RunOptions) -> int:
 
 
 def _code(run: RunDirectory) -> int | None:
-    """The exit code of the last attempt, as a shell says it; None where it is not known."""
+    """The exit code of the last attempt as in shells; None where it is not known."""
     from gpuherd.jobs.queue.reader import QueueReader
 
     with closing(QueueReader(run.queue)) as reader:
@@ -275,7 +275,7 @@ def _code(run: RunDirectory) -> int | None:
 
 @contextmanager
 def _place(options: RunOptions) -> Iterator[RunDirectory]:
-    """A run folder for this command alone, beside the user's own queue: all nodes must see it."""
+    """A run folder for this command alone, next to the user's own queue: all nodes must see it."""
     base = folder(options.engine).parent
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -290,7 +290,7 @@ def _place(options: RunOptions) -> Iterator[RunDirectory]:
 
 @contextmanager
 def _own_words() -> Iterator[None]:
-    """Keeps the log of runs from the terminal: what concerns the user is told, and the folder is gone afterwards."""
+    """Keeps the log of runs from the terminal: the user gets the events, and the folder is removed afterwards."""
     logger = logging.getLogger("gpuherd.jobs")
     before, logger.disabled = logger.disabled, True
     try:
@@ -300,7 +300,7 @@ def _own_words() -> Iterator[None]:
 
 
 def _leave(run: RunDirectory, options: RunOptions, number: signal.Signals, tell: Callable[[str], None]) -> NoReturn:
-    """Ends this process whatever its threads wait for. Without its folder the job never begins, if it has not yet."""
+    """Ends this process whatever its threads wait for. Without its folder a job that has not begun never begins."""
     with suppress(Exception):
         tell(f"leaving at once; if {options.engine} does not answer, the job may still run there")
     shutil.rmtree(run.root, ignore_errors=True)
@@ -309,8 +309,8 @@ def _leave(run: RunDirectory, options: RunOptions, number: signal.Signals, tell:
 
 @contextmanager
 def _stopping(leave: Callable[[signal.Signals], NoReturn]) -> Iterator[Sequence[signal.Signals]]:
-    """Listens to Ctrl-C and SIGTERM; the one that came. With the next one ``leave`` is called, in the signal's handler:
-    the main thread may be waiting for an answer. One that is ignored stays so."""
+    """Handles Ctrl-C and SIGTERM; gives those that arrived. The second one calls ``leave`` in the signal's handler: the
+    main thread may be waiting for an answer. A signal that is ignored stays so."""
     heard: list[signal.Signals] = []
 
     def hear(number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,7 @@
-"""Settings of a sweep: a matrix of values, distributions of parameters, and how many of them are drawn. Pure."""
+"""Combinations of a matrix, settings of a sweep, and the placeholders that they fill. Pure.
+
+A value goes into a word of a command after the command was split into words: it is never split, and no shell reads it.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +17,27 @@ from typing import Protocol
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.options import did_you_mean, yes_no
 
-# A matrix of values and the combinations that it stands for; placeholders like ``{lr}`` in words. Pure.
-#
-# A value goes into a word as it is, after the command was split into words: it is never split or read by a shell.
+# --- matrix and placeholders --------------------------------------------------------------------------------------
 
 Combination = Mapping[str, str]
 
 KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{\{([A-Za-z_][A-Za-z0-9_]*)\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}", re.ASCII)
-# What a shell reads as plain letters: a value of other signs in a line for a shell would be read as a part of it.
+# Letters without a meaning for a shell: any other sign of a value would become a part of the shell's line.
 _PLAIN = re.compile(r"[A-Za-z0-9._+=@:,/%-]*", re.ASCII)
 
 
 def size(axes: Mapping[str, Sequence[str]]) -> int:
-    """How many combinations there are, without making them."""
+    """The number of combinations, without making them."""
     return math.prod(len(values) for values in axes.values())
 
 
 def combinations(
     axes: Mapping[str, Sequence[str]], include: Sequence[Combination], exclude: Sequence[Combination]
 ) -> Iterator[Combination]:
-    """Every combination, the last axis fastest, without those that an entry of ``exclude`` is a part of; then the
-    entries of ``include``, those that came already left out.
+    """Every combination, the last axis fastest, then the entries of ``include``; each once.
+
+    A combination that contains an entry of ``exclude`` is left out.
 
     >>> [c["lr"] + c["seed"] for c in combinations({"lr": ["a", "b"], "seed": ["1", "2"]}, [], [{"seed": "2"}])]
     ['a1', 'b1']
@@ -53,10 +55,10 @@ def combinations(
 
 
 def filled(text: str, values: Combination, *, for_shell: bool = False) -> str:
-    """The text with each ``{key}`` replaced; ``{{key}}`` is ``{key}`` itself. All other braces are mere letters.
+    """The text with each ``{key}`` replaced; ``{{key}}`` is ``{key}`` itself. All other braces are plain letters.
 
-    Raises ValueError for a key that is not there, with the nearest, and with ``for_shell`` for a value that a shell
-    would not take as one plain word.
+    Raises ValueError for an unknown key, with the nearest, and with ``for_shell`` for a value that a shell would not
+    read as one plain word.
 
     >>> filled("--lr={lr} {{x}}", {"lr": "0.1"})
     '--lr=0.1 {x}'
@@ -79,12 +81,12 @@ def filled(text: str, values: Combination, *, for_shell: bool = False) -> str:
 
 
 def has_placeholder(text: str) -> bool:
-    """Whether the text has a place to fill."""
+    """Whether the text has a ``{key}`` to replace."""
     return any(found[2] is not None for found in _PLACEHOLDER.finditer(text))
 
 
 def name_part(values: Combination) -> str:
-    """What tells the jobs of a matrix apart in their names.
+    """The part of a job's name that distinguishes the jobs of a matrix.
 
     >>> name_part({"lr": "0.1", "seed": "2"})
     'lr0.1-seed2'
@@ -92,11 +94,11 @@ def name_part(values: Combination) -> str:
     return "-".join(key + (safe_name(value) if value else "") for key, value in values.items())
 
 
-# What a parameter of a sweep may be: one of a list, a number between two others, in steps or not, or a normal one.
+# --- distributions of a sweep's parameters ------------------------------------------------------------------------
 #
-# Pure: a distribution turns 64 random bits into a value, and one that has finitely many values gives them in order.
-# Values are words, as a person would write them: a drawn real number has six digits that tell it from others of its
-# range, and the job gets that number, not a longer one.
+# A distribution turns 64 random bits into a value; one with finitely many values also lists them in order. Values are
+# words, as a person would write them: a drawn real number has six significant digits within its range, and the job gets
+# exactly that number.
 
 _BITS = 64
 _DIGITS = 6
@@ -106,7 +108,7 @@ _WHOLE = re.compile(r"[+-]?\d{1,15}", re.ASCII)
 _REAL = re.compile(r"[+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _BETWEEN = ("low", "high", "step", "log")
 _NORMAL = ("mean", "std")
-# What other tools call the same.
+# The names of these keys in other tools.
 _ELSEWHERE = {
     "min": "low",
     "max": "high",
@@ -123,7 +125,7 @@ _AS_A_LIST = ("values", "value", "choices", "choice")
 
 
 class BadParameter(ValueError):
-    """What is said of a parameter means nothing. ``key``: which of its keys is at fault, None for all together."""
+    """A parameter's description is wrong. ``key``: which of its keys is at fault, None for all together."""
 
     def __init__(self, text: str, key: str | None = None):
         super().__init__(text)
@@ -131,24 +133,24 @@ class BadParameter(ValueError):
 
 
 class Distribution(Protocol):
-    """Where the values of a parameter come from."""
+    """The distribution of a parameter's values."""
 
     def size(self) -> int | None:
-        """How many values there are, None for more than could be counted off."""
+        """The number of values, None for a continuous distribution."""
         ...
 
     def values(self) -> Iterator[str]:
-        """All of them, in order; for those with a ``size``."""
+        """All values, in order; for a distribution with a ``size``."""
         ...
 
     def draw(self, bits: int) -> str:
-        """The value that 64 random bits stand for."""
+        """The value for 64 random bits."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of some words, each as likely as the others.
+    """One of these words, all equally likely.
 
     >>> Choice(("adam", "sgd")).draw(2**63)
     'sgd'
@@ -168,7 +170,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """``low``, ``low + step`` and so on, ``count`` numbers, each as likely as the others. Exact: 0.1, 0.2, 0.3.
+    """``low``, ``low + step`` and so on, ``count`` numbers, all equally likely. Exact: 0.1, 0.2, 0.3.
 
     >>> list(Steps(Fraction("0.1"), Fraction("0.1"), 3, whole=False).values())
     ['0.1', '0.2', '0.3']
@@ -195,7 +197,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A real number, evenly likely; with ``log`` its logarithm is.
+    """A real number, uniform; with ``log`` its logarithm is uniform.
 
     >>> Between(1e-5, 1e-1, log=True).draw(2**63)
     '0.001'
@@ -222,7 +224,7 @@ class Between:
         return rounded if self.low <= float(rounded) <= self.high else repr(min(max(value, self.low), self.high))
 
     def _digits(self) -> int:
-        """As many as tell values of this range apart as well as six do those of a range from 0."""
+        """As many digits as distinguish values of this range as well as six do in a range from 0."""
         largest, span = max(abs(self.low), abs(self.high)), self.high - self.low
         if not 0 < span < largest:
             return _DIGITS
@@ -231,7 +233,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class WholeLog:
-    """A whole number above 0 whose logarithm is evenly likely.
+    """A whole number above 0 whose logarithm is uniform.
 
     >>> [WholeLog(1, 1000).draw(bits) for bits in (0, 2**63, 2**64 - 1)]
     ['1', '22', '1000']
@@ -277,7 +279,7 @@ class Normal:
 
 
 def one_of(words: Sequence[str]) -> Choice:
-    """One of a list. Raises BadParameter for an empty one and for a word that is in it twice."""
+    """One of a list. Raises BadParameter for an empty list and for a word that occurs twice."""
     if not words:
         raise BadParameter("has no values")
     if len(set(words)) < len(words):
@@ -286,7 +288,7 @@ def one_of(words: Sequence[str]) -> Choice:
 
 
 def check_keys(keys: Iterable[str]) -> None:
-    """Raises BadParameter for the first key that no distribution has, with the one that is meant."""
+    """Raises BadParameter for the first key that no distribution has, with the right one if another tool uses it."""
     for key in keys:
         if key in _AS_A_LIST:
             raise BadParameter("write the values as a list: [a, b, c]", key)
@@ -296,59 +298,59 @@ def check_keys(keys: Iterable[str]) -> None:
             raise BadParameter(f"unknown key {key!r}; {hint}", key)
 
 
-def described(said: Mapping[str, str]) -> Distribution:
+def described(given: Mapping[str, str]) -> Distribution:
     """The distribution that keys like ``low`` and ``high`` describe. Raises BadParameter with a sentence.
 
     >>> described({"low": "1", "high": "8"}).size(), described({"low": "0.0", "high": "1", "step": "0.5"}).size()
     (8, 3)
     """
-    check_keys(said)
-    if said.keys() & set(_NORMAL):
-        return _normal(said)
+    check_keys(given)
+    if given.keys() & set(_NORMAL):
+        return _normal(given)
     for key in ("low", "high"):
-        if key not in said:
+        if key not in given:
             raise BadParameter(f"says nothing of {key}; write {{low: 1, high: 8}}, or a list")
-    return _between(said)
+    return _between(given)
 
 
-def _normal(said: Mapping[str, str]) -> Normal:
-    for key in said:
+def _normal(given: Mapping[str, str]) -> Normal:
+    for key in given:
         if key not in _NORMAL:
             raise BadParameter(f"{key} doesn't go with mean and std", key)
     for key in _NORMAL:
-        if key not in said:
+        if key not in given:
             raise BadParameter(f"says nothing of {key}; write {{mean: 0, std: 1}}")
-    mean, std = (float(_number(said, key)) for key in _NORMAL)
+    mean, std = (float(_number(given, key)) for key in _NORMAL)
     if std <= 0:
-        raise BadParameter(f"std={said['std']} is not above 0", "std")
+        raise BadParameter(f"std={given['std']} is not above 0", "std")
     return Normal(mean, std)
 
 
-def _between(said: Mapping[str, str]) -> Distribution:
-    low, high = _number(said, "low"), _number(said, "high")
+def _between(given: Mapping[str, str]) -> Distribution:
+    low, high = _number(given, "low"), _number(given, "high")
     if high < low:
-        raise BadParameter(f"high={said['high']} is below low={said['low']}", "high")
+        raise BadParameter(f"high={given['high']} is below low={given['low']}", "high")
     try:
-        log = yes_no(said.get("log", "false"))
+        log = yes_no(given.get("log", "false"))
     except ValueError as problem:
         raise BadParameter(f"log: {problem}", "log") from None
-    whole = all(_WHOLE.fullmatch(said[key]) for key in ("low", "high", "step") if key in said)
-    if log and "step" in said:
+    whole = all(_WHOLE.fullmatch(given[key]) for key in ("low", "high", "step") if key in given)
+    if log and "step" in given:
         raise BadParameter("step doesn't go with log: true; leave one of them out, or write a list", "step")
     if log and low <= 0:
-        raise BadParameter(f"low={said['low']} is not above 0, and has no logarithm", "low")
-    if "step" in said:
-        step = _number(said, "step")
+        raise BadParameter(f"low={given['low']} is not above 0, and has no logarithm", "low")
+    if "step" in given:
+        step = _number(given, "step")
         if step <= 0:
-            raise BadParameter(f"step={said['step']} is not above 0", "step")
+            raise BadParameter(f"step={given['step']} is not above 0", "step")
         return Steps(low, step, int((high - low) // step) + 1, whole)
     if whole:
         return WholeLog(int(low), int(high)) if log else Steps(low, Fraction(1), int(high - low) + 1, whole)
     return Between(float(low), float(high), log)
 
 
-def _number(said: Mapping[str, str], key: str) -> Fraction:
-    word = said[key]
+def _number(given: Mapping[str, str], key: str) -> Fraction:
+    word = given[key]
     if not _REAL.fullmatch(word):
         raise BadParameter(f"{key}={word!r} is not a number", key)
     exact = Fraction(word)
@@ -366,37 +368,37 @@ def _rounded(value: float, digits: int) -> str:
     return f"{value:.{min(digits, _MOST_DIGITS)}g}"
 
 
-# Settings of a sweep: every combination of its parameters' values, or so many that are drawn. Pure.
+# --- settings of a sweep ------------------------------------------------------------------------------------------
 #
-# Each draw has a key of its own: the seed, the parameter's name, and the number of the draw. So it depends on nothing
-# else in the file. More samples go on where fewer ended, and a parameter that is added leaves what is drawn for the
-# others.
+# Every combination of the parameters' values, or a number of drawn ones. A draw depends only on the seed, the
+# parameter's name and the number of the draw, and on nothing else in the file: more samples continue where fewer ended,
+# and a new parameter leaves the draws of the others unchanged.
 
-# A setting that was drawn before is drawn anew; so many times as many draws are made before it is given up. Drawing
-# all of n settings takes about n * ln(n) draws, and there are never more than a million.
+# A setting that was drawn before is drawn again, until this many times as many draws were made. Drawing all of n
+# settings takes about n * ln(n) draws, and there are never more than a million.
 _PATIENCE = 20
 _LEAST_DRAWS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sweep:
-    """What is swept over what. ``samples`` None: all combinations, in order; else so many different ones, drawn."""
+    """The parameters of a sweep. ``samples`` None: all combinations, in order; else this many different, drawn ones."""
 
     parameters: Mapping[str, Distribution]
     samples: int | None = None
     seed: int = 0
 
     def combinations(self) -> int | None:
-        """How many there are, None for more than could be counted off."""
+        """The number of combinations, None for infinitely many."""
         sizes = [parameter.size() for parameter in self.parameters.values()]
         return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
     def size(self) -> int | None:
-        """How many settings it stands for; None where it can't be a grid."""
+        """The number of settings; None for a grid over a continuous parameter."""
         return self.combinations() if self.samples is None else self.samples
 
     def settings(self) -> Iterator[Mapping[str, str]]:
-        """The settings. Raises ValueError when too few different ones are found."""
+        """The settings. Raises ValueError when it finds too few different ones."""
         return self._grid() if self.samples is None else self._drawn(self.samples)
 
     def _grid(self) -> Iterator[Mapping[str, str]]:

@@ -1,4 +1,7 @@
-"""The user's own queues, one for each engine, and ``gpuherd submit``, which adds a command to one."""
+"""The user's own queues, one for each engine, and ``gpuherd submit``, which adds a command to one.
+
+Knows where the queues are and who may read them; ``gpuherd.jobs`` runs their jobs. A job waits until a dispatcher runs.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,14 @@ from gpuherd.jobs.run_dir import RunDirectory
 if TYPE_CHECKING:
     from gpuherd.jobs.queue.store import Queue
 
-# Where the user's own queues are, one for each engine: ``gpuherd submit`` adds to them, ``gpuherd up`` works one off.
-#
-# Knows their places and who may read them. What happens to its jobs is the business of ``gpuherd.jobs``.
-
 VARIABLE = "GPUHERD_QUEUE"
 
 
 def folder(engine: str = LOCAL) -> Path:
-    """The folder of the user's own queue: GPUHERD_QUEUE, else gpuherd/queue in XDG_STATE_HOME (~/.local/state). That of
-    a cluster's engine is beside it: ``queue-slurm``.
+    """The folder of the user's own queue: GPUHERD_QUEUE, else gpuherd/queue in XDG_STATE_HOME (~/.local/state).
 
-    Nothing is touched. Raises UsageError when there is no home folder to look in.
+    The queue of a cluster's engine is next to it: ``queue-slurm``. Creates nothing. Raises UsageError for a user
+    without a home folder.
     """
     base = _base()
     return base if engine == LOCAL else base.with_name(f"{base.name}-{engine}")
@@ -59,7 +58,7 @@ def _is_in_use(engine: str) -> bool:
     try:
         return is_there(RunDirectory(folder(engine)).queue)
     except QueueUnreadable:
-        return False  # the home folder is somebody else's: sudo, a container
+        return False  # the home folder belongs to another user: sudo, a container
 
 
 def _base() -> Path:
@@ -67,7 +66,7 @@ def _base() -> Path:
     if named:
         return Path(named).absolute()
     state = os.environ.get("XDG_STATE_HOME", "")
-    if state.startswith("/"):  # the standard says that a relative one is to be ignored
+    if state.startswith("/"):  # the XDG standard ignores a relative path
         return Path(state) / "gpuherd" / "queue"
     try:
         return Path.home() / ".local" / "state" / "gpuherd" / "queue"
@@ -76,9 +75,9 @@ def _base() -> Path:
 
 
 def open_folder(path: Path | None = None, *, engine: str = LOCAL) -> RunDirectory:
-    """The queue's run folder (``path``, else the user's own for the engine), made for its owner alone if need be.
+    """The queue's run folder (``path``, else the user's own for the engine), created with mode 0700 if missing.
 
-    Raises CannotWrite when it can't be made, belongs to someone else, or others may write in it.
+    Raises CannotWrite when it can't be created, belongs to another user, or other users may write in it.
     """
     place = folder(engine) if path is None else Path(path).absolute()
     try:
@@ -87,7 +86,7 @@ def open_folder(path: Path | None = None, *, engine: str = LOCAL) -> RunDirector
         status = place.stat()
     except OSError as problem:
         raise CannotWrite(f"can't make {place}: {problem.strerror}; set {VARIABLE} to another folder") from None
-    # Jobs and their environments are in it: whoever can write here runs what they like in our name.
+    # Jobs and their environments are in it: a user who can write here could run any command as us.
     if status.st_uid != os.geteuid():
         raise CannotWrite(f"{place} belongs to someone else; set {VARIABLE} to a folder of your own")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -97,15 +96,13 @@ def open_folder(path: Path | None = None, *, engine: str = LOCAL) -> RunDirector
     return run
 
 
-# ``gpuherd submit``: puts a command into the user's own queue, with the folder and environment that it was typed in.
-#
-# Whether somebody works the queue off does not matter here: the job waits until somebody does.
+# --- gpuherd submit -----------------------------------------------------------------------------------------------
 
 _UNFINISHED = frozenset({JobState.WAITING, JobState.RUNNING})
 
 
 class _Undone(Exception):
-    """Takes back what was done in a transaction."""
+    """Rolls a transaction back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +110,9 @@ class Submitted:
     """A job in the queue.
 
     Attributes:
-        job: as it is there.
+        job: the job, with its name.
         state: waiting; or done, when a job of this name and command has been done before.
-        worker: the pid of the dispatcher that works the queue off, None when there is none.
+        worker: the pid of the queue's dispatcher, None when there is none.
     """
 
     job: Job
@@ -135,7 +132,7 @@ def with_surroundings(job: Job, environment: Mapping[str, str], cwd: str) -> Job
 
 
 def check(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | None = None) -> None:
-    """Raises what ``submit`` would raise for this job, and JobCannotFit after a look at the GPUs. Changes nothing."""
+    """Raises what ``submit`` would raise for this job, and JobCannotFit after a query of the GPUs. Changes nothing."""
     from gpuherd.jobs.queue.store import Queue
 
     directory = RunDirectory(folder(engine)) if run is None else run
@@ -153,43 +150,41 @@ def check(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | Non
 
 
 def submit(job: Job, *, named: bool, engine: str = LOCAL, run: RunDirectory | None = None) -> Submitted:
-    """Adds the job to the queue and tells its dispatcher.
+    """Adds the job to the queue and wakes its dispatcher.
 
     Args:
         job: the job, ``with_surroundings`` if it was typed in a terminal.
         named: its name is its own; else it gets ``job-0001`` or the next.
-        engine: what is to run it; what a cluster can't ever give is refused by its dispatcher.
+        engine: the engine that runs it; a cluster's dispatcher refuses what the cluster can never give.
         run: the queue's folder; the user's own for the engine if not given.
 
     Raises:
-        UsageError: the name belongs to another job that is not over, ``needs`` names none, or its folder is not there.
-        JobCannotFit: the dispatcher at work has told that its GPUs are too few or too small; several nodes, or more
-            main memory than there is, on this machine.
+        UsageError: the name belongs to another job that has not ended, ``needs`` names none, or its folder is missing.
+        JobCannotFit: the queue's dispatcher has too few or too small GPUs; several nodes, or more main memory than
+            there is, on this machine.
         CannotWrite, QueueUnreadable: the queue can't be used.
     """
     from gpuherd.jobs.queue.errors import raising_cannot_write
+    from gpuherd.jobs.queue.store import Queue
 
     directory = open_folder(engine=engine) if run is None else run
     refuse_missing_folder(job)
     if engine == LOCAL:
         refuse_beyond_this_machine(job.nodes, job.host_memory_mb)
         refuse_if_dispatcher_would(job, directory)
-    with raising_cannot_write(directory.queue, "submit it again; nothing was added"):
-        found, job = _add(job, directory, named=named)
+    with (
+        raising_cannot_write(directory.queue, "submit it again; nothing was added"),
+        Queue(directory.queue, check=False) as queue,
+        queue.transaction(),
+    ):
+        found, job = _enter(job, queue, named=named)
     wake(directory.control_fifo)
     state = JobState.WAITING if found is None else found[1]
     return Submitted(job, state, DispatcherLock.holder(directory.lock))
 
 
-def _add(job: Job, directory: RunDirectory, *, named: bool) -> tuple[tuple[QueuedJob, JobState] | None, Job]:
-    """The job as it stands in the queue afterwards, and with its name."""
-    from gpuherd.jobs.queue.store import Queue
-
-    with Queue(directory.queue, check=False) as queue, queue.transaction():
-        return _enter(job, queue, named=named)
-
-
 def _enter(job: Job, queue: Queue, *, named: bool) -> tuple[tuple[QueuedJob, JobState] | None, Job]:
+    """The job as it is in the queue afterwards, with its state; and the job with its name."""
     if named:
         _refuse_other(queue, job)
     else:
@@ -205,7 +200,7 @@ def _refuse_other(queue: Queue, job: Job) -> None:
 
 
 def _next_name(queue: Queue) -> str:
-    """``job-0001``, or the first after those that are taken. Jobs are never removed, so that bisection finds it."""
+    """``job-0001``, or the first number that is free. Jobs are never removed, so that bisection finds it."""
 
     def taken(number: int) -> bool:
         return queue.job(f"job-{number:04d}") is not None

@@ -18,7 +18,6 @@ from gpuherd.cli.output import print_view
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.options import Parser, add_options, build, same_option
-from gpuherd.units import duration
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -326,7 +325,7 @@ def _state(row: Row, now: float) -> Text:
         text.append(f"\n{each.sentence} ({each.queue})", style="yellow")
     if row.holder is not None:
         unused = ", and nobody uses it now" if row.check.free else ""
-        text.append(("\n" if text else "") + _held_by(row.holder, now) + unused, style="cyan")
+        text.append(("\n" if text else "") + row.holder.sentence(now) + unused, style="cyan")
     for process in row.gpu.processes:
         if row.check.reason == describe(process):
             continue  # shown already, as the reason
@@ -336,15 +335,6 @@ def _state(row: Row, now: float) -> Text:
             f"\n{process.user or 'someone'}: {process.command or 'a process'} (pid {process.pid}, {memory}{kind})"
         )
     return text
-
-
-def _held_by(holder: Holder, now: float) -> str:
-    """The holder of the GPU: ``held by gpuherd: alice (pid 4711) for 2 min, job x``."""
-    who = f"held by gpuherd: {holder.user or 'someone'}"
-    pid = "" if holder.pid is None else f" (pid {holder.pid})"
-    since = "" if holder.since is None else f" for {duration(max(0.0, now - holder.since), parts=1)}"
-    job = "" if holder.job is None else f", job {holder.job}"
-    return who + pid + since + job
 
 
 def _notes(view: View) -> list[Text]:

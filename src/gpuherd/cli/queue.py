@@ -26,12 +26,12 @@ from gpuherd.cli.job_start import (
     simulate_here,
 )
 from gpuherd.cli.output import console_for, print_json, print_note
-from gpuherd.engines.options import ENGINES, EngineOptions, as_for_jobs
+from gpuherd.engines.options import ENGINES, EngineOptions
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.jobs.job import Job, ModelUse, job_fields
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.options import Parser, add_options, build, given, option
+from gpuherd.options import Parser, add_options, build, given, option, same_option
 
 if TYPE_CHECKING:
     from gpuherd.jobs.job import Planner
@@ -58,7 +58,9 @@ def add_submit(parser: Parser) -> None:
     add_options(parser, Job)
     add_options(parser, ModelUse)
     add_own_queue(parser, "what is to run it: your queue for this engine (default: that of your settings, or local)")
-    parser.add_argument("--node-gpus", metavar="GPUS", help=as_for_jobs("node_gpus").metadata["option"].help)
+    parser.add_argument(
+        "--node-gpus", metavar="GPUS", help=same_option(EngineOptions, "node_gpus").metadata["option"].help
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted")
     add_json(parser, "the job")
     add_command_words(parser)
@@ -170,7 +172,7 @@ def add_up(parser: Parser) -> None:
 
 def run_up(args: argparse.Namespace) -> int:
     """Starts the dispatcher, or with ``--foreground`` becomes it."""
-    from gpuherd.batch.daemon import forget_environment, log_file, serve, up
+    from gpuherd.batch.daemon import forget_environment, log_file, up
     from gpuherd.batch.user_queue import open_folder
 
     load_for(args, UpOptions, stays=False)
@@ -181,11 +183,12 @@ def run_up(args: argparse.Namespace) -> int:
     directory = open_folder(engine=options.engine)
     if options.foreground:
         from gpuherd.jobs.monitor.display import display
+        from gpuherd.jobs.run import work_off
 
         console = console_for(args, highlight=False)
         forget_environment(options.engine)
         with display(console) as live:
-            return serve(options.dispatch_options(), directory, display=live).exit_code
+            return work_off(directory, options.dispatch_options(), serve=True, display=live).exit_code
     pid = up(options.dispatch_options(), directory)
     if args.json:
         print_json({"pid": pid, "queue": str(directory.root), "log": str(log_file(directory))})

@@ -1,4 +1,4 @@
-"""Is this machine ready? One check a question, each with what was found and what to do about it.
+"""Is this machine ready? Each check gives its finding and, unless all is well, a remedy.
 
-What is found is judged by pure functions; models run in child processes. ``gpuherd doctor`` shows the results.
+Pure functions judge the findings; models run in child processes. ``gpuherd doctor`` shows the results.
 """

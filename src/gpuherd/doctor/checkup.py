@@ -1,4 +1,4 @@
-"""The whole visit: which checks there are, in order, each ready to run. What they find is judged elsewhere."""
+"""All checks of ``gpuherd doctor``, in order, each ready to run. The findings are judged in ``checks``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TORCH_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Some checks that are made together. ``title`` says what is being done, for those who wait."""
+    """Checks that run together. ``title`` is shown while they run."""
 
     title: str
     run: Callable[[], list[CheckResult]]
@@ -88,7 +88,7 @@ def folder_on(folder: Path, kind: str, engine: str) -> CheckResult:
 
 
 def queues_on(folder: Path, kind: str) -> list[CheckResult]:
-    """A word on the queues of runs here where other machines may see them; none where they don't."""
+    """A warning about queues of runs in this folder where other machines may see it; else none."""
     if not kind or not may_be_shared(kind):
         return []
     detail = f"{folder} is on {kind}, which other machines may see: a queue here is opened on one machine at a time"
@@ -103,7 +103,7 @@ def _libraries() -> CheckResult:
 def _torch(version: str | None, machine: Machine, *, simulated: bool) -> CheckResult:
     answer = Answer()
     if version is not None:
-        # All GPUs: what hides some of them is another line's subject.
+        # All GPUs: another check is about what hides some of them.
         environment = dict.fromkeys(VARIABLES)
         answer = ask("gpuherd.doctor.child", ["build"], environment=environment, timeout_s=_TORCH_TIMEOUT_S)
     return checks.torch_build(version, answer, machine, simulated=simulated)
@@ -115,7 +115,7 @@ def _usage(gpus: tuple[Gpu, ...]) -> list[CheckResult]:
 
 
 def _holder_of() -> Callable[[str], Holder | None]:
-    """Who holds a GPU of a given UUID. A lease folder that can't be used is told by a line of its own."""
+    """The holder of a GPU by its UUID. A lease folder that can't be used has a check of its own."""
     with suppress(CannotWrite, UsageError):  # UsageError: the policy, which may name the folder, is wrong
         folder = LeaseFolder.existing()
         if folder is not None:

@@ -1,8 +1,7 @@
-"""Loads and runs a small model on each GPU, or on the CPU, in children, and judges what they answer.
+"""Loads and runs a small model on each GPU, or on the CPU, in child processes, and judges their answers.
 
-A GPU is tried only when it is free, and under a lease, so that the doctor never troubles a running job. It is named
-to the child as to any job, by CUDA_VISIBLE_DEVICES in the child's own environment; that the child then meets the GPU
-that was meant is checked by UUID.
+A GPU is tried only when it is free, and under a lease, so that the doctor never disturbs a running job. The child gets
+it as any job does, by CUDA_VISIBLE_DEVICES in its own environment; its UUID shows that it is the right one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import VARIABLES
 
 _MODULE = "gpuherd.doctor.child"
-_TIMEOUT_S = 180.0  # a first start of CUDA on a slow disk takes its time
+_TIMEOUT_S = 180.0  # a first start of CUDA on a slow disk takes long
 _MOST_ERROR = 1e-2  # float32 on any GPU (TF32 included) stays well below; another function of the weights doesn't
 _LATER = "run gpuherd doctor again when it is free"
 _REPAIR = "look at the torch and driver lines above; gpuherd esd --device-map cpu works without the GPU"
@@ -62,7 +61,7 @@ def _ask(device: str, *, gpus: Sequence[Gpu] = (), lease: Lease | None = None) -
 
 
 def judge_gpu(gpu: Gpu, answer: Answer) -> CheckResult:
-    """Judges a run on a real GPU: it must be this one, be alone visible, and compute what the CPU computes."""
+    """Judges a run on a real GPU: it must be this one and the only visible one, and compute what the CPU computes."""
     name = f"model on GPU {gpu.label}"
     if answer.error is not None:
         return CheckResult(name, Status.FAIL, f"could not load and run it: {answer.error}", _REPAIR)
@@ -84,7 +83,8 @@ def judge_gpu(gpu: Gpu, answer: Answer) -> CheckResult:
 
 
 def _same_gpu(gpu: Gpu, uuid: str) -> bool:
-    """torch gives the UUID without its prefix, and for a MIG instance, depending on CUDA, that of the whole GPU."""
+    """Whether torch's UUID is this GPU's: it comes without its prefix, and for a MIG instance, depending on CUDA, it is
+    that of the whole GPU."""
 
     def bare(text: str) -> str:
         return text.removeprefix("GPU-").removeprefix("MIG-").lower()
@@ -93,7 +93,7 @@ def _same_gpu(gpu: Gpu, uuid: str) -> bool:
 
 
 def judge_simulated(gpu: Gpu, answer: Answer) -> CheckResult:
-    """Judges a run on the CPU that stands for one on a simulated GPU."""
+    """Judges a run on the CPU in place of one on a simulated GPU."""
     name = f"model on GPU {gpu.label}"
     if answer.error is None and answer.values["cuda_available"]:
         detail = "torch sees a real GPU though the GPUs are simulated: jobs could take one that others use"

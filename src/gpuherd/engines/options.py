@@ -73,12 +73,6 @@ def engine_values(values: object) -> dict[str, Any]:
     return {name: getattr(values, name) for name in _DECLARED if hasattr(values, name)}
 
 
-def as_for_jobs(name: str) -> Any:
-    """An option of ``EngineOptions`` as a field of another dataclass: the same spelling, default and help."""
-    known = _DECLARED[name]
-    return field(default=known.default, metadata=known.metadata)
-
-
 def refuse_ranks(options: EngineOptions) -> None:
     """For commands whose jobs are programs of ours. Raises UsageError where the engine is to start several processes of
     a job, each of which would do all of its work."""

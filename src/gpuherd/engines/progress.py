@@ -1,9 +1,9 @@
-"""What a running job tells about itself: work done, work in all, and the stage that it is in.
+"""The progress that a running job reports: work done, work in all, and its stage.
 
-A job calls ``report``; whoever watches it calls ``read``. Between the two lies one small JSON file, named by the
-environment variable GPUHERD_PROGRESS, which is replaced as a whole so that a reader never sees half of it. Outside
-gpuherd the variable is unset and ``report`` does nothing: a worker runs by hand unchanged. It is no record: nothing
-depends on it, and it is lost with the attempt. Standard library only.
+A job calls ``report``, its dispatcher ``read``. Between them is one small JSON file, named by the environment variable
+GPUHERD_PROGRESS, which is replaced as a whole so that a reader never sees half of it. Outside gpuherd the variable is
+not set and ``report`` does nothing: a worker runs by hand unchanged. The file is no record: nothing depends on it, and
+it is lost with the attempt. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 VARIABLE = "GPUHERD_PROGRESS"
 
-# A job is a stranger's program: what it writes is read up to here and no further.
+# A job is a foreign program: its file is read up to this size.
 _MOST_BYTES = 4096
 _MOST_STAGE = 80
 
@@ -31,7 +31,7 @@ class Progress:
 
 
 def report(done: int, total: int | None = None, stage: str | None = None) -> None:
-    """Tells gpuherd how far this job is; does nothing outside gpuherd. Never raises: telling must not stop the work."""
+    """Reports the progress of this job; does nothing outside gpuherd. Never raises: a report must not stop the work."""
     name = os.environ.get(VARIABLE)
     if not name:
         return
@@ -45,7 +45,7 @@ def report(done: int, total: int | None = None, stage: str | None = None) -> Non
 
 
 def read(path: Path) -> Progress | None:
-    """What the job last told, or None when it has told nothing or something that is no progress."""
+    """The job's last report; None without one, or for a file of another form."""
     try:
         with path.open("rb") as file:
             told = json.loads(file.read(_MOST_BYTES))

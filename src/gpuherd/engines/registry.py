@@ -7,8 +7,10 @@ differs between engines is an attribute or a method of their specs.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -331,8 +333,9 @@ def foreign(name: str) -> frozenset[str]:
 
 @cache
 def _known() -> Mapping[str, EngineSpec]:
-    packages = [f"{__package__}.{each.parent.name}" for each in Path(__file__).parent.glob("*/spec.py")]
-    found = [import_module(f"{package}.spec").ENGINE for package in packages]
+    here = Path(__file__).parent
+    folders = [name for name in os.listdir(here) if (here / name / "spec.py").is_file()]  # noqa: PTH208
+    found = [import_module(f"{__package__}.{name}.spec").ENGINE for name in folders]
     found += [point.load() for point in _entry_points()]
     defaults: dict[str, Any] = {}
     for spec in found:
@@ -345,14 +348,14 @@ def _known() -> Mapping[str, EngineSpec]:
 def _entry_points() -> Collection[Any]:
     """Engines of other distributions. importlib.metadata takes 60 ms to import: only where a distribution has any."""
     section = f"[{ENTRY_POINTS}]".encode()
-    for folder in map(Path, sys.path):
-        for file in folder.glob("*-info/entry_points.txt"):
-            try:
-                there = section in file.read_bytes()
-            except OSError:
-                continue
-            if there:
-                from importlib.metadata import entry_points
+    for place in sys.path:
+        with suppress(OSError):
+            # Plain calls: this is done at every start.
+            for name in os.listdir(place or "."):  # noqa: PTH208
+                if name.endswith("-info"):
+                    with suppress(OSError), open(f"{place or '.'}/{name}/entry_points.txt", "rb") as file:  # noqa: PTH123
+                        if section in file.read():
+                            from importlib.metadata import entry_points
 
-                return entry_points(group=ENTRY_POINTS)
+                            return entry_points(group=ENTRY_POINTS)
     return ()

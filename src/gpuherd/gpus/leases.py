@@ -40,6 +40,7 @@ from gpuherd.gpus.lease_files import (
     user_name,
     write_note,
 )
+from gpuherd.units import duration
 
 # How long a count of one's own leases may be waited for; another of one's gpuherds counts in less than a millisecond.
 _COUNTING_S = 2.0
@@ -65,6 +66,16 @@ class Holder:
     user: str | None = None
     since: float | None = None
     job: str | None = None
+
+    def sentence(self, now: float | None = None) -> str:
+        """Who holds it, for people; with ``now`` (seconds since 1970) also for how long.
+
+        >>> Holder("GPU-1", 4711, "alice", 100.0, "gpt2").sentence(now=340.0)
+        'held by gpuherd: alice (pid 4711) for 4 min, job gpt2'
+        """
+        pid = "" if self.pid is None else f" (pid {self.pid})"
+        since = "" if now is None or self.since is None else f" for {duration(max(0.0, now - self.since), parts=1)}"
+        return f"held by gpuherd: {self.user or 'someone'}{pid}{since}" + (f", job {self.job}" if self.job else "")
 
 
 class Lease:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.records import AttemptRecord, AttemptState, Request
+from gpuherd.jobs.records import AttemptRecord, AttemptState, ResourceRequest
 
 if TYPE_CHECKING:
     from gpuherd.engines.local.process import Exit
@@ -171,9 +171,9 @@ class Settlement:
         return frozenset() if self.job is JobState.DONE else self.known.record.queued.avoid
 
     @property
-    def adapted(self) -> Request | None:
+    def adapted(self) -> ResourceRequest | None:
         """What the job asks for from now on; None for no change."""
         if self.again is None:
             return None
-        request = Request(self.again.gpus, self.again.memory_mb, self.again.share)
+        request = ResourceRequest(self.again.gpus, self.again.memory_mb, self.again.share)
         return None if request == self.known.record.queued.request else request

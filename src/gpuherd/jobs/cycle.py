@@ -1,7 +1,7 @@
-"""When the dispatcher decides, and what it decides with: the queue's head, the verdicts on the GPUs, and the limits.
+"""When the dispatcher decides, and the inputs of the decision: the queue's head, the state of the GPUs, and the limits.
 
-The decision itself is ``policy.decide``, and ``launch`` carries it out. What is left of it here is why the first job
-waits and when a decision may come out otherwise (the end of a back-off, of a GPU's time out, of quiet hours).
+``scheduler.policy.decide`` decides, and ``attempts.launch`` carries it out. This module keeps why the first job waits
+and when the decision can change (the end of a back-off, of a GPU's time out, of quiet hours).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gpuherd.jobs.scheduler.ordering import Reach
 from gpuherd.jobs.scheduler.policy import Limits, Wait, WaitingJob, decide
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
-# After this long without a start a run reports what it waits for.
+# After so long without a start a run reports what it waits for.
 _REPORT_WAIT_AFTER_S = 1.5
 # How often a reason that counts time down is renewed.
 _COUNT_DOWN_S = 5.0
-# A dispatcher that serves does not know how many jobs will come.
+# Number of jobs that a dispatcher expects that serves a queue.
 _MANY = 1_000_000
-# A job whose disk was full is looked at again after so long.
+# A job whose disk was full is considered again after so long.
 _SPACE_AGAIN_S = 5.0
 
 
@@ -73,8 +73,8 @@ class Cycle(Decisions):
     Args:
         jobs: what was submitted, where the caller knows it.
         serve: jobs may come later.
-        closed: says in a sentence why nothing at all may start now, or None.
-        lacks_space: says in a sentence that there is too little space where a job works and writes, or None.
+        closed: returns a sentence on why nothing at all may start now, or None.
+        lacks_space: returns a sentence when there is too little space where a job works and writes, else None.
 
     Attributes:
         following: the first of the jobs that wait, in order: those that could be next.
@@ -118,13 +118,13 @@ class Cycle(Decisions):
         self._cores, self._host_mb = host.cores(), host.memory_mb()
         self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
         if any(self._sizes) or options.gpu_ids:
-            # GPUs that are named are looked for at once, also where nobody knows yet which jobs will come.
+            # GPUs that are named are looked up at once, also when the jobs are not known yet.
             desk.open()
         if jobs and not desk.awaits_driver:
             refuse_if_none_fits(jobs, desk.gpus, self.limits())
 
     def look_at_queue(self) -> None:
-        """Looks what the queue holds, where the caller has not said it."""
+        """Reads from the queue what the jobs need, unless the caller has named the jobs."""
         if not self._jobs:
             kinds = self._queue.kinds()
             self._sizes = {gpus for gpus, _ in kinds} | ({1} if self._serve else set())
@@ -139,13 +139,14 @@ class Cycle(Decisions):
             self._reporter.notice(f"no GPUs: {self._desk.problem}; jobs run on the CPU, {slots} at once")
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
-        """Other options and settings from now on."""
+        """Sets options and settings from now on."""
         self.options = options
         self._most_ever = most_ever(settings, self._user)
         self._kept_from_us = frozenset(settings.policy.exclude_gpus)
 
     def start_what_can(self, starter: Launcher, started: Callable[[Attempt], None]) -> None:
-        """Starts all that can start now. Goes round again when a lease or a look under it has changed the picture."""
+        """Starts all jobs that can start now. Repeats when a lease, or the check of the GPUs under it, has changed the
+        inputs."""
         self.due_at = None
         while self._decide_and_start(starter, started):
             pass
@@ -165,13 +166,14 @@ class Cycle(Decisions):
         return tuple(until - wall for until in self._health.returns(wall).values())
 
     def limits(self) -> Limits:
-        """How much at once, now."""
+        """The limits on what runs at once, now."""
         gpus = self._desk.gpus if self._desk.is_open else None
         most, why = self._gpus_now()
         bounds = limits(self.options, gpus, self._cores, self._most_ever, self._host_mb)
         return replace(
             bounds,
-            # Jobs on GPUs wait for a late driver, and for GPUs that were taken away from the run; none goes to the CPU.
+            # Jobs on GPUs wait for a late driver, and for GPUs that were taken away from the run; none runs on the CPU
+            # instead.
             cpu_only=bounds.cpu_only and not (self._is_narrowed or self._desk.awaits_driver),
             running=len(self._supervisor.running),
             closed=self._closed(),
@@ -197,7 +199,7 @@ class Cycle(Decisions):
     # --- one decision -----------------------------------------------------------------------------------------
 
     def _decide_and_start(self, starter: Launcher, started: Callable[[Attempt], None]) -> bool:
-        """One decision and what follows; whether to decide again: more may start, or something else instead."""
+        """Makes one decision and carries it out; whether to decide again: more jobs may start, or other jobs."""
         wall, now = clock.wall(), clock.mono()
         views = self._desk.views(now, wall)
         bounds = self.limits()
@@ -218,7 +220,7 @@ class Cycle(Decisions):
             return True
         waiting = self._waiting(tuple(head.values()))
         decision = decide(waiting, views, bounds, self._desk.choose, cpu_running=self._supervisor.on_cpu)
-        # What was set in mid-run may be set back, and nothing is refused for good by a limit of the moment.
+        # An option changed during the run may be changed back, so that a temporary limit refuses no job for good.
         for_now = [wait for wait in decision.refused if self._may_be_had_later(head[wait.job])]
         refused = [wait for wait in decision.refused if wait not in for_now]
         waits = (*self._for_now(for_now), *decision.waits)
@@ -236,7 +238,7 @@ class Cycle(Decisions):
             return False
         if len(running) < len(decision.starts) or refused:
             return True
-        # Else only jobs behind those that were looked at could start, where places are left for their kind.
+        # Otherwise only jobs behind those that were considered could start, if there are places for their kind.
         gpus -= sum(len(start.gpus) for start in decision.starts)
         slots -= sum(not start.gpus for start in decision.starts)
         # More of the queue is searched once for each decision that leaves something over.
@@ -284,7 +286,8 @@ class Cycle(Decisions):
         share = request.share and self.options.share and request.memory_mb is not None
         memory_mb = request.memory_mb
         most_mb = self._desk.most_mb(request.gpus)
-        # Without so many GPUs at the moment nothing is learned, so that nothing is asked for that never is there.
+        # Without so many GPUs at the moment the family's memory does not count, so that no job requests more than
+        # exists.
         if family is not None and most_mb is not None:
             memory_mb = asks_for(memory_mb, family, most_mb, less=queued.may_ask_less).memory_mb
         whole_s = TimeLimits.of(job, self.options).whole_s
@@ -321,7 +324,7 @@ class Cycle(Decisions):
         self._reporter.notice(f"waiting for GPUs: {self.waiting_for}")
 
     def _wait_for_later(self) -> None:
-        """Notes when a back-off or a GPU's time out ends."""
+        """Schedules the decision at the end of a back-off or of a GPU's time out."""
         wall = clock.wall()
         later = self._queue.next_not_before(wall)
         if later is not None:
@@ -335,6 +338,6 @@ class Cycle(Decisions):
             self.waiting_for = "what still waits is paused"
 
     def _next_count_down(self, wall: float) -> float | None:
-        """When the next GPU comes back, or sooner: the reason why a job waits counts the time until then down."""
+        """When the next GPU comes back, or sooner: the reason why a job waits contains a countdown."""
         back = self._health.next_return(wall)
         return None if back is None else min(back, wall + _COUNT_DOWN_S)

@@ -1,11 +1,11 @@
 """The dispatcher: works a queue off with this machine's GPUs and CPUs.
 
-A ``loop`` that hears of a job's end through its pidfd, and whose timers are checks of the GPUs while a job waits for
-one, strangers on ours, time limits, back-offs, leftovers and the disk. At each event it asks ``policy.decide`` what to
-start and does it.
+An event loop that is woken by a job's end through its pidfd, and whose timers are checks of the GPUs while a job waits
+for one, other users on our GPUs, time limits, back-offs, orphans and the disk. At each event
+``scheduler.policy.decide`` decides what starts.
 
-What starts is ``cycle``'s part, how a start goes ``launch``'s, how an end goes ``complete``'s, who stands still for
-a while ``preempt``'s, what the GPUs say ``manager``'s, and what people ask ``control.server``'s; here is when.
+``cycle`` decides what starts, ``attempts.launch`` starts it, ``attempts.complete`` records ends, ``attempts.preempt``
+pauses, ``gpu.manager`` reads and leases the GPUs, and ``control.server`` carries out requests; this module says when.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Dispatcher(Loop):
     Args:
         queue, run, options, reporter, and by name serve, lock, settings, load_settings, on_ready, grace_s: as for
             ``Loop``; the options say also which GPUs, and when one is free.
-        jobs: what was submitted, to see before the start that it can run here at all.
+        jobs: the submitted jobs, to check before the start that they can run here at all.
 
     Raises NoSuchGpu for an unknown GPU id, and JobCannotFit when none of the jobs could ever run here.
     """
@@ -131,7 +131,7 @@ class Dispatcher(Loop):
             self._launcher.prefork.due_at,
         ]
         if may_start:
-            # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
+            # Otherwise no decision is made any more, and one that is due would keep the loop spinning.
             times += [self._cycle.due_at, self._launcher.again_at]
         if self._wants_disk():
             times.append(self._disk.due_at)
@@ -196,7 +196,7 @@ class Dispatcher(Loop):
     # --- coming and going -------------------------------------------------------------------------------------
 
     def _adopt(self) -> None:
-        """Takes over what an earlier dispatcher left running, and settles what has ended since."""
+        """Takes over the attempts that an earlier dispatcher left running; completes those that have ended since."""
         now, at = clock.mono(), clock.wall()
         ends = []
         for record in self._queue.running():
@@ -239,7 +239,7 @@ class Dispatcher(Loop):
         self.decide_soon(clock.mono())
 
     def enforce_marks(self) -> None:
-        """Does with the processes of running jobs what the queue says of them by now."""
+        """Cancels, pauses or resumes running jobs as marked in the queue."""
         now = clock.mono()
         records = {record.id: record for record in self._queue.running()}
         for attempt in tuple(self._supervisor.running.values()):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.engines.registry import title
 from gpuherd.jobs.attempts.failures import clean
@@ -21,6 +21,8 @@ from gpuherd.jobs.attempts.failures import clean
 if TYPE_CHECKING:
     from gpuherd.jobs.scheduler.types import GpuView
 
+
+T = TypeVar("T")
 
 _MOST_BYTES = 4_000_000
 _EVERY_S = 1.0
@@ -125,33 +127,35 @@ def read(path: Path, pid: int) -> DispatcherState | None:
     """The last state that the dispatcher with this pid wrote; None where there is none or the file is damaged."""
     try:
         with path.open("rb") as file:
-            told = json.loads(file.read(_MOST_BYTES))
-        if told["pid"] != pid:
+            values = json.loads(file.read(_MOST_BYTES))
+        if values["pid"] != pid:
             return None
         return DispatcherState(
             pid=pid,
-            mode=str(told["mode"]),
-            closed=None if told["closed"] is None else str(told["closed"]),
-            waits={int(job): str(reason) for job, reason in told["waits"].items()},
-            gpus=tuple(_gpu(each) for each in told["gpus"]),
-            at_once=None if told.get("at_once") is None else int(told["at_once"]),
-            settings=dict(told["settings"]),
-            handed={int(attempt): str(reason) for attempt, reason in told.get("handed", {}).items()},
-            away=None if told.get("away") is None else str(told["away"]),
+            mode=str(values["mode"]),
+            closed=_optional(str, values["closed"]),
+            waits={int(job): str(reason) for job, reason in values["waits"].items()},
+            gpus=tuple(
+                GpuState(
+                    uuid=str(gpu["uuid"]),
+                    label=str(gpu["label"]),
+                    busy=_optional(str, gpu["busy"]),
+                    ours=bool(gpu["ours"]),
+                    total_mb=_optional(int, gpu.get("total_mb")),
+                )
+                for gpu in values["gpus"]
+            ),
+            at_once=_optional(int, values.get("at_once")),
+            settings=dict(values["settings"]),
+            handed={int(attempt): str(reason) for attempt, reason in values.get("handed", {}).items()},
+            away=_optional(str, values.get("away")),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _gpu(told: Mapping[str, Any]) -> GpuState:
-    busy, total_mb = told["busy"], told.get("total_mb")
-    return GpuState(
-        uuid=str(told["uuid"]),
-        label=str(told["label"]),
-        busy=None if busy is None else str(busy),
-        ours=bool(told["ours"]),
-        total_mb=None if total_mb is None else int(total_mb),
-    )
+def _optional(kind: Callable[[Any], T], value: Any) -> T | None:
+    return None if value is None else kind(value)
 
 
 def engine_name(engine: str) -> str:

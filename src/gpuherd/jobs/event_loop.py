@@ -1,10 +1,10 @@
-"""The event loop over a queue: what is the same for jobs of this machine (``dispatcher``) and jobs that go to an engine
-beyond it (``handover``).
+"""The event loop over a queue, the same for jobs of this machine (``dispatcher``) and jobs submitted to an engine
+beyond it (``remote.dispatcher``).
 
-It waits for events, never in fixed steps: Ctrl-C comes through a socket, requests through a FIFO, other things
-through descriptors of those who work in the loop, and timers are the next deadline of those who have one. At each event
-it carries out requests, sees to what it is time for, starts what can start, and looks whether all is over. All progress
-is in the queue before it counts: the loop may be killed at any instant, and the next one goes on from the queue's file.
+It waits for events, never in fixed steps: Ctrl-C comes through a socket, requests through a FIFO, ends of jobs through
+their descriptors, and the timeout is the next deadline of any component. At each event it carries out requests, runs
+what is due, starts what can start, and checks whether all is over. All progress is in the queue before it counts: the
+loop may be killed at any instant, and the next one continues from the queue's file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class Terms(TypedDict, total=False):
-    """What a loop may be told beside its queue and its options; see ``Loop``."""
+    """Optional arguments of a loop; see ``Loop``."""
 
     serve: bool
     lock: DispatcherLock | None

@@ -48,10 +48,10 @@ def never(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
         return _never_here(jobs, options)
     from gpuherd.jobs.remote.dispatcher import opened
 
-    asked = [would_ask(job, options) for job in jobs]
+    requests = [would_ask(job, options) for job in jobs]
     with opened(options) as engine:
-        reasons = {} if engine is None else engine.check(set(asked))
-    return [reasons.get(each) for each in asked]
+        reasons = {} if engine is None else engine.check(set(requests))
+    return [reasons.get(each) for each in requests]
 
 
 def _never_here(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
@@ -66,9 +66,9 @@ def _never_here(jobs: Sequence[Job], options: DispatchOptions) -> list[str | Non
         return [None for _ in jobs]  # they wait for the driver, and what it will show is not known
     gpus = () if watch is None else watch.gpus
     most = limits(options, gpus, host.cores(), host_mb=host.memory_mb())
-    asked = [as_first_asked(job) for job in jobs]
-    reasons = {each: why_never(each, gpus, most) for each in set(asked)}
-    return [reasons[each] for each in asked]
+    requests = [as_first_asked(job) for job in jobs]
+    reasons = {each: why_never(each, gpus, most) for each in set(requests)}
+    return [reasons[each] for each in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def of_jobs(jobs: Sequence[Job], options: DispatchOptions, run: RunDirectory | N
     return Outlook(options.engine, options.spec.where(options), counts, asks, tuple(reasons))
 
 
-def in_words(asked: Placement) -> str:
+def in_words(request: Placement) -> str:
     """A placement for people.
 
     >>> in_words(Placement(gpus=4, nodes=2, cpus=8, memory_mb=65536, time_s=5400))
@@ -138,14 +138,14 @@ def in_words(asked: Placement) -> str:
     >>> in_words(Placement(gpus=0))
     'no GPU'
     """
-    words = ["no GPU" if asked.gpus == 0 else "1 GPU" if asked.gpus == 1 else f"{asked.gpus} GPUs"]
-    if asked.cpus is not None:
-        words.append("1 core" if asked.cpus == 1 else f"{asked.cpus} cores")
-    if asked.memory_mb is not None:
-        words.append(f"{asked.memory_mb / 1024:g} GB")
-    if asked.time_s is not None:
-        words.append(f"{asked.time_s / 60:.0f} min")
-    return ", ".join(words) + (f" on each of {asked.nodes} nodes" if asked.nodes > 1 else "")
+    words = ["no GPU" if request.gpus == 0 else "1 GPU" if request.gpus == 1 else f"{request.gpus} GPUs"]
+    if request.cpus is not None:
+        words.append("1 core" if request.cpus == 1 else f"{request.cpus} cores")
+    if request.memory_mb is not None:
+        words.append(f"{request.memory_mb / 1024:g} GB")
+    if request.time_s is not None:
+        words.append(f"{request.time_s / 60:.0f} min")
+    return ", ".join(words) + (f" on each of {request.nodes} nodes" if request.nodes > 1 else "")
 
 
 # --- before a job enters a queue --------------------------------------------------------------------------------------
@@ -172,8 +172,8 @@ def refuse_beyond_this_machine(nodes: int, host_memory_mb: int | None, what: str
     from gpuherd.engines import host
     from gpuherd.jobs.scheduler.types import Limits, WaitingJob, why_never
 
-    asked = WaitingJob(0, 0, nodes=nodes, host_memory_mb=host_memory_mb)
-    reason = why_never(asked, (), Limits(1, cpu_slots=1, host_memory_mb=host.memory_mb()))
+    request = WaitingJob(0, 0, nodes=nodes, host_memory_mb=host_memory_mb)
+    reason = why_never(request, (), Limits(1, cpu_slots=1, host_memory_mb=host.memory_mb()))
     if reason is not None:
         raise JobCannotFit(f"{what} {reason}; nothing was started")
 
@@ -217,11 +217,11 @@ def dispatchers_machine(run: RunDirectory) -> KnownMachine | None:
         return None
     from gpuherd.jobs import dispatcher_state
 
-    told = dispatcher_state.read(run.state_file, pid)
-    if told is None or not told.gpus or any(gpu.total_mb is None for gpu in told.gpus):
+    state = dispatcher_state.read(run.state_file, pid)
+    if state is None or not state.gpus or any(gpu.total_mb is None for gpu in state.gpus):
         return None
-    most = told.settings.get("max_gpus")
-    return KnownMachine(_gpus(told.gpus), most if isinstance(most, int) else len(told.gpus))
+    most = state.settings.get("max_gpus")
+    return KnownMachine(_gpus(state.gpus), most if isinstance(most, int) else len(state.gpus))
 
 
 def look_at_machine() -> KnownMachine | None:
@@ -234,10 +234,10 @@ def look_at_machine() -> KnownMachine | None:
     return KnownMachine(gpus, len(gpus))
 
 
-def _gpus(told: Sequence[GpuState]) -> tuple[Gpu, ...]:
+def _gpus(states: Sequence[GpuState]) -> tuple[Gpu, ...]:
     from gpuherd.gpus.state import Gpu
 
-    labels = [gpu.label for gpu in told]
+    labels = [gpu.label for gpu in states]
     return tuple(
         Gpu(
             index=0,
@@ -248,7 +248,7 @@ def _gpus(told: Sequence[GpuState]) -> tuple[Gpu, ...]:
             free_mb=0,
             mig_parent=gpu.label.partition(":")[0] if ":" in gpu.label else None,
         )
-        for gpu in told
+        for gpu in states
         # A GPU that is split into instances runs no job itself.
         if not any(label.startswith(f"{gpu.label}:") for label in labels)
     )

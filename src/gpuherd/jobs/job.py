@@ -398,11 +398,11 @@ def check_needs(jobs: Sequence[Job], known: Mapping[str, int] | None = None) -> 
             if its_round is None:
                 raise BadNeeds((_no_such(job.name, need, (*by_name, *there)), [job.name]))
             if its_round > job.round:
-                told = (
+                text = (
                     f"job {job.name!r} of round {job.round} needs {need!r} of round {its_round}, which starts only when"
                     f" round {job.round} has ended; give it the same round or a later one"
                 )
-                raise BadNeeds((told, [job.name]))
+                raise BadNeeds((text, [job.name]))
     circles = list(itertools.islice(_circles(by_name), _MOST_CIRCLES))
     if circles:
         raise BadNeeds(*((_in_a_circle(circle), circle[:-1]) for circle in circles))

@@ -1,4 +1,7 @@
-"""Dispatch options: declared once, shared by every command that starts jobs, and changed in mid-run."""
+"""Dispatch options, shared by every command that starts jobs, and their changes by ``gpuherd set`` while a run goes on.
+
+Which GPUs a run may take, when a GPU counts as free, and how the dispatcher behaves.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,16 @@ from gpuherd.errors import UsageError
 from gpuherd.options import by_spelling, did_you_mean, option, option_fields, parse
 from gpuherd.units import count, duration_s, gpu_names, positive_int, seconds, size_or_none_mb
 
-# Which GPUs a run may take and when one counts as free: the options that every command starting jobs shares.
-
 Order = Literal["age", "longest"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 YieldTo = Literal["ignore", "pause", "requeue"]
 YIELDS: tuple[YieldTo, ...] = get_args(YieldTo)
-# What chooses among the GPUs of this machine, and what is done to jobs on them.
+# Options about the GPUs of this machine, and about jobs on them.
 _HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others"})
 
 
 def foreign(engine: str) -> frozenset[str]:
-    """Names of options that say nothing to this engine."""
+    """Names of options that this engine doesn't have."""
     return registry.foreign(engine) | (frozenset() if engine == LOCAL else _HERE)
 
 
@@ -108,7 +109,7 @@ class GpuOptions:
                 raise UsageError(f"{name}={getattr(self, name)}; the least is 0")
 
     def most_of(self, gpus: int) -> int:
-        """How many of so many GPUs may be used at once."""
+        """How many of this number of GPUs may be used at once."""
         return gpus if self.max_gpus is None else min(self.max_gpus, gpus)
 
     @property
@@ -119,7 +120,7 @@ class GpuOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchOptions(EngineOptions, GpuOptions):
-    """All that can be said of a run of jobs: which engine, which GPUs, and how the dispatcher behaves."""
+    """The options of a run of jobs: engine, GPUs, and the dispatcher's behaviour."""
 
     max_concurrent: int | None = option(
         None,
@@ -132,7 +133,7 @@ class DispatchOptions(EngineOptions, GpuOptions):
     )
     order: Order = option(
         "age",
-        help="which of the waiting jobs of one priority goes first: the oldest, or the longest where costs are known",
+        help="which waiting job of the highest priority starts first: the oldest, or the longest where costs are known",
         choices=ORDERS,
         group="jobs",
         settable=True,
@@ -146,7 +147,7 @@ class DispatchOptions(EngineOptions, GpuOptions):
     yield_to_others: YieldTo = option(
         "ignore",
         flag="yield",
-        help="when a stranger starts on a GPU of ours: only say so, pause our job, or put it back in the queue",
+        help="when another user's process starts on a GPU of ours: only report it, pause our job, or requeue it",
         choices=YIELDS,
         group="jobs",
         settable=True,
@@ -155,18 +156,18 @@ class DispatchOptions(EngineOptions, GpuOptions):
         None, help="time limit for each job, like 90s or 2h", parse=duration_s, metavar="TIME", group="jobs"
     )
     stage_timeout: float | None = option(
-        None, help="time limit for each stage that a job tells of", parse=duration_s, metavar="TIME", group="jobs"
+        None, help="time limit for each stage that a job reports", parse=duration_s, metavar="TIME", group="jobs"
     )
     heartbeat: float | None = option(
         None,
-        help="stop a job that has told no progress for so long",
+        help="stop a job that reports no progress for this time",
         parse=duration_s,
         metavar="TIME",
         group="jobs",
     )
     min_disk: int = option(
         200,
-        help="with less free space than this, jobs are paused and none is started (MB, or like 2GB; 0: never)",
+        help="with less free space than this, jobs are paused and none starts (MB, or like 2GB; 0: never)",
         parse=size_or_none_mb,
         metavar="SIZE",
         group="jobs",
@@ -176,7 +177,7 @@ class DispatchOptions(EngineOptions, GpuOptions):
     )
     notify_command: str | None = option(
         None,
-        help="run this command when all is over and when a job has failed (words, no shell; the notice is its input)",
+        help="run this command when the run ends and when a job fails (words, no shell; the notice is its input)",
         metavar="COMMAND",
         group="notices",
     )
@@ -217,7 +218,7 @@ SETTABLE = tuple(declared.name for declared, spec in option_fields(DispatchOptio
 
 
 def retuned(options: DispatchOptions, settings: Mapping[str, str]) -> DispatchOptions:
-    """The options with some changed. Raises UsageError, with the nearest name, for one that is unknown or can't be.
+    """The options with some changed. Raises UsageError for an unknown one (with the nearest name) or a fixed one.
 
     >>> retuned(DispatchOptions(), {"gpus": "4,5", "max-checks": "3"}).gpu_ids
     ('4', '5')

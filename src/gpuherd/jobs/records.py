@@ -1,4 +1,4 @@
-"""What a run records: rows of jobs and attempts, events while it runs, and its outcome. Plain frozen data."""
+"""Records of a run: rows of jobs and attempts, events while it runs, and its outcome. Plain frozen data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from gpuherd.errors import ExitCode
 from gpuherd.jobs.attempts.failures import FailureClass, in_words
 from gpuherd.jobs.job import Job, JobState
 
-# What the queue tells of jobs and attempts: plain frozen data, as it stood when it was asked.
+# Jobs and attempts as the queue had them when they were read.
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What a job asks for now: as its spec says, or more, when it ran out of memory. MB (2^20 bytes) on each GPU."""
+class ResourceRequest:
+    """The resources that a job requests now: those of its spec, or more after it ran out of memory. MB (2^20 bytes) on
+    each GPU."""
 
     gpus: int
     memory_mb: int | None = None
@@ -29,15 +30,15 @@ class QueuedJob:
     """A job in the queue.
 
     Attributes:
-        id: rises with the time of submission: the lower is the older.
+        id: rises with the time of submission: the lower id is the older job.
         tries: failures so far that count against ``job.retries``.
         attempts: starts so far, over all runs.
         not_before: wall-clock second before which it is not started again.
         avoid: UUIDs of GPUs on which it failed.
-        ready_at: wall-clock second since which it could have run: its needs were met, and its round was open.
-        adapted: what it asks for after a retry changed that; None while it is what the job says.
-        cancelled_by: who wants it to end for good while it runs; else None.
-        rank: what goes first in the order ``longest`` (``ordering.rank``).
+        ready_at: wall-clock second since which it could have run: its needs have succeeded, and its round is open.
+        adapted: what it requests after a retry changed that; None while it is what the job declares.
+        cancelled_by: who has cancelled it while it runs; else None.
+        rank: the higher goes first in the order ``longest`` (``ordering.rank``).
     """
 
     id: int
@@ -47,33 +48,34 @@ class QueuedJob:
     not_before: float
     avoid: frozenset[str]
     ready_at: float
-    adapted: Request | None = None
+    adapted: ResourceRequest | None = None
     cancelled_by: str | None = None
     rank: float = 0.0
 
     @property
-    def request(self) -> Request:
-        """What it asks for now."""
-        return self.adapted or Request(self.job.gpus, self.job.memory_mb, self.job.share)
+    def request(self) -> ResourceRequest:
+        """The resources that it requests now."""
+        return self.adapted or ResourceRequest(self.job.gpus, self.job.memory_mb, self.job.share)
 
     @property
     def family(self) -> str | None:
-        """Whose memory is like its own; None on another number of GPUs than it declares, where each holds less."""
+        """The family whose memory is like its own; None on another number of GPUs than it declares, where each GPU
+        holds less."""
         return self.job.family if self.gpus == self.job.gpus else None
 
     @property
     def may_ask_less(self) -> bool:
-        """Whether what others needed may count for less than it asks for: not once it has failed where it was."""
+        """Whether the memory that others of its family needed may lower its request: not once it has failed."""
         return self.adapted is None and not self.avoid
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it asks for now."""
+        """How many GPUs it requests now."""
         return self.request.gpus
 
     @property
     def memory_mb(self) -> int | None:
-        """How much memory it wants free on each of them now; None if unknown."""
+        """How much free memory it requests on each GPU now; None if unknown."""
         return self.request.memory_mb
 
     @property
@@ -92,12 +94,12 @@ class PauseReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """By what an attempt that an engine beyond this machine has is found again.
+    """How an attempt in an engine beyond this machine is found again.
 
     Attributes:
-        engine: its name.
-        batch, index: the hand-over that it was a part of, and its place there.
-        handle: the engine's own word for it; None while we have not heard it.
+        engine: the engine's name (``--engine``).
+        batch, index: the batch that it was submitted in, and its place there.
+        handle: the engine's own id for it; None while it is unknown.
         node: where it runs; None while it waits there.
     """
 
@@ -118,18 +120,18 @@ class Predecessor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptRecord:
-    """An attempt that has been started or handed over: who, where, when.
+    """An attempt that has been started or submitted: job, place, time.
 
     Attributes:
         id: unique in the queue.
         queued: the job as it was when it started.
         number: which attempt of the job this is, from 1.
         gpus, labels: UUIDs and short names of its GPUs; () on the CPU.
-        process: its main process; None for one that was handed over.
+        process: its main process; None for one that was submitted to an engine.
         handed: how it is found in its engine; None for one that runs on this machine.
         log: path of its log.
         started_at, started_mono: by the wall clock and by the machine's own.
-        shared_mb: what it was promised of a GPU that it shares; None when it has its GPUs for itself.
+        shared_mb: the memory that it was promised on a GPU that it shares; None when it has its GPUs for itself.
         paused: why its processes were stopped when this was read; since ``paused_mono``, and ``paused_s`` before.
     """
 
@@ -156,8 +158,8 @@ class AttemptRecord:
 
 @dataclass(frozen=True, slots=True)
 class StartRecord:
-    """A start to write down. ``wait_s``: how long the job could have run and did not; ``leased_mono``: when its GPUs
-    were leased.
+    """A start to record. ``wait_s``: how long the job could have run and did not; ``leased_mono``: when its GPUs were
+    leased.
     """
 
     attempt: AttemptRecord
@@ -167,7 +169,7 @@ class StartRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begun:
-    """An attempt that was handed over has begun: where, on which GPUs, and when by both clocks of this machine."""
+    """The begin of an attempt in an engine: where, on which GPUs, and when by both clocks of this machine."""
 
     attempt: int
     node: str

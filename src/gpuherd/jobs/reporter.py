@@ -1,5 +1,5 @@
-"""Reports what happens in a run: to the log, failures.jsonl, the queue, a display and the caller; and starts and ends
-what reports elsewhere.
+"""Reports the events of a run: to the log, failures.jsonl, the queue's diary, a display and the caller. Decides nothing
+and changes no job. Also starts and ends the metrics endpoint and the notifications.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -43,23 +44,19 @@ if TYPE_CHECKING:
     from gpuherd.jobs.monitor.prometheus import MetricsServer
 
 
-# Tells what happens in a run: to the log, to failures.jsonl, to the queue's diary, to a display, and to the caller.
-#
-# It decides nothing and changes no job.
-
 logger = logging.getLogger("gpuherd.jobs")
 
-# Kinds that the tables of jobs and attempts don't hold, so that the diary must.
+# Events that the tables of jobs and attempts don't record, so that the diary does.
 _DIARY = frozenset({EventKind.ADOPTED, EventKind.CANCELLED, EventKind.NOTICE, EventKind.REQUEUED})
 _LEVELS = {EventKind.FAILED: logging.ERROR, EventKind.RETRY: logging.WARNING, EventKind.CANCELLED: logging.WARNING}
 
 
 class Shown(Protocol):
-    """A running attempt as far as it is shown: one of this machine, or in an engine's hands."""
+    """A running attempt for the display: on this machine, or in an engine."""
 
     @property
     def record(self) -> AttemptRecord:
-        """What the queue says of it."""
+        """Its record in the queue."""
 
     @property
     def paused(self) -> frozenset[PauseReason]:
@@ -69,25 +66,25 @@ class Shown(Protocol):
         """Seconds for which its processes were stopped by us until now (by ``clock.mono``)."""
 
     def progress(self) -> Progress | None:
-        """What the job last told of itself."""
+        """The latest progress that the job reported."""
 
 
 class Display(Protocol):
-    """What shows a run to people. ``every_s`` is how often it wants the whole picture."""
+    """Shows a run to people. ``every_s``: seconds between two snapshots."""
 
     every_s: float
 
     def event(self, event: Event) -> None:
-        """Shows that something happened."""
+        """Shows an event."""
         ...
 
     def snapshot(self, snapshot: RunSnapshot) -> None:
-        """Shows how the run stands."""
+        """Shows the state of the run."""
         ...
 
 
 class Reporter:
-    """One run's teller. ``failures`` are the jobs that have failed for good in this run."""
+    """Reports the events of one run. ``failures``: jobs that have failed for good in it."""
 
     def __init__(
         self,
@@ -109,14 +106,33 @@ class Reporter:
         """How often the display wants a snapshot, None without a display."""
         return None if self._display is None else self._display.every_s
 
-    def tell(self, event: Event) -> None:
-        """Passes an event on to all who listen."""
-        # With a display people see it there; a second line on standard error would only tear it.
-        level = _LEVELS.get(event.kind, logging.INFO) if self._display is None else logging.INFO
-        logger.log(level, "%s", event.text)
-        if event.kind in _DIARY:
+    def emit(
+        self,
+        kind: EventKind,
+        text: str,
+        *,
+        job: str | None = None,
+        title: str | None = None,
+        attempt: AttemptRecord | None = None,
+        run_s: float | None = None,
+    ) -> None:
+        """Reports an event. Job, title, GPUs and log are those of ``attempt`` where that is given."""
+        event = Event(kind=kind, at=clock.wall(), text=text, job=job, title=title, run_s=run_s)
+        if attempt is not None:
+            event = replace(
+                event,
+                job=attempt.queued.job.name,
+                title=attempt.title,
+                attempt=attempt.number,
+                gpus=attempt.labels,
+                log=attempt.log,
+            )
+        # A display shows the event; a second line on standard error would only break it.
+        level = _LEVELS.get(kind, logging.INFO) if self._display is None else logging.INFO
+        logger.log(level, "%s", text)
+        if kind in _DIARY:
             try:
-                self._queue.note(event.at, event.kind, event.text, event.job, event.attempt)
+                self._queue.note(event.at, kind, text, event.job, event.attempt)
             except sqlite3.OperationalError as problem:
                 # A full disk, usually: the diary is for people, and the run must not end for it.
                 logger.warning("can't write to the queue's diary: %s", problem)
@@ -126,27 +142,15 @@ class Reporter:
             self._on_event(event)
 
     def notice(self, text: str) -> None:
-        """Something about the run as a whole."""
-        self.tell(Event(kind=EventKind.NOTICE, at=clock.wall(), text=text))
+        """Reports something about the run as a whole."""
+        self.emit(EventKind.NOTICE, text)
 
     def about(self, kind: EventKind, attempt: AttemptRecord, text: str, run_s: float | None = None) -> None:
-        """Something about an attempt: ``text`` follows the job's title."""
-        self.tell(
-            Event(
-                kind=kind,
-                at=clock.wall(),
-                text=f"{clean(attempt.title)}: {text}",
-                job=attempt.queued.job.name,
-                title=attempt.title,
-                attempt=attempt.number,
-                gpus=attempt.labels,
-                log=attempt.log,
-                run_s=run_s,
-            )
-        )
+        """Reports something about an attempt: ``text`` follows the job's title."""
+        self.emit(kind, f"{clean(attempt.title)}: {text}", attempt=attempt, run_s=run_s)
 
     def ended(self, settlement: Settlement) -> None:
-        """An attempt has ended, and this became of its job."""
+        """Reports an attempt's end and what follows for its job."""
         attempt, run_s = settlement.known.record, settlement.known.run_s or 0.0
         if settlement.job is JobState.DONE:
             self._pace = self._pace.after(max(0.0, run_s - settlement.known.paused_s), attempt.queued.job.cost)
@@ -159,8 +163,7 @@ class Reporter:
             how = f" {settlement.again.change}" if settlement.again is not None and settlement.again.change else ""
             found = settlement.diagnosis
             text = f"attempt {attempt.number} failed ({found.failure}), will be tried again{how}"
-            told = with_code(found.exit_code, found.reason)
-            self.about(EventKind.RETRY, attempt, f"{text}: {told}", run_s)
+            self.about(EventKind.RETRY, attempt, f"{text}: {with_code(found.exit_code, found.reason)}", run_s)
         else:
             found = settlement.diagnosis
             job = attempt.queued.job.name
@@ -168,36 +171,36 @@ class Reporter:
                 job, attempt.title, found.failure, found.reason, attempt.number, attempt.log, found.exit_code
             )
             self.failures.append(failure)
-            told = with_code(found.exit_code, found.reason)
-            self.about(EventKind.FAILED, attempt, f"failed ({found.failure}): {told} (log: {attempt.log})", run_s)
+            why = with_code(found.exit_code, found.reason)
+            self.about(EventKind.FAILED, attempt, f"failed ({found.failure}): {why} (log: {attempt.log})", run_s)
 
     def requeued(self, attempts: Sequence[AttemptRecord], reason: str) -> None:
-        """Attempts have ended through no fault of their jobs, all for one reason, and the jobs wait again."""
+        """Reports attempts that ended through no fault of their jobs, all for one reason; the jobs wait again."""
         first, last = (clean(attempt.title) for attempt in (attempts[0], attempts[-1]))
         text = f"{len(attempts)} jobs, {first} to {last}: {reason}"
-        self.tell(Event(kind=EventKind.REQUEUED, at=clock.wall(), text=text))
+        self.emit(EventKind.REQUEUED, text)
 
     def given_up(self, failures: Sequence[Failure]) -> None:
-        """Jobs have failed for good without an attempt, all for one reason."""
+        """Reports jobs that failed for good without an attempt, all for one reason."""
         self.failures += failures
         first = failures[0]
         if len(failures) == 1:
             text = f"{clean(first.title)}: {first.reason}"
-            self.tell(Event(kind=EventKind.FAILED, at=clock.wall(), text=text, job=first.job, title=first.title))
+            self.emit(EventKind.FAILED, text, job=first.job, title=first.title)
             return
         text = f"{len(failures)} jobs, {clean(first.title)} to {clean(failures[-1].title)}: {first.reason}"
-        self.tell(Event(kind=EventKind.FAILED, at=clock.wall(), text=text))
+        self.emit(EventKind.FAILED, text)
 
     def cancelled(self, jobs: Sequence[str], needed: str, fate: JobState = JobState.FAILED) -> None:
-        """Jobs can't run any more, because one that they need has failed or was cancelled."""
+        """Reports jobs that can't run any more, because one that they need has failed or was cancelled."""
         how = "was cancelled" if fate is JobState.CANCELLED else "failed"
         for job in jobs:
             text = f"{clean(job)}: cancelled, it needs {clean(needed)}, which {how}"
-            self.tell(Event(kind=EventKind.CANCELLED, at=clock.wall(), text=text, job=job, title=job))
+            self.emit(EventKind.CANCELLED, text, job=job, title=job)
 
     def write_failure(self, settlement: Settlement) -> None:
-        """One line in failures.jsonl for a failed attempt. A kill just after it can make the same line come twice,
-        never go missing."""
+        """Writes a line of failures.jsonl for a failed attempt. A kill just after it can make the same line come twice,
+        never be missing."""
         known, attempt, diagnosis = settlement.known, settlement.known.record, settlement.diagnosis
         if diagnosis is None:
             return
@@ -231,22 +234,32 @@ class Reporter:
         in_line: int = 0,
         back_in_s: Sequence[float] = (),
     ) -> None:
-        """Gives the display the whole picture. ``at_once``, ``back_in_s``: as for ``run_eta_s``; ``in_line``: how many
-        besides those that run wait in an engine beyond this machine."""
+        """Gives the display a snapshot. ``at_once``, ``back_in_s``: as for ``run_eta_s``; ``in_line``: how many jobs
+        wait in an engine beyond this machine."""
         if self._display is None:
             return
         counts = self._queue.counts(exact=False)
-        jobs = tuple(_running(attempt) for attempt in running)
-        paces = [
-            Running(job.attempt.worked_s or 0.0, attempt.record.queued.job.cost, job.attempt.eta_s)
-            for attempt, job in zip(running, jobs, strict=True)
-            if job.attempt is not None
-        ]
+        jobs, paces = [], []
+        for each in running:
+            queued, row = each.record.queued, _row(each)
+            jobs.append(
+                JobStatus(
+                    id=queued.id,
+                    name=queued.job.name,
+                    title=each.record.title,
+                    state=JobState.RUNNING,
+                    paused=bool(row.paused),
+                    gpus=queued.gpus,
+                    memory_mb=queued.memory_mb,
+                    attempt=row,
+                )
+            )
+            paces.append(Running(row.worked_s or 0.0, queued.job.cost, row.eta_s))
         waiting = self._those_waiting(counts.waiting + in_line)
         self._display.snapshot(
             RunSnapshot(
                 counts=counts,
-                running=jobs,
+                running=tuple(jobs),
                 waiting_for=waiting_for,
                 eta_s=run_eta_s(self._pace, waiting, paces, at_once, back_in_s),
                 paused=self._queue.held() + sum(job.paused for job in jobs),
@@ -255,7 +268,7 @@ class Reporter:
         )
 
     def _those_waiting(self, jobs: int) -> Waiting:
-        """Their costs are asked for only when there are others than before: a display draws four times a second."""
+        """The costs are read again only when their number has changed: a display draws four times a second."""
         if not self._pace.cost:
             return Waiting(jobs)
         if self._waiting[0] != jobs:
@@ -263,17 +276,18 @@ class Reporter:
         return self._waiting[1]
 
 
-def _running(attempt: Shown) -> JobStatus:
-    record, queued, progress = attempt.record, attempt.record.queued, attempt.progress()
+def _row(attempt: Shown) -> AttemptRow:
+    """A running attempt with its times so far and its progress."""
+    record, progress = attempt.record, attempt.progress()
     if record.handed is None:
         now = clock.mono()
         run_s, paused_s = max(0.0, now - record.started_mono), attempt.paused_s(now)
     else:
-        # It may have begun before this machine was started, whose own clock says nothing of that.
+        # By the wall clock: it may have begun before this machine was started, whose own clock began anew then.
         run_s, paused_s = max(0.0, clock.wall() - record.started_at), 0.0
-    row = AttemptRow(
+    return AttemptRow(
         id=record.id,
-        job=queued.job.name,
+        job=record.queued.job.name,
         number=record.number,
         state=AttemptState.RUNNING,
         gpus=record.labels,
@@ -287,26 +301,12 @@ def _running(attempt: Shown) -> JobStatus:
         eta_s=job_eta_s(progress, run_s - paused_s),
         handed=record.handed,
     )
-    return JobStatus(
-        id=queued.id,
-        name=queued.job.name,
-        title=record.title,
-        state=JobState.RUNNING,
-        paused=bool(attempt.paused),
-        gpus=queued.gpus,
-        memory_mb=queued.memory_mb,
-        attempt=row,
-    )
 
 
-# What a run tells beyond its own terminal and files: metrics for Prometheus, and notices. Begun and ended here.
-#
-# Each is imported only when it is asked for: a run without them pays nothing.
-
-
-class Outward:
-    """A context around a run. Raises UsageError for a command or an address that could never work, and on entering for
-    a port that is taken. ``serve``: the run stays when all is done, and more may come.
+class MonitorServices:
+    """The metrics endpoint and the notifications of a run, as a context around it. Each is imported only when the
+    options ask for it. Raises UsageError for a command or an address that could never work, and on entering for a port
+    that is taken. ``serve``: the run stays when all is done.
     """
 
     def __init__(self, run: RunDirectory, options: DispatchOptions, *, serve: bool = False):
@@ -316,13 +316,13 @@ class Outward:
         self._notifier: Notifier | None = None
         self._outcome: Outcome | None = None
         if options.notify_command or options.webhook:
-            from gpuherd.jobs.monitor.notify import Notifier, Ways
+            from gpuherd.jobs.monitor.notify import Channels, Notifier
 
-            ways = Ways.of(options.notify_command, options.webhook)
-            self._notifier = Notifier(ways, str(run.root), self._counts if serve else None)
+            channels = Channels.of(options.notify_command, options.webhook)
+            self._notifier = Notifier(channels, str(run.root), self._counts if serve else None)
 
-    def and_to(self, on_event: Callable[[Event], None] | None) -> Callable[[Event], None] | None:
-        """A listener that passes events on to the notices and to this one."""
+    def listener(self, on_event: Callable[[Event], None] | None) -> Callable[[Event], None] | None:
+        """A listener that passes events on to the notifications and to this one."""
         notifier = self._notifier
         if notifier is None:
             return on_event
@@ -335,18 +335,18 @@ class Outward:
         return both
 
     def _counts(self) -> Counts:
-        """How the queue stands now; asked for in the notices' own thread."""
+        """The counts now; called in the notifier's thread."""
         from gpuherd.jobs.monitor.status import opened, read_counts
 
         with opened(self._run) as reader:
             return read_counts(reader)
 
     def ended(self, outcome: Outcome) -> Outcome:
-        """Takes note of how the run has ended, and gives it back."""
+        """Takes the outcome for the last notice, and returns it."""
         self._outcome = outcome
         return outcome
 
-    def __enter__(self) -> Outward:
+    def __enter__(self) -> MonitorServices:
         if self._port is not None:
             from gpuherd.jobs.monitor.prometheus import MetricsServer
 
@@ -358,6 +358,6 @@ class Outward:
     ) -> None:
         if self._server is not None:
             self._server.close()
-        # Who called it wrongly sits in front of it.
+        # A wrong call needs no notice: the user sees its message.
         if self._notifier is not None and not isinstance(error, UsageError):
             self._notifier.close(self._outcome)

@@ -25,8 +25,8 @@ from gpuherd.jobs.queue.errors import raising_cannot_write
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.queue.submission import SubmissionChanges
 from gpuherd.jobs.records import Event, Outcome, QueuedJob
-from gpuherd.jobs.remote.dispatcher import opened, refuse_other_hands, remember, settled
-from gpuherd.jobs.reporter import Display, Outward, Reporter
+from gpuherd.jobs.remote.dispatcher import opened, refuse_other_engine, remember, settled
+from gpuherd.jobs.reporter import Display, MonitorServices, Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import load
 
@@ -123,7 +123,7 @@ def _enqueued(
         Queue(run.queue) as queue,
         raising_cannot_write(run.queue, "give the same command again"),
     ):
-        refuse_other_hands(queue, run, dispatch_options(options))
+        refuse_other_engine(queue, run, dispatch_options(options))
         submitted = prepare(queue)
         for queued, reason in _that_wait(queue, refused):
             queue.fail_waiting(queued.id, reason)
@@ -146,20 +146,20 @@ def _run(
     """One dispatcher's life. ``prepare`` changes the queue when all is there that could refuse the start."""
     run.create()
     chosen = dispatch_options(options)
-    outward = Outward(run, chosen, serve=serve)
+    services = MonitorServices(run, chosen, serve=serve)
     with (
         closing(DispatcherLock(run.lock)) as lock,
         Queue(run.queue) as queue,
         # What was recorded stays, running jobs go on, and the next start takes them over.
         raising_cannot_write(run.queue, "start the same command again to go on"),
     ):
-        reporter = Reporter(queue, run, display, outward.and_to(on_event))
+        reporter = Reporter(queue, run, display, services.listener(on_event))
         if not serve:
             states = queue.states()
             left = [job for job in jobs if job.name not in refused and states.get(job.name) is not JobState.DONE]
             chosen = settled(left, chosen, run)
-        refuse_other_hands(queue, run, chosen)
-        with outward, opened(chosen) as engine:
+        refuse_other_engine(queue, run, chosen)
+        with services, opened(chosen) as engine:
             settings = load()
             terms = Terms(
                 serve=serve,
@@ -185,7 +185,7 @@ def _run(
                 if problem is not None:
                     raise problem
             try:
-                return outward.ended(worker.run())
+                return services.ended(worker.run())
             finally:
                 write_metrics(queue, run)
 

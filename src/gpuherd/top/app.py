@@ -1,4 +1,8 @@
-"""The full-screen view: its layout, its keys, and its two dialogs."""
+"""The full-screen view: its layout, its keys, and its two dialogs.
+
+It looks once a second in a thread (``look``), draws the result (``picture``), and sends requests to the run
+(``gpuherd.jobs.control.client``), never touching a job itself. Leaving it changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,6 @@ from gpuherd.top import picture
 from gpuherd.top.look import History, Look, Looker
 from gpuherd.top.picture import Cells, Widths
 
-# The two windows that come up over the view: a question before something that can't be taken back, and the keys.
-
 KEYS = """\
 up, down, j, k   choose a job; its log is shown below
 enter, l         the log on the whole screen, and back
@@ -38,7 +40,7 @@ escape           close what is open; show all jobs again
 ?                this list
 q                leave; the run goes on without you
 
-Dots stand for figures that the driver does not tell."""
+Dots stand for figures that the driver does not give."""
 
 
 class Question(ModalScreen[bool]):
@@ -85,11 +87,6 @@ class Keys(ModalScreen[None]):
         event.stop()
         self.dismiss(None)
 
-
-# The full-screen view: where things stand on the screen, and what the keys do.
-#
-# It looks once a second in a thread (``look``), draws what it saw (``picture``), and passes wishes on to the run
-# (``gpuherd.jobs.control.client``), never touching a job itself. Leaving it changes nothing.
 
 EVERY_S = 1.0
 _PARTS = 3
@@ -138,7 +135,7 @@ class TopApp(App[None]):
         self._looker = Looker(run)
         self._history = History()
         self._filter = ""
-        # Whose log is shown; ``_follows``: the user has chosen it, so that the cursor goes where that job goes.
+        # The job whose log is shown; ``_follows``: the user has chosen it, so that the cursor follows it.
         self._chosen: str | None = None
         self._follows = False
         self._log_of: str | None = None
@@ -168,11 +165,11 @@ class TopApp(App[None]):
         self.set_interval(self._every_s, self.look_now)
 
     def on_unmount(self) -> None:
-        """Closes what was read from."""
+        """Closes the queue."""
         self._looker.close()
 
     def on_resize(self) -> None:
-        """Draws what was seen anew in the new size."""
+        """Draws the last look again, in the new size."""
         if self.seen is not None:
             self._draw(self.seen)
 
@@ -184,7 +181,7 @@ class TopApp(App[None]):
 
     def _saw(self, look: Look) -> None:
         if not self.is_running or len(self.query("#head, #jobs, #log-lines")) < _PARTS:
-            return  # the user has left meanwhile, and the screen is being taken down
+            return  # the user has left meanwhile, and the screen is being removed
         self.seen = look
         self._history.add(look.machine.gpus)
         self._draw(look)
@@ -208,7 +205,7 @@ class TopApp(App[None]):
         self._log_of = look.log_of
 
     def _draw_jobs(self, look: Look) -> None:
-        """The table, changed where it has changed, so that the chosen job and the place on the page stay."""
+        """Updates the changed cells of the table, so that the chosen job and the scroll position stay."""
         table = self.query_one("#jobs", DataTable)
         jobs = () if look.status is None else look.status.jobs
         widths = picture.job_widths(jobs, self.size.width - 1)
@@ -292,7 +289,7 @@ class TopApp(App[None]):
         self.query_one("#filter-line").set_class(bool(self.query_one("#filter", Input).value.strip()), "open")
         self.query_one("#jobs", DataTable).focus()
 
-    # --- wishes -----------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------------------
 
     def _job(self) -> JobStatus | None:
         return None if self.seen is None else self.seen.job(self._chosen)
@@ -334,13 +331,13 @@ class TopApp(App[None]):
         question = "Drain? Nothing new is started, and gpuherd ends when the running jobs have ended."
         self.push_screen(Question(question), answered)
 
-    @work(thread=True, group="wishes")
-    def _send(self, control: Request) -> None:
-        """Passes a wish on, in a thread: the answer may take seconds."""
+    @work(thread=True, group="requests")
+    def _send(self, request: Request) -> None:
+        """Sends a request, in a thread: the response may take seconds."""
         severity: Severity = "information"
         try:
-            answer = send(self._run_folder, control)
-            text, severity = answer.text, "information" if answer.ok else "warning"
+            response = send(self._run_folder, request)
+            text, severity = response.text, "information" if response.ok else "warning"
         except GpuherdError as problem:
             text, severity = str(problem), "error"
         self.call_from_thread(self._answered, text, severity)

@@ -1,10 +1,15 @@
-"""One look at all that the screen shows, and the use of GPUs in the last minutes."""
+"""Reads everything that the screen shows: the run's queue, the GPUs, who holds them, the end of one job's log; and
+remembers the use of GPUs in the last minutes.
+
+The only part of the view that reads anything. It takes milliseconds and is therefore called in a thread of its own;
+what comes out is frozen data. Nothing here changes the run.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -25,27 +30,22 @@ if TYPE_CHECKING:
     from gpuherd.gpus.leases import Holder
 
 
-# One look at all that the screen shows: the run's queue, the GPUs, who holds them, and the end of one job's log.
-#
-# The only part of the view that reads anything. It is slow by a screen's measure (milliseconds) and therefore called
-# in a thread of its own; what comes out is frozen data. Nothing here changes the run.
-
 PAGE = 200
 _LOG_LINES = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What was seen.
+    """Everything that the screen shows, at one moment.
 
     Attributes:
         at: wall-clock second.
-        machine: its GPUs and who uses them.
-        holders: who holds a lease, by GPU UUID.
-        status: how the run stands, with the jobs that match the filter; None when its queue can't be read (yet).
+        machine: its GPUs and their processes.
+        holders: holders of leases, by GPU UUID.
+        status: the run's status, with the jobs that match the filter; None when its queue can't be read (yet).
         problem: why not.
         running: all running jobs, whatever the filter.
-        log_of: the name of the job whose log this is, None for none; ``log``: its last lines, harmless for a terminal.
+        log_of: the name of the job whose log this is, None for none; ``log``: its last lines, cleaned for a terminal.
     """
 
     at: float
@@ -64,21 +64,21 @@ class Look:
 
 
 class Looker:
-    """Looks at one run and at the machine, again and again."""
+    """Reads the state of one run and of the machine, again and again."""
 
     def __init__(self, run: RunDirectory):
         self._run = run
         self._driver = GpuReader()
-        # A look that takes long is still on its way when the next begins, in another thread.
+        # A slow look may still run when the next begins, in another thread.
         self._one_at_a_time = threading.Lock()
         self._reader: QueueReader | None = None
         self._inode: int | None = None
-        # The jobs of the last page, and of which version of the queue and which filter they are.
+        # The jobs of the last page, and the version of the queue and the filter that they are of.
         self._page: tuple[int | None, str] = (None, "")
         self._jobs: tuple[JobStatus, ...] = ()
 
     def close(self) -> None:
-        """Closes the queue, after the look that is on its way."""
+        """Closes the queue, after the look that runs now."""
         with self._one_at_a_time:
             self._close()
 
@@ -88,8 +88,8 @@ class Looker:
             self._reader = None
 
     def look(self, text: str = "", chosen: str | None = None) -> Look:
-        """What there is now. ``text``: only jobs with it in their name; ``chosen``: whose log is wanted, by default
-        that of the first job of the page.
+        """The state now. ``text``: only jobs with it in their name; ``chosen``: the job whose log to read, by default
+        the first of the page.
         """
         with self._one_at_a_time:
             return self._look(text, chosen)
@@ -166,23 +166,19 @@ def _log(run: RunDirectory, job: JobStatus) -> tuple[str, ...]:
     return tuple(lines[-_LOG_LINES:])
 
 
-# How GPUs were used in the last minutes, and how that is drawn in a line of text: pure functions and plain data.
-
 KEPT = 240
-_STEPS = "▁▂▃▄▅▆▇█"
-_UNKNOWN = "·"
 
 
 @dataclass(slots=True)
 class Past:
-    """What was seen of one GPU, oldest first: its use and its memory in use, each from 0 to 1; None where unknown."""
+    """The use of one GPU and of its memory, oldest first, each from 0 to 1; None where unknown."""
 
     use: deque[float | None] = field(default_factory=lambda: deque(maxlen=KEPT))
     memory: deque[float | None] = field(default_factory=lambda: deque(maxlen=KEPT))
 
 
 class History:
-    """The past of every GPU that was seen, by UUID."""
+    """The past of every GPU, by UUID."""
 
     def __init__(self) -> None:
         self._past: dict[str, Past] = {}
@@ -196,23 +192,5 @@ class History:
             past.memory.append(gpu.used_mb / gpu.total_mb if gpu.total_mb and gpu.problem is None else None)
 
     def of(self, uuid: str) -> Past:
-        """What was seen of this GPU."""
+        """The past of this GPU."""
         return self._past.get(uuid) or Past()
-
-
-def sparkline(values: Sequence[float | None], width: int) -> str:
-    """The last ``width`` values, each from 0 to 1, as a line of blocks; it grows from the right.
-
-    >>> sparkline([0.0, 0.5, 1.0, None], 6)
-    '  ▁▅█·'
-    """
-    last = list(values)[-width:] if width > 0 else []
-    drawn = "".join(_UNKNOWN if value is None else _STEPS[_step(value)] for value in last)
-    return drawn.rjust(max(0, width))
-
-
-def _step(value: float) -> int:
-    """A block's number. Only nothing at all is the lowest: a little use must not look like none."""
-    if value <= 0:
-        return 0
-    return max(1, min(len(_STEPS) - 1, round(value * (len(_STEPS) - 1))))

@@ -1,7 +1,7 @@
-"""What a look becomes on the screen: pure functions from ``Look`` to lines of styled text, for any width.
+"""Draws a ``Look``: pure functions to lines of styled text, for any width.
 
-All figures have a unit, and one that is not known is N/A. Words of jobs and of other people's processes were cleaned
-on the way here or are cleaned now; none is read as markup.
+All figures have a unit, and an unknown one is N/A. Text of jobs and of other people's processes is cleaned before or
+here; none is read as markup.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.monitor.format import at_work, colour, gpus, headline, place, state_word, what
 from gpuherd.jobs.records import AttemptRow, JobStatus
-from gpuherd.top.look import History, Look, sparkline
+from gpuherd.top.look import History, Look
 
 WIDE = 110
+_STEPS = "▁▂▃▄▅▆▇█"
+_UNKNOWN = "·"
 _FULL, _NEARLY = 0.95, 0.85
 
 
 def head(look: Look, run: str, width: int) -> Text:
-    """Two lines: how far the run is, and where it is and who works on it."""
+    """Two lines: the counts and the time; the folder and which gpuherd works on it."""
     status = look.status
     clock = time.strftime("%H:%M:%S", time.localtime(look.at))
     first = Text(headline(status) if status is not None else "no queue to show", style="bold", no_wrap=True)
@@ -37,17 +39,17 @@ def head(look: Look, run: str, width: int) -> Text:
     if status is None:
         second.append(clean(look.problem or ""), style="yellow")
     else:
-        told = at_work(status)
-        if status.dispatcher is None and len(told) > width // 2:
-            told = told.partition(";")[0]  # what can be done about it is less than which run this is
-        second.append(_shortened(run, max(12, width - len(told) - 3)), style="cyan")
-        second.append(f" · {told}", style="" if status.dispatcher else "yellow")
+        text = at_work(status)
+        if status.dispatcher is None and len(text) > width // 2:
+            text = text.partition(";")[0]  # the folder matters more than the remedy
+        second.append(_shortened(run, max(12, width - len(text) - 3)), style="cyan")
+        second.append(f" · {text}", style="" if status.dispatcher else "yellow")
     second.truncate(width, overflow="ellipsis")
     return Text("\n").join([first, second])
 
 
 def _shortened(path: str, most: int) -> str:
-    """A path whose end is there in any case: the end is what tells one run from another."""
+    """A path, shortened at its beginning: its end distinguishes one run from another."""
     plain = clean(path)
     return plain if len(plain) <= most else "…" + plain[-(most - 1) :]
 
@@ -98,7 +100,7 @@ def _figure(value: float | None, unit: str) -> str:
 
 
 def _busy_style(use: float | None) -> str:
-    """A GPU that computes is as it should be; one that does not fades."""
+    """Green for a GPU that computes, dim for one that does not."""
     return "green" if use else "dim"
 
 
@@ -109,7 +111,7 @@ def _memory_style(share: float | None) -> str:
 
 
 def _who(gpu: Gpu, look: Look) -> Text:
-    """Who is on the GPU: a job of this run, another gpuherd's, somebody's process, nobody."""
+    """The user of the GPU: a job of this run, another gpuherd, another process, or none."""
     if gpu.problem is not None:
         return Text(clean(gpu.problem), style="red")
     if gpu.mig_instances:
@@ -124,12 +126,29 @@ def _who(gpu: Gpu, look: Look) -> Text:
         return Text(clean(look.status.left_out[gpu.label]), style="yellow")
     holder = look.holders.get(gpu.uuid)
     if holder is not None:
-        told = f"gpuherd of {holder.user or 'someone'}" + (f": {clean(holder.job)}" if holder.job else "")
-        return Text(told, style="cyan")
+        return Text(clean(holder.sentence()), style="cyan")
     found = check(gpu, IdleRule())
-    # The threshold is the user's own: it need not be told here.
+    # Without the threshold, which is the user's own.
     reason = clean(found.reason).partition(" (threshold")[0]
     return Text("free", style="green") if found.free else Text(reason, style="yellow")
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """The last ``width`` values, each from 0 to 1, as a line of blocks; it grows from the right.
+
+    >>> sparkline([0.0, 0.5, 1.0, None], 6)
+    '  ▁▅█·'
+    """
+    last = list(values)[-width:] if width > 0 else []
+    drawn = "".join(_UNKNOWN if value is None else _STEPS[_step(value)] for value in last)
+    return drawn.rjust(max(0, width))
+
+
+def _step(value: float) -> int:
+    """A block's number. Only nothing at all is the lowest: a little use must not look like none."""
+    if value <= 0:
+        return 0
+    return max(1, min(len(_STEPS) - 1, round(value * (len(_STEPS) - 1))))
 
 
 Widths = tuple[int, int, int, int]

@@ -1,4 +1,4 @@
-"""The process beside Ray, where there is none to be reached."""
+"""The process next to Ray, where there is none to be reached."""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 
-from gpuherd.engines.base import End
+from gpuherd.engines.base import End, EngineAway, Refused
+from gpuherd.errors import UsageError
 
 exceptions = pytest.importorskip("ray.exceptions")
 
@@ -148,8 +150,14 @@ def test_messages_have_no_stack_frames(error: Exception, told: str) -> None:
     assert ends().in_short(error) == told
 
 
-def test_a_bug_beside_ray_is_told_by_its_last_line() -> None:
-    from gpuherd.engines.ray.messages import Problem, error_of
+def test_a_bug_next_to_ray_is_told_by_its_last_line() -> None:
+    from gpuherd.engines.ray.driver import bug
 
-    text = 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nKeyError: 5\n'
-    assert str(error_of(Problem("bug", text))) == "the process beside Ray has failed: KeyError: 5"
+    error = bug(KeyError(5))
+    assert str(error) == "the process next to Ray has failed: KeyError: 5" and "KeyError: 5" in error.__notes__[0]
+
+
+def test_errors_come_through_the_channel_as_they_are() -> None:
+    for error in (Refused("no", may_pass=True), EngineAway("gone"), UsageError("wrong")):
+        back = pickle.loads(pickle.dumps(error))
+        assert type(back) is type(error) and str(back) == str(error) and vars(back) == vars(error)

@@ -54,7 +54,7 @@ def test_it_is_started_where_there_is_none_and_ray_is_left_as_it_was_found(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_second_ctrl_c_leaves_a_ray_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process beside Ray stands still; when it goes on it ends the job."""
+    """The process next to Ray stands still; when it goes on it ends the job."""
     monkeypatch.setenv("GPUHERD_QUEUE", str(tmp_path / "queue"))
     words = [sys.executable, "-m", "gpuherd", "run", "--engine=ray", "--num-gpus=0", "--"]
     script = f"echo $$ >{tmp_path}/job; sleep 1000"

@@ -10,6 +10,7 @@ import pytest
 
 from gpuherd.engines.base import Batch, Parcel, Placement
 from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.registry import find
 from gpuherd.engines.slurm.commands import Programs
 from gpuherd.engines.slurm.engine import SlurmEngine
 
@@ -62,3 +63,16 @@ def test_the_script_that_is_kept_is_for_its_owner_alone(here: Path) -> None:
             assert stat.S_IMODE((here / "b-1.sh").stat().st_mode) == 0o600
     finally:
         os.umask(mask)
+
+
+def test_the_gpus_of_a_partitions_nodes_are_counted_by_type(here: Path) -> None:
+    nodes = "n1|gpu|idle|16|8000|gpu:l40s:2,gpu:v100:4\\nn1|all|idle|16|8000|gpu:l40s:2\\nn2|all|idle|16|8000|(null)\\n"
+    program = here / "bin" / "sinfo"
+    partitions = "gpu*|up|infinite\\nall|up|infinite\\n"
+    program.write_text(f'#!/bin/sh\ncase "$*" in *--Node*) printf "{nodes}";; *) printf "{partitions}";; esac\n')
+    program.chmod(0o755)
+    inventory = find("slurm").inventory
+    assert inventory(EngineOptions(engine="slurm")) == ({"l40s": 2, "v100": 4},)
+    assert inventory(EngineOptions(engine="slurm", gpu_type="l40s")) == ({"l40s": 2},)
+    assert inventory(EngineOptions(engine="slurm", partition="all")) == ({"l40s": 2}, {})
+    assert find("ray").inventory(EngineOptions(engine="ray")) is None

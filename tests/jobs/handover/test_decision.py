@@ -11,7 +11,7 @@ from gpuherd.engines.base import Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.records import Predecessor, QueuedJob, Request
+from gpuherd.jobs.records import Predecessor, QueuedJob, ResourceRequest
 from gpuherd.jobs.remote.batches import LARGEST_BATCH, BatchLimits, Candidate, Decision, decide, placement_of
 
 ONE, TWO = Predecessor(1, "1"), Predecessor(2, "2")
@@ -125,5 +125,5 @@ def test_jobs_whose_limits_differ_a_little_go_together() -> None:
 
 def test_a_retry_on_more_gpus_asks_for_them() -> None:
     each = candidate(1)
-    more = replace(each.queued, adapted=Request(gpus=2))
+    more = replace(each.queued, adapted=ResourceRequest(gpus=2))
     assert decide([Candidate(more)], asks, {}, BatchLimits(at_most=1, open=0)).groups[0].placement.gpus == 2

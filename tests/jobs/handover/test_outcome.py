@@ -37,7 +37,7 @@ WAITS, RUNS = Sighting(handle="1", phase=Phase.WAITING), Sighting(handle="1", ph
 
 def meaning(*, late: bool = False, **facts: Any) -> Known | Step:
     """The outcome of an open attempt of which this is known, in second 100."""
-    return outcome(RemoteAttempt(RECORD, HANDED, Path("nothing"), **facts), "SLURM", 100.0, late=late)
+    return outcome(RemoteAttempt(RECORD, HANDED, Path("nothing"), **facts), 100.0, late=late)
 
 
 def ended(end: End, by: str | None = None) -> Sighting:

@@ -11,8 +11,9 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.monitor import display
 from gpuherd.jobs.records import Counts, Handed, QueuedJob, RunSnapshot
 from gpuherd.jobs.remote.dispatcher import in_line_sentence
-from gpuherd.jobs.remote.outcome import RemoteAttempt, begun, gpu_labels, with_begun
+from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import Claim
+from gpuherd.jobs.remote.tracker import begun, gpu_labels, with_begun
 
 
 def followed(number: int, reason: str | None, *, gpus: int = 1, nodes: int = 1) -> RemoteAttempt:

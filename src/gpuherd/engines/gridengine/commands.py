@@ -6,11 +6,20 @@ import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuherd.engines.base import EngineAway, EngineMissing
-from gpuherd.engines.gridengine.parse import GET_GRID_ENGINE, job_number, only_ended, refusal, said, unavailable
+from gpuherd.engines.gridengine.parse import (
+    GET_GRID_ENGINE,
+    Complex,
+    complexes,
+    job_number,
+    only_ended,
+    refusal,
+    said,
+    unavailable,
+)
 
 _ASK_S = 20.0
 _SUBMIT_S = 60.0
@@ -104,6 +113,14 @@ class Programs:
         if problem is not None:
             raise problem
         return tuple(done.out.split()) if done.code == 0 else ()
+
+
+def known_resources() -> Mapping[str, Complex] | None:
+    """The cluster's resources; None where no cluster answers."""
+    try:
+        return complexes(Programs().show("-sc"))
+    except (EngineMissing, EngineAway):
+        return None
 
 
 def user_name() -> str:

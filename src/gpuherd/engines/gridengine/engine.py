@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -11,13 +10,14 @@ from functools import cached_property
 from pathlib import Path
 
 from gpuherd.engines import host
-from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Sighting, Ticket
+from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
 from gpuherd.engines.gridengine import parse, translate
 from gpuherd.engines.gridengine.commands import Programs, user_name
 from gpuherd.engines.gridengine.options import GridEngineOptions
 from gpuherd.engines.gridengine.parse import Complex, Record, Row
 from gpuherd.engines.gridengine.translate import CannotRequest
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.options import did_you_mean
 
 # qdel gets so many words at a time: each is a question to sge_qmaster.
 _CANCEL_AT_ONCE = 500
@@ -47,7 +47,9 @@ class GridEngine:
         self._programs = Programs()
         self._requests: dict[Placement, list[str]] = {}
         self._after: dict[str, frozenset[str]] = {}
+        # Handles that Grid Engine has had: of the last look, and of those submitted since.
         self._known: set[str] = set()
+        self._fresh: set[str] = set()
         self._deleting: set[str] = set()
         self._in_error: dict[str, str] = {}
         self._missing_since: dict[str, float] = {}
@@ -71,7 +73,7 @@ class GridEngine:
         if placement not in self._requests:
             reason = self._why_never(placement)
             if reason is not None:
-                raise UsageError(reason)
+                raise Refused(reason)
         words = translate.arguments(batch, self._requests[placement])
         # The jobs start in another folder, and modules are to be found from this one.
         own = {**os.environ, host.NAME: host.absolute(os.environ.get(host.NAME, ""))}
@@ -79,7 +81,7 @@ class GridEngine:
         _keep(batch.folder / f"{batch.name}.sh", text)
         job = self._programs.qsub(words, text)
         handles = translate.handles(job, len(batch.parcels))
-        self._known.update(handles)
+        self._fresh.update(handles)
         if any(parse.job_of(each) != each for each in batch.after):
             self._after[job] = frozenset(batch.after)
         return handles
@@ -90,6 +92,8 @@ class GridEngine:
         nobody asks for any more."""
         if not tickets:
             return {}
+        handles = {ticket.handle for ticket in tickets if ticket.handle is not None}
+        self._forget_all_but(handles)
         rows = parse.qstat(self._programs.qstat("-u", user_name()))
         by_name: dict[str, list[Row]] = {}
         for row in rows:
@@ -182,6 +186,13 @@ class GridEngine:
         if not reasons:
             return _no_environment(placement, self._options.sge_pe)
         return f"Grid Engine has no queue for it: {reasons[0]}"
+
+    def _forget_all_but(self, handles: Collection[str]) -> None:
+        """A queue may be served for months: what nobody asks for any more is not kept."""
+        self._known = {each for each in (*self._known, *self._fresh) if each in handles}
+        self._fresh.difference_update(handles)
+        self._deleting.intersection_update(handles)
+        self._missing_since = {each: since for each, since in self._missing_since.items() if each in handles}
 
     # --- how they stand -------------------------------------------------------------------------------------------
 
@@ -316,8 +327,7 @@ def _no_environment(placement: Placement, named: str | None) -> str:
 def _refuse_unknown(flag: str, word: str, what: str, there: Sequence[str]) -> None:
     if word in there:
         return
-    near = difflib.get_close_matches(word, there, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    hint = did_you_mean(word, there, cutoff=0.5) or "."
     listed = f" There are: {_some(sorted(there))}" if there else " There is none"
     raise UsageError(f"{flag} {word}: there is no {what} {word} in Grid Engine{hint}{listed}")
 

@@ -22,13 +22,13 @@ from pathlib import Path
 from gpuherd.engines.host import NAME as PYTHONPATH
 from gpuherd.engines.world import NodeSide, Rank, World
 from gpuherd.errors import UsageError
+from gpuherd.gpus.visible import CUDA
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MODULE = "gpuherd.engines.gridengine.node"
 _NOT_AN_ARRAY = "undefined"
 # By these the program tells each process its place.
 _RANK, _NODES, _FIRST = "GPUHERD_NODE_RANK", "GPUHERD_NODES", "GPUHERD_FIRST_NODE"
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 GPUS = "GPUHERD_NODE_GPUS"  # how many GPUs the job has on each node, from its script
 # Variables that Grid Engine, or a site's prolog, has set on that very node.
 _OF_THE_NODE = ("SGE_JOB_SPOOL_DIR", "SGE_GPU", "SGE_HGR_gpu", "TMPDIR", "TMP", "HOSTNAME", "QRSH_PORT")
@@ -171,15 +171,15 @@ def _lease(environment: dict[str, str]) -> list[str]:
     has it for the first node."""
     count = environment.get(GPUS, "0")
     given = environment.get("SGE_HGR_gpu") or environment.get("SGE_GPU")
-    environment.pop(_VISIBLE, None)
+    environment.pop(CUDA, None)
     if count == "0":
-        environment[_VISIBLE] = ""
+        environment[CUDA] = ""
         return []
-    if _VISIBLE in os.environ:
-        environment[_VISIBLE] = os.environ[_VISIBLE]
+    if CUDA in os.environ:
+        environment[CUDA] = os.environ[CUDA]
         return []
     if given:
-        environment[_VISIBLE] = given.replace(" ", ",")
+        environment[CUDA] = given.replace(" ", ",")
         return []
     return lease(int(count), f"gpuherd-{environment.get('JOB_ID', '')}")
 

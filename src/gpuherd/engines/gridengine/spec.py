@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.gridengine.options import GridEngineOptions
@@ -9,7 +10,7 @@ from gpuherd.engines.registry import EngineSpec
 
 if TYPE_CHECKING:
     from gpuherd.checks import CheckResult
-    from gpuherd.engines.base import Engine
+    from gpuherd.engines.base import Engine, ExportJob
     from gpuherd.engines.options import EngineOptions
     from gpuherd.engines.world import Join, Lead
 
@@ -28,6 +29,8 @@ class _GridEngine(EngineSpec):
     )
     kept_variables = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT")
 
+    export_to = "gridengine"
+
     def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:  # noqa: ARG002
         from gpuherd.engines.gridengine.engine import GridEngine
 
@@ -39,6 +42,12 @@ class _GridEngine(EngineSpec):
     def where(self, options: EngineOptions) -> str | None:
         queue = options.of(GridEngineOptions).sge_queue
         return None if queue is None else f"queue {queue}"
+
+    def export(self, jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
+        from gpuherd.engines.gridengine.commands import known_resources
+        from gpuherd.engines.gridengine.export import files
+
+        return files(jobs, options.of(GridEngineOptions), known_resources())
 
     def installed(self) -> str | None:
         from gpuherd.engines.gridengine.commands import missing_programs

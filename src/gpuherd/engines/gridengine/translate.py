@@ -14,7 +14,9 @@ from gpuherd.engines.base import Batch, Placement
 from gpuherd.engines.gridengine.node import GPUS, lease
 from gpuherd.engines.gridengine.options import GridEngineOptions
 from gpuherd.engines.gridengine.parse import DELETED, MADE_ROOM, Complex, job_of
+from gpuherd.engines.local.process import THREAD_VARIABLES
 from gpuherd.errors import UsageError
+from gpuherd.gpus.visible import CUDA, environment
 
 # Options of qsub that gpuherd sets itself, and why a user can't.
 _OURS = {
@@ -211,6 +213,7 @@ def script(batch: Batch, options: GridEngineOptions, own: Mapping[str, str]) -> 
         f"cd {folder} || exit 1",
         f"exec >>{folder}/{shlex.quote(batch.name)}.{index}.out 2>&1",
         *[f"export {name}={shlex.quote(own[name])}" for name in _HIDDEN if own.get(name)],
+        *_threads(batch.placement, own),
         f"export {GPUS}={batch.placement.gpus}",
         *options.setup,
         *_choice_of_gpus(batch, job_name(batch.name)),
@@ -226,19 +229,27 @@ def script(batch: Batch, options: GridEngineOptions, own: Mapping[str, str]) -> 
     return "\n".join(lines) + "\n"
 
 
+def _threads(asked: Placement, own: Mapping[str, str]) -> list[str]:
+    """Lines that keep numeric libraries to the slots of the job, which Grid Engine itself does not do. Where the job
+    says its cores, its leader does that; where the user says their threads, nobody does."""
+    if asked.cpus is not None or any(name in own for name in THREAD_VARIABLES):
+        return []
+    return [f"export {name}=$((${{NSLOTS:-1}} / ${{NHOSTS:-1}}))" for name in THREAD_VARIABLES]
+
+
 def _choice_of_gpus(batch: Batch, name: str) -> list[str]:
     """Lines that find out which GPUs the job has. Grid Engine itself only counts them. Where the site says which, by
     CUDA_VISIBLE_DEVICES or in SGE_GPU, as its prologs and successors do, those are taken; else gpuherd's leases choose
     free ones, as they do among all gpuherds of a machine."""
     gpus = batch.placement.gpus
     if gpus == 0:
-        return ["export CUDA_VISIBLE_DEVICES=", "gpuherd_lease=()"]
+        return [*(f"export {name}={value}" for name, value in environment(()).items()), "gpuherd_lease=()"]
     return [
         "gpuherd_lease=()",
-        'if [ -z "${CUDA_VISIBLE_DEVICES+set}" ]; then',
+        f'if [ -z "${{{CUDA}+set}}" ]; then',
         '    gpuherd_gpus="${SGE_HGR_gpu:-${SGE_GPU:-}}"',
         '    if [ -n "$gpuherd_gpus" ]; then',
-        '        export CUDA_VISIBLE_DEVICES="${gpuherd_gpus// /,}"',
+        f'        export {CUDA}="${{gpuherd_gpus// /,}}"',
         "    else",
         f"        gpuherd_lease=({shlex.join(lease(gpus, name))})",
         "    fi",

@@ -1,5 +1,5 @@
-"""Checks of Ray: its version, and the cluster that is meant. Run as a program with an address, it joins that cluster
-and prints as JSON how many nodes, GPUs and cores it has.
+"""Checks of Ray: its version, and the cluster of ``--ray-address``. Run as a program with an address, it joins that
+cluster and prints as JSON how many nodes, GPUs and cores it has.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RAY_WITHIN_S = 60.0
 
 
 def find_ray(word: str | None) -> list[CheckResult]:
-    """Ray and the cluster that is meant by this --ray-address."""
+    """Ray, and the cluster of this --ray-address."""
     version = version_of("ray")
     if version is None:
         return [CheckResult("Ray", Status.FAIL, "not installed", _GET_RAY)]
@@ -44,7 +44,7 @@ def find_ray(word: str | None) -> list[CheckResult]:
 
 
 def ray_cluster(address: str, told: Mapping[str, Any], error: str | None) -> CheckResult:
-    """Judges what a process found that has joined the cluster (``look``)."""
+    """Judges the totals of a cluster that a process has joined (``look``)."""
     problem = error or told.get("error")
     if problem is not None:
         remedy = "both need the same versions of Ray and Python; see ray status on the cluster"

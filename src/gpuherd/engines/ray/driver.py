@@ -1,5 +1,5 @@
 """The process next to Ray: ``python -m gpuherd.engines.ray.driver DESCRIPTOR``. It joins or starts a
-cluster and answers the dispatcher's questions.
+cluster and answers the dispatcher's queries.
 """
 
 from __future__ import annotations
@@ -21,26 +21,12 @@ from ray.exceptions import AuthenticationError, RayError
 
 from gpuherd.engines.base import EngineAway
 from gpuherd.engines.ray.engine import refused_token
-from gpuherd.engines.ray.messages import (
-    Address,
-    Answer,
-    Cancel,
-    Check,
-    Kind,
-    Look,
-    Office,
-    Problem,
-    Question,
-    Setup,
-    Submit,
-    answers,
-    problem_of,
-)
+from gpuherd.engines.ray.messages import SETUP, Address, Answer, Kind, Question, RayClient, Setup, answers
 from gpuherd.engines.ray.resources import NodeRoom, in_short
 from gpuherd.errors import GpuherdError, UsageError
 
-# Joins a Ray cluster as a driver, or starts one of our own on this machine; leaves the first as it was found, and
-# nothing of the second. Runs in the process beside Ray.
+# Joins a Ray cluster as a driver, or starts one of our own on this machine. A cluster that was joined is left as it was
+# found; of one of our own nothing is left.
 
 # Nothing but exit codes goes through Ray's object store; this is the least that it takes.
 _STORE_BYTES = 80 * 2**20
@@ -51,7 +37,7 @@ _NO_TYPE = re.compile(r"node_[0-9a-f]{56}")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """A cluster that we are connected to. ``folder``: of one of our own, None for one that was there."""
+    """A cluster that we are connected to. ``folder``: of one of our own; None for one that ran already."""
 
     address: str
     folder: Path | None
@@ -65,14 +51,14 @@ class Cluster:
 
 
 def connect(address: Address, folder: Path | None) -> Cluster:
-    """Joins the cluster, or with a folder for its files starts one of our own. Raises EngineAway when nobody answers,
+    """Joins the cluster, or with a folder for its files starts one of our own. Raises EngineAway when nothing answers,
     UsageError for another version or a refused token."""
     return _join(address.text) if folder is None else _start(folder)
 
 
 def rooms() -> list[NodeRoom]:
-    """The nodes that are alive, with what they have and what is free. Raises EngineAway."""
-    from ray._private.state import available_resources_per_node  # no public question tells it by node
+    """The nodes that are alive, with their total and free resources. Raises EngineAway."""
+    from ray._private.state import available_resources_per_node  # no public function gives it by node
 
     try:
         free: Mapping[str, Mapping[str, float]] = available_resources_per_node()
@@ -86,7 +72,7 @@ def rooms() -> list[NodeRoom]:
 
 
 def grows() -> bool:
-    """Whether an autoscaler can bring nodes that are not there yet, and perhaps larger ones."""
+    """Whether an autoscaler can add nodes, perhaps larger ones."""
     from ray._private.state import state
     from ray.experimental.internal_kv import _internal_kv_get
 
@@ -109,7 +95,7 @@ def _start(folder: Path) -> Cluster:
             _temp_dir=str(folder),
             **_QUIET,
         )
-    except Exception as problem:  # Ray raises plain ones too, as for a node that does not start in time
+    except Exception as problem:  # Ray also raises plain ones, as for a node that does not start in time
         shutil.rmtree(folder, ignore_errors=True)
         raise EngineAway(f"can't start a Ray cluster on this machine: {in_short(problem)}") from problem
     return Cluster("local", folder)
@@ -133,7 +119,7 @@ def _join(address: str) -> Cluster:
 
 
 def _mismatch(address: str, problem: RuntimeError) -> str:
-    """Ray tells over ten lines that versions differ."""
+    """One sentence for versions that differ; Ray takes ten lines."""
     versions = re.findall(r"Ray: (\S+)\s+Python: (\S+)", str(problem))
     if len(versions) < 2:
         return f"can't join the Ray cluster at {address}: {in_short(problem)}"
@@ -144,56 +130,49 @@ def _mismatch(address: str, problem: RuntimeError) -> str:
     )
 
 
-# The process beside Ray: ``python -m gpuherd.engines.ray.driver DESCRIPTOR``. It answers the follower's questions
-# over a socket until that is closed, which it also is when the follower dies.
+# The process next to Ray: ``python -m gpuherd.engines.ray.driver DESCRIPTOR``. It answers the dispatcher's questions
+# over a socket until that is closed, which it also is when the dispatcher dies.
 
 
 def serve(connection: Connection) -> None:
-    """Answers until the follower has gone; then leaves Ray as it was found."""
-    office: Office | None = None
+    """Answers until the dispatcher has gone; then leaves Ray as it was found."""
+    client: RayClient | None = None
     try:
         while True:
             try:
                 question: Question = connection.recv()
             except (EOFError, OSError):
                 return
-            reply: Answer | Problem
+            method, argument = question
+            answer: Answer
             try:
-                if isinstance(question, Setup):
-                    office = _open(question)
-                    reply = Answer(None)
-                elif office is not None:
-                    reply = Answer(_answer(office, question))
+                if method == SETUP:
+                    client = _open(argument)
+                    answer = True, None
                 else:
-                    reply = Problem("bug", "it was asked before it was set up")
+                    answer = True, getattr(client, method)(argument)
             except GpuherdError as problem:
-                reply = problem_of(problem)
-            except Exception:
-                reply = Problem("bug", traceback.format_exc())
+                answer = False, problem
+            except Exception as problem:
+                answer = False, bug(problem)
             try:
-                connection.send(reply)
+                connection.send(answer)
             except OSError:
                 return
     finally:
-        if office is not None:
-            office.close()
+        if client is not None:
+            client.close()
 
 
-def _answer(office: Office, question: Question) -> object:
-    match question:
-        case Check(placements):
-            return office.check(placements)
-        case Submit(batch):
-            return office.submit(batch)
-        case Look(handles):
-            return office.look(handles)
-        case Cancel(handles):
-            office.cancel(handles)
-            return None
-    raise AssertionError(f"no question: {question!r}")
+def bug(problem: Exception) -> RuntimeError:
+    """An unforeseen error for the dispatcher, which may be unable to load the original."""
+    lines = traceback.format_exception(problem)
+    error = RuntimeError(f"the process next to Ray has failed: {lines[-1].strip()}")
+    error.add_note("".join(lines))
+    return error
 
 
-def _open(setup: Setup) -> Office:
+def _open(setup: Setup) -> RayClient:
     if setup.address.kind is Kind.SERVER:
         from gpuherd.engines.ray.job_server import JobServer
 
@@ -205,7 +184,7 @@ def _open(setup: Setup) -> Office:
 
 def main() -> None:
     """The command."""
-    # What ends the follower is seen as the end of the socket; then Ray is still there to be left in order.
+    # The end of the dispatcher is noticed as the end of the socket, while Ray still runs and can be left in order.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with Connection(int(sys.argv[1])) as connection:

@@ -1,4 +1,4 @@
-"""Ray as an engine, as the dispatcher sees it, and the channel to the process next to Ray."""
+"""The connection to Ray as the dispatcher uses it, and the channel to the process next to Ray."""
 
 from __future__ import annotations
 
@@ -21,26 +21,14 @@ from typing import Any
 
 from gpuherd.engines.base import Batch, EngineAway, EngineMissing, Placement, Sighting, Ticket
 from gpuherd.engines.host import finding_us
-from gpuherd.engines.ray.messages import (
-    Answer,
-    Cancel,
-    Check,
-    Kind,
-    Look,
-    Question,
-    Setup,
-    Submit,
-    error_of,
-    handle_of,
-    resolve,
-)
+from gpuherd.engines.ray.messages import SETUP, Answer, Kind, Setup, handle_of, resolve
 from gpuherd.engines.ray.options import RayOptions
 from gpuherd.engines.ray.resources import custom
 from gpuherd.engines.world import Join, Lead
 from gpuherd.errors import UsageError
 
-# The folder for the files of a cluster of our own. Whoever has it holds a lock on it, and so does the process beside
-# Ray: one that nobody holds was left by processes that were all killed at once, and goes when the next one is made.
+# The folder for the files of a cluster of our own. Its owner and the process next to Ray hold a lock on it: a folder
+# without a lock was left by processes that were all killed at once, and is removed when the next one is made.
 
 # Ray's sockets lie below it, and a socket's path must be short.
 _PLACE = Path("/tmp")  # noqa: S108 - made by mkdtemp
@@ -48,11 +36,11 @@ _PREFIX = "gpuherd-ray."
 
 
 class OwnFolder:
-    """A new one. Raises OSError where none can be made.
+    """A new folder. Raises OSError where none can be made.
 
     Attributes:
         path: the folder.
-        hold: the descriptor that has the lock; a process that inherits it holds it too.
+        hold: the descriptor with the lock; a process that inherits it holds the lock too.
     """
 
     def __init__(self, place: Path = _PLACE):
@@ -66,16 +54,16 @@ class OwnFolder:
                 continue
             if self.path.exists():
                 return
-            os.close(self.hold)  # somebody took it for one that was left, before we had the lock
+            os.close(self.hold)  # another process took it for a leftover before we had the lock
 
     def remove(self) -> None:
-        """Removes it with all that is in it."""
+        """Removes the folder and its content."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self.hold)
 
 
 def _locked(path: Path, kind: int) -> int:
-    """A descriptor of the folder that has the lock. Raises OSError."""
+    """A descriptor of the folder with the lock. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, kind)
@@ -96,24 +84,24 @@ def _remove_left(path: Path) -> None:
     os.close(descriptor)
 
 
-# The process beside Ray, from the follower's side. Ray has a process of its own, apart from the follower, because it
-# ends its process when its head has gone, sets signal handlers and environment variables, and takes a second to
-# import. When the follower dies, that process sees it, ends what runs, and leaves Ray as it was.
+# The process next to Ray, from the dispatcher's side. Ray has a process of its own, apart from the dispatcher, because
+# it ends its process when its head has gone, sets signal handlers and environment variables, and takes a second to
+# import. When the dispatcher dies, that process notices it, ends what runs, and leaves Ray as it was.
 
 # A cluster of our own starts in 5 s, on a busy machine in 20; Ray gives up joining one after 20 s.
 _CONNECT_S = 120.0
 _CLOSE_S = 60.0
 _POLL_S = 0.5
 _TAIL_BYTES = 4096
-# Ray's libraries try a refused token again and again for 20 s, and say so only here.
+# Ray's libraries retry a refused token for 20 s, and report it only in their log.
 _REFUSED_TOKEN = (b"InvalidAuthToken", b"Unauthenticated")
 
 
 class Channel:
-    """A process beside Ray that is connected. Raises as ``ask``, and UsageError for a token that is refused.
+    """A process next to Ray that is connected. Raises as ``ask``, and UsageError for a token that is refused.
 
     Args:
-        connect_s: the most that this may take.
+        connect_s: time limit for connecting, in seconds.
     """
 
     def __init__(self, setup: Setup, connect_s: float = _CONNECT_S):
@@ -124,7 +112,7 @@ class Channel:
             raise EngineAway(f"can't make a folder for Ray in /tmp: {problem.strerror}") from problem
         ours, theirs = Pipe()
         self._connection = ours
-        # Closed by ``close``: what Ray prints is read here when the process has died.
+        # Closed by ``close``: holds Ray's output, for when the process has died.
         self._log = tempfile.TemporaryFile(prefix="gpuherd-ray-")  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -140,34 +128,36 @@ class Channel:
             ours.close()
             self._log.close()
             self._sweep()
-            raise EngineAway(f"can't start the process beside Ray: {problem}") from problem
+            raise EngineAway(f"can't start the process next to Ray: {problem}") from problem
         finally:
             theirs.close()
         try:
-            self.ask(replace(setup, folder=None if self._folder is None else self._folder.path), connect_s)
+            self.ask(SETUP, replace(setup, folder=None if self._folder is None else self._folder.path), connect_s)
         except BaseException:
             self.end()
             raise
 
     @property
     def pid(self) -> int:
-        """The process beside Ray."""
+        """The process next to Ray."""
         return self._process.pid
 
-    def ask(self, question: Question, within_s: float) -> Any:
-        """The answer. Raises what was raised there, and EngineAway when none comes; then the channel is of no use."""
+    def ask(self, method: str, argument: object, within_s: float) -> Any:
+        """The result of a method of ``RayClient`` there. Raises what it raises, and EngineAway when no answer comes;
+        then the channel can't be used any more."""
         try:
-            self._connection.send(question)
-            self._wait(isinstance(question, Setup) and self._address.kind is Kind.JOINED, within_s)
-            reply = self._connection.recv()
+            self._connection.send((method, argument))
+            self._wait(method == SETUP and self._address.kind is Kind.JOINED, within_s)
+            answer: Answer = self._connection.recv()
         except (EOFError, OSError):
             self._process.wait()
             said = self._tail()
             self.end()
             raise EngineAway(f"Ray has ended our connection{f': {said}' if said else ''}") from None
-        if isinstance(reply, Answer):
-            return reply.value
-        raise error_of(reply)
+        well, result = answer
+        if not well:
+            raise result
+        return result
 
     def close(self) -> None:
         """Leaves Ray as it was found: what runs is ended with its grace, a cluster of our own is shut down."""
@@ -177,7 +167,7 @@ class Channel:
         self.end()
 
     def end(self) -> None:
-        """As ``close``, without patience."""
+        """As ``close``, at once."""
         self._connection.close()
         self._process.kill()
         self._process.wait()
@@ -186,7 +176,7 @@ class Channel:
 
     @property
     def ended(self) -> bool:
-        """Whether it is of no use any more."""
+        """Whether it can't be used any more."""
         return self._connection.closed
 
     def _wait(self, joining: bool, within_s: float) -> None:
@@ -214,7 +204,7 @@ class Channel:
 
 
 def refused_token(who: str) -> str:
-    """What to do about it."""
+    """The message for a refused authentication token."""
     return (
         f"{who} wants an authentication token, and ours is not the one; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or "
         "RAY_AUTH_TOKEN_PATH to the cluster's token (on its head node: ray get-auth-token)"
@@ -222,8 +212,8 @@ def refused_token(who: str) -> str:
 
 
 def _environment(*, own: bool) -> dict[str, str]:
-    """Ray reads it when it is imported. A cluster of our own gets a token of its own: else Ray would make one in the
-    user's home folder."""
+    """The environment that Ray reads when it is imported. A cluster of our own gets a new token: else Ray would make
+    one in the user's home folder."""
     environment = {**finding_us(os.environ), "RAY_USAGE_STATS_ENABLED": "0"}
     if own:
         environment.pop("RAY_ADDRESS", None)
@@ -232,27 +222,27 @@ def _environment(*, own: bool) -> dict[str, str]:
     return environment
 
 
-# Ray as an engine, as the follower sees it.
+# The connection.
 
 _ASK_S = 60.0
-# By the job server each parcel is a request of its own.
+# The job server takes a request for each parcel.
 _PARCEL_S = 1.0
 _LOOK_S = 0.25
-# The job server reads all jobs that it ever had to say how ours stand, each from the head's store.
+# The job server reads all jobs that it ever had for each query, each from the head's store.
 _SERVER_LOOK_S = 2.0
 
 
 class RayEngine:
-    """Tasks of a Ray cluster, or jobs of its job server. Nothing of Ray is touched before the first question.
+    """Tasks of a Ray cluster, or jobs of its job server. It connects at the first query.
 
-    ``chains`` is False: a task of Ray lives no longer than its driver, and its job server knows no order, so nothing
-    would follow anything while nobody of ours is there.
+    ``chains`` is False: a task of Ray lives no longer than its driver, and its job server knows no order, so no job
+    would follow another while no dispatcher runs.
 
     Args:
-        options: how the cluster is reached and what each job takes of it. Raises UsageError for words that are none.
-        lead: leads an attempt in a worker of Ray (``jobs.remote.agent.lead``); a function that its module has by
-            name, since the worker imports it there.
-        join: the same for the further nodes of an attempt over several (``jobs.remote.agent.join``); without it none
+        options: the cluster's address and the resources of each job. Raises UsageError for wrong ones.
+        lead: leads an attempt in a worker of Ray (``jobs.remote.agent.lead``); a function that is
+            importable from its module, since the worker imports it.
+        join: the same for the other nodes of an attempt over several (``jobs.remote.agent.join``); without it no job
             spans nodes.
     """
 
@@ -270,42 +260,43 @@ class RayEngine:
         )
         self.look_s = _SERVER_LOOK_S if self._setup.address.kind is Kind.SERVER else _LOOK_S
         self._channel: Channel | None = None
-        # One process answers, one question after the other, whichever thread asks.
+        # One process answers, one query after the other, from whichever thread.
         self._asks = threading.Lock()
 
     def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
         """As ``Engine.check``. Raises EngineMissing without Ray, UsageError for a cluster of another version, one that
-        refuses our token, and one whose nodes have no gpuherd."""
-        refused: Mapping[Placement, str] = self._ask(Check(tuple(dict.fromkeys(wanted))))
+        refuses our token, and one whose nodes lack gpuherd."""
+        refused: Mapping[Placement, str] = self._ask("check", tuple(dict.fromkeys(wanted)))
         return refused
 
     def submit(self, batch: Batch) -> Sequence[str]:
         """As ``Engine.submit``."""
-        handles: Sequence[str] = self._ask(Submit(batch), _ASK_S + _PARCEL_S * len(batch.parcels))
+        handles: Sequence[str] = self._ask("submit", batch, _ASK_S + _PARCEL_S * len(batch.parcels))
         return handles
 
     def look(self, tickets: Collection[Ticket]) -> Mapping[int, Sighting]:
         """As ``Engine.look``."""
         attempts = {each.handle or handle_of(each.batch, each.index): each.attempt for each in tickets}
-        seen: Mapping[str, Sighting] = self._ask(Look(tuple(attempts)))
+        seen: Mapping[str, Sighting] = self._ask("look", tuple(attempts))
         return {attempts[handle]: sighting for handle, sighting in seen.items()}
 
     def cancel(self, handles: Collection[str]) -> None:
-        """As ``Engine.cancel``. A job gets its grace; asked again, Ray ends its worker, and the guardian the rest."""
+        """As ``Engine.cancel``. A job gets its grace; on a second call Ray ends its worker, and the guardian the
+        rest."""
         if handles:
-            self._ask(Cancel(tuple(handles)), _ASK_S + _PARCEL_S * len(handles))
+            self._ask("cancel", tuple(handles), _ASK_S + _PARCEL_S * len(handles))
 
     def close(self) -> None:
-        """Leaves the cluster. Tasks are ended, as Ray would do anyhow; jobs of the job server go on."""
+        """Leaves the cluster. Tasks are ended, as Ray would do anyway; jobs of the job server go on."""
         with self._asks:
             channel, self._channel = self._channel, None
             if channel is not None and not channel.ended:
                 channel.close()
 
-    def _ask(self, question: Question, within_s: float = _ASK_S) -> Any:
+    def _ask(self, method: str, argument: object, within_s: float = _ASK_S) -> Any:
         with self._asks:
             if self._channel is None or self._channel.ended:
                 if find_spec("ray") is None:
                     raise EngineMissing("Ray is not installed here; pip install 'gpuherd[ray]' brings it")
                 self._channel = Channel(self._setup)
-            return self._channel.ask(question, within_s)
+            return self._channel.ask(method, argument, within_s)

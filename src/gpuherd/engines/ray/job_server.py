@@ -1,5 +1,5 @@
-"""Parcels as jobs of Ray's job server: they go on when their follower dies, and are found again by their names. Runs in
-the process beside Ray.
+"""Parcels as jobs of Ray's job server: they go on when the dispatcher dies, and are found again by their names. Runs in
+the process next to Ray.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from gpuherd.engines.ray.resources import (
 )
 from gpuherd.errors import UsageError
 
-# Between Ray's SIGTERM to a job that is stopped and its SIGKILL. The job's own grace is shorter; its leader keeps it.
+# Seconds between Ray's SIGTERM to a job that is stopped and its SIGKILL. The job's own grace, which its leader keeps,
+# is shorter.
 _STOP_WAIT_S = 300
 _FOLDER = "gpuherd_folder"
 _SPANNING = (
@@ -43,13 +44,13 @@ _SPANNING = (
     "machines (--ray-address HOST:PORT, the port that `ray start --head` has named, else 6379)"
 )
 _MOST_NODES = 10_000
-# The server says of every job that waits that it may be for its resources or for its environment, and no more.
+# The server gives the same reason for every waiting job: its resources or its environment.
 _WAITS_FOR = "Ray has not started it yet: it waits for its resources, or is being set up"
 _WAITS = {JobStatus.PENDING: Phase.WAITING, JobStatus.RUNNING: Phase.RUNNING}
 
 
 class JobServer:
-    """A cluster by the address of its job server. Raises as ``connecting.connect``."""
+    """A cluster by the address of its job server. Raises as ``driver.connect``."""
 
     def __init__(self, setup: Setup):
         self._setup = setup
@@ -59,7 +60,7 @@ class JobServer:
         self._fetched: set[str] = set()
 
     def check(self, placements: tuple[Placement, ...]) -> dict[Placement, str]:
-        """As ``Engine.check``; a cluster that can grow is believed to."""
+        """As ``Engine.check``; a cluster with an autoscaler is expected to grow."""
         found = {each: _SPANNING for each in placements if each.nodes > 1}
         with self._told():
             if self._grows():
@@ -72,7 +73,7 @@ class JobServer:
         return refused(placements, self._asked, nodes) | found
 
     def submit(self, batch: Batch) -> list[str]:
-        """As ``Engine.submit``. What the server has by this name already is not handed over again."""
+        """As ``Engine.submit``. Jobs that the server has by these names already are not submitted again."""
         asked = self._asked(batch.placement)
         extra = {name: amount for name, amount in asked.items() if name not in (GPU, CPU, MEMORY)}
         turn_s = turn_of(batch.placement, self._setup.notice_s)
@@ -94,7 +95,7 @@ class JobServer:
         return handles
 
     def look(self, handles: tuple[str, ...]) -> dict[str, Sighting]:
-        """As ``Engine.look``: one question for all."""
+        """As ``Engine.look``, with one query."""
         with self._told():
             jobs = {job.submission_id: job for job in self._client.list_jobs()}
         return {handle: self._sighting(handle, jobs[handle]) for handle in handles if handle in jobs}
@@ -113,7 +114,7 @@ class JobServer:
         """Jobs go on."""
 
     def _submit(self, **words: Any) -> None:
-        """One job, unless the server has it already."""
+        """Submits one job, unless the server has it already."""
         try:
             self._client.submit_job(**words)
         except RuntimeError as problem:
@@ -136,7 +137,7 @@ class JobServer:
         return Sighting(handle=handle, phase=phase, reason=reason, end=end, node=agent)
 
     def _fetch(self, handle: str, job: JobDetails) -> None:
-        """What Ray has printed of a job that went wrong, into the batch's folder: once, where that can be written."""
+        """Writes Ray's output of a failed job into the batch's folder, once, where that is writable."""
         folder = (job.metadata or {}).get(_FOLDER)
         if folder is None or handle in self._fetched:
             return

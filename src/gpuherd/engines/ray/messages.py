@@ -1,4 +1,4 @@
-"""Messages between the dispatcher and its process next to Ray, and which Ray cluster is meant."""
+"""Messages between the dispatcher and its process next to Ray, and the address of the Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from gpuherd.engines.base import Batch, EngineAway, EngineMissing, Placement, Refused, Sighting
+from gpuherd.engines.base import Batch, Placement, Sighting
 from gpuherd.engines.world import Join, Lead
-from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.errors import UsageError
 
-# Which Ray cluster is meant: one that is joined, one behind its job server, or one of our own.
+# The Ray cluster: one that we join, one behind its job server, or one of our own.
 
 _FORMS = "HOST:PORT (a cluster that this machine belongs to) or http://HOST:8265 (its job server, from anywhere)"
 _PROBE_S = 5.0
@@ -24,7 +24,7 @@ _LONGEST_NOTE = 1000
 
 
 class Kind(Enum):
-    """How the cluster is spoken to."""
+    """How the cluster is reached."""
 
     OWN = "own"
     JOINED = "joined"
@@ -40,9 +40,9 @@ class Address:
 
 
 def resolve(word: str | None, environment: Mapping[str, str]) -> Address:
-    """The cluster that is meant by ``--ray-address``, and without it by RAY_ADDRESS; ``local`` is one of our own. Where
-    neither says any (or ``auto``): one that runs on this machine, as Ray itself would look for it, else one of our own.
-    Raises UsageError."""
+    """The cluster of ``--ray-address``, or without it of RAY_ADDRESS; ``local`` is one of our own. Where neither is
+    given (or is ``auto``): one that runs on this machine, found as Ray itself would, else one of our own. Raises
+    UsageError."""
     where = "--ray-address"
     if word is None:
         word, where = environment.get("RAY_ADDRESS") or "auto", "RAY_ADDRESS"
@@ -55,7 +55,7 @@ def resolve(word: str | None, environment: Mapping[str, str]) -> Address:
 
 
 def answers(address: str, within_s: float = _PROBE_S) -> bool:
-    """Whether anybody takes a connection at HOST:PORT."""
+    """Whether something accepts a connection at HOST:PORT."""
     host, _, port = address.rpartition(":")
     with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), within_s):
         return True
@@ -80,13 +80,13 @@ def _names_a_host(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, half an IPv6 address
+    except ValueError:  # not a port, half an IPv6 address
         return False
 
 
 def _running_here(environment: Mapping[str, str]) -> str | None:
-    """The cluster that ``ray start`` has left a note of on this machine, if somebody answers there still. Raises
-    UsageError where the note is another user's: who is joined can have anything run by us, and may have all GPUs.
+    """The cluster that ``ray start`` has noted on this machine, if it still answers. Raises UsageError where the note
+    is another user's: the owner of a cluster can run anything in our name there, and may have all GPUs.
     """
     folder = environment.get("RAY_TMPDIR") or environment.get("TMPDIR") or "/tmp"  # noqa: S108 - Ray's own place
     try:
@@ -106,21 +106,27 @@ def _running_here(environment: Mapping[str, str]) -> str | None:
     return text if joined else None
 
 
-# What the follower and its process beside Ray say to each other. Both are ours and of one version: pickled.
+# What the dispatcher and its process next to Ray exchange: a question is the name of a method of ``RayClient`` and its
+# argument (``SETUP``: that makes one), an answer whether that went well, and its result or error. Both processes are
+# ours and of one version, so all is pickled.
+
+SETUP = "setup"
+Question = tuple[str, Any]
+Answer = tuple[bool, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the process begins with.
+    """The first message to the process.
 
     Attributes:
-        lead: leads an attempt in a worker of Ray: ``lead(manifest, index, stop, handle=…, others=…)``; a
-            function that its module has by name.
-        join: runs another node's part of an attempt over several: ``join(manifest, index, world, stop)``; None where
-            there is none.
+        lead: leads an attempt in a worker of Ray: ``lead(manifest, index, stop, handle=…, others=…)``; a function that
+            is importable from its module.
+        join: runs another node's part of an attempt over several: ``join(manifest, index, world, stop)``; None
+            without one.
         resources: custom resources of each parcel.
-        notice_s: so long before the time of a parcel is up it is asked to make room.
-        folder: for the files of a cluster of our own; None for a cluster that is there.
+        notice_s: seconds before its time is up at which a parcel is asked to make room.
+        folder: for the files of a cluster of our own; None for one that runs already.
     """
 
     address: Address
@@ -131,71 +137,8 @@ class Setup:
     folder: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    placements: tuple[Placement, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    batch: Batch
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    handles: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    handles: tuple[str, ...]
-
-
-Question = Setup | Check | Submit | Look | Cancel
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """An error that was raised on purpose, or ``kind`` "bug" with a traceback."""
-
-    kind: str
-    text: str
-    may_pass: bool = False
-
-
-_KINDS: dict[str, type[GpuherdError]] = {
-    "missing": EngineMissing,
-    "away": EngineAway,
-    "usage": UsageError,
-}
-
-
-def problem_of(error: GpuherdError) -> Problem:
-    """An error to be told."""
-    if isinstance(error, Refused):
-        return Problem("refused", str(error), error.may_pass)
-    kind = next((name for name, type_ in _KINDS.items() if isinstance(error, type_)), "away")
-    return Problem(kind, str(error))
-
-
-def error_of(problem: Problem) -> Exception:
-    """The error that was told."""
-    if problem.kind == "refused":
-        return Refused(problem.text, may_pass=problem.may_pass)
-    if problem.kind in _KINDS:
-        return _KINDS[problem.kind](problem.text)
-    error = RuntimeError(f"the process beside Ray has failed: {problem.text.strip().splitlines()[-1]}")
-    error.add_note(problem.text)
-    return error
-
-
-class Office(Protocol):
-    """Who does the work beside Ray: with tasks, or by the job server. Parcels are called by their handles."""
+class RayClient(Protocol):
+    """Does the work next to Ray: with tasks, or by the job server. Parcels are named by their handles."""
 
     def check(self, placements: tuple[Placement, ...]) -> dict[Placement, str]: ...
 
@@ -209,5 +152,5 @@ class Office(Protocol):
 
 
 def handle_of(batch: str, index: int) -> str:
-    """A parcel's handle: known before Ray has heard of it, so that a lost answer loses nothing."""
+    """A parcel's handle: known before Ray has it, so that a lost answer loses nothing."""
     return f"{batch}-{index}"

@@ -1,4 +1,4 @@
-"""What a parcel requests of a node in Ray's terms, and what Ray's errors and states mean. Pure."""
+"""A parcel's request in Ray's terms, and the meaning of Ray's errors and states. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ray.job_submission import JobDetails
 from gpuherd.engines.base import End, Placement
 from gpuherd.errors import ExitCode, UsageError
 
-# What a parcel asks of a node in Ray's words, whether any node could ever give it, and what it waits for. Pure.
+# The resources of a parcel in Ray's terms, whether any node could ever grant them, and why it waits.
 
 GPU, CPU, MEMORY = "GPU", "CPU", "memory"
-# Ray's own names, each with the flag that is meant.
+# Ray's own names, each with the flag that requests it.
 _OWN = {"GPU": "--gpus-per-job", "CPU": "--cpus-per-job", "memory": "--host-mem", "object_store_memory": "nothing here"}
 _MB = 2**20
 _FLAGS = {GPU: "--gpus-per-job", CPU: "--cpus-per-job", MEMORY: "--host-mem"}
@@ -24,7 +24,7 @@ _FLAGS = {GPU: "--gpus-per-job", CPU: "--cpus-per-job", MEMORY: "--host-mem"}
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """A node that is alive: what it has and what of it is free, by Ray's names; memory in bytes."""
+    """A node that is alive: its total and free resources by Ray's names; memory in bytes."""
 
     name: str
     total: Mapping[str, float]
@@ -57,7 +57,7 @@ def _amount(word: str, amount: str) -> float:
 
 
 def wanted(placement: Placement, extra: Mapping[str, float], *, cpus: float) -> dict[str, float]:
-    """What it takes of each of its nodes. ``cpus``: what Ray gives where nothing is said."""
+    """The resources that it takes on each of its nodes. ``cpus``: Ray's default."""
     asked = {
         GPU: float(placement.gpus),
         CPU: float(cpus if placement.cpus is None else placement.cpus),
@@ -68,14 +68,14 @@ def wanted(placement: Placement, extra: Mapping[str, float], *, cpus: float) -> 
 
 
 def turn_of(placement: Placement, notice_s: float) -> float | None:
-    """After how many seconds a parcel is asked to make room; Ray itself knows no time limit."""
+    """Seconds after which a parcel is asked to make room; Ray itself has no time limit."""
     if placement.time_s is None:
         return None
     return placement.time_s - notice_s if placement.time_s > notice_s else placement.time_s
 
 
 def never(placement: Placement, asked: Mapping[str, float], nodes: Collection[NodeRoom]) -> str | None:
-    """Why these nodes can never give it, None where they can (some day, when it is free)."""
+    """Why these nodes can never grant it; None where they can once it is free."""
     able = sum(_fits(asked, node.total) for node in nodes)
     if able >= placement.nodes:
         return None
@@ -102,13 +102,13 @@ def never(placement: Placement, asked: Mapping[str, float], nodes: Collection[No
 def refused(
     placements: Iterable[Placement], asked: Callable[[Placement], Mapping[str, float]], nodes: Collection[NodeRoom]
 ) -> dict[Placement, str]:
-    """Those of the placements that these nodes can never give, and why. ``asked``: one in Ray's words."""
+    """Those placements that these nodes can never grant, and why. ``asked``: a placement's resources in Ray's terms."""
     reasons = ((each, never(each, asked(each), nodes)) for each in placements)
     return {each: reason for each, reason in reasons if reason is not None}
 
 
 def waits_for(count: int, asked: Mapping[str, float], nodes: Collection[NodeRoom]) -> str:
-    """What a parcel that Ray has not placed waits for."""
+    """Why a parcel that Ray has not placed waits."""
     if sum(_fits(asked, node.total) for node in nodes) < count:
         return f"Ray has no node with {_words(asked)} now; it starts when one joins"
     able = sum(_fits(asked, node.free) for node in nodes)
@@ -144,17 +144,17 @@ def _amount_words(name: str, amount: float) -> str:
     return f"{amount:g} {unit}"
 
 
-# What an error of a task, or the state of a job of the job server, says about a parcel's end. Knows Ray's words.
+# A parcel's end, from the error of a task or from the state of a job of the job server.
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LONGEST = 300
-_MADE_ROOM = ExitCode.BUSY  # as a leader ends that was asked to
-_TIMEOUT = 124  # as the program ``timeout`` ends that has asked it
+_MADE_ROOM = ExitCode.BUSY  # as a leader exits that made room
+_TIMEOUT = 124  # as the program ``timeout`` exits
 _OF_RAY = re.compile(r"^Running entrypoint for job |INFO job_manager\.py|^\(truncated to |^No logs available")
 
 
 def end_of(error: BaseException) -> tuple[End, str]:
-    """How a task ended that did not come to its end, and why in Ray's words."""
+    """How a task ended that raised an error, and why in Ray's words."""
     cause = error
     if isinstance(error, exceptions.RayTaskError):
         cause = getattr(error, "cause", None) or error
@@ -176,13 +176,13 @@ def end_of(error: BaseException) -> tuple[End, str]:
 
 
 def unfit(error: BaseException) -> str | None:
-    """Why a node has not done what it was asked for as a trial, in Ray's words; None where it has gone meanwhile."""
+    """Why a node failed the trial task, in Ray's words; None where the node has gone meanwhile."""
     end, reason = end_of(error)
     return None if end is End.NODE_LOST else reason
 
 
 def end_of_leader(code: int, *, time_was_up: bool) -> tuple[End, str | None]:
-    """What the exit code of an attempt's leader says."""
+    """The end that the exit code of an attempt's leader means."""
     if code == 0:
         return End.OK, None
     if code == _MADE_ROOM:
@@ -203,7 +203,7 @@ def end_of_job(job: JobDetails) -> tuple[End, str | None]:
     if "ACTOR_DIED" in kind:
         if re.search(r"out of memory|OutOfMemory|memory pressure", words):
             return End.OUT_OF_MEMORY, _first_line(words)
-        # Nothing but its node's end takes a supervisor away: it runs nothing but a shell's child.
+        # A supervisor ends only with its node: it runs nothing but a shell's child.
         return End.NODE_LOST, _first_line(words)
     if job.driver_exit_code is None:
         return End.FAILED, _last_line(words) or None
@@ -215,14 +215,14 @@ def end_of_job(job: JobDetails) -> tuple[End, str | None]:
 
 
 def said(log: str) -> str:
-    """The last line of what a job has printed, "" for what Ray alone has written into its log."""
+    """The last line of a job's output; "" where Ray alone has written into its log."""
     lines = [line.strip() for line in _COLOURS.sub("", log).splitlines() if line.strip()]
     own = [line for line in lines if not _OF_RAY.search(line)]
     return own[-1][:_LONGEST] if own else ""
 
 
 def in_short(error: BaseException) -> str:
-    """What an error says, in one line: Ray puts stack frames and a page of advice into some."""
+    """An error in one line: Ray puts stack frames and a page of advice into some."""
     cause = getattr(error, "cause", None) if isinstance(error, exceptions.RayTaskError) else None
     if cause is not None:
         return f"{type(cause).__name__}: {_last_line(str(cause))}"
@@ -235,7 +235,7 @@ def in_short(error: BaseException) -> str:
 
 
 def _first_line(text: str) -> str:
-    """The first sentence of it: Ray goes on with advice for a page."""
+    """The first sentence; Ray follows it with a page of advice."""
     lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
     return re.split(r"\.(?:\s|$)", lines[0], maxsplit=1)[0][:_LONGEST] if lines else ""
 

@@ -38,12 +38,12 @@ from gpuherd.errors import UsageError
 # A parcel over several nodes: a placement group with a bundle for each (STRICT_SPREAD: no two on one node), one task
 # in each. The first leads the attempt and starts the others from its worker.
 #
-# Several GPUs of one node need no group: what a task asks for always comes from one node.
+# Several GPUs of one node need no group: the resources of a task always come from one node.
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What the first task must know to start the others. ``options`` are those of each task."""
+    """What the first task needs to start the others. ``options`` are those of each task."""
 
     group: PlacementGroup
     join: Join
@@ -52,7 +52,7 @@ class Span:
 
 
 def reserve(handle: str, nodes: int, asked: Mapping[str, float]) -> PlacementGroup:
-    """Asks for the bundles. It does not wait for them: a task in the group does."""
+    """Requests the bundles. It does not wait for them: a task in the group does."""
     return placement_group([dict(asked) for _ in range(nodes)], strategy="STRICT_SPREAD", name=handle)
 
 
@@ -104,7 +104,7 @@ class Companions:
         return self._failure
 
     def end(self) -> None:
-        """Asks them to make room, and when called again ends their workers; what is left there their guardians end."""
+        """Asks them to make room; a second call ends their workers. Their guardians end what is left."""
         for answer in self._open:
             ray.cancel(answer, force=self._asked)
         self._asked = True
@@ -121,7 +121,7 @@ class Companions:
 
 
 def _names(group: PlacementGroup) -> tuple[str, ...]:
-    """What the nodes of a group are called, in the order of their bundles; () where Ray does not tell."""
+    """The names of a group's nodes in the order of their bundles; () where Ray does not give them."""
     with suppress(RayError, OSError, KeyError, TypeError, AttributeError):
         called = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
         places = placement_group_table(group)["bundles_to_node_id"]
@@ -134,30 +134,30 @@ def _failure(answer: Any, rank: int) -> Failure | None:
         told: Failure | None = ray.get(answer)
         return told
     except RayError as problem:
-        # What was not cancelled and raised there is its own fault; all else was taken from it.
+        # An error that was raised there without a cancellation is the job's own; in all other cases it lost its worker.
         own = isinstance(problem, RayTaskError) and not isinstance(problem, TaskCancelledError)
         return Failure(rank, f"of rank {rank}", 1 if own else None)
 
 
-# Parcels as tasks of Ray: one task leads one attempt. Runs in the process beside Ray, which is their driver: they
+# Parcels as tasks of Ray: one task leads one attempt. They run in the process next to Ray, which is their driver: they
 # live no longer than it does.
 #
-# A task never runs twice: another turn is another attempt, and that is decided elsewhere (``max_retries=0``). Its
-# worker takes the next task when it has ended (``max_calls=0``). For a task with GPUs Ray starts a process each, so
-# that the next one finds no memory of a GPU in use; ours never touches a GPU, the job is a process of its own.
+# A task never runs twice: another try is another attempt, and that is decided elsewhere (``max_retries=0``). Its worker
+# takes the next task when it has ended (``max_calls=0``). For a task with GPUs Ray starts a process each, so that the
+# next one finds no GPU memory in use; ours never uses a GPU, the job is a process of its own.
 
 _TASK_CPUS = 1.0
 _ROOMS_AGAIN_S = 2.0
 _ONE_NODE = "there is no way here to lead a job over several nodes"
 _PROBE_S = 60.0
 _PROBED_NODES = 16
-# As the leader's grace for a job that is asked to make room, and a bit.
+# The leader's grace for a job that is asked to make room, and a little more.
 _FAREWELL_S = 20.0
 
 
 @dataclass
 class Flight:
-    """A parcel whose task Ray has. ``node`` is known when it runs, ``ended`` when it has ended."""
+    """A parcel that is a task of Ray. ``node`` is known when it runs, ``ended`` when it has ended."""
 
     stream: Any
     asked: Mapping[str, float]
@@ -168,7 +168,7 @@ class Flight:
 
 
 class Tasks:
-    """The tasks of one driver. Raises as ``connecting.connect``."""
+    """The tasks of one driver. Raises as ``driver.connect``."""
 
     def __init__(self, setup: Setup):
         self._setup = setup
@@ -179,7 +179,7 @@ class Tasks:
         self._rooms_at = float("-inf")
 
     def check(self, placements: tuple[Placement, ...]) -> dict[Placement, str]:
-        """As ``Engine.check``; a cluster that can grow is believed to."""
+        """As ``Engine.check``; a cluster with an autoscaler is expected to grow."""
         if self._cluster.folder is None:
             _probe(self._setup.lead)
         found = {} if self._setup.join else {each: _ONE_NODE for each in placements if each.nodes > 1}
@@ -208,14 +208,14 @@ class Tasks:
         """As ``Engine.look``."""
         self._hear()
         known = {handle: self._flights[handle] for handle in handles if handle in self._flights}
-        # Nobody asks for an end again that has been recorded.
+        # An end that has been recorded is not asked for again.
         self._flights = {
             handle: flight for handle, flight in self._flights.items() if handle in known or flight.ended is None
         }
         return {handle: self._sighting(handle, flight) for handle, flight in known.items()}
 
     def cancel(self, handles: tuple[str, ...]) -> None:
-        """As ``Engine.cancel``. Who is asked a second time is ended by force."""
+        """As ``Engine.cancel``. A second call ends them by force."""
         for handle in handles:
             flight = self._flights.get(handle)
             if flight is not None and flight.ended is None:
@@ -246,7 +246,7 @@ class Tasks:
         return wanted(placement, self._setup.resources, cpus=_TASK_CPUS)
 
     def _hear(self) -> None:
-        """Takes in what tasks have told: first the node, then the exit code, or the error that they ended with."""
+        """Reads the tasks' messages: first the node, then the exit code, or the error that they ended with."""
         by_stream = {flight.stream: flight for flight in self._flights.values() if flight.ended is None}
         while by_stream:
             with _answering():
@@ -278,7 +278,7 @@ class Tasks:
 
 
 def options_of(asked: Mapping[str, float], placement: Placement) -> dict[str, Any]:
-    """What a task is given, in the words of ``ray.remote``. CPUs that nobody asked for are Ray's own affair."""
+    """The options of a task for ``ray.remote``. Where no CPUs are requested, Ray's default holds."""
     options: dict[str, Any] = {"num_gpus": asked.get(GPU, 0)}
     if placement.cpus is not None:
         options["num_cpus"] = asked[CPU]
@@ -317,7 +317,7 @@ def _end(flight: Flight, end: End, reason: str | None) -> Sighting:
 
 
 def _probe(lead: Lead) -> None:
-    """Whether the nodes' Python has us. Raises UsageError."""
+    """Checks that the nodes' Python has gpuherd. Raises UsageError, EngineAway."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"]][:_PROBED_NODES]

@@ -1,10 +1,10 @@
-"""A parcel in a worker process of Ray: it leads the attempt there, and knows to stop.
+"""A parcel in a worker process of Ray: leads the attempt there, and stops when it has to.
 
-Ray wakes a task that is to be cancelled only if it runs Python at the time: it sets a flag in the interpreter and sends
-no signal, so that a task which waits in the kernel sleeps on. What does wake is the descriptor of
-``signal.set_wakeup_fd``; a thread reads it. It also keeps the parcel's time.
+Ray wakes a task that is cancelled only if it runs Python at the time: it sets a flag in the interpreter and sends no
+signal, so that a task which waits in the kernel sleeps on. The descriptor of ``signal.set_wakeup_fd`` does become
+readable; a thread reads it, and keeps the parcel's time limit.
 
-The worker lives on after the task and takes the next: all that is changed here is put back. Imported by Ray's workers,
+The worker lives on after the task and takes the next one: all changes made here are undone. Imported by Ray's workers,
 so it imports little.
 """
 
@@ -32,8 +32,8 @@ _BREAKPOINT = "PYTHONBREAKPOINT"
 def work(
     lead: Callable[..., int], manifest: str, index: int, handle: str, turn_s: float | None, span: Span | None = None
 ) -> Iterator[str | tuple[int, bool]]:
-    """The task: tells the node's name as soon as it runs, and when the attempt has ended its leader's exit code,
-    and whether its time was up.
+    """The task: yields the node's name as soon as it runs, and when the attempt has ended its leader's exit code and
+    whether its time was up.
 
     ``span``: the group of an attempt over several nodes, whose first this is.
     """
@@ -56,15 +56,15 @@ def join_in(join: Callable[..., Failure | None], manifest: str, index: int, worl
 
 
 def imports(lead: Callable[..., int]) -> str:
-    """Whether this worker can import the leader: Ray has done it, when this runs. Returns the node's name."""
+    """Shows that this worker can import the leader: Ray has done so when this runs. Returns the node's name."""
     return os.uname().nodename if callable(lead) else ""
 
 
 @contextmanager
 def asked_to_stop(turn_s: float | None) -> Iterator[Stop]:
-    """A ``Stop`` that is asked when Ray cancels the task or ends the worker, or when its time is up.
+    """A ``Stop`` that is set when Ray cancels the task or ends the worker, or when its time is up.
 
-    To be used in the main thread. A SIGTERM goes on to Ray's own handler afterwards.
+    For the main thread. A SIGTERM is passed on to Ray's own handler afterwards.
     """
     terminated = False
 
@@ -76,7 +76,7 @@ def asked_to_stop(turn_s: float | None) -> Iterator[Stop]:
     with Stop() as stop:
         read_end, write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         before: dict[int, Any] = {number: signal.signal(number, note) for number in _SIGNALS}
-        breakpoint_hook = os.environ.pop(_BREAKPOINT, None)  # Ray's debugger; no business of the job
+        breakpoint_hook = os.environ.pop(_BREAKPOINT, None)  # Ray's debugger, not for the job
         # Ray blocks SIGINT in its workers, and a job would inherit that.
         blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         fd_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -100,7 +100,7 @@ def asked_to_stop(turn_s: float | None) -> Iterator[Stop]:
 
 
 def _watch(read_end: int, stop: Stop, turn_s: float | None) -> None:
-    """Asks it to stop on a signal's byte, or when the time is up; a zero ends the watch."""
+    """Sets the stop on a signal's byte, or when the time is up; a zero byte ends the watch."""
     ready = select.poll()
     ready.register(read_end, select.POLLIN)
     wait_ms = None if turn_s is None else 1000 * turn_s

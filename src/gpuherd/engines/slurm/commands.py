@@ -1,4 +1,4 @@
-"""SLURM's programs, run with a limit of time and read in the C locale; and what their complaints mean."""
+"""SLURM's programs, run with a time limit and in the C locale, and the meaning of their error messages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gpuherd.errors import GpuherdError
 
 PROGRAMS = ("sbatch", "squeue", "scontrol", "sinfo", "scancel")
 
-# What SLURM's programs say when they fail, and what that means for us. Pure.
+# The error messages of SLURM's programs, and their meaning. Pure.
 
 GET_SLURM = (
     "SLURM's commands are on the login node of a cluster, there often after `module load slurm`; "
     "on this machine --engine local needs none"
 )
-# The controller, the database or munge did not answer, or not in time. What was asked may have been done.
+# The controller, the database or munge did not answer, or not in time. The request may have been carried out.
 _AWAY = (
     "unable to contact slurm controller",
     "connect failure",
@@ -51,13 +51,13 @@ _AWAY = (
     "problem talking to the database",
     "failed to open persistent connection",
 )
-# Its programs are there, and no cluster is.
+# The programs are installed, but no cluster is configured.
 _UNCONFIGURED = (
     "could not establish a configuration source",
     "dns srv lookup failed",
     "unable to process configuration",
 )
-# Limits of the moment: the same batch may be taken later.
+# Temporary limits: the same batch may be accepted later.
 _MAY_PASS = (
     "job violates accounting/qos policy",
     "qosmaxsubmitjob",
@@ -77,7 +77,7 @@ _MAY_PASS = (
     "i/o error",
     "error writing",
     "submission disabled",
-    # What it is to come after has ended, and is forgotten, since we last looked.
+    # The job that it is to follow has ended and was forgotten since the last look.
     "job dependency problem",
 )
 DISABLED = "slurm accounting storage is disabled"
@@ -85,7 +85,7 @@ _PREFIX = re.compile(r"^(?:\w+: )?(?:(?:fatal|error|warning|\w+ error): )*(?:Bat
 
 
 def said(errors: str) -> str:
-    """What SLURM said, in one line, without the names of its programs.
+    """SLURM's message in one line, without the names of its programs.
 
     >>> said("sbatch: error: invalid partition specified: x\\nsbatch: error: Batch job submission failed: Invalid y\\n")
     'invalid partition specified: x; Invalid y'
@@ -95,7 +95,7 @@ def said(errors: str) -> str:
 
 
 def unavailable(errors: str) -> GpuherdError | None:
-    """EngineAway or EngineMissing where these words mean that nobody has answered, else None."""
+    """EngineAway or EngineMissing where the message means that SLURM has not answered, else None."""
     low = errors.lower()
     if any(words in low for words in _UNCONFIGURED):
         return EngineMissing(f"SLURM's commands are here, but know no cluster ({said(errors)}); {GET_SLURM}")
@@ -105,31 +105,32 @@ def unavailable(errors: str) -> GpuherdError | None:
 
 
 def refusal(errors: str) -> Refused:
-    """A submission that SLURM has refused."""
+    """The error for a submission that SLURM has refused."""
     low = errors.lower()
     words = said(errors) or "sbatch has failed and said nothing"
     return Refused(words, may_pass=any(limit in low for limit in _MAY_PASS))
 
 
 def only_ended(errors: str) -> bool:
-    """Whether scancel has only complained of jobs that had ended already or are forgotten."""
+    """Whether scancel has only complained about jobs that had ended already or are forgotten."""
     known = ("already completing or completed", "invalid job id", "job/step already completing")
     lines = [line.lower() for line in errors.splitlines() if line.strip()]
     return all(any(words in line for words in known) for line in lines)
 
 
-# SLURM's programs, run with a limit of time and read in the C locale.
+# Running the programs.
 
 _ASK_S = 20.0
 _SUBMIT_S = 60.0
-# What the kernel takes as one argument is 128 KiB.
+# The kernel's limit for one argument is 128 KiB.
 _MOST_WORD = 100_000
-# Variables by which users change what SLURM's programs ask and print, and those of a job that we may be part of: sbatch
-# would take them for wishes. Those of sbatch itself are wishes, but for what would make another kind of job of ours.
+# Variables by which users change the output of SLURM's programs, and those of a job that we may be part of: sbatch
+# would take them for options. Those of sbatch itself are the user's options, except those that would change the kind of
+# job.
 _OF_OTHERS = ("SLURM_", "SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_", "SLURMD_", "SRUN_")
 _NOT_OURS = frozenset({"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS", "SBATCH_REQUEUE"})
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER")
-# For programs that are only asked: no translations, and lists of an array's places whole, however long.
+# For queries: no translations, and lists of an array's places in full, however long.
 _ASKING = {"LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
 
 
@@ -141,7 +142,7 @@ class _Done:
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """What SLURM's programs inherit, and with sbatch also the jobs."""
+    """The environment of SLURM's programs, and with sbatch also of the jobs."""
     return {
         name: value
         for name, value in own.items()
@@ -150,13 +151,13 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 
 
 def _for_jobs(own: Mapping[str, str]) -> dict[str, str]:
-    """What of it jobs need otherwise: they start in another folder, and modules are found from this one."""
+    """Changes for jobs: they start in another folder, and find modules from this one."""
     places = host.absolute(own.get(host.NAME, ""))
     return {host.NAME: places} if places else {}
 
 
 def user_name(number: int) -> str:
-    """What this machine calls a user."""
+    """The user's name on this machine."""
     try:
         return pwd.getpwuid(number).pw_name
     except (KeyError, OverflowError):
@@ -164,22 +165,22 @@ def user_name(number: int) -> str:
 
 
 class Programs:
-    """Each method is one program that is run once. All raise EngineMissing where it is not there, and EngineAway where
-    SLURM does not answer.
+    """Each method runs one program once. All raise EngineMissing where it is not installed, and EngineAway where SLURM
+    does not answer.
     """
 
     def sbatch(self, arguments: Sequence[str], script: str) -> str:
-        """Hands a script over; the job's number. Raises Refused."""
+        """Submits a script; returns the job's number. Raises Refused."""
         done = _run(["sbatch", *arguments], _SUBMIT_S, script)
         number = job_number(done.out)
         if done.code == 0 and number is not None:
             return number
         if done.code == 0:
-            raise EngineAway(f"sbatch told no number of a job: {said(done.out + done.errors) or 'nothing'}")
+            raise EngineAway(f"sbatch has printed no job number: {said(done.out + done.errors) or 'nothing'}")
         raise unavailable(done.errors) or refusal(done.errors)
 
     def squeue(self, names: Sequence[str]) -> str:
-        """This user's jobs, at least those of these names; also those that have just ended."""
+        """This user's jobs, at least those with these names, also those that have just ended."""
         words = ["squeue", "--noheader", f"--user={os.getuid()}", "--states=all", f"--format={SQUEUE_FORMAT}"]
         only = ",".join(names)
         if len(only) <= _MOST_WORD:
@@ -187,7 +188,7 @@ class Programs:
         return _answer(words)
 
     def sacct(self, *, handles: Sequence[str] = (), names: Sequence[str] = ()) -> str | None:
-        """What accounting knows of these jobs, or of all that had one of these names in the last week; None where it
+        """Accounting's records of these jobs, or of all with one of these names in the last week; None where accounting
         is switched off.
         """
         words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}"]
@@ -220,7 +221,7 @@ class Programs:
         return _answer(["scontrol", "show", "job", "--details", number])
 
     def mpi_types(self) -> str:
-        """How srun can bring processes together."""
+        """The types that ``srun --mpi`` takes."""
         return _answer(["srun", "--mpi=list"])
 
     def partitions(self) -> str:
@@ -252,7 +253,7 @@ def _run(words: Sequence[str], limit_s: float, text: str = "") -> _Done:
         raise EngineMissing(f"{words[0]} is not here; {GET_SLURM}")
     configuration = os.environ.get("SLURM_CONF")
     if configuration is not None and not Path(configuration).exists():
-        # SLURM's programs would wait a minute for it.
+        # SLURM's programs would retry for a minute.
         raise EngineMissing(f"SLURM_CONF={configuration} is not there; {GET_SLURM}")
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""SLURM as an engine: batches go to sbatch as arrays, and squeue and sacct tell how they stand."""
+"""The connection to SLURM: sbatch submits batches as arrays, squeue and sacct report their states."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpuherd.engines.slurm.options import SlurmOptions
 from gpuherd.engines.slurm.parse import Row
 from gpuherd.errors import CannotWrite
 
-# scancel is asked for so many at a time: each is a question to the controller.
+# Jobs of one call of scancel: each is a request to the controller.
 _CANCEL_AT_ONCE = 500
-# So long is waited for accounting to tell who has cancelled a job: it is told a moment after the controller.
+# How long to wait until accounting says who has cancelled a job: it hears of that after the controller.
 _WAIT_FOR_A_NAME_S = 10.0
-# sacct is asked for so many jobs and arrays at a time: their numbers are one word.
+# Jobs and arrays of one call of sacct: their numbers are one argument.
 _RECORDED_AT_ONCE = 5000
 
 
 def refuse_unknown_mpi(options: SlurmOptions, programs: Programs) -> None:
-    """Raises UsageError for an ``--mpi`` that srun doesn't know; where srun can't be asked, nodes may still know it."""
+    """Raises UsageError for an ``--mpi`` that srun doesn't know. If srun does not answer, nodes may still know it."""
     if options.mpi is None:
         return
     try:
@@ -35,7 +35,7 @@ def refuse_unknown_mpi(options: SlurmOptions, programs: Programs) -> None:
 
 
 class SlurmEngine:
-    """See ``cluster.Engine``. Raises UsageError for ``--slurm-args`` that can't be."""
+    """As ``base.Engine``. Raises UsageError for wrong ``--slurm-args``."""
 
     name = "slurm"
     look_s = 2.0
@@ -55,11 +55,11 @@ class SlurmEngine:
 
     @property
     def remembers_s(self) -> float:
-        """See ``cluster.Engine``."""
+        """As ``Engine.remembers_s``."""
         return self._settings.remembers_s
 
     def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
-        """See ``cluster.Engine``; also raises UsageError for a partition that takes no jobs."""
+        """As ``Engine.check``; also raises UsageError for a partition that takes no jobs."""
         programs, settings = self._programs, self._settings
         if not self._mpi_is_known:
             refuse_unknown_mpi(self._options, programs)
@@ -73,8 +73,8 @@ class SlurmEngine:
         return site.impossible(site.chosen(there, self._options, named), wanted, self._options.gpu_type)
 
     def submit(self, batch: Batch) -> Sequence[str]:
-        """See ``cluster.Engine``. What is larger than the site's largest array goes as several; if a later one of them
-        is refused, EngineAway is raised: some of the batch is there, and is found by its name.
+        """As ``Engine.submit``. A batch larger than the site's largest array becomes several arrays; if a later one of
+        them is refused, EngineAway is raised: some of the batch is there, and is found by its name.
         """
         parts = translate.pieces(batch, self._settings.array_size)
         throttle, side_by_side = translate.throttles(batch, len(parts))
@@ -96,7 +96,8 @@ class SlurmEngine:
         return handles
 
     def look(self, tickets: Collection[Ticket]) -> Mapping[int, Sighting]:
-        """See ``cluster.Engine``. squeue is asked for all, and sacct for what that does not know or calls cancelled."""
+        """As ``Engine.look``. squeue is asked about all, and sacct about those that it does not know or calls
+        cancelled."""
         if not tickets:
             return {}
         size = self._settings.array_size
@@ -115,16 +116,16 @@ class SlurmEngine:
         return sightings
 
     def cancel(self, handles: Collection[str]) -> None:
-        """See ``cluster.Engine``."""
+        """As ``Engine.cancel``."""
         for words in parse.short_lists(list(handles), _CANCEL_AT_ONCE):
             self._programs.scancel(words)
 
     def close(self) -> None:
-        """Nothing of ours stays in SLURM but the jobs."""
+        """As ``Engine.close``: there is nothing to close."""
 
     def _recorded(self, places: Mapping[Ticket, tuple[str, int]], now: Collection[Row]) -> dict[Ticket, Row]:
-        """What accounting tells of these. ``now``: what the controller knows."""
-        # Whole arrays: sacct does not tell of a single place what has become of an array's waiting rest.
+        """Accounting's rows for these. ``now``: the controller's rows."""
+        # Whole arrays: asked about a single place, sacct leaves out what became of an array's waiting rest.
         jobs = sorted({parse.place_of(ticket.handle)[0] for ticket in places if ticket.handle is not None})
         nameless = sorted({name for ticket, (name, _) in places.items() if ticket.handle is None})
         parts = [jobs[at : at + _RECORDED_AT_ONCE] for at in range(0, len(jobs), _RECORDED_AT_ONCE)]
@@ -134,7 +135,7 @@ class SlurmEngine:
                 try:
                     text = self._programs.sacct(handles=handles, names=names)
                 except (EngineAway, EngineMissing):
-                    # The database may be away for long while the controller works on.
+                    # The database may be away for a long time while the controller works on.
                     continue
                 self._accounting = text is not None
                 rows = list(parse.sacct(text or ""))
@@ -146,7 +147,7 @@ class SlurmEngine:
             recorded = None
         by = None if recorded is None or recorded.by is None else user_name(recorded.by)
         if row is None or (row.places is None and recorded is not None and recorded.places is not None):
-            # What accounting takes for alive and the controller does not know is gone: its record is late, or wrong.
+            # A job that accounting calls alive and the controller does not know is gone: the record is late, or wrong.
             return None if recorded is None else recorded.sighting(place, by=by)
         sighting = row.sighting(place, by=by)
         if sighting.end is End.CANCELLED and recorded is None and self._accounting:
@@ -156,7 +157,7 @@ class SlurmEngine:
         return sighting
 
     def _listed(self, ask: Callable[[], str]) -> frozenset[str] | None:
-        """What sacctmgr lists, None where it can't be asked."""
+        """The names that sacctmgr lists; None where it does not answer."""
         try:
             return site.names(ask())
         except (EngineAway, EngineMissing):
@@ -164,8 +165,8 @@ class SlurmEngine:
 
 
 def _found(places: Mapping[Ticket, tuple[str, int]], rows: Iterable[Row]) -> dict[Ticket, Row]:
-    """The row that speaks of each ticket: by its handle, or by the name alone where we have not heard that. The name
-    must be right in any case: a controller that has crashed may give a number a second time.
+    """The row of each ticket: by its handle, or by the name alone where the handle is not known. The name must match in
+    any case: a controller that has crashed may give a number a second time.
     """
     by_name: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
@@ -178,8 +179,8 @@ def _found(places: Mapping[Ticket, tuple[str, int]], rows: Iterable[Row]) -> dic
         else:
             job, place = parse.place_of(ticket.handle)
             candidates = jobs.get(job, [])
-        # An array whose waiting rest was cancelled names no place any more, and speaks of those of which nothing else
-        # does; its places that have begun go on.
+        # An array whose waiting rest was cancelled names no place any more; its row then stands for the places that no
+        # other row names. Its places that have begun go on.
         speaking = [row for row in candidates if row.speaks_of(place)] or [row for row in candidates if row.is_whole]
         if speaking:
             found[ticket] = max(speaking, key=lambda row: int(row.job))
@@ -203,12 +204,12 @@ def _dropped(
 
 
 def _keep(path: Path, text: str) -> None:
-    """For people: the script as it was handed over, for its owner alone: lines of --setup may hold secrets. Raises
-    CannotWrite."""
+    """Keeps the script as it was submitted, for people to look at, readable by its owner alone: lines of --setup may
+    hold secrets. Raises CannotWrite."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            os.fchmod(descriptor, 0o600)  # also a file of an earlier gpuherd
+            os.fchmod(descriptor, 0o600)  # also a file that an earlier gpuherd wrote
             file.write(text)
     except OSError as problem:
         raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem

@@ -1,8 +1,9 @@
-"""One command in the foreground of SLURM: srun's words for it (pure), and the SLURM job of which it may become a step.
+"""A command in the foreground of SLURM: srun's arguments for it (pure), and the SLURM job of which it may become a
+step.
 
-srun stays between the terminal and the command: signals, standard streams and the exit status go through it, and a
-terminal, where there is one, is the command's own. Of several processes the first leads: it starts all by an srun of
-its own, as the leader of a batch's job does.
+srun stays between the terminal and the command: signals, standard streams and the exit status pass through it, and the
+command gets the terminal, where there is one. Of several processes the first one leads: it starts all by an srun of its
+own, as the leader of a batch's job does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.gpus.visible import ORDER, PCI_ORDER, named_in, without
 from gpuherd.gpus.visible import environment as visible_environment
 
-# By these srun is told what to end with. The command is not to find them: it may start an srun of its own.
+# They set srun's exit codes. The command must not inherit them: it may start an srun of its own.
 _EXIT_CODES = ("SLURM_EXIT_IMMEDIATE", "SLURM_EXIT_ERROR")
 _FORGET = f"unset {' '.join(_EXIT_CODES)}"
 _LEADER = f"""\
@@ -32,13 +33,13 @@ _LEADER = f"""\
 {_FORGET}
 {SHELL_MEETING}
 exec "$@\""""
-# Higher numbers are SLURM's own: the script of sbatch, the shell of salloc.
+# Steps with higher numbers are SLURM's own: the script of sbatch, the shell of salloc.
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
-# What only the script of a job of its own can follow.
+# Options that only the script of a new SLURM job can follow.
 _OF_OWN_JOBS = ("setup", "slurm_args", "ntasks_per_node", "mpi")
-# What says how jobs wait in SLURM's queue and how long they may run.
+# Options about waiting in SLURM's queue and about the time limit: SLURM has settled both for a running job.
 _OF_THE_QUEUE = frozenset({"partition", "account", "qos", "array_limit", "at_most", "time_limit", "notice"})
-_OUTSIDE = "this is not typed in a SLURM job (SLURM_JOB_ID is not set); salloc starts one"
+_NUMBER = "SLURM_JOB_ID"
 _NOT_FOR_A_QUEUE = (
     "what will be added to this queue may ask for more than a SLURM job has, and for longer; to use the GPUs of the "
     "SLURM job that this is typed in, work off your queue of this machine there: gpuherd up --engine local"
@@ -56,16 +57,16 @@ def srun(
     within: Allocation | None = None,
     in_step: bool = False,
 ) -> list[str]:
-    """The argument list that runs the command on what is asked for.
+    """The argument list that runs the command with these resources.
 
     Args:
-        name: what SLURM's users see of it.
-        wait_s: give up when the nodes are not there after so many seconds; None: wait for ever.
+        name: the job's name for SLURM's users.
+        wait_s: give up when the resources are not granted after so many seconds; None: wait for ever.
         terminal: the command gets a terminal of its own.
-        within: the job of which this becomes a step; None for a job of its own.
-        in_step: we are in a step of that job, which holds all that it has: it is shared with that.
+        within: the job of which this becomes a step; None for a new job.
+        in_step: this process is in a step that holds the whole job, which the new step has to share.
 
-    Raises UsageError for words of the user's that can't be.
+    Raises UsageError for wrong ``--slurm-args``.
     """
     words = ["srun", f"--job-name={name}", "--export=ALL"]
     if within is not None:
@@ -85,7 +86,7 @@ def srun(
     if asked.nodes * asked.tasks == 1:
         return [*words, *each]
     # The first process leads, as on the first node of a job for sbatch: it alone can see which port is free there, and
-    # an address of its node that the others reach. Its srun has all that the outer one has.
+    # an address of its node that the others reach. Its srun has all the resources of the outer one.
     cpus = translate.cpus_of_task(asked)
     more = ["--overlap", "--mem=0", *([] if terminal else ["--quit-on-interrupt"])]
     inner = translate.steps(
@@ -95,7 +96,7 @@ def srun(
 
 
 def environment(own: Mapping[str, str], asked: Placement) -> dict[str, str]:
-    """What srun inherits, and the command after it. GPUs are as SLURM gives them, none where none were asked for."""
+    """The environment of srun, and so of the command. GPUs are as SLURM sets them, none where none were requested."""
     found = without(commands.environment(own))
     found |= {ORDER: PCI_ORDER} if asked.gpus else visible_environment(())
     if asked.cpus is not None:
@@ -104,11 +105,11 @@ def environment(own: Mapping[str, str], asked: Placement) -> dict[str, str]:
 
 
 def replacement(command: Command, options: SlurmOptions, own: Mapping[str, str]) -> Replacement:
-    """The srun that runs a command: as a step of the SLURM job that we are in where that has room, else as a job of its
-    own. ``own``: this process's variables.
+    """The srun that runs a command: as a step of the SLURM job that we are in where that fits, else as a new job.
+    ``own``: this process's variables.
 
-    Raises JobCannotFit and UsageError where it must be a step and can't be, or for words that can't be; EngineMissing,
-    EngineAway.
+    Raises JobCannotFit and UsageError where it must be a step and can't be, UsageError for wrong options;
+    EngineMissing, EngineAway.
     """
     asked = command.placement
     within = _allocated(asked, options, command.tell, own)
@@ -133,26 +134,29 @@ def replacement(command: Command, options: SlurmOptions, own: Mapping[str, str])
 def _allocated(
     asked: Placement, options: SlurmOptions, tell: Callable[[str], None], own: Mapping[str, str]
 ) -> Allocation | None:
-    """The SLURM job of which a command is to be a step, None for a job of its own."""
-    number = own.get("SLURM_JOB_ID")
-    if options.in_allocation is False:
+    """The SLURM job of which a command is to be a step; None for a new job."""
+    if options.in_allocation is False or not (options.in_allocation or _NUMBER in own):
         return None
-    if number is None:
-        if options.in_allocation:
-            raise UsageError(f"--in-allocation: {_OUTSIDE}")
-        return None
-    found = allocation(commands.Programs().job(number))
-    if found is None:
-        reason = f"SLURM job {number}, in which this is typed, does not run any more"
-    else:
+    found = _own_job(own)
+    if _NUMBER not in own:
+        raise UsageError(f"--in-allocation: {found}")
+    if not isinstance(found, str):
         lacks = found.lacks(asked, options)
         if lacks is None:
             return found
-        reason = f"SLURM job {number}, in which this is typed, can't give it: {lacks}"
+        found = f"SLURM job {found.job}, in which this is typed, can't give it: {lacks}"
     if options.in_allocation:
-        raise JobCannotFit(f"--in-allocation: {reason}")
-    tell(f"{reason}; asking for a job of its own")
+        raise JobCannotFit(f"--in-allocation: {found}")
+    tell(f"{found}; asking for a job of its own")
     return None
+
+
+def _own_job(own: Mapping[str, str]) -> Allocation | str:
+    """The SLURM job that this is typed in; else why there is none. Raises EngineMissing, EngineAway."""
+    if _NUMBER not in own:
+        return f"this is not typed in a SLURM job ({_NUMBER} is not set); salloc starts one"
+    found = allocation(commands.Programs().job(own[_NUMBER]))
+    return found or f"SLURM job {own[_NUMBER]}, in which this is typed, does not run any more"
 
 
 def inside(
@@ -173,7 +177,7 @@ def inside(
         return _inside(found, wanted, options)
     if options.in_allocation:
         raise JobCannotFit(f"--in-allocation: {found}; leave it out to submit jobs of their own")
-    tell(f"inside of SLURM job {own['SLURM_JOB_ID']}: new jobs are submitted, and wait in SLURM's queue: {found}")
+    tell(f"inside of SLURM job {own[_NUMBER]}: new jobs are submitted, and wait in SLURM's queue: {found}")
     return None
 
 
@@ -188,7 +192,6 @@ def take_over(options: SlurmOptions, argv: Sequence[str], own: Mapping[str, str]
         plain = SlurmOptions(engine=options.engine)
         words = srun(argv, all_of_it, plain, name="gpuherd", terminal=_is_terminal(), within=there, in_step=True)
         return Replacement(argv=tuple(words), environment=environment(own, all_of_it), within=f"SLURM job {there.job}")
-    # SLURM has settled for its job how that waits in the queue and how long it may run.
     defaults: dict[str, Any] = {each.name: each.default for each in fields(SlurmOptions) if each.name in _OF_THE_QUEUE}
     asked = replace(options, **defaults)
     least = Placement(gpus=1 if asked.gpu_type else 0, cpus=asked.cpus_per_job, memory_mb=asked.host_mem)
@@ -207,27 +210,20 @@ def queue_notice(options: SlurmOptions, own: Mapping[str, str]) -> str | None:
     """As ``EngineSpec.queue_notice``."""
     if options.in_allocation:
         raise UsageError(f"--in-allocation: {_NOT_FOR_A_QUEUE}")
-    number = own.get("SLURM_JOB_ID")
-    if number is None or options.in_allocation is False:
+    if _NUMBER not in own or options.in_allocation is False:
         return None
-    return f"inside of SLURM job {number}: jobs are submitted to SLURM's queue; {_NOT_FOR_A_QUEUE}"
+    return f"inside of SLURM job {own[_NUMBER]}: jobs are submitted to SLURM's queue; {_NOT_FOR_A_QUEUE}"
 
 
 def _only_node(own: Mapping[str, str]) -> Allocation | str:
-    """The SLURM job of one node that this is typed in; else why jobs of this machine's engine can't run in one. Raises
-    EngineMissing, EngineAway."""
-    number = own.get("SLURM_JOB_ID")
-    if number is None:
-        return _OUTSIDE
-    found = allocation(commands.Programs().job(number))
-    if found is None:
-        return f"SLURM job {number}, in which this is typed, does not run any more"
-    if len(found.nodes) != 1:
-        return (
-            f"SLURM job {number}, in which this is typed, has {len(found.nodes)} nodes, and jobs would run on one "
-            "of them only; to use all, start this command with --engine local on each node (srun --nodes=1)"
-        )
-    return found
+    """The SLURM job of one node that this is typed in; else why jobs of this machine's engine can't run in one."""
+    found = _own_job(own)
+    if isinstance(found, str) or len(found.nodes) == 1:
+        return found
+    return (
+        f"SLURM job {found.job}, in which this is typed, has {len(found.nodes)} nodes, and jobs would run on one of "
+        "them only; to use all, start this command with --engine local on each node (srun --nodes=1)"
+    )
 
 
 def _is_terminal() -> bool:
@@ -240,7 +236,7 @@ def _is_on(node: Node, own: Mapping[str, str]) -> bool:
 
 
 def place_for(wanted: Sequence[Placement], options: SlurmOptions, own: Mapping[str, str]) -> Allocation | str:
-    """The SLURM job in which jobs with these wishes can all run from here, on this node; else why they can't.
+    """The SLURM job in which jobs with these placements can all run, on this node; else why they can't.
 
     ``own``: this process's variables. Raises EngineMissing, EngineAway.
     """
@@ -258,7 +254,7 @@ def place_for(wanted: Sequence[Placement], options: SlurmOptions, own: Mapping[s
 
 
 def _part(node: Node, own: Mapping[str, str]) -> Node:
-    """What of the job's node this process may use: a step can have less than its job."""
+    """The part of the job's node that this process may use: a step can have less than its job."""
     visible = len(named_in(own))
     cpus = own.get("SLURM_CPUS_ON_NODE", "")
     return replace(
@@ -270,13 +266,13 @@ def _part(node: Node, own: Mapping[str, str]) -> Node:
 
 
 def in_step(own: Mapping[str, str]) -> bool:
-    """Whether these variables are those of a step that holds its resources; the shells of sbatch and salloc don't."""
+    """Whether this is a step that holds its resources, by its variables; the shells of sbatch and salloc hold none."""
     step = own.get("SLURM_STEP_ID", "")
     return step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
 
 
 def _on_the_node(argv: Sequence[str], asked: Placement, setup: Sequence[str]) -> list[str]:
-    """The command behind a shell that becomes it, after the user's own lines."""
+    """The command behind a shell that runs the user's own lines and then becomes it."""
     hidden = [] if asked.gpus else [f"export {name}={value}" for name, value in visible_environment(()).items()]
     several = [SHELL_PLACE] if asked.nodes * asked.tasks > 1 else []
     text = "\n".join([_FORGET, *hidden, *several, *setup, 'exec "$@"'])

@@ -1,7 +1,7 @@
-"""What squeue and sacct print, as data, and what SLURM's states mean. Pure.
+"""The output of squeue and sacct as data, and the meaning of SLURM's states. Pure.
 
-Both are asked for one line a job with bars between the fields. What could hold a bar stands last: SLURM's own reasons
-in squeue, names in sacct. Lines that are no such line are passed over; nothing of them is believed.
+Both print one line a job with bars between the fields. The field that could contain a bar comes last: SLURM's reasons
+in squeue, names in sacct. Lines of another form are skipped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuherd.engines.base import End, Phase, Sighting
-from gpuherd.errors import printable
+from gpuherd.engines.slurm.node import hosts
+from gpuherd.errors import UsageError, printable
 
 # Job or array, place in it, state, first node, name; then what it waits for or how it ended.
 SQUEUE_FORMAT = "%F|%K|%T|%B|%j|%r"
@@ -26,7 +27,7 @@ _STATES: dict[str, tuple[Phase, End | None]] = {
     "REQUEUE_HOLD": (_WAITING, None),
     "RESV_DEL_HOLD": (_WAITING, None),
     "SPECIAL_EXIT": (_WAITING, None),
-    # Another cluster of a federation has it; what its node tells comes by files as ever.
+    # Another cluster of a federation has it; its node reports through files as always.
     "REVOKED": (_WAITING, None),
     "RUNNING": (_RUNNING, None),
     "SUSPENDED": (_RUNNING, None),
@@ -37,7 +38,7 @@ _STATES: dict[str, tuple[Phase, End | None]] = {
     "COMPLETING": (_RUNNING, None),
     "COMPLETED": (_ENDED, End.OK),
     "FAILED": (_ENDED, End.FAILED),
-    # Its own deadline, which no other turn would keep either.
+    # Its own deadline, which another try would miss too.
     "DEADLINE": (_ENDED, End.FAILED),
     "CANCELLED": (_ENDED, End.CANCELLED),
     "PREEMPTED": (_ENDED, End.PREEMPTED),
@@ -47,7 +48,7 @@ _STATES: dict[str, tuple[Phase, End | None]] = {
     "BOOT_FAIL": (_ENDED, End.NODE_LOST),
 }
 _UNKNOWN = (_RUNNING, None)
-# States that say more than the reason beside them.
+# States that say more than the reason in the same row.
 _TOLD_AS_REASON = frozenset(
     {"SUSPENDED", "CONFIGURING", "COMPLETING", "SPECIAL_EXIT", "REVOKED", "REQUEUE_HOLD", "STOPPED", "DEADLINE"}
 )
@@ -56,7 +57,6 @@ _NO_NODE = frozenset({"", "n/a", "N/A", "(null)", "None assigned", "None"})
 _JOB = re.compile(r"(\d{1,20})(?:_(?:(\d{1,20})|\[([^\]]*)\]))?(?:\+\d+)?")
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12})(?::(\d{1,12}))?)?")
 _BY = re.compile(r"CANCELLED by (\d{1,20})")
-_FIRST_NODE = re.compile(r"^([^\[,]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?.*$", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +65,8 @@ class Row:
 
     Attributes:
         job: the number of the job or array, in digits.
-        places: which parcels of an array it speaks of; None for a job that is none, or an array that names none.
-        state: SLURM's word, like RUNNING; ``by``: the user's number that sacct gives with CANCELLED.
+        places: the parcels of an array that it is about; None for a plain job, or an array that names none.
+        state: SLURM's word, like RUNNING; ``by``: the user id that sacct gives with CANCELLED.
         name: the job's.
     """
 
@@ -84,7 +84,7 @@ class Row:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it speaks of the job as a whole, which may be a single parcel."""
+        """Whether it is about the job as a whole, which may be a single parcel."""
         return self.places is None
 
     @property
@@ -93,17 +93,17 @@ class Row:
 
     @property
     def end(self) -> End | None:
-        """How it ended; a job that only waited for another one that failed has never begun."""
+        """How it ended; NEVER for a job that waited for another one that failed."""
         end = _STATES.get(self.state, _UNKNOWN)[1]
         never = end is End.CANCELLED and self.by is None and (self.reason or "").startswith("Dependency")
         return End.NEVER if never else end
 
     def handle(self, place: int) -> str:
-        """SLURM's word for the parcel at this place."""
+        """SLURM's id of the parcel at this place."""
         return self.job if self.is_whole and place == 0 else f"{self.job}_{place}"
 
     def sighting(self, place: int, by: str | None = None) -> Sighting:
-        """What it says of the parcel at this place. ``by``: who cancelled it."""
+        """The state of the parcel at this place. ``by``: who cancelled it."""
         phase, end, reason = _STATES.get(self.state, _UNKNOWN)[0], self.end, self.reason
         if self.state in _TOLD_AS_REASON or self.state not in _STATES:
             word = self.state.lower().replace("_", " ")
@@ -158,16 +158,19 @@ def sacct(text: str) -> Iterator[Row]:
 
 
 def first_node(nodes: str) -> str:
-    """The first of a list in SLURM's short form.
+    """The first of a list of nodes; the text itself where that is none.
 
     >>> first_node("n[08-11,20],gpu3"), first_node("a,b"), first_node("rack[1-2]-n7")
     ('n08', 'a', 'rack1-n7')
     """
-    return _FIRST_NODE.sub(lambda found: found[1] + (found[2] or "") + (found[3] or ""), nodes)
+    try:
+        return next(hosts(nodes))
+    except UsageError:
+        return nodes
 
 
 def job_number(printed: str) -> str | None:
-    """The number in what ``sbatch --parsable`` prints (``123`` or ``123;cluster``), None where there is none."""
+    """The job number in the output of ``sbatch --parsable`` (``123`` or ``123;cluster``); None where there is none."""
     for line in reversed(printed.splitlines()):
         word = line.strip().partition(";")[0]
         if _is_number(word):
@@ -176,7 +179,7 @@ def job_number(printed: str) -> str | None:
 
 
 def place_of(handle: str) -> tuple[str, int]:
-    """A handle taken apart: the job's number, and the place in it."""
+    """The job's number of a handle, and the place in the job."""
     job, _, place = handle.partition("_")
     return job, int(place) if place.isdigit() else 0
 
@@ -227,7 +230,7 @@ def _ranges(places: list[int]) -> str:
 
 
 def _places(text: str) -> tuple[range, ...] | None:
-    """``4-9%2``, ``1,3,8-20:4``, ``7``; None for what is no array, () for what can't be read."""
+    """The places of ``4-9%2``, ``1,3,8-20:4`` or ``7``; None for a plain job, () for a text of another form."""
     if text in ("N/A", ""):
         return None
     found = []

@@ -1,4 +1,4 @@
-"""What a SLURM site has, out of what its programs print, and why a wish can never be had there. Pure."""
+"""What a SLURM site has, read from the output of its programs, and why it can never grant a placement. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpuherd.options import did_you_mean
 
 # Node, partition, state of the node, CPUs, memory in MB, generic resources.
 NODES_FORMAT = "%N|%R|%T|%c|%m|%G"
-# Partition (with a star behind the default one), its state, the longest time.
+# Partition (the default one ends with a star), its state, the longest time.
 PARTITIONS_FORMAT = "%P|%a|%l"
 
-# A job's GPUs are counted in brackets while the controller doesn't know their numbers.
+# A job's GPUs stand as a count in brackets while the controller does not know their numbers.
 _GPU = re.compile(r"gpu(?::([^:(),=]+))?(?:(?::(\d{1,9}))(?:\(.*?\))?|\(CNT:(\d{1,9})\))")
 _TIME = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,6}):)?(\d{1,6}):(\d{1,2})")
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z]+)=(\S*)")
@@ -32,7 +32,7 @@ _TITLES = {"gpu-type": "GPU of the type", "mpi": "MPI type"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A node. Memory is MB (2^20 bytes); ``gpus``: how many of each type, "" where the site names no types."""
+    """A node. Memory is MB (2^20 bytes); ``gpus``: the number of each type, "" where the site names no types."""
 
     name: str
     state: str
@@ -41,7 +41,7 @@ class Node:
     gpus: Mapping[str, int]
 
     def count(self, gpu_type: str | None) -> int:
-        """Its GPUs of this type, of any for None."""
+        """The number of its GPUs of this type; None: of any."""
         return sum(self.gpus.values()) if gpu_type is None else self.gpus.get(gpu_type, 0)
 
 
@@ -58,7 +58,7 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allocation:
-    """A SLURM job that runs, as a place for steps. ``left_s``: until its time is up, None for no limit; ``chosen``: its
+    """A running SLURM job, in which steps can run. ``left_s``: until its time is up, None for no limit; ``chosen``: its
     partition, account and QOS, by the names of our options.
     """
 
@@ -68,7 +68,7 @@ class Allocation:
     chosen: Mapping[str, str]
 
     def lacks(self, wanted: Placement, options: SlurmOptions) -> str | None:
-        """What of the wish it can never give, None where all fits there."""
+        """What of the request it can never grant; None where all of it fits."""
         for name in ("partition", "account", "qos", "constraint"):
             value = getattr(options, name)
             if value is not None and value != self.chosen.get(name):
@@ -86,8 +86,8 @@ class Allocation:
         return None
 
     def lacks_for_all(self, wanted: Sequence[Placement], options: SlurmOptions) -> str | None:
-        """What of these wishes it can never give, one after the other or side by side; None where all have room before
-        its time is up."""
+        """What of these requests it can never grant, one after the other or at once; None where all fit before its time
+        is up."""
         for each in dict.fromkeys(wanted):
             reason = self.lacks(each, options)
             if reason is not None:
@@ -103,9 +103,8 @@ class Allocation:
         return None
 
     def at_once(self, wanted: Sequence[Placement]) -> int | None:
-        """How many of them it can give side by side, whichever they are, by the CPUs and the memory that they name.
-
-        None where none names any. Each must fit alone.
+        """How many of these requests it can grant at once, whichever they are, by the CPUs and the memory that they
+        name; None where none names any. Each must fit alone.
         """
         rooms = [
             has // asked
@@ -117,7 +116,7 @@ class Allocation:
         return max(1, min(rooms)) if rooms else None
 
     def _part(self, wanted: Placement, gpu_type: str | None) -> float:
-        """The part of all that it has which this takes while it runs."""
+        """The share of the whole job that this request takes while it runs."""
         having = [
             (wanted.gpus, sum(node.count(gpu_type) for node in self.nodes)),
             (wanted.cpus or 0, sum(node.cpus for node in self.nodes)),
@@ -126,8 +125,8 @@ class Allocation:
         return max((asked * wanted.nodes / has for asked, has in having if has), default=0.0)
 
     def share(self, wanted: Placement, gpu_type: str | None) -> Placement:
-        """The wish with the CPUs and the memory that go with its GPUs, where it names none; so that several steps find
-        room side by side."""
+        """The request with the CPUs and the memory in proportion to its GPUs where it names none, so that several steps
+        can run at once."""
         node = min(
             (each for each in self.nodes if _fits(each, wanted, gpu_type)), key=lambda each: (each.cpus, each.memory_mb)
         )
@@ -142,8 +141,8 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What of slurm.conf concerns us. ``array_size``: parcels that fit in one array; ``accounting``: whether sacct can
-    tell anything; ``enforced``: what users need, as ``associations`` or ``qos``; ``remembers_s``: how long the
+    """The parts of slurm.conf that matter here. ``array_size``: the most parcels of one array; ``accounting``: whether
+    sacct works; ``enforced``: what users need, like ``associations`` or ``qos``; ``remembers_s``: how long the
     controller knows a job that has ended.
     """
 
@@ -155,7 +154,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Site:
-    """Partitions by name; the accounts that this user has and the QOS that there are, None where that is not known."""
+    """Partitions by name; this user's accounts and the site's QOS, None where they are not known."""
 
     partitions: Mapping[str, Partition]
     accounts: frozenset[str] | None = None
@@ -163,7 +162,7 @@ class Site:
 
 
 def settings(text: str) -> Settings:
-    """Out of ``scontrol show config``."""
+    """From ``scontrol show config``."""
     pairs = (line.partition("=") for line in text.splitlines())
     values = {key.strip(): value.strip() for key, _, value in pairs}
     size = values.get("MaxArraySize", "")
@@ -178,7 +177,7 @@ def settings(text: str) -> Settings:
 
 
 def allocation(text: str) -> Allocation | None:
-    """Out of ``scontrol show job --details``; None for a job that does not run."""
+    """From ``scontrol show job --details``; None for a job that does not run."""
     told = dict(_FIELD.findall(text))
     if told.get("JobState") != "RUNNING":
         return None
@@ -199,7 +198,7 @@ def allocation(text: str) -> Allocation | None:
 
 
 def partitions(nodes: str, listed: str) -> dict[str, Partition]:
-    """Out of ``sinfo -N`` with NODES_FORMAT and ``sinfo`` with PARTITIONS_FORMAT, both with ``--all --noheader``."""
+    """From ``sinfo -N`` with NODES_FORMAT and ``sinfo`` with PARTITIONS_FORMAT, both with ``--all --noheader``."""
     found: dict[str, dict[str, Node]] = {}
     for line in nodes.splitlines():
         fields = line.split("|", 5)
@@ -251,7 +250,7 @@ def gpus_of(gres: str) -> dict[str, int]:
 
 
 def mpi_types(text: str) -> frozenset[str]:
-    """What ``srun --mpi`` takes, out of ``srun --mpi=list``; nothing where the text has another form.
+    """The types that ``srun --mpi`` takes, from ``srun --mpi=list``; none where the text has another form.
 
     >>> sorted(mpi_types("MPI plugin types are...\\n\\tpmix\\nspecific pmix plugin versions available: pmix_v4\\n"))
     ['pmix', 'pmix_v4']
@@ -262,14 +261,14 @@ def mpi_types(text: str) -> frozenset[str]:
 
 
 def refuse_unknown_mpi(wanted: str, text: str) -> None:
-    """Raises UsageError for a type that ``srun --mpi=list`` does not name; not where that names none."""
+    """Raises UsageError for a type that ``srun --mpi=list`` does not name, unless that names none."""
     known = mpi_types(text)
     if known:
         _known("mpi", wanted, known)
 
 
 def seconds_of(text: str) -> float | None:
-    """A length of time as SLURM prints it; None for no limit.
+    """Seconds from a length of time as SLURM prints it; None for no limit.
 
     >>> seconds_of("10:00"), seconds_of("1-00:00:00"), seconds_of("infinite")
     (600.0, 86400.0, None)
@@ -314,7 +313,7 @@ def chosen(site: Site, options: SlurmOptions, named: str | None) -> tuple[Partit
 def impossible(
     picked: Sequence[Partition], wanted: Collection[Placement], gpu_type: str | None
 ) -> dict[Placement, str]:
-    """Why none of these partitions can ever give what is wanted, for those placements of which that is so."""
+    """Those placements that none of these partitions can ever grant, each with the reason."""
     found = {}
     for placement in wanted:
         reasons = [_reason(each, placement, gpu_type) for each in picked]
@@ -324,7 +323,7 @@ def impossible(
 
 
 def _reason(partition: Partition, wanted: Placement, gpu_type: str | None) -> str | None:
-    """Why this partition can't, None if it can."""
+    """Why this partition can't grant it; None if it can."""
     where = f"SLURM's partition {partition.name}"
     gpu_words = "GPUs" if gpu_type is None else f"GPUs of type {gpu_type}"
     asked: list[tuple[int, str, dict[str, int]]] = [
@@ -380,7 +379,7 @@ def _some(words: Sequence[str]) -> str:
 
 
 def _memory_s(text: str) -> float:
-    """``MinJobAge``, as in ``300 sec``; 0 is for ever."""
+    """Seconds from ``MinJobAge``, like ``300 sec``; 0 means for ever."""
     number = text.partition(" ")[0]
     if not (number.isascii() and number.isdigit()):
         return _DEFAULT_MEMORY_S

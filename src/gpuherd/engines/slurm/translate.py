@@ -1,7 +1,7 @@
-"""A batch in SLURM's words: sbatch's arguments and the script that it is given. Pure.
+"""A batch as sbatch's arguments and script. Pure.
 
-A batch is one array, and one job where it is a single parcel. An array can't be larger than the site allows; what is
-larger goes as several *pieces*, whose names tell which parcels they hold, so that they are found again by name.
+A batch becomes one array job, or a plain job where it has a single parcel. A batch larger than the site's largest array
+becomes several *pieces*. Their names say which parcels they hold, so that they are found again by name.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gpuherd.engines.base import Batch, Placement
 from gpuherd.engines.slurm.options import SlurmOptions
 from gpuherd.errors import UsageError, printable
 
-# What we must say ourselves, and why nobody else may.
+# Options that only gpuherd may give, and why.
 _OURS = {
     "--array": "an array's indices are the jobs (--array-limit says how many run at once)",
     "--job-name": "by its name a job is found again",
     "--dependency": "what runs after what is in the jobs' needs",
     "--requeue": "a job that is to run again is handed over again",
-    "--parsable": "it is given already",
+    "--parsable": "gpuherd gives it",
     "--wrap": "the script is written here",
     "--wait": "nobody waits for sbatch itself",
     "--test-only": "nothing would be handed over",
@@ -52,7 +52,7 @@ _MOST_COMMENT = 200
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of a batch that one call of sbatch hands over: ``count`` parcels from the one at ``first`` on."""
+    """The part of a batch that one call of sbatch submits: ``count`` parcels from the one at ``first`` on."""
 
     batch: str
     first: int
@@ -61,11 +61,11 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """The job's name. A batch's own name holds no plus sign."""
+        """The SLURM job's name. A batch's own name has no plus sign."""
         return f"{self.batch}+{self.first}" if self.first else self.batch
 
     def handles(self, job: str) -> list[str]:
-        """SLURM's words for its parcels, in order, when sbatch has called it ``job``."""
+        """SLURM's ids of its parcels, in order, where sbatch returned ``job``."""
         return [job] if self.single else [f"{job}_{index}" for index in range(self.count)]
 
 
@@ -87,8 +87,8 @@ def named(batch: str, index: int, largest: int) -> tuple[str, int]:
 
 
 def throttles(batch: Batch, parts: int) -> tuple[int | None, int]:
-    """How the batch's ``at_once`` is kept by several arrays: what each may run at once (None for any number), and how
-    many of them may run side by side; the next then begins when an earlier one has ended.
+    """How several arrays keep the batch's ``at_once``: how many parcels of each may run at once (None for any number),
+    and how many arrays may; the next one then begins when an earlier one has ended.
     """
     if batch.at_once is None:
         return None, parts
@@ -99,13 +99,13 @@ def throttles(batch: Batch, parts: int) -> tuple[int | None, int]:
 def arguments(
     batch: Batch, piece: Piece, options: SlurmOptions, *, throttle: int | None = None, behind: str | None = None
 ) -> list[str]:
-    """The words for sbatch.
+    """The arguments of sbatch.
 
     Args:
         throttle: how many of this piece may run at once.
         behind: the SLURM job whose end, good or bad, this piece waits for.
 
-    Raises UsageError for words of the user's that can't be.
+    Raises UsageError for wrong ``--slurm-args``.
     """
     asked = batch.placement
     words = ["--parsable", "--no-requeue", f"--job-name={piece.name}", "--export=ALL", f"--chdir={batch.folder}"]
@@ -123,7 +123,7 @@ def arguments(
 
 
 def resources(asked: Placement, options: SlurmOptions) -> list[str]:
-    """The words, for sbatch and srun alike, that say what is asked for and where. Raises UsageError."""
+    """The arguments, for sbatch and srun alike, that request the resources and the place. Raises UsageError."""
     words = []
     if asked.gpus:
         words.append(f"--gres=gpu:{options.gpu_type}:{asked.gpus}" if options.gpu_type else f"--gres=gpu:{asked.gpus}")
@@ -142,7 +142,7 @@ def resources(asked: Placement, options: SlurmOptions) -> list[str]:
 
 
 def cpus_of_task(asked: Placement) -> int | None:
-    """CPU cores of each process that srun starts, None where nothing is asked for. Raises UsageError."""
+    """CPU cores of each process that srun starts; None where none are requested. Raises UsageError."""
     if asked.cpus is None:
         return None
     if asked.cpus % asked.tasks:
@@ -155,11 +155,11 @@ def cpus_of_task(asked: Placement) -> int | None:
 def steps(
     nodes: int, tasks: int, *, cpus: str | None = None, mpi: str | None = None, more: Sequence[str] = ("--input=none",)
 ) -> list[str]:
-    """The srun that, inside of a SLURM job, starts the processes of an attempt on all of its nodes; what it is to run
-    comes behind. When one of them fails all are ended.
+    """The srun that, inside of a SLURM job, starts the processes of an attempt on all of its nodes; the command is to
+    be appended. When one process fails all are ended.
 
     Args:
-        cpus: CPU cores of each process, which srun since 22.05 does not ask SLURM for by itself.
+        cpus: CPU cores of each process; srun since 22.05 does not take them from the job.
     """
     words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}"]
     words += [f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1", *more, "--export=ALL"]
@@ -168,8 +168,8 @@ def steps(
 
 
 def script(batch: Batch, piece: Piece, options: SlurmOptions) -> str:
-    """What SLURM runs on the first node: the user's lines, then the command in the shell's place, so that signals for
-    the script reach it.
+    """The script that SLURM runs on the first node: the user's lines, then the command, which replaces the shell, so
+    that signals for the script reach it.
     """
     lines = ["#!/bin/bash", f"# {piece.name}: {piece.count} of gpuherd's jobs."]
     cpus = cpus_of_task(batch.placement)
@@ -186,13 +186,13 @@ def script(batch: Batch, piece: Piece, options: SlurmOptions) -> str:
 
 
 def notice_s(wanted_s: float, time_s: float | None) -> int:
-    """Seconds before the end of the time at which a job is told: as wanted, but at most half of the time."""
+    """Seconds before its time is up at which a job gets its signal: as requested, but at most half of the time."""
     most = _MOST_NOTICE_S if time_s is None else min(_MOST_NOTICE_S, time_s / 2)
     return max(1, int(min(wanted_s, most)))
 
 
 def checked(words: Sequence[str], program: str = "sbatch") -> tuple[str, ...]:
-    """The user's own words for sbatch or srun. Raises UsageError for what is no option, or is ours to say."""
+    """``--slurm-args``, checked. Raises UsageError for what is no option, or is gpuherd's own to give."""
     for word in words:
         name = word.partition("=")[0]
         if not word.startswith("-") or word in ("-", "--"):
@@ -207,7 +207,7 @@ def checked(words: Sequence[str], program: str = "sbatch") -> tuple[str, ...]:
 
 
 def _meant(name: str) -> str | None:
-    """Which of our own options a word says, also abridged as sbatch would take it."""
+    """The option of ``_OURS`` that a word gives, also abbreviated as sbatch would take it; None for another one."""
     if not name.startswith("--"):
         return _SHORT.get(name[:2])
     if name in _OURS:
@@ -222,7 +222,7 @@ def _index(piece: Piece) -> str:
 
 
 def _output(batch: Batch, piece: Piece) -> str:
-    """Where SLURM itself writes. A per cent sign in the folder is none of its patterns."""
+    """Where SLURM itself writes. A per cent sign in the folder is escaped: it is not one of SLURM's patterns."""
     mark = "\0"
     if piece.single:
         path = str(batch.output(piece.first))
@@ -240,5 +240,5 @@ def _comment(batch: Batch, piece: Piece) -> str:
 
 
 def _minutes(seconds: float) -> int:
-    """SLURM counts in minutes."""
+    """Whole minutes, in which SLURM counts."""
     return max(1, math.ceil(seconds / 60))

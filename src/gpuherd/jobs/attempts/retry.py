@@ -160,14 +160,8 @@ def _climb(queued: Tried, seen: Observed) -> _Change:
     return _Change(gpus, memory_mb, False, False, more_free)
 
 
-# What becomes of a job when an attempt has ended: done, failed or cancelled for good, another try, or it waits again.
-#
-# Pure: it is given what is known of the end and answers with the transition to record. How a failure is tried again
-# is ``retry``'s part.
-
-
 def settle(known: Known) -> Settlement:
-    """Decides what an attempt's end means for its job."""
+    """Decides what an attempt's end means for its job: done, failed or cancelled for good, another try, or a wait."""
     queued, end = known.record.queued, known.exit
     has_result = known.has_result is not False
     if end.code == 0 and has_result:

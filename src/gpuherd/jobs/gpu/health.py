@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +13,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue.store import Queue
+from gpuherd.units import duration
 
 # Which GPUs are left out for a while because jobs fail on them, and until when. Pure; the caller keeps the time.
 #
@@ -180,11 +182,13 @@ def excluded(healths: Healths, now: float) -> dict[str, str]:
     >>> excluded(health, now=600.0)
     {}
     """
-    return {
-        uuid: f"left out for {_length((health.until or now) - now)} more: {health.reason}"
-        for uuid, health in healths.items()
-        if health.is_out(now)
-    }
+    sentences = {}
+    for uuid, left_s in ((uuid, at - now) for uuid, at in returns(healths, now).items()):
+        step = 60 if left_s > 60 else 1  # rounded up: a GPU never comes back later than the sentence says
+        sentences[uuid] = (
+            f"left out for {duration(step * math.ceil(left_s / step), parts=1)} more: {healths[uuid].reason}"
+        )
+    return sentences
 
 
 def returns(healths: Healths, now: float) -> dict[str, float]:
@@ -238,14 +242,6 @@ def _probability(row: Sequence[JobEnding], sound: Sequence[Health]) -> float:
 def _share(outcomes: Sequence[JobEnding]) -> float:
     crashes = sum(not outcome.ok for outcome in outcomes)
     return (crashes + _PRIOR_JOBS * _PRIOR_CRASH) / (len(outcomes) + _PRIOR_JOBS)
-
-
-def _length(seconds: float) -> str:
-    """A length of time in steps of seconds, then minutes, then hours, rounded up."""
-    if seconds <= 60:
-        return f"{-int(-seconds // 1)} s"
-    minutes = -int(-seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
 
 
 # The dispatcher's book of GPUs on which jobs fail: what ``quarantine`` says, kept in the queue over restarts.

@@ -154,7 +154,7 @@ class GpuLeases:
     def _note(self, uuid: str, holder: Holder | None, default: str | None = None) -> None:
         """Remembers who holds a lease on this GPU, or forgets it when nobody does any more."""
         if holder is not None:
-            self._held[uuid] = held_by(holder)
+            self._held[uuid] = holder.sentence()
         elif default is not None:
             self._held[uuid] = default
         elif uuid in self._held and self._leases.is_contested(uuid):
@@ -173,9 +173,3 @@ class GpuLeases:
         if self._watching is None:
             self._watching = Vigil(self._leases, self._settings.policy.idle_lease_s)
         return self._watching
-
-
-def held_by(holder: Holder) -> str:
-    """A sentence about a lease: ``held by gpuherd of alice (pid 4711) for gpt2``."""
-    pid = "" if holder.pid is None else f" (pid {holder.pid})"
-    return f"held by gpuherd of {holder.user or 'someone'}{pid}" + (f" for {holder.job}" if holder.job else "")

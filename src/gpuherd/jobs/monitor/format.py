@@ -162,8 +162,7 @@ def bar(progress: Progress | None, width: int = _BAR_WIDTH) -> str:
 
 def stage(attempt: AttemptRow) -> str:
     """The stage that a running attempt reports, "" for none."""
-    told = None if attempt.progress is None else attempt.progress.stage
-    return clean(told) if told else ""
+    return "" if attempt.progress is None or not attempt.progress.stage else clean(attempt.progress.stage)
 
 
 def time_left(attempt: AttemptRow) -> str:

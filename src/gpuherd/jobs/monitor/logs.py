@@ -1,7 +1,7 @@
-"""A job's logs by its name: those of an attempt as they stand, or followed as they grow, over further attempts.
+"""A job's logs by its name: of an attempt as they are now, or followed as they grow, over further attempts.
 
-Which attempts there are the queue knows; how a log is read, ``logtail``. Text is passed on as it was written. Where a
-job that was handed to an engine wrote nothing, perhaps because it never began, what the engine itself printed is shown.
+Text is passed on as it was written. Where a job in an engine wrote nothing, perhaps because it never began, the output
+of the engine itself is shown.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpuherd.options import did_you_mean
 _LOOK_S = 0.2
 _REASON_S = 2.0
 _NUMBERS = re.compile(r"\d+")
-_STANDS = {
+_STATE_WORDS = {
     JobState.WAITING: "waits",
     JobState.RUNNING: "has not begun",
     JobState.CANCELLED: "was cancelled",
@@ -36,8 +36,8 @@ _STANDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Some lines of a job's log, without their ends. ``begins``: they are the first of this attempt that are told;
-    ``ended_line``: the last of them is whole, and not the beginning of one that has no end yet.
+    """Some lines of a job's log, without line ends. ``begins``: it is the first part of this attempt; ``ended_line``:
+    its last line is complete.
     """
 
     job: str
@@ -50,10 +50,10 @@ class Part:
 
 
 def read(run: RunDirectory, job: str, attempt: int | None = None, last_lines: int | None = None) -> Iterator[Part]:
-    """An attempt's log as it stands: the latest, or the one with this number; all of it, or only its last lines.
+    """The log of an attempt as it is now: of the latest, or of the one with this number; all of it, or its last lines.
 
-    Comes in parts of at most a megabyte, the first also when there is nothing in it. Raises UsageError, with the
-    nearest name, for a job that is not there, and for one without (this) attempt.
+    Comes in parts of at most a megabyte, the first one also when it is empty. Raises UsageError, with the nearest name,
+    for an unknown job, and for one without (this) attempt.
     """
     with opened(run) as reader:
         found = _attempt(reader, job, attempt)
@@ -73,7 +73,7 @@ def read(run: RunDirectory, job: str, attempt: int | None = None, last_lines: in
 
 
 def log_of(run: RunDirectory, attempt: AttemptRow) -> Path:
-    """The file in which an attempt's words are: its log, or the engine's own output where it wrote none."""
+    """The file with an attempt's output: its log, or the engine's own output where the log is empty."""
     log, handed = Path(attempt.log), attempt.handed
     if handed is None or size(log):
         return log
@@ -89,13 +89,12 @@ def follow(
     look_s: float = _LOOK_S,
     on_wait: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Part]:
-    """The same, and then what is added, until the attempt has ended; without ``attempt`` until the job has.
+    """The same, and then all that is added until the attempt has ended; without ``attempt`` until the job has.
 
-    A job that has not been started yet is waited for. Raises as ``read``.
+    Waits for a job that has not been started yet. Raises as ``read``.
 
     Args:
-        on_wait: gets a sentence whenever the job waits and the reason is another one, and when a job ends that never
-            started.
+        on_wait: gets a sentence when the job waits and the reason has changed, and when a job ends that never started.
     """
     with opened(run) as reader:
         current = _attempt(reader, job, attempt)
@@ -128,7 +127,7 @@ class _WaitReporter:
 
     def __init__(self, run: RunDirectory, reader: QueueReader, job: str, on_wait: Callable[[str], None]):
         self._run, self._reader, self._job, self._on_wait = run, reader, job, on_wait
-        self._said: str | None = None
+        self._reported: str | None = None
         self._next = 0.0
 
     def look(self) -> None:
@@ -136,15 +135,15 @@ class _WaitReporter:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _REASON_S
-        found = status_of(self._run, self._reader, Page(names=(self._job,))).jobs
-        if not found or found[0].state not in _STANDS or (found[0].state is JobState.RUNNING and not found[0].reason):
+        job = next(iter(status_of(self._run, self._reader, Page(names=(self._job,))).jobs), None)
+        if job is None or job.state not in _STATE_WORDS or (job.state is JobState.RUNNING and not job.reason):
             return
-        reason = f": {clean(found[0].reason)}" if found[0].reason else ""
-        said = f"job {clean(self._job)!r} {_STANDS[found[0].state]}{reason}"
-        without_numbers = _NUMBERS.sub("", said)  # seconds until the next try, places in the queue
-        if without_numbers != self._said:
-            self._said = without_numbers
-            self._on_wait(said)
+        reason = f": {clean(job.reason)}" if job.reason else ""
+        sentence = f"job {clean(self._job)!r} {_STATE_WORDS[job.state]}{reason}"
+        without_numbers = _NUMBERS.sub("", sentence)  # seconds until the next try, places in the queue
+        if without_numbers != self._reported:
+            self._reported = without_numbers
+            self._on_wait(sentence)
 
 
 def _follow_attempt(
@@ -153,7 +152,7 @@ def _follow_attempt(
     """One attempt's lines until it has ended."""
     growing, begins = _growing(Path(attempt.log), last_lines), True
     while True:
-        # In this order: what it wrote before its end was recorded is in the log by then.
+        # In this order: all that it wrote is in the log once its end is recorded.
         ended = _has_ended(reader, attempt)
         lines = growing.rest() if ended else growing.more()
         if lines:
@@ -168,7 +167,7 @@ def _follow_attempt(
 
 
 def _growing(path: Path, last_lines: int | None, *, to_now: bool = False) -> Growing:
-    """``to_now``: what is written from now on is left, else a job that writes faster than we read would never end."""
+    """``to_now``: up to the present size, as a job may write faster than we read."""
     return Growing(path, 0 if last_lines is None else start_of_last(path, last_lines), size(path) if to_now else None)
 
 

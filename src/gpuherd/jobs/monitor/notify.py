@@ -1,4 +1,11 @@
-"""Notices to a command or a web address when a run ends or a job has failed."""
+"""Notifications when a run ends or a job has failed: to a command, or to a web address.
+
+The dispatcher hands events to a thread of its own, so that nothing here can hold a run up. Failures come in bursts: the
+first is sent at once, those of the following minute in one notice. The last notice has the end and every failure that
+was not sent yet. A notice that can't be sent is logged, once per channel, and is no failure of the run.
+
+A command or a server that hangs is given up at its limit, and what it prints is cut after a few kilobytes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import IO, Any
+from typing import Any
 
 from gpuherd import __version__
 from gpuherd.errors import GpuherdError, UsageError
@@ -30,103 +37,87 @@ from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.monitor.format import counted
 from gpuherd.jobs.records import Counts, Event, EventKind, Outcome
 
-# Brings one notice out: to a command, or to a web address. Waits for the end of it, but never longer than its limit.
-#
-# A command and a server are strangers: what they say is cut after a few kilobytes, and how slowly they say it can't
-# hold the caller up. What a notice says, and when it is sent, is ``notify``'s business.
+logger = logging.getLogger(__name__)
 
 COMMAND_S = 30.0
 WEBHOOK_S = 10.0
+BUNDLE_S = 60.0
+# So long after the last end no job may wait or run for the queue to count as worked off: a next job begins at once.
+_SETTLED_S = 1.0
 _TEXT = "GPUHERD_NOTICE"
-_MOST_SAID = 4096
+_MOST_STDERR = 4096
 _BLOCK = 65_536
+_MOST_NAMED = 20
+_FAILURES = frozenset({EventKind.FAILED, EventKind.CANCELLED})
 
 
 class NotDelivered(Exception):
-    """A notice did not arrive, or nothing says that it did; why, in words."""
+    """A notice was not delivered, or nothing confirms that it was; the reason in words."""
+
+
+# --- channels -----------------------------------------------------------------------------------------------------
 
 
 def run_command(argv: Sequence[str], data: bytes, text: str, limit_s: float = COMMAND_S) -> None:
     """Runs the command with the notice as JSON on its standard input and its text in GPUHERD_NOTICE.
 
-    Raises NotDelivered when it can't be started, fails, or takes longer than ``limit_s``. When it has ended, or its
-    time is over, all processes of its session's first group are killed.
+    Raises NotDelivered when it can't be started, fails, or takes longer than ``limit_s``. At its end, or at the limit,
+    all processes of its process group are killed.
     """
-    try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={**os.environ, _TEXT: text},
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as problem:
-        raise NotDelivered(f"{argv[0]} can't be started: {problem}") from problem
+    with os.fdopen(os.memfd_create("notice"), "r+b") as stdin:
+        stdin.write(data)
+        stdin.seek(0)
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={**os.environ, _TEXT: text},
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as problem:
+            raise NotDelivered(f"{argv[0]} can't be started: {problem}") from problem
     with process:
         try:
-            in_time, said = _attend(process, data, limit_s)
+            in_time, stderr = _wait(process, limit_s)
         finally:
-            # Also after a good end: nothing of it stays behind. It is not yet reaped, so the number is still its own.
+            # Also after a good end. The process is not yet reaped, so that its number is still its own.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
     if not in_time:
         raise NotDelivered(f"{argv[0]} took more than {limit_s:g} s and was killed")
     if process.returncode:
-        raise NotDelivered(f"{argv[0]} ended with {process.returncode}: {said.decode('utf-8', 'replace')}")
+        raise NotDelivered(f"{argv[0]} ended with {process.returncode}: {stderr.decode('utf-8', 'replace')}")
 
 
-def _attend(process: subprocess.Popen[bytes], data: bytes, limit_s: float) -> tuple[bool, bytes]:
-    """Feeds the command and hears it until it has ended; whether it did so in time, and the first of what it said.
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> tuple[bool, bytes]:
+    """Whether the command exits in time, and the beginning of its standard error.
 
-    Its end is its own exit, not that of its pipes, which a child of it may hold open for ever.
+    Its end is its own exit, and not that of its pipe, which a child of it may hold open for ever.
     """
-    deadline = clock.mono() + limit_s
-    said = b""
+    deadline, stderr, pipe = clock.mono() + limit_s, b"", process.stderr
     exited = os.pidfd_open(process.pid)
     try:
         with selectors.DefaultSelector() as waiting:
             waiting.register(exited, selectors.EVENT_READ)
-            for pipe, what in ((process.stdin, selectors.EVENT_WRITE), (process.stderr, selectors.EVENT_READ)):
-                if pipe is not None:
-                    os.set_blocking(pipe.fileno(), False)
-                    waiting.register(pipe, what)
+            if pipe is not None:
+                waiting.register(pipe, selectors.EVENT_READ)
             while True:
                 ready = {key.fileobj for key, _ in waiting.select(max(0.0, deadline - clock.mono()))}
-                if process.stderr in ready:
-                    said = (said + _hear(process.stderr, waiting))[:_MOST_SAID]
-                if process.stdin in ready:
-                    data = _feed(process.stdin, data, waiting)
+                if pipe is not None and pipe in ready:
+                    block = os.read(pipe.fileno(), _BLOCK)
+                    stderr = (stderr + block)[:_MOST_STDERR]
+                    if not block:
+                        waiting.unregister(pipe)
                 if exited in ready or clock.mono() >= deadline:
-                    return exited in ready, said
+                    return exited in ready, stderr
     finally:
         os.close(exited)
 
 
-def _feed(stdin: IO[bytes], data: bytes, waiting: selectors.BaseSelector) -> bytes:
-    """Writes what goes in; returns what is left. A command that does not read its input is passed over."""
-    try:
-        left = data[os.write(stdin.fileno(), data[:_BLOCK]) :]
-    except BlockingIOError:
-        return data
-    except OSError:
-        left = b""
-    if not left:
-        waiting.unregister(stdin)
-        stdin.close()
-    return left
-
-
-def _hear(stderr: IO[bytes], waiting: selectors.BaseSelector) -> bytes:
-    """What it says now. After its last word it is heard no more."""
-    block = os.read(stderr.fileno(), _BLOCK)
-    if not block:
-        waiting.unregister(stderr)
-    return block
-
-
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A POST that is sent elsewhere would arrive there without its body, and look as if all were well."""
+    """Refuses redirects: a redirected POST would arrive without its body, and look delivered."""
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:  # noqa: ARG002
         fp.close()
@@ -137,10 +128,10 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class Webhook:
-    """An address that takes notices. ``limit_s``: how long one may take.
+    """A web address that notices are posted to. ``limit_s``: how long one may take.
 
-    Each is sent in a thread of its own: neither the look-up of a name nor an answer that comes byte by byte ends after
-    any time. While such a thread hangs no other is begun.
+    Each is sent in a thread of its own: neither a DNS look-up nor an answer that comes byte by byte has a time limit.
+    While such a thread hangs no other is started.
     """
 
     def __init__(self, url: str, limit_s: float = WEBHOOK_S):
@@ -151,7 +142,7 @@ class Webhook:
     def post(self, data: bytes) -> None:
         """Posts the notice as JSON. Raises NotDelivered."""
         if self._last is not None and self._last.is_alive():
-            raise NotDelivered("it has not done with the last notice yet")
+            raise NotDelivered("the last notice is still being sent")
         problems: list[str] = []
         self._last = threading.Thread(target=self._send, args=(data, problems), name="gpuherd-webhook", daemon=True)
         self._last.start()
@@ -164,7 +155,7 @@ class Webhook:
     def _send(self, data: bytes, problems: list[str]) -> None:
         headers = {"Content-Type": "application/json", "User-Agent": f"gpuherd/{__version__}"}
         try:
-            # That it is http or https was seen to when the options were read.
+            # ``Channels.of`` has checked that it is http or https.
             request = urllib.request.Request(self._url, data, headers, method="POST")  # noqa: S310
             with _OPENER.open(request, timeout=self._limit_s):
                 pass
@@ -174,26 +165,13 @@ class Webhook:
                 problem.close()
 
 
-# Notices for people who are not looking: to a command or to a web address, when a run ends and when a job has failed.
-#
-# The dispatcher only hands events over; a thread of its own sends, so that nothing here can hold a run up. Failures
-# come in herds: the first is told at once, those of the following minute in one notice. The last notice tells the end
-# and whatever failure was not told yet. A notice that can't be sent is logged, once, and is no failure of the run.
-
-logger = logging.getLogger(__name__)
-
-BUNDLE_S = 60.0
-_MOST_NAMED = 20
-_FAILURES = frozenset({EventKind.FAILED, EventKind.CANCELLED})
-# So long after the last end nothing may wait or run any more for all to be done: what is next begins at once.
-_SETTLED_S = 1.0
+# --- notices ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Notice:
-    """What is sent. As JSON it also has ``text``, which chat services show as it is.
-
-    ``kind``: ``failed`` or ``finished``. ``failures``: what has failed since the last notice, one line each.
+    """A notification. ``kind``: ``failed`` or ``finished``. ``text``: one line, which chat services show as it is.
+    ``failures``: failures since the last notice, one line each, and ``more_failures`` beyond the first 20.
     """
 
     kind: str
@@ -206,8 +184,8 @@ class Notice:
     counts: dict[str, int] | None = None
 
     def to_json(self) -> bytes:
-        """The notice for a program."""
-        told: dict[str, Any] = {
+        """The notice as JSON."""
+        values: dict[str, Any] = {
             "kind": self.kind,
             "text": self.text,
             "run": self.run,
@@ -217,30 +195,30 @@ class Notice:
             "more_failures": self.more_failures,
         }
         if self.counts is not None:
-            told["counts"] = self.counts
-        return json.dumps(told).encode()
+            values["counts"] = self.counts
+        return json.dumps(values).encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Failures that are not told yet, and when the next notice of failures may go. Pure; times are ``clock.mono``'s."""
+    """Failures that were not sent yet, and when the next notice of failures may go; times by ``clock.mono``."""
 
     failures: tuple[str, ...] = ()
     more: int = 0
     not_before: float = 0.0
 
     def plus(self, failure: str) -> Bundle:
-        """With one more failure; those beyond 20 are only counted."""
+        """With one more failure; beyond 20 they are only counted."""
         if len(self.failures) >= _MOST_NAMED:
             return Bundle(self.failures, self.more + 1, self.not_before)
         return Bundle((*self.failures, failure), self.more, self.not_before)
 
     def due_at(self) -> float | None:
-        """When it is to be sent, None when there is nothing in it."""
+        """When it is to be sent, None when it is empty."""
         return self.not_before if self.failures else None
 
     def sent(self, now: float) -> Bundle:
-        """What is left after it was sent."""
+        """The empty bundle after it was sent."""
         return Bundle(not_before=now + BUNDLE_S)
 
     def text(self, run: str) -> str:
@@ -252,15 +230,15 @@ class Bundle:
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """Where notices go. ``argv`` is run for each, ``url`` is posted to; either may be None."""
+class Channels:
+    """Where notices go: ``argv`` is run for each, ``url`` is posted to; either may be None."""
 
     argv: tuple[str, ...] | None = None
     url: str | None = None
 
     @classmethod
-    def of(cls, command: str | None, webhook: str | None) -> Ways:
-        """From the options' words. Raises UsageError for what could never work."""
+    def of(cls, command: str | None, webhook: str | None) -> Channels:
+        """From the options. Raises UsageError for a command or an address that could never work."""
         return cls(None if not command else _argv(command), None if not webhook else _url(webhook))
 
 
@@ -291,15 +269,16 @@ def _url(webhook: str) -> str:
 
 @dataclass
 class Notifier:
-    """Sends a run's notices. ``event`` for everything that happens, ``close`` at the end. Neither ever raises.
+    """Sends a run's notices. Call ``event`` for every event, ``close`` at the end. Neither ever raises.
 
     Args:
-        ways: where they go.
-        run: the run folder, to tell people which run it is.
-        counts: for a run that stays when all is done: reads how it stands. Its end is told each time that all is done.
+        channels: where they go.
+        run: the run folder, which the text names.
+        counts: of a run that stays when all is done: reads the counts now. Such a run sends a notice each time that its
+            queue is worked off.
     """
 
-    ways: Ways
+    channels: Channels
     run: str
     counts: Callable[[], Counts] | None = None
     _inbox: queue.SimpleQueue[Event | Outcome | None] = field(default_factory=queue.SimpleQueue)
@@ -308,17 +287,17 @@ class Notifier:
     _webhook: Webhook | None = None
 
     def __post_init__(self) -> None:
-        if self.ways.url is not None:
-            self._webhook = Webhook(self.ways.url)
+        if self.channels.url is not None:
+            self._webhook = Webhook(self.channels.url)
 
     def event(self, event: Event) -> None:
-        """Takes note of what happened: failures for good and cancelled jobs, and ends where the run goes on after."""
+        """Takes an event; of interest are final failures, cancelled jobs and, for a run that stays, ends."""
         if event.kind in _FAILURES or (event.kind is EventKind.DONE and self.counts is not None):
             self._start()
             self._inbox.put(event)
 
     def close(self, outcome: Outcome | None) -> None:
-        """The run has ended, with this outcome or with an error: sends the last notice and waits until it is sent."""
+        """Sends the last notice, with the run's outcome (None after an error), and waits until it is sent."""
         self._start()
         self._inbox.put(outcome)
         if self._thread is not None:
@@ -334,7 +313,7 @@ class Notifier:
         while True:
             due = [at for at in (bundle.due_at(), look_at) if at is not None]
             try:
-                told = self._inbox.get(timeout=max(0.0, min(due) - clock.mono()) if due else None)
+                event = self._inbox.get(timeout=max(0.0, min(due) - clock.mono()) if due else None)
             except queue.Empty:
                 now = clock.mono()
                 if look_at is not None and now >= look_at:
@@ -347,73 +326,60 @@ class Notifier:
                     self._send(self._failed(bundle))
                     bundle = bundle.sent(clock.mono())
                 continue
-            if not isinstance(told, Event):
-                self._send(self._finished(bundle, *_ending(told)))
+            if not isinstance(event, Event):
+                self._send(self._finished(bundle, *_ending(event)))
                 return
-            if told.kind in _FAILURES:
-                bundle = bundle.plus(told.text)
+            if event.kind in _FAILURES:
+                bundle = bundle.plus(event.text)
             look_at = None if self.counts is None else clock.mono() + _SETTLED_S
 
     def _worked_off(self) -> Counts | None:
-        """The counts, if nothing waits and nothing runs any more."""
+        """The counts, if no job waits or runs any more."""
         try:
             counts = None if self.counts is None else self.counts()
         except GpuherdError as problem:
-            logger.info("can't see whether all is done: %s", problem)
+            logger.info("can't read whether all jobs are done: %s", problem)
             return None
         return None if counts is None or counts.waiting or counts.running else counts
 
     def _failed(self, bundle: Bundle) -> Notice:
-        return Notice(
-            kind="failed",
-            text=clean(bundle.text(self.run)),
-            run=self.run,
-            host=socket.gethostname(),
-            at=clock.wall(),
-            failures=bundle.failures,
-            more_failures=bundle.more,
-        )
+        return self._notice("failed", bundle.text(self.run), bundle, None)
 
     def _finished(self, bundle: Bundle, how: str, counts: Counts | None) -> Notice:
+        return self._notice("finished", f"gpuherd: {self.run} {how}", bundle, counts)
+
+    def _notice(self, kind: str, text: str, bundle: Bundle, counts: Counts | None) -> Notice:
+        ended = ("done", "failed", "waiting", "cancelled")
         return Notice(
-            kind="finished",
-            text=clean(f"gpuherd: {self.run} {how}"),
+            kind=kind,
+            text=clean(text),
             run=self.run,
             host=socket.gethostname(),
             at=clock.wall(),
             failures=bundle.failures,
             more_failures=bundle.more,
-            counts=None if counts is None else _ended_counts(counts),
+            counts=None if counts is None else {name: getattr(counts, name) for name in ended},
         )
 
     def _send(self, notice: Notice) -> None:
         data = notice.to_json()
-        if self.ways.argv is not None:
-            self._try("command", lambda: run_command(self.ways.argv or (), data, notice.text))
+        if self.channels.argv is not None:
+            self._try("command", lambda: run_command(self.channels.argv or (), data, notice.text))
         if (webhook := self._webhook) is not None:
             self._try("webhook", lambda: webhook.post(data))
 
-    def _try(self, way: str, send: Callable[[], None]) -> None:
+    def _try(self, channel: str, send: Callable[[], None]) -> None:
         try:
             send()
         except NotDelivered as problem:
-            level = logging.INFO if way in self._warned else logging.WARNING
-            self._warned.add(way)
-            logger.log(level, "a notice could not be sent by the %s: %s", way, clean(str(problem)))
+            level = logging.INFO if channel in self._warned else logging.WARNING
+            self._warned.add(channel)
+            logger.log(level, "a notice could not be sent by the %s: %s", channel, clean(str(problem)))
 
 
 def _ending(outcome: Outcome | None) -> tuple[str, Counts | None]:
-    """How the run has ended, as the rest of a sentence, and its counts; None stands for an error."""
+    """The end of the run as the rest of a sentence, and its counts; the outcome is None after an error."""
     if outcome is None:
         return "has ended: it broke off with an error; what was recorded stays, and the same command goes on", None
     counts = Counts(waiting=outcome.waiting, done=outcome.done, failed=outcome.failed, cancelled=outcome.cancelled)
     return ("was stopped: " if outcome.interrupted else "has ended: ") + counted(counts), counts
-
-
-def _ended_counts(counts: Counts) -> dict[str, int]:
-    return {
-        "done": counts.done,
-        "failed": counts.failed,
-        "waiting": counts.waiting,
-        "cancelled": counts.cancelled,
-    }

@@ -1,8 +1,7 @@
 """Reads a queue's file without ever changing it or holding its dispatcher up.
 
 For those who only look: ``gpuherd status``, ``top``, ``logs``, and Prometheus. The connection is read-only, so that no
-defect here can harm a run; in WAL mode a reader never waits for the writer nor the writer for it. Files of an older
-gpuherd are read as they are, with what they don't hold yet as NULL. What the rows mean is the business of the callers.
+defect here can harm a run; in WAL mode a reader never waits for the writer nor the writer for it.
 """
 
 from __future__ import annotations

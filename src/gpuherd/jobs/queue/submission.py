@@ -14,7 +14,15 @@ from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.job import Job, JobState, check_needs, job_of, spec_of
-from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, Handed, PauseReason, QueuedJob, Request
+from gpuherd.jobs.records import (
+    AttemptRecord,
+    AttemptRow,
+    AttemptState,
+    Handed,
+    PauseReason,
+    QueuedJob,
+    ResourceRequest,
+)
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import rank
 
@@ -31,7 +39,7 @@ FAMILIES = (
 def queued(row: sqlite3.Row) -> QueuedJob:
     """A job from a row of ``jobs``. The head of a queue is read again at every decision, and most of it is the same."""
     job = job_of(row["spec"])
-    request = Request(row["gpus"], row["memory_mb"], bool(row["share"]))
+    request = ResourceRequest(row["gpus"], row["memory_mb"], bool(row["share"]))
     return QueuedJob(
         id=row["id"],
         job=job,
@@ -40,7 +48,7 @@ def queued(row: sqlite3.Row) -> QueuedJob:
         not_before=row["not_before"],
         avoid=gpus_of(row["avoid"]),
         ready_at=row["ready_at"],
-        adapted=None if request == Request(job.gpus, job.memory_mb, job.share) else request,
+        adapted=None if request == ResourceRequest(job.gpus, job.memory_mb, job.share) else request,
         cancelled_by=row["cancelled_by"],
         rank=row["rank"],
     )

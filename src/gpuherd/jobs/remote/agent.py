@@ -1,14 +1,13 @@
 """Leads one attempt on its node: ``python -m gpuherd.jobs.remote.agent MANIFEST INDEX``.
 
-It claims the attempt, runs it in a session of its own with its log, keeps its time limits, ends all of it when the
-node is to make room (SIGTERM, SIGINT, SIGHUP, SIGUSR2) or its time is nearly up (SIGUSR1), and tells by a file how it
-has ended.
-It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
-interrupted, or somebody else has it. Of an attempt on several nodes it leads all: by a command of the engine that
+It claims the attempt, runs it in a session of its own with its log, enforces its time limits, ends all of it when the
+node is to make room (SIGTERM, SIGINT, SIGHUP, SIGUSR2) or its time is nearly up (SIGUSR1), and reports its end in a
+file. It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
+interrupted, or another process has it. Of an attempt on several nodes it leads all: by a command of the engine that
 starts a ``node_rank`` on each, elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
 
-Everything comes from the manifest, and everything is told in files beside it: no queue is opened here. What is imported
-is little, for this begins once for each attempt.
+All input comes from the manifest, and all reports go into files next to it: no queue is opened here. Imports are few,
+because this process starts once for each attempt.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from gpuherd.jobs.remote.protocol import (
     take,
 )
 
-# What fails for want of space, processes or files is tried again for so long: a claim, a start, a report.
+# A claim, a start or a report that fails for lack of space, processes or files is retried for so long.
 PATIENCE_S = 60.0
 _LOOK_S = 0.1
 _RANK = "gpuherd.jobs.remote.node_rank"
@@ -85,15 +84,15 @@ def lead(
     """Runs the attempt at this place of the manifest, from its claim to the report of its end. Returns the exit code.
 
     It may be called in a process that lives on, in any thread; it installs no signal handlers there. ``stop`` asks it
-    to make room, and so does an exception that is thrown into it (KeyboardInterrupt, SystemExit), which goes on when
-    the attempt has ended. If the process dies, a guardian ends the attempt and tells of it.
+    to make room, and so does an exception that is thrown into it (KeyboardInterrupt, SystemExit), which propagates when
+    the attempt has ended. If the process dies, a guardian ends the attempt and reports its end.
 
     Args:
         handle: the engine's word for the attempt, where the node's variables do not give it.
         others: the other nodes of an attempt that spans several, where ``NodeSide.start_ranks`` does not start them.
         patience_s: how long a claim, a start or a report is tried again that fails.
 
-    Raises UsageError for a manifest or an index that is none, OSError where the attempt can't be claimed or told of.
+    Raises UsageError for an invalid manifest or index, OSError where the attempt can't be claimed or reported.
     """
     if stop is None:
         with Stop() as never:
@@ -106,7 +105,7 @@ def lead(
     claim = _claim(inherited, handle, order, others, side)
     missing = _missing(order, stop)
     if missing is not None:
-        # What follows from that is decided where the queue is; here it is made sure that the attempt never begins.
+        # The dispatcher decides what follows; here the claim makes sure that the attempt never begins.
         say(f"attempt {order.attempt} does not begin: {missing}")
         claim = replace(claim, void=True, why=TOO_EARLY)
     if not patiently(lambda: take(Path(order.claim), claim), f"can't claim {order.claim}", patience_s, stop):
@@ -125,8 +124,8 @@ def lead(
 def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> Failure | None:
     """Runs another node's part of an attempt, whose leader is elsewhere. Returns its failure, None if it ended well.
 
-    It may be called as ``lead`` may. Its files are the attempt's with ``node<rank>`` in their names, its log among
-    them. Raises UsageError for a manifest or an index that is none, OSError where its end can't be told.
+    It may be called as ``lead`` may. Its files, log included, are the attempt's with ``node<rank>`` in their names.
+    Raises UsageError for an invalid manifest or index, OSError where its end can't be reported.
     """
     if stop is None:
         with Stop() as never:
@@ -155,11 +154,11 @@ def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[st
 
 
 def _missing(order: Order, stop: Stop) -> str | None:
-    """Why the attempt must not begin, None where all that it follows has succeeded. That an engine begins it says
-    nothing: SLURM takes a job that it has forgotten for one that has succeeded.
+    """Why the attempt must not begin, None where all that it depends on has succeeded. That an engine starts it proves
+    nothing: SLURM counts a job that it has forgotten as one that has succeeded.
 
-    A report that is not there may be on its way over the network, and is waited for. Where none was ever written (the
-    quota was used up), the job waits again until the queue has the success by the engine's word.
+    A missing report may be on its way over the network, and is waited for. Where none was ever written (the quota was
+    used up), the job waits again until the queue has the success from the engine's accounting.
     """
     until = clock.mono() + order.delay_s
     for path in map(Path, order.after):
@@ -173,7 +172,7 @@ def _missing(order: Order, stop: Stop) -> str | None:
 
 
 def _read_now(path: Path) -> EndReport | None:
-    """A report as the server of a network file system has it now; None where it is not there or can't be read."""
+    """A report as the server of a network file system has it now; None where it is missing or can't be read."""
     try:
         return read_ended(path) if path.name in present(path.parent) else None
     except OSError:
@@ -193,7 +192,7 @@ def _spread(part: NodePart, others: Others | None, side: NodeSide, engine: str) 
 
 
 def _taken(order: Order) -> int:
-    """Somebody else has it. Only a success may let begin what comes after it (SLURM's ``afterok``)."""
+    """Another process has the attempt. Only a success may let its successors begin (SLURM's ``afterok``)."""
     claim, ended = read_claim(Path(order.claim)), read_ended(Path(order.ended))
     if ended is not None:
         say(f"attempt {order.attempt} has ended before")
@@ -206,8 +205,8 @@ def _taken(order: Order) -> int:
 
 
 def _is_out(manifest: Path) -> bool:
-    """Whether the batch is not over yet. Its manifest goes before its claims do: who has read it in time and comes late
-    with a claim of its own, though the attempt has been run, finds it gone."""
+    """Whether the batch is not over yet. Its manifest is removed before its claims: an agent that read the manifest in
+    time, but claims the attempt late, after it has been run, finds the manifest gone."""
     try:
         with manifest.open("rb"):
             return True

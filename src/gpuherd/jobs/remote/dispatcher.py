@@ -1,4 +1,13 @@
-"""Works a queue off through an engine beyond this machine: submits jobs, follows them, and records their ends."""
+"""The dispatcher for engines beyond this machine: chooses the engine, submits jobs, tracks them, records their ends.
+
+An event loop over the same queue as ``jobs.dispatcher``, with the same signals, requests, records and displays. What no
+event reports it polls: the nodes' files a few times a second while jobs are in the engine, the engine as often as it
+bears. When this process is killed, jobs go on in the engine, and the next dispatcher tracks them by the queue's file,
+the nodes' files and the engine's answers.
+
+``submit`` submits, ``tracker`` tracks, ``query`` asks the engine, ``spool`` reads the nodes' files, and ``outcome``
+decides what an end means; this module says when.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +106,9 @@ def _tell(sentence: str) -> None:
     sys.stderr.flush()
 
 
-def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptions) -> None:
-    """Raises UsageError when jobs of this folder are in other hands than those of ``options``: they must end there, or
-    be ended, before others may have it.
+def refuse_other_engine(queue: QueueFile, run: RunDirectory, options: EngineOptions) -> None:
+    """Raises UsageError when another engine than that of ``options`` has jobs of this folder: they must end there, or
+    be cancelled, first.
     """
     elsewhere: dict[str, int] = {}
     for record in queue.running():
@@ -125,7 +134,7 @@ def refuse_other_hands(queue: QueueFile, run: RunDirectory, options: EngineOptio
 
 
 def remember(run: RunDirectory, options: EngineOptions) -> None:
-    """Writes down what the engine was asked by. Raises CannotWrite."""
+    """Records the options of the engine for later dispatchers. Raises CannotWrite."""
     try:
         run.handover.mkdir(exist_ok=True)
         private_write(run.engine_options, json.dumps(engine_values(options)).encode())
@@ -136,7 +145,7 @@ def remember(run: RunDirectory, options: EngineOptions) -> None:
 
 
 def recall(run: RunDirectory) -> EngineOptions | None:
-    """The options of the last engine that this folder's jobs were handed to; None where there was none."""
+    """The options of the last engine that this folder's jobs were submitted to; None where there was none."""
     try:
         values = json.loads(run.engine_options.read_bytes())
         known = {each.name for each in fields(EngineOptions)}
@@ -145,11 +154,8 @@ def recall(run: RunDirectory) -> EngineOptions | None:
         return None
 
 
-# What is said of jobs in an engine's hands to those who look on. Pure.
-
-
 def in_line_sentence(followed: Iterable[RemoteAttempt], title: str) -> str | None:
-    """How many wait in the engine, and what it says most often why; None when none does."""
+    """How many jobs wait in the engine, and its most frequent reason; None when none waits."""
     waiting = [each for each in followed if not each.has_begun]
     if not waiting:
         return None
@@ -158,36 +164,24 @@ def in_line_sentence(followed: Iterable[RemoteAttempt], title: str) -> str | Non
     return f"{len(waiting)} wait{'s' if len(waiting) == 1 else ''} in {title}{why}"
 
 
-# Works a queue off by way of an engine beyond this machine: hands jobs over, follows them, and collects their ends.
-#
-# A ``loop`` on the same queue as the dispatcher's, with the same signals, bell, records and displays. What it can't
-# be told it looks for: the files of nodes a few times a second while something is out, the engine as often as it
-# bears. When it is killed, jobs go on in the engine, and the next one follows them from the queue's file, the nodes'
-# files and the engine's word.
-#
-# What goes over is ``sending``'s part, how it goes ``handing``'s, what is out ``following``'s, what is told of it
-# means ``meaning``'s, and how it ends ``collecting``'s; here is when.
-
 logger = logging.getLogger(__name__)
 
-# So long a report may be on its way when the engine calls its attempt ended; after the grace, in which a leader's
-# guardian may still be ending it.
+# A report may be on its way for so long after the engine calls its attempt ended; in addition to the grace, in which a
+# guardian may still be ending the attempt.
 PATIENCE_S = 15.0
 
 
 class RemoteDispatcher(Loop):
-    """Works a queue off by way of an engine. One use: ``run`` once.
+    """Works a queue off through an engine. One use: ``run`` once.
 
     Args:
         queue, run, options, reporter, and by name serve, lock, settings, load_settings, on_ready, grace_s: as for
             ``Loop``; the grace is that on the nodes.
-        engine: what takes the jobs; the caller closes it.
-        jobs: what was submitted, to see before the start that it can be had there at all.
+        engine: what runs the jobs; the caller closes it.
+        jobs: the submitted jobs, to check before the start that they can run there at all.
 
     Raises JobCannotFit when none of the jobs could ever run there, and what ``Engine.check`` raises.
     """
-
-    _handing: Submitter
 
     def __init__(
         self,
@@ -271,7 +265,7 @@ class RemoteDispatcher(Loop):
     def _due(self) -> Sequence[float | None]:
         busy = [self._tracker.due_at]
         if self.asked is StopLevel.GO_ON:
-            # Else nothing is decided any more, and a decision that is due would keep the loop spinning.
+            # Otherwise no decision is made any more, and one that is due would keep the loop spinning.
             busy.append(self._submitter.due_at)
         return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
 
@@ -294,8 +288,8 @@ class RemoteDispatcher(Loop):
             super()._signalled(signals)
 
     def _leave(self, asked: StopLevel) -> None:
-        """Ends at once. Unlike a job of this machine's, what an engine has needs nobody here: who shuts this machine
-        down must not lose a cluster's work of days."""
+        """Ends at once. Unlike a job of this machine, an engine's job does not need this process: a shutdown of this
+        machine must not lose days of a cluster's work."""
         self.asked, self._leaves = asked, True
         if self._tracker.open:
             self._reporter.notice(
@@ -315,14 +309,14 @@ class RemoteDispatcher(Loop):
             self._tracker.take_back_all()
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
-        """Other options from now on; those of this machine's GPUs say nothing here."""
+        """Sets the options from now on; those of this machine's GPUs have no effect here."""
         self.options = options
         self._submitter.options = options
         self._disk.change(options.min_disk)
         self.decide_soon(clock.mono())
 
     def enforce_marks(self) -> None:
-        """Does with what is out what the queue says of it by now."""
+        """Cancels the attempts that are marked in the queue by now."""
         self._tracker.enforce_marks()
         self._note_change()
 

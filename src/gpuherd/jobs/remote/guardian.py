@@ -25,8 +25,9 @@ from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, ProcessId, Traces, bo
 from gpuherd.jobs import clock
 from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, order_of, read_ended, say, write_report
 
-# It outlives what an engine sends to all of a job's processes, but SIGKILL; and it is no child of the leader, for a
-# worker of Ray kills its children when it ends. A shell's background reads nothing unless it is told what.
+# It survives the signals that an engine sends to all of a job's processes, except SIGKILL; and it is no child of the
+# agent, because a worker of Ray kills its children when it ends. A background process of a shell reads from /dev/null
+# unless its input is redirected.
 _SCRIPT = """\
 trap '' HUP INT QUIT TERM USR1 USR2 ALRM
 exec 3<&0
@@ -36,19 +37,19 @@ _GUARDIAN_PATIENCE_S = 60.0
 
 
 class Guardian:
-    """A guardian that watches over this process. Leaving the block without ``dismiss`` hands the attempt to it.
+    """A guardian of this process. Leaving the block without ``dismiss`` leaves the attempt to it.
 
     Args:
-        order: what runs here; ``manifest`` and ``index`` say where it stands, ``rank`` this node's place.
+        order: what runs here; ``manifest`` and ``index`` locate it, ``rank`` is this node's place.
         process: the attempt's main process here.
     """
 
     def __init__(self, manifest: str, index: int, rank: int, order: Order, process: ProcessId):
         words = [sys.executable, "-m", "gpuherd.jobs.remote.guardian", str(Path(manifest).absolute())]
         words += [str(index), str(rank), str(process.pid), str(process.start_ticks)]
-        # To end it no file is needed: by then the manifest may be gone, or the network that it lies behind.
+        # To end the attempt no file is needed: by then the manifest may be gone, or its network file system.
         words += [order.tag, str(order.status), str(order.grace_s)]
-        # It is to find us wherever it is started; and it is no part of a job that we may be a part of.
+        # It must find gpuherd's modules wherever it is started; and it is not a part of a job that we may be a part of.
         environment = finding_us(os.environ)
         environment.pop(ATTEMPT_VARIABLE, None)
         self._child = subprocess.Popen(
@@ -58,10 +59,10 @@ class Guardian:
             env=environment,
             start_new_session=True,
         )
-        self._child.wait()  # from here on it is nobody's child
+        self._child.wait()  # from here on init is its parent
 
     def dismiss(self) -> None:
-        """The attempt has ended and all is told."""
+        """The attempt has ended and was reported."""
         if self._child.stdin is not None:
             with suppress(BrokenPipeError):
                 self._child.stdin.write(b"done\n")
@@ -100,7 +101,7 @@ def main(words: Sequence[str]) -> int:
     if read_ended(Path(order.ended)) is not None:
         return 0
     found = read_exit(order.status, order.tag)
-    # Where its shell was killed with its leader, nobody knows how the job would have ended: we have ended it.
+    # Where its shell was killed with its agent, how the job would have ended is unknown: we have ended it.
     cut = left and found.code is None and found.signal is None
     ended = EndReport(
         at=clock.wall(),

@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from gpuherd.gpus.state import Gpu
 
 
-# The most GPU memory that an attempt was seen to use on one GPU, looked at every few seconds while it runs.
+# GPU peak: the most GPU memory that an attempt uses on one GPU, sampled every few seconds while it runs.
 #
-# Its processes are told by their pids, on whatever GPU of the node they are: within an engine's walls the numbers of
-# GPUs need not be the driver's. Where the driver does not tell who uses how much, or has other pids, nothing is
-# known. The looks have a thread of their own, since a driver that hangs must not keep anybody from ending the job.
+# Its processes are recognised by their pids, on any GPU of the node: inside an engine's container the numbers of GPUs
+# need not be the driver's. Where the driver does not report memory by process, or has other pids, the peak is unknown.
+# Sampling has a thread of its own, since a driver that hangs must not keep the job from being ended.
 
-# Short jobs aren't worth the driver's start.
+# For short jobs the driver is not started.
 _FIRST_S, _EVERY_S = 2.0, 5.0
 _PATIENCE_S = 1.0
 
 
 class GpuPeak:
-    """Looks while the block lasts. ``mb`` is what was seen so far, in MB (2^20 bytes), None for nothing.
+    """Samples while the block lasts. ``mb`` is the peak so far, in MB (2^20 bytes), None while unknown.
 
     Args:
-        wanted: False for an attempt without GPUs: nobody looks.
-        first_s, every_s: seconds from the start to the first look, and between two.
+        wanted: False for an attempt without GPUs: nothing is sampled.
+        first_s, every_s: seconds from the start to the first sample, and between two.
     """
 
     def __init__(self, traces: Traces, wanted: bool = True, first_s: float = _FIRST_S, every_s: float = _EVERY_S):
@@ -85,7 +85,7 @@ class GpuPeak:
 
 
 def most(gpus: Iterable[Gpu], pids: frozenset[int], before: int | None) -> int | None:
-    """The most memory in MB that these processes use together on one of the GPUs, or what was known before."""
+    """The most memory in MB that these processes use together on one of the GPUs, or the peak before."""
     for gpu in gpus:
         known = [each.memory_mb for each in gpu.processes if each.pid in pids and each.memory_mb is not None]
         if known:
@@ -139,7 +139,8 @@ class Supervision(Supervised):
                 stop.heard()
                 self.make_room(soon=stop.soon)
             if self._all_ended():
-                # Who asks for room may have ended the job as well, and that be heard first: so does Ray's job server.
+                # A sender of the request may have ended the job as well, and that may be noticed first: Ray's job
+                # server does so.
                 self.interrupted = self.interrupted or stop.asked
                 return
             self.keep_time(clock.mono(), self.grace_s)
@@ -191,7 +192,7 @@ def _failed(pidfd: int) -> bool:
     return found is None or found.si_code != os.CLD_EXITED or found.si_status != 0
 
 
-# One node's part of an attempt, from the start of its command to the report of its end, with a guardian beside it.
+# One node's part of an attempt, from the start of its command to the report of its end, with a guardian.
 
 _TAIL_BYTES = 16384
 
@@ -206,7 +207,7 @@ class NodePart:
         inherited: the environment that the job's own comes on top of.
         world: this node's place among several, where the command itself does not find it.
         ask_all: as in ``Supervision``.
-        patience_s: how long a start or a report is tried again that fails.
+        patience_s: how long a failed start or report is retried.
     """
 
     manifest: str
@@ -218,8 +219,8 @@ class NodePart:
     patience_s: float = 60.0
 
     def run(self, stop: Stop, others: Others | None = None) -> EndReport:
-        """Runs it, and tells how it ended. Raises OSError where that can't be told of one that has not succeeded: of a
-        success the exit code tells as well."""
+        """Runs it, and reports its end. Raises OSError where the end can't be reported, unless it is a success, which
+        the exit code shows as well."""
         try:
             if others is not None and self.world is not None:
                 others.begin(self.world.port)
@@ -236,7 +237,7 @@ class NodePart:
             with guardian:
                 return self._lead(process, guardian, stop, others)
         finally:
-            process.abandon()  # nothing is left of it but descriptors, unless we were interrupted twice
+            process.abandon()  # only descriptors are left of it, unless we were interrupted twice
 
     def _not_started(self, problem: GpuherdError | OSError, stop: Stop, others: Others | None) -> EndReport:
         from gpuherd.engines.base import EngineAway  # here: the job is to begin at once
@@ -289,13 +290,13 @@ class NodePart:
         try:
             ended = self._finish(supervision, clock.mono() - began, peak.mb)
         finally:
-            guardian.dismiss()  # all has ended; where we can't tell it, it couldn't either
+            guardian.dismiss()  # all has ended; where we can't report it, the guardian couldn't either
         if thrown is not None:
             raise thrown
         return ended
 
     def _finish(self, supervision: Supervision, ran_s: float, peak_mb: int | None) -> EndReport:
-        """Ends what is left, and tells of the end."""
+        """Ends what is left, and reports the end."""
         order, at = self.order, clock.wall()
         found = supervision.process.collect()
         end_rest(supervision.process.traces)
@@ -338,7 +339,7 @@ def _problem(order: Order, failure: Failure | None, started: bool) -> str | None
 
 
 def _copy_tail(order: Order, failure: Failure) -> None:
-    """The last words of the node that failed, into the log that people read."""
+    """Copies the end of the failed node's log into the log that people read."""
     there = Path(order.on_node(failure.rank).log)
     with suppress(OSError):
         text = there.read_bytes()[-_TAIL_BYTES:]

@@ -23,7 +23,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.base import End, Phase, Sighting, Ticket
@@ -35,7 +34,8 @@ from gpuherd.jobs.attempts.failures import back_off_s
 from gpuherd.jobs.attempts.log_file import size, tail
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.completion import Known, NoFault, Observed
-from gpuherd.jobs.records import AttemptRecord, Begun, Handed, PauseReason
+from gpuherd.jobs.dispatcher_state import engine_name
+from gpuherd.jobs.records import AttemptRecord, Handed, PauseReason
 from gpuherd.jobs.remote.protocol import Claim, EndReport, take
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -45,16 +45,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# So many looks of the engine in a row must find it gone before that is believed, over so many seconds.
+# So many queries in a row must find it gone before that is believed, over some time (``patience_s``).
 LOOKS = 3
-# An end that is known needs no further look, only time: the engine may be away.
+# A known end needs no further query, only so much time: the engine may be away.
 _LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
     """Since when (by ``clock.mono``) the engine calls an attempt ended or does not know it, or its report waits for the
-    engine's word; and how many looks of the engine have confirmed that since, counted up to LOOKS.
+    engine's answer; and how many queries have confirmed that since, counted up to LOOKS.
     """
 
     since: float
@@ -70,11 +70,11 @@ class RemoteAttempt:
         handed: how it is found in the engine, with the handle as soon as that is known.
         claim, report: what its node has told. ``further``: claims of its other nodes, by their rank.
         sighting: what the engine told last, None if it never did.
-        unknown: at the last look the engine did not know it.
+        unknown: at the last query the engine did not know it.
         known_at: the latest moment (by ``clock.mono``) at which the engine surely had it and it had not ended there: it
             has taken it from us since, or shown it; None where this process has seen neither.
-        gone: since when it is gone; None while it is not. ``gone_before``: what an earlier follower has written down of
-            that. It counts from the next look on, if that does not find the attempt either.
+        gone: since when it is gone; None while it is not. ``gone_before``: the same as an earlier dispatcher has
+            recorded it. It counts from the next query on, if that does not find the attempt either.
         taken: our own claim came too late.
         cancelled_by: who wants the job to end for good; ``recalled``: why we took the attempt back. ``called_off``: the
             engine has been told to end it.
@@ -99,7 +99,7 @@ class RemoteAttempt:
 
     @staticmethod
     def among(records: Iterable[AttemptRecord], run: RunDirectory) -> dict[int, RemoteAttempt]:
-        """Those of these attempts that an engine has, by number; nothing has been told of them yet."""
+        """The attempts among these that an engine has, by number; nothing was read of them yet."""
         return {
             record.id: RemoteAttempt(record, record.handed, run.attempt_progress(record.id))
             for record in records
@@ -108,31 +108,32 @@ class RemoteAttempt:
 
     @property
     def ticket(self) -> Ticket:
-        """By which the engine finds it."""
+        """The ticket by which the engine finds it."""
         return Ticket(self.record.id, self.handed.batch, self.handed.index, self.handed.handle)
 
     @property
     def has_begun(self) -> bool:
-        """Whether its node has taken it."""
+        """Whether its node has claimed it."""
         return self.claim is not None and not self.claim.void
 
     @property
     def in_line(self) -> str | None:
-        """Why it waits in the engine, in the engine's words; None where that says nothing, or it does not wait."""
+        """Why it waits in the engine, in the engine's words; None where the engine gives no reason, or it does not
+        wait."""
         if self.has_begun or self.sighting is None or self.sighting.phase is not Phase.WAITING:
             return None
         return self.sighting.reason
 
     def paused_s(self, _now: float, /) -> float:
-        """How long it was stopped by us until now."""
+        """How long it was paused by us until now."""
         return self.record.paused_s
 
     def progress(self) -> Progress | None:
-        """What the job last told of itself."""
+        """The job's last report of its progress."""
         return read_progress(self.progress_file) if self.has_begun else None
 
     def seen(self, sighting: Sighting | None, now: float, asked_at: float) -> None:
-        """What a look of the engine has shown that was asked for then; None: it does not know it."""
+        """The engine's answer to a query sent at ``asked_at``; None: it does not know the attempt."""
         self.unknown = sighting is None
         if sighting is not None:
             self.sighting = sighting
@@ -147,19 +148,19 @@ class RemoteAttempt:
         self.gone, self.gone_before = Gone(min(gone.since, before.since), looks), None
 
     def can_be_followed(self, now: float, remembers_s: float) -> bool:
-        """Whether the engine surely still knows it, and so keeps others waiting that are to follow it. What the queue
-        or its node tells of it is not enough: since then it may have ended there and be forgotten."""
+        """Whether the engine surely still knows it, and so holds back others that depend on it. What the queue or its
+        node reports is not enough: since then it may have ended there and be forgotten."""
         return self.report is None and self.known_at is not None and now < self.known_at + remembers_s
 
     def heard(self, handle: str) -> bool:
-        """The engine's own word for it has come; whether that is new."""
+        """The engine's id for it has come; whether that is new."""
         if self.handed.handle is not None:
             return False
         self.handed = replace(self.handed, handle=handle)
         return True
 
     def wait_for_word(self, now: float) -> None:
-        """From now on it is waited for what is still on its way."""
+        """The wait for files that are still on their way begins."""
         if self.gone is None:
             self.gone = Gone(now)
 
@@ -239,25 +240,24 @@ _NO_FAULT = {
 
 
 class Step(Enum):
-    """What is to be done with an attempt that is not over."""
+    """The next step for an attempt that is not over."""
 
     GO_ON = "nothing"
     ASK = "ask the engine again soon"
     VOID = "claim it, so that it never begins"
 
 
-def outcome(attempt: RemoteAttempt, engine: str, at: float, *, late: bool) -> Known | Step:
+def outcome(attempt: RemoteAttempt, at: float, *, late: bool) -> Known | Step:
     """The attempt's end, or what is to be done with it while it is not over.
 
     Args:
-        engine: what people call the engine.
         at: the wall clock now.
         late: as ``RemoteAttempt.is_late``.
     """
     if attempt.report is not None:
-        return _reported(attempt, attempt.report, engine, at, late=late)
+        return _reported(attempt, attempt.report, at, late=late)
     if attempt.claim is not None and attempt.claim.void:
-        return _never_began(attempt, attempt.claim, engine, at)
+        return _never_began(attempt, attempt.claim, at)
     if attempt.is_called_back and attempt.may_begin:
         return Step.VOID
     if attempt.end is None and not attempt.unknown:
@@ -266,10 +266,10 @@ def outcome(attempt: RemoteAttempt, engine: str, at: float, *, late: bool) -> Kn
     surely = attempt.may_begin and attempt.end in (End.NEVER, End.CANCELLED)
     if not late and not surely:
         return Step.ASK
-    return Step.VOID if attempt.may_begin else _unreported(attempt, engine, at)
+    return Step.VOID if attempt.may_begin else _unreported(attempt, at)
 
 
-def _reported(attempt: RemoteAttempt, report: EndReport, engine: str, at: float, *, late: bool) -> Known | Step:
+def _reported(attempt: RemoteAttempt, report: EndReport, at: float, *, late: bool) -> Known | Step:
     found, note = report.exit, report.problem or ""
     if report.well:
         return attempt.ended(found, at)
@@ -284,7 +284,7 @@ def _reported(attempt: RemoteAttempt, report: EndReport, engine: str, at: float,
         return attempt.ended(found, at, note=note)
     if attempt.end is None and not late:
         return Step.ASK
-    by_engine = _by_engine(attempt, found, engine, at)
+    by_engine = _by_engine(attempt, found, at)
     if by_engine is not None:
         return by_engine
     if report.interrupted:
@@ -295,7 +295,7 @@ def _reported(attempt: RemoteAttempt, report: EndReport, engine: str, at: float,
     return attempt.ended(found, at, note=note)
 
 
-def _never_began(attempt: RemoteAttempt, claim: Claim, engine: str, at: float) -> Known:
+def _never_began(attempt: RemoteAttempt, claim: Claim, at: float) -> Known:
     """We have claimed it ourselves, now or in an earlier process; or its leader did, so that it does not begin."""
     found = Exit(started=False)
     if attempt.is_called_back:
@@ -309,15 +309,15 @@ def _never_began(attempt: RemoteAttempt, claim: Claim, engine: str, at: float) -
         case End.NEVER:
             return attempt.ended(found, at, no_fault=NoFault.DEPENDENCY_FAILED, rests=True)
         case End.CANCELLED:
-            return _by_somebody(attempt, found, engine, at)
+            return _by_somebody(attempt, found, at)
         case End.FAILED | End.OUT_OF_MEMORY | End.TIME_UP:
             # It was given its place, and even its leader could not begin there: that counts, or it would go on so.
-            return attempt.ended(found, at, note=_says(attempt, engine, "it ended before the job began"))
+            return attempt.ended(found, at, note=_says(attempt, "it ended before the job began"))
         case _:
             return attempt.ended(found, at, no_fault=NoFault.NOT_BEGUN, rests=True)
 
 
-def _unreported(attempt: RemoteAttempt, engine: str, at: float) -> Known:
+def _unreported(attempt: RemoteAttempt, at: float) -> Known:
     """A node has it, the engine has it no more, and no report came."""
     found = Exit(started=True)
     if attempt.is_called_back:
@@ -326,8 +326,8 @@ def _unreported(attempt: RemoteAttempt, engine: str, at: float) -> Known:
         # The leader ends with 0 only for a job that has succeeded; it could not write its report, over a quota say.
         return attempt.ended(Exit(started=True, code=0), at)
     if attempt.end is End.FAILED:
-        return attempt.ended(found, at, note=_says(attempt, engine, "it failed, and its node has told nothing"))
-    by_engine = _by_engine(attempt, found, engine, at)
+        return attempt.ended(found, at, note=_says(attempt, "it failed, and its node has told nothing"))
+    by_engine = _by_engine(attempt, found, at)
     return by_engine or attempt.ended(found, at, no_fault=NoFault.NODE_LOST, rests=True)
 
 
@@ -335,23 +335,23 @@ def _by_us(attempt: RemoteAttempt, found: Exit, at: float) -> Known:
     return attempt.ended(found, at, cancelled_by=attempt.cancelled_by, no_fault=attempt.recalled)
 
 
-def _by_engine(attempt: RemoteAttempt, found: Exit, engine: str, at: float) -> Known | None:
+def _by_engine(attempt: RemoteAttempt, found: Exit, at: float) -> Known | None:
     """The end that the engine made, None where it made none."""
     end = attempt.end
     if end is End.CANCELLED:
-        return _by_somebody(attempt, found, engine, at)
+        return _by_somebody(attempt, found, at)
     if end is End.OUT_OF_MEMORY:
         # In the words by which ``failures`` knows it.
-        note = f"{engine} ended it in an oom-kill event: it used more main memory than it was given"
-        return attempt.ended(found, at, note=note)
+        how = "ended it in an oom-kill event: it used more main memory than it was given"
+        return attempt.ended(found, at, note=f"{engine_name(attempt.handed.engine)} {how}")
     if end is not None and end in _NO_FAULT:
         return attempt.ended(found, at, no_fault=_NO_FAULT[end], rests=end is End.NODE_LOST)
     return None
 
 
-def _by_somebody(attempt: RemoteAttempt, found: Exit, engine: str, at: float) -> Known:
+def _by_somebody(attempt: RemoteAttempt, found: Exit, at: float) -> Known:
     by = None if attempt.sighting is None else attempt.sighting.by
-    return attempt.ended(found, at, cancelled_by=f"{by or 'somebody'} in {engine}")
+    return attempt.ended(found, at, cancelled_by=f"{by or 'somebody'} in {engine_name(attempt.handed.engine)}")
 
 
 def _is_of_others(found: Exit) -> bool:
@@ -360,9 +360,9 @@ def _is_of_others(found: Exit) -> bool:
     return number in (signal.SIGTERM, signal.SIGKILL)
 
 
-def _says(attempt: RemoteAttempt, engine: str, plain: str) -> str:
+def _says(attempt: RemoteAttempt, plain: str) -> str:
     reason = None if attempt.sighting is None else attempt.sighting.reason
-    return f"{engine}: {plain}" + (f" ({reason})" if reason else "")
+    return f"{engine_name(attempt.handed.engine)}: {plain}" + (f" ({reason})" if reason else "")
 
 
 def _passed(report: EndReport) -> Passed | None:
@@ -389,7 +389,7 @@ class Outcomes:
         now = clock.mono()
         while True:
             late = attempt.is_late(now, self._patience_s)
-            found = outcome(attempt, self._queries.title, clock.wall(), late=late)
+            found = outcome(attempt, clock.wall(), late=late)
             if isinstance(found, Known):
                 return self._with_output(attempt, found)
             if found is Step.VOID and self._void(attempt):
@@ -448,67 +448,3 @@ class Outcomes:
             return known
         printed = tail(self._run.engine_output(attempt.handed.batch, attempt.handed.index))
         return replace(known, note="\n".join(part for part in (printed, known.note) if part))
-
-
-# --- the beginning ------------------------------------------------------------------------------------------------
-
-
-def begun(followed: RemoteAttempt, at: float, mono: float) -> Begun | None:
-    """The beginning of an attempt that its node has claimed, for the queue; None while it has not begun, and where the
-    queue has all that is known of it.
-
-    ``at`` and ``mono`` are now. The node's clock is believed as far as it can be right.
-    """
-    claim, record = followed.claim, followed.record
-    if claim is None or claim.void:
-        return None
-    labels = gpu_labels(claim, record.queued.gpus, record.queued.job.nodes, followed.further)
-    if followed.handed.node is None:
-        since = max(record.started_at, min(claim.at, at))
-        mono -= at - since
-    elif labels == record.labels or not followed.further:
-        return None
-    else:
-        since, mono = record.started_at, record.started_mono
-    return Begun(attempt=record.id, node=claim.node or "?", gpus=labels, labels=labels, at=since, mono=mono)
-
-
-def with_begun(followed: RemoteAttempt, found: Begun) -> None:
-    """The follower's own picture of it, as it is in the queue by now."""
-    followed.handed = replace(followed.handed, node=found.node)
-    followed.record = replace(
-        followed.record,
-        gpus=found.gpus,
-        labels=found.labels,
-        started_at=found.at,
-        started_mono=found.mono,
-        handed=followed.handed,
-    )
-
-
-def gpu_labels(
-    claim: Claim, gpus: int, nodes: int, further: Mapping[int, Claim] = MappingProxyType({})
-) -> tuple[str, ...]:
-    """What people call the GPUs of an attempt: ``n1:0``. Of another node that is not known by name ``n1+1:0``, and of
-    one that has not told which it has ``n2:?1``, ``n2:?2``.
-
-    ``further``: what the other nodes have told, by rank.
-
-    >>> first = Claim(at=0.0, node="n1", gpus=("4", "5"), others=("n2",))
-    >>> gpu_labels(first, 2, 2, {1: Claim(at=0.0, node="n2", gpus=("0", "3"))})
-    ('n1:4', 'n1:5', 'n2:0', 'n2:3')
-    >>> gpu_labels(first, 2, 3)
-    ('n1:4', 'n1:5', 'n2:?1', 'n2:?2', 'n1+2:?1', 'n1+2:?2')
-    """
-    if gpus == 0:
-        return ()
-    node = claim.node or "?"
-    found = [(node, claim.gpus or tuple(str(number) for number in range(gpus)))]
-    for rank in range(1, nodes):
-        told = further.get(rank)
-        name = claim.others[rank - 1] if rank <= len(claim.others) else told.node if told is not None else ""
-        unknown = tuple(f"?{number}" for number in range(1, gpus + 1))
-        # Several nodes of Ray may share a host.
-        known = name and name not in (each for each, _ in found)
-        found.append((name if known else f"{node}+{rank}", unknown if told is None else told.gpus or unknown))
-    return tuple(f"{name}:{number}" for name, numbers in found for number in numbers)

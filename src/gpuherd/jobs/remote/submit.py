@@ -25,7 +25,7 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
-from gpuherd.jobs.records import AttemptRecord, Event, EventKind, Handed, Predecessor, QueuedJob, StartRecord
+from gpuherd.jobs.records import AttemptRecord, EventKind, Handed, Predecessor, QueuedJob, StartRecord
 from gpuherd.jobs.remote.batches import LARGEST_BATCH, BatchLimits, Candidate, Group, decide, placement_of
 from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import Manifest, Order, portable, to_json
@@ -394,7 +394,7 @@ class Submitter(Decisions):
             self._reporter.about(EventKind.HANDED, record, f"handed to {title} as {clean(handles[0])}")
             return
         text = f"{len(followed)} jobs handed to {title} as {clean(handles[0])} to {clean(handles[-1])}"
-        self._reporter.tell(Event(kind=EventKind.HANDED, at=clock.wall(), text=text))
+        self._reporter.emit(EventKind.HANDED, text)
 
     def _forget(self, batch: str) -> None:
         with suppress(OSError):

@@ -4,7 +4,9 @@ their end."""
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import Completion
@@ -13,8 +15,9 @@ from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.completion import Known, NoFault
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import AttemptRecord, EventKind
-from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt, begun, with_begun
+from gpuherd.jobs.records import AttemptRecord, Begun, EventKind
+from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
+from gpuherd.jobs.remote.protocol import Claim
 from gpuherd.jobs.remote.query import EngineQueries
 from gpuherd.jobs.remote.spool import Spool
 from gpuherd.jobs.reporter import Reporter
@@ -271,3 +274,64 @@ class Tracker:
             for needed, fate, names in self._queue.doom_hopeless():
                 self._reporter.cancelled(names, needed, fate)
             self._hopeless = False
+
+
+def begun(followed: RemoteAttempt, at: float, mono: float) -> Begun | None:
+    """The begin of an attempt that its node has claimed, for the queue; None while it has not begun, and where the
+    queue has all that is known of it.
+
+    ``at`` and ``mono`` are now. The node's clock is believed as far as it can be right.
+    """
+    claim, record = followed.claim, followed.record
+    if claim is None or claim.void:
+        return None
+    labels = gpu_labels(claim, record.queued.gpus, record.queued.job.nodes, followed.further)
+    if followed.handed.node is None:
+        since = max(record.started_at, min(claim.at, at))
+        mono -= at - since
+    elif labels == record.labels or not followed.further:
+        return None
+    else:
+        since, mono = record.started_at, record.started_mono
+    return Begun(attempt=record.id, node=claim.node or "?", gpus=labels, labels=labels, at=since, mono=mono)
+
+
+def with_begun(followed: RemoteAttempt, found: Begun) -> None:
+    """Updates the attempt to what the queue has by now."""
+    followed.handed = replace(followed.handed, node=found.node)
+    followed.record = replace(
+        followed.record,
+        gpus=found.gpus,
+        labels=found.labels,
+        started_at=found.at,
+        started_mono=found.mono,
+        handed=followed.handed,
+    )
+
+
+def gpu_labels(
+    claim: Claim, gpus: int, nodes: int, further: Mapping[int, Claim] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Labels of the GPUs of an attempt: ``n1:0``. Of another node whose name is unknown ``n1+1:0``, and of one that has
+    not reported its GPUs ``n2:?1``, ``n2:?2``.
+
+    ``further``: the claims of the other nodes, by rank.
+
+    >>> first = Claim(at=0.0, node="n1", gpus=("4", "5"), others=("n2",))
+    >>> gpu_labels(first, 2, 2, {1: Claim(at=0.0, node="n2", gpus=("0", "3"))})
+    ('n1:4', 'n1:5', 'n2:0', 'n2:3')
+    >>> gpu_labels(first, 2, 3)
+    ('n1:4', 'n1:5', 'n2:?1', 'n2:?2', 'n1+2:?1', 'n1+2:?2')
+    """
+    if gpus == 0:
+        return ()
+    node = claim.node or "?"
+    found = [(node, claim.gpus or tuple(str(number) for number in range(gpus)))]
+    for rank in range(1, nodes):
+        told = further.get(rank)
+        name = claim.others[rank - 1] if rank <= len(claim.others) else told.node if told is not None else ""
+        unknown = tuple(f"?{number}" for number in range(1, gpus + 1))
+        # Several nodes of Ray may share a host.
+        known = name and name not in (each for each, _ in found)
+        found.append((name if known else f"{node}+{rank}", unknown if told is None else told.gpus or unknown))
+    return tuple(f"{name}:{number}" for name, numbers in found for number in numbers)

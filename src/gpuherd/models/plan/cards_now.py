@@ -75,7 +75,7 @@ def _held_or_kept() -> Callable[[Gpu], str | None]:
         holder = None if leases is None else leases.holder(gpu.uuid)
         if holder is None or ATTEMPT_VARIABLE in os.environ or holder.pid in ours:
             return None
-        return f"held by gpuherd: {holder.user or 'someone'}" + (f", job {holder.job}" if holder.job else "")
+        return holder.sentence()
 
     return reason
 

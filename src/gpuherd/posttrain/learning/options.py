@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 from gpuherd.batch.run import RunOptions
-from gpuherd.engines.options import EngineOptions, as_for_jobs, engine_values, for_one_command, refuse_ranks
+from gpuherd.engines.options import EngineOptions, engine_values, for_one_command, refuse_ranks
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.options import option
+from gpuherd.options import option, same_option
 from gpuherd.posttrain.learning.launching import Where
 from gpuherd.units import count
-
-_RUN = {declared.name: declared for declared in fields(RunOptions)}
-
-
-def _as_for_run(name: str) -> object:
-    """A flag as ``gpuherd run`` declares it."""
-    known = _RUN[name]
-    return field(default=known.default, metadata=known.metadata)
 
 
 def _port(word: str) -> int:
@@ -79,15 +71,15 @@ class TrainOptions(EngineOptions):
         group="GPUs",
     )
     dry_run: bool = option(False, help="check everything, say what would run and what memory it takes; start nothing")
-    wait: float | None = _as_for_run("wait")  # type: ignore[assignment]
-    no_wait: bool = _as_for_run("no_wait")  # type: ignore[assignment]
-    gpu_memory_threshold: int = _as_for_run("gpu_memory_threshold")  # type: ignore[assignment]
-    max_checks: int | None = _as_for_run("max_checks")  # type: ignore[assignment]
-    check_interval: float = _as_for_run("check_interval")  # type: ignore[assignment]
+    wait: float | None = same_option(RunOptions, "wait")
+    no_wait: bool = same_option(RunOptions, "no_wait")
+    gpu_memory_threshold: int = same_option(RunOptions, "gpu_memory_threshold")
+    max_checks: int | None = same_option(RunOptions, "max_checks")
+    check_interval: float = same_option(RunOptions, "check_interval")
 
-    cpus_per_job: int | None = as_for_jobs("cpus_per_job")
-    host_mem: int | None = as_for_jobs("host_mem")
-    notice: float = as_for_jobs("notice")
+    cpus_per_job: int | None = same_option(EngineOptions, "cpus_per_job")
+    host_mem: int | None = same_option(EngineOptions, "host_mem")
+    notice: float = same_option(EngineOptions, "notice")
 
     def __post_init__(self) -> None:
         super().__post_init__()

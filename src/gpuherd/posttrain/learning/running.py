@@ -229,10 +229,10 @@ class TrainRun:
         run = RunDirectory(folder.root)
         if run.queue.exists():
             from gpuherd.jobs.queue.store import Queue
-            from gpuherd.jobs.remote.dispatcher import refuse_other_hands
+            from gpuherd.jobs.remote.dispatcher import refuse_other_engine
 
             with Queue(run.queue) as queue:
-                refuse_other_hands(queue, run, self.options.dispatch)
+                refuse_other_engine(queue, run, self.options.dispatch)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
-from gpuherd.gpus.visible import described, value_in
+from gpuherd.gpus.visible import CUDA, described, naming_in, value_in
 from gpuherd.options import option
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.record import read_record
@@ -84,9 +84,10 @@ def device_here(visible: str | None, *, simulate: bool) -> str:
     import torch
 
     if not torch.cuda.is_available():
+        name = next(iter(naming_in(os.environ)), CUDA)
         raise NoCuda(
-            f"this job was given GPU {visible}, and torch {torch.__version__} finds none: install a torch for it, or "
-            "run without GPUs (empty CUDA_VISIBLE_DEVICES, or ROCR_VISIBLE_DEVICES for AMD)"
+            f"{name}={visible}, and torch {torch.__version__} finds no {'CUDA' if name == CUDA else 'GPU'}: install a "
+            f"torch for it, or run without GPUs ({name}=)"
         )
     return "cuda:0"
 
