@@ -8,11 +8,11 @@ from random import Random
 from typing import Any
 
 from gpuherd.simulate import Recipe, Rules, Scenario, drawn, machine, machines, simulate, spread, variants
-from gpuherd.simulate.external_users import background
+from gpuherd.simulate.cluster import background
 from gpuherd.simulate.results import Figures
 from gpuherd.simulate.workload import Mix
 
-# Name, GPUs that jobs ask for, strangers.
+# Name, GPUs that jobs request, external users.
 CASES = (
     ("one GPU a job", Mix((1,), (1.0,)), None),
     ("1, 2 and 8 GPUs a job", Mix((1, 2, 8), (80.0, 15.0, 5.0)), None),
@@ -26,19 +26,19 @@ def run(*, quick: bool) -> dict[str, Any]:
     return {
         "jobs": count,
         "gpus": 1_000,
-        "cases": {name: _case(count, gpus, strangers) for name, gpus, strangers in CASES},
+        "cases": {name: _case(count, gpus, external) for name, gpus, external in CASES},
         "max_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "64_jobs_of_300_s_on_8_gpus": _beside_the_guides(),
     }
 
 
-def _case(count: int, gpus: Mix[int], strangers: str | None) -> dict[str, Any]:
+def _case(count: int, gpus: Mix[int], external: str | None) -> dict[str, Any]:
     started = time.process_time(), time.perf_counter()
     works = drawn(count, Recipe(seconds=spread("exponential:5m"), gpus=gpus), Random(0))
     scenario = Scenario(
         machines=machines("125x8x80GB"),
         works=works,
-        background=None if strangers is None else background(strangers),
+        background=None if external is None else background(external),
     )
     (result,) = simulate(scenario, variants(Rules(), []))
     spent = time.process_time() - started[0], time.perf_counter() - started[1]

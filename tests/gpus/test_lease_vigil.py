@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.gpus import lease_files as files
-from gpuherd.gpus.lease_breaker import Vigil
+from gpuherd.gpus.lease_breaker import IdleLeaseBreaker
 from gpuherd.gpus.leases import LeaseFolder
 
 UUID = "GPU-11112222-3333"
@@ -56,7 +56,12 @@ def squatter(folder: LeaseFolder) -> Iterator[Squatter]:
 
 
 def watch(
-    vigil: Vigil, start: float, end: float, *, used: bool = False, between: Callable[[float], None] | None = None
+    vigil: IdleLeaseBreaker,
+    start: float,
+    end: float,
+    *,
+    used: bool = False,
+    between: Callable[[float], None] | None = None,
 ) -> None:
     """Looks every 10 s, as a waiting dispatcher would."""
     now = start
@@ -68,7 +73,7 @@ def watch(
 
 
 def test_an_unused_lease_is_passed_over_after_its_time_and_not_before(folder: LeaseFolder, squatter: Squatter) -> None:
-    vigil = Vigil(folder, IDLE_S)
+    vigil = IdleLeaseBreaker(folder, IDLE_S)
     watch(vigil, 0.0, SEATED_AT + IDLE_S - 10)
     assert not vigil.may_pass(UUID, SEATED_AT + IDLE_S - 1)
     assert vigil.pass_over(UUID, SEATED_AT + IDLE_S - 1) is None
@@ -88,7 +93,7 @@ def test_an_unused_lease_is_passed_over_after_its_time_and_not_before(folder: Le
 
 
 def test_a_gpu_in_use_or_not_watched_for_a_while_begins_anew(folder: LeaseFolder, squatter: Squatter) -> None:
-    vigil = Vigil(folder, IDLE_S)
+    vigil = IdleLeaseBreaker(folder, IDLE_S)
     watch(vigil, 0.0, 900.0)
     vigil.look(UUID, True, 910.0)
     watch(vigil, 920.0, 1500.0)
@@ -101,7 +106,7 @@ def test_a_gpu_in_use_or_not_watched_for_a_while_begins_anew(folder: LeaseFolder
 def test_our_own_job_on_it_is_no_use_by_others_and_the_next_need_not_wait(
     folder: LeaseFolder, squatter: Squatter
 ) -> None:
-    vigil = Vigil(folder, IDLE_S)
+    vigil = IdleLeaseBreaker(folder, IDLE_S)
     watch(vigil, 0.0, 1100.0)
     now = 1100.0
     for _ in range(3):
@@ -117,7 +122,7 @@ def test_our_own_job_on_it_is_no_use_by_others_and_the_next_need_not_wait(
 
 
 def test_a_lease_that_is_given_back_is_taken_the_ordinary_way(folder: LeaseFolder, squatter: Squatter) -> None:
-    vigil, other = Vigil(folder, IDLE_S), Vigil(folder, IDLE_S)
+    vigil, other = IdleLeaseBreaker(folder, IDLE_S), IdleLeaseBreaker(folder, IDLE_S)
     watch(vigil, 0.0, 500.0)
     watch(other, 0.0, 500.0)
     squatter.leave()
@@ -132,7 +137,7 @@ def test_a_lease_that_is_given_back_is_taken_the_ordinary_way(folder: LeaseFolde
 def test_who_only_shares_a_lock_can_block_nobody_for_ever_either(folder: LeaseFolder) -> None:
     squatter = Squatter(folder, fcntl.LOCK_SH)
     assert folder.acquire(UUID) is None
-    vigil = Vigil(folder, IDLE_S)
+    vigil = IdleLeaseBreaker(folder, IDLE_S)
     watch(vigil, 0.0, 2 * SEATED_AT + 20 + IDLE_S)  # it gets up once, in case it is another who waits
     with vigil.pass_over(UUID, 2 * SEATED_AT + 20 + IDLE_S) or pytest.fail("not passed over"):
         pass
@@ -143,7 +148,7 @@ def test_who_only_shares_a_lock_can_block_nobody_for_ever_either(folder: LeaseFo
 def test_who_changes_locks_all_the_time_gains_one_more_time_at_most(
     folder: LeaseFolder, squatter: Squatter, kind: int
 ) -> None:
-    vigil = Vigil(folder, IDLE_S)
+    vigil = IdleLeaseBreaker(folder, IDLE_S)
     number = 0
 
     def change(_: float) -> None:
@@ -158,7 +163,7 @@ def test_who_changes_locks_all_the_time_gains_one_more_time_at_most(
 
 
 def test_somebody_who_has_passed_over_is_respected(folder: LeaseFolder, squatter: Squatter) -> None:
-    first, second = Vigil(folder, IDLE_S), Vigil(folder, IDLE_S)
+    first, second = IdleLeaseBreaker(folder, IDLE_S), IdleLeaseBreaker(folder, IDLE_S)
     for now in range(0, 1110, 10):
         first.look(UUID, False, now)
         second.look(UUID, False, now)
@@ -175,7 +180,7 @@ def test_somebody_who_has_passed_over_is_respected(folder: LeaseFolder, squatter
 
 
 def test_a_seat_that_is_removed_counts_no_more(folder: LeaseFolder, squatter: Squatter) -> None:
-    vigil = Vigil(folder, IDLE_S)
+    vigil = IdleLeaseBreaker(folder, IDLE_S)
     watch(vigil, 0.0, 1100.0)
     for path in folder.paths(UUID)[1:]:
         path.unlink()
@@ -191,10 +196,10 @@ _HONEST = f"""
 import os, sys, time
 from pathlib import Path
 from gpuherd.gpus.leases import LeaseFolder
-from gpuherd.gpus.lease_breaker import Vigil
+from gpuherd.gpus.lease_breaker import IdleLeaseBreaker
 log, used, jobs = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), Path(sys.argv[2]), int(sys.argv[3])
 folder = LeaseFolder.default()
-vigil = Vigil(folder, 1.0)
+vigil = IdleLeaseBreaker(folder, 1.0)
 end = time.monotonic() + 60
 while jobs and time.monotonic() < end:
     now = time.monotonic()

@@ -12,7 +12,7 @@ from tests.gridengine.configuration import Plan
 from tests.gridengine.conftest import HandTo
 from tests.patience import Gate, wait_until
 
-from gpuherd.engines.base import End, EngineAway, Phase, Placement, Ticket
+from gpuherd.engines.base import End, EngineAway, Phase, Placement, Refused, Ticket
 from gpuherd.engines.gridengine import parse
 from gpuherd.errors import UsageError
 
@@ -153,7 +153,7 @@ def test_what_no_queue_has_can_never_be(gridengine: Cluster, hand: HandTo) -> No
 
 
 def test_grid_engines_own_refusal_is_told(gridengine: Cluster, hand: HandTo) -> None:
-    with pytest.raises(UsageError, match='unknown resource "nvlink"'):
+    with pytest.raises(Refused, match='unknown resource "nvlink"'):
         hand(sge_args=("-l nvlink=1",)).over("true")
 
 
@@ -179,7 +179,7 @@ def test_deleted_while_it_waited(gridengine: Cluster, hand: HandTo, monkeypatch:
     attempt, other = to.over("true", count=2)
     to.until(lambda seen: len(seen) == 2)
     gridengine.command("qdel", to.handle(attempt))
-    seen = to.until_ended(attempt)
+    seen = to.until(lambda seen: attempt in seen and seen[attempt].phase is Phase.ENDED)
     assert (seen[attempt].end, seen[attempt].reason) == (End.CANCELLED, "deleted")
     assert seen[other].phase is Phase.WAITING
 

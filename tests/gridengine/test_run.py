@@ -48,9 +48,10 @@ def test_deleted_by_somebody_it_is_cancelled_for_good(gridengine: Cluster, share
     jobs = [sh("runs", f"touch {shared}/begun; {gate.wait}"), sh("waits", "true", gpus=8), sh("goes-on", gate.wait)]
     with start(*batch(shared, jobs)) as process:
         wait_until(lambda: (shared / "begun").exists() and has_handle(shared / "out", "waits"))
+        out = shared / "out"
+        wait_until(lambda: "because it offers only hc:gpu=" in run("status", "--json", str(out)), every_s=0.5)
         gridengine.command("qdel", handle_of(shared / "out", "runs"))
         gridengine.command("qdel", handle_of(shared / "out", "waits"))
-        out = shared / "out"
         wait_until(lambda: states(out)["runs"] == "cancelled" and states(out)["waits"] == "cancelled", every_s=0.2)
         gate.open()
         told, _ = process.communicate(timeout=200)
@@ -74,6 +75,15 @@ def test_where_the_site_does_not_say_which_gpus_gpuherds_leases_do(
     given = [each for text in logs for each in text.strip().split(",")]
     assert len(set(given)) == 4, logs
     assert len(labels(shared / "out")) == 2
+
+
+@slow
+def test_more_jobs_than_an_array_of_the_site_holds_go_as_several(own_gridengine: OwnCluster, shared: Path) -> None:
+    own_gridengine(Plan(max_aj_tasks=3))
+    jobs = [sh(f"j{number}", "true", gpus=0) for number in range(7)]
+    told = run(*batch(shared, jobs))
+    assert "7 done" in told
+    assert "takes no more jobs now" in told
 
 
 @slow

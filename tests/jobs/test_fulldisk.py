@@ -11,7 +11,7 @@ from gpuherd.errors import CannotWrite
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
 from gpuherd.jobs.attempts.preempt import DiskGuard
-from gpuherd.jobs.gpu.health import HealthBook
+from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.queue.errors import cannot_write, is_full
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 
@@ -45,16 +45,16 @@ def test_what_is_held_against_a_gpu_goes_with_its_transaction(tmp_path: Path) ->
     fault = Diagnosis(FailureClass.GPU_FAULT, "Xid 79", retry=True, elsewhere=True)
     job = Job(name="j", argv=("true",))
     with Queue(tmp_path / "q.sqlite") as queue:
-        book = HealthBook(queue)
+        book = GpuHealth(queue)
         for _ in range(3):
             with pytest.raises(RuntimeError), book.unless_taken_back(), queue.transaction():
                 book.failed(["GPU-a"], job, fault, now=100.0, machine=["GPU-a"], in_use=bool)
                 raise RuntimeError
-        assert book.excluded(101.0) == {} == HealthBook(queue).excluded(101.0)
+        assert book.excluded(101.0) == {} == GpuHealth(queue).excluded(101.0)
         with book.unless_taken_back(), queue.transaction():
             book.failed(["GPU-a"], job, fault, now=100.0, machine=["GPU-a"], in_use=bool)
         # Once, and not for the fourth time: 10 minutes.
-        assert book.next_return(101.0) == 700.0 == HealthBook(queue).next_return(101.0)
+        assert book.next_return(101.0) == 700.0 == GpuHealth(queue).next_return(101.0)
 
 
 def test_another_limit_for_the_disk_holds_from_the_next_look(tmp_path: Path) -> None:

@@ -107,17 +107,17 @@ def test_a_limit_holds_over_all_of_ones_runs(machine: Machine) -> None:
         for now in (100.0, 101.0, 102.0):
             watch.look(now, ())
     first, second = here.gpus
-    assert here.take((first, second), "j", 102.0) is None
-    leases = here.take((first,), "j", 102.0)
+    assert here.leases.take((first, second), "j", 102.0) is None
+    leases = here.leases.take((first,), "j", 102.0)
     assert leases is not None
-    assert there.take((second,), "j", 102.0) is None
+    assert there.leases.take((second,), "j", 102.0) is None
     assert verdicts(there, now=102.0)[1] == "at most 1 GPU by your own settings; 1 are held"
-    assert there.allowance(()).closed == "at most 1 GPU by your own settings; 1 are held by your other runs"
-    assert here.allowance((first.uuid,)).max_gpus == 1
+    assert there.leases.allowance(()).closed == "at most 1 GPU by your own settings; 1 are held by your other runs"
+    assert here.leases.allowance((first.uuid,)).max_gpus == 1
     leases[0].close()
     there.look(103.0, ())
     assert verdicts(there, now=103.0) == [None, None]
-    again = there.take((second,), "j", 103.0)
+    again = there.leases.take((second,), "j", 103.0)
     assert again is not None
     again[0].close()
 
@@ -143,7 +143,7 @@ def test_a_lease_that_nobody_uses_is_told_of_and_passed_over_in_the_end(machine:
         for now in range(1_650, 1_680, 10):
             watch.look(now, ())
         assert verdicts(watch, now=1_670) == [None]
-        leases = watch.take(watch.gpus, "mine", 1_670)
+        leases = watch.leases.take(watch.gpus, "mine", 1_670)
         assert leases is not None
         (notice,) = watch.fetch_notices()
         assert "for forgotten" in notice
@@ -151,7 +151,7 @@ def test_a_lease_that_nobody_uses_is_told_of_and_passed_over_in_the_end(machine:
         assert watch.fetch_notices() == ()
         other = GpuWatch(GpuOptions(max_checks=1, gpu_list=(0,)), "other", settings)
         other.look(1_680, ())
-        assert other.take(other.gpus, "theirs", 1_680) is None
+        assert other.leases.take(other.gpus, "theirs", 1_680) is None
         leases[0].close()
         watch.rest()
 

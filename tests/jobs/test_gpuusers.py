@@ -72,7 +72,7 @@ def test_our_job_is_no_stranger_and_another_process_is(watch: GpuWatch, machine:
         (stranger,) = watch.strangers(own(machine))
         assert (stranger.pid, stranger.memory_mb, stranger.label) == (other, 900, "0")
         assert f"(pid {other}, 900 MB)" in stranger.sentence
-        assert watch.peaks == {TAG: 3_000}
+        assert watch.usage.peaks == {TAG: 3_000}
 
 
 def test_a_job_of_another_queue_is_a_stranger(watch: GpuWatch, machine: Machine) -> None:
@@ -86,7 +86,7 @@ def test_what_our_job_starts_without_its_environment_is_ours_as_well(watch: GpuW
     with running(TAG, DETACHES) as (_, child):
         machine.occupy(0, 900, pid=child)
         assert watch.strangers(own(machine)) == ()
-        assert watch.peaks == {TAG: 900}
+        assert watch.usage.peaks == {TAG: 900}
 
 
 def test_displays_and_processes_that_have_gone_are_no_strangers(watch: GpuWatch, machine: Machine) -> None:
@@ -105,12 +105,12 @@ def test_the_peak_is_the_most_on_one_gpu_and_stays(watch: GpuWatch, machine: Mac
         machine.occupy(0, 700, pid=three)
         machine.occupy(1, 2_000, pid=one)
         watch.strangers(both)
-        assert watch.peaks == {TAG: 6_000, "queue/8": 700}
+        assert watch.usage.peaks == {TAG: 6_000, "queue/8": 700}
         large.release()
         watch.strangers(both)
-        assert watch.peaks == {TAG: 6_000, "queue/8": 700}
+        assert watch.usage.peaks == {TAG: 6_000, "queue/8": 700}
         watch.strangers({machine.uuid(1): (TAG,)})
-        assert watch.peaks == {TAG: 6_000}  # what has ended is forgotten
+        assert watch.usage.peaks == {TAG: 6_000}  # what has ended is forgotten
 
 
 def test_where_pids_are_hidden_memory_tells(watch: GpuWatch, machine: Machine) -> None:
@@ -121,7 +121,7 @@ def test_where_pids_are_hidden_memory_tells(watch: GpuWatch, machine: Machine) -
     machine.hide_pids()
     machine.occupy(0, 8_000)
     assert watch.strangers(own(machine)) == ()  # it may be our own job, of which nobody knows how much it needs
-    assert watch.peaks == {TAG: 8_000}
+    assert watch.usage.peaks == {TAG: 8_000}
     assert watch.strangers(own(machine), {machine.uuid(0): 8_000}) == ()
     machine.occupy(0, 2_000)
     (stranger,) = watch.strangers(own(machine), {machine.uuid(0): 8_000})
@@ -138,7 +138,7 @@ def test_where_the_driver_hides_memory_of_processes_the_only_jobs_is_all_that_ha
     with running(TAG) as (pid, _):
         machine.occupy(0, 3_000, pid=pid)
         watch.strangers(own(machine))
-        assert watch.peaks == {TAG: 3_000}
+        assert watch.usage.peaks == {TAG: 3_000}
 
 
 # --- what the driver says against a GPU --------------------------------------------------------------------------

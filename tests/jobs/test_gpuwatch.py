@@ -103,7 +103,7 @@ def test_a_stranger_ends_the_row_and_is_named(watch: GpuWatch, machine: Machine)
 def test_someone_who_came_between_check_and_start_is_seen_under_the_lease(watch: GpuWatch, machine: Machine) -> None:
     for now in (100.0, 101.0, 102.0):
         watch.look(now, ())
-    leases = watch.take(watch.gpus, "j", 102.0)
+    leases = watch.leases.take(watch.gpus, "j", 102.0)
     assert leases is not None
     machine.occupy(1, 5_000)
     assert watch.still_free({gpu.uuid for gpu in watch.gpus}, 102.0) == {machine.uuid(0)}
@@ -117,7 +117,7 @@ def test_a_lease_that_another_has_is_not_got_and_named(watch: GpuWatch, machine:
         watch.look(now, ())
     other = LeaseFolder.default().acquire(machine.uuid(1))
     assert other is not None
-    assert watch.take(watch.gpus, "j", 102.0) is None
+    assert watch.leases.take(watch.gpus, "j", 102.0) is None
     mine = LeaseFolder.default().acquire(machine.uuid(0))  # what was taken before the refusal was given back
     assert mine is not None
     mine.close()

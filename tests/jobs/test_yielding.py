@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs.gpu.usage import Action, ActionKind, OurAttempt, Sightings, Stranger, give_way
+from gpuherd.jobs.gpu.usage import Action, ActionKind, OurAttempt, Sightings, Stranger, contention_actions
 from gpuherd.jobs.options import YieldTo
 
 ALICE = Stranger("GPU-a", "0", "4711", "alice runs python (pid 4711, 900 MB)", 4711, 900)
@@ -27,7 +27,7 @@ class Story:
     paused: set[int] = field(default_factory=set)
 
     def look(self, now: float, *strangers: Stranger, running: tuple[OurAttempt, ...] = (TRAIN, WIDE)) -> list[Action]:
-        actions, self.seen = give_way(
+        actions, self.seen = contention_actions(
             self.mode, self.seen, strangers, running, self.paused, now=now, quiet_s=self.quiet_s
         )
         self.paused |= {action.attempt for action in actions if action.kind is ActionKind.PAUSE}

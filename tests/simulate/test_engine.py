@@ -14,13 +14,11 @@ from hypothesis import strategies as st
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.gpu.health import FIRST_FAULT_S
 from gpuherd.jobs.job import Job
-from gpuherd.simulate.cluster import Machine, begin, machine, machines
+from gpuherd.simulate.cluster import Background, Machine, machine, machines, start_time
 from gpuherd.simulate.engine import Simulation
-from gpuherd.simulate.external_users import Background
-from gpuherd.simulate.options import Rules
-from gpuherd.simulate.results import Ending, History, Ran, busy_spans, figures
+from gpuherd.simulate.options import TURNAROUND_S, Rules
+from gpuherd.simulate.results import Ending, FinishedAttempt, History, busy_spans, figures
 from gpuherd.simulate.scenario import run_guides
-from gpuherd.simulate.state import TURNAROUND_S
 from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, diagnosis, drawn, failure_shares, spread
 
 
@@ -36,8 +34,8 @@ def run(
     return Simulation(where, works, rules or Rules(max_checks=1), strangers).run()
 
 
-def by_name(history: History, works: Sequence[Work]) -> dict[str, list[Ran]]:
-    found: dict[str, list[Ran]] = defaultdict(list)
+def by_name(history: History, works: Sequence[Work]) -> dict[str, list[FinishedAttempt]]:
+    found: dict[str, list[FinishedAttempt]] = defaultdict(list)
     for ran in sorted(history.attempts, key=lambda ran: ran.start):
         found[works[ran.job].job.name].append(ran)
     return found
@@ -141,13 +139,13 @@ def test_what_can_never_run_is_refused_and_the_rest_runs() -> None:
     works = [work("huge", 1.0, gpus=9), work("fat", 1.0, memory_mb=90_000), work("well", 1.0)]
     history = run(machine("8x80GB"), works)
     assert (history.done, history.failed) == (1, 2)
-    assert "9 GPUs" in history.never[0] and "90000 MB" in history.never[1]
+    assert "9 GPUs" in history.refused[0] and "90000 MB" in history.refused[1]
 
 
 def test_in_quiet_hours_nothing_new_starts() -> None:
     works = [work(f"job-{number}", 1800.0) for number in range(8)]
     rules = Rules(max_checks=1, quiet_hours="Mon-Fri 09:00-18:00")
-    history = Simulation(machine("1x80GB"), works, rules, begin=begin("Mon 08:00")).run()
+    history = Simulation(machine("1x80GB"), works, rules, starts_at=start_time("Mon 08:00")).run()
     # Two fit in before nine, though the second runs into the quiet hours by a moment; the others wait for the evening.
     starts = sorted(ran.start for ran in history.attempts)
     assert [start < 3600 for start in starts] == [True, True] + [False] * 6
@@ -294,10 +292,10 @@ def test_what_holds_of_every_run(works: list[Work], where: str, rules: Rules, bu
 
 
 def _nobody_is_in_anothers_way(history: History, works: Sequence[Work], total_mb: Sequence[int]) -> None:
-    events: list[tuple[float, int, Ran]] = []
+    events: list[tuple[float, int, FinishedAttempt]] = []
     for ran in history.attempts:
         events += [(ran.end, 0, ran), (ran.start, 1, ran)]
-    on: dict[int, list[Ran]] = defaultdict(list)
+    on: dict[int, list[FinishedAttempt]] = defaultdict(list)
     for _, begins, ran in sorted(events, key=lambda event: event[:2]):
         for gpu in ran.gpus:
             on[gpu].append(ran) if begins else on[gpu].remove(ran)

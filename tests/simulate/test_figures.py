@@ -11,7 +11,7 @@ from gpuherd.jobs.job import Job
 from gpuherd.simulate.cluster import machine
 from gpuherd.simulate.engine import Simulation
 from gpuherd.simulate.options import Rules
-from gpuherd.simulate.results import Ending, History, Ran, Visit, figures, least_possible_s
+from gpuherd.simulate.results import Ending, FinishedAttempt, History, Visit, figures, least_possible_s
 from gpuherd.simulate.workload import Trial, Work
 
 
@@ -21,12 +21,12 @@ def work(name: str, seconds: float, arrives_s: float = 0.0, gpus: int = 1, needs
 
 def test_figures_of_a_run_worked_out_by_hand() -> None:
     attempts = (
-        Ran(0, (0,), 0.0, 40.0, 0.0, Ending.FAILED, FailureClass.CRASH),
-        Ran(1, (1,), 0.0, 100.0, 0.0, Ending.DONE),
-        Ran(0, (0,), 50.0, 80.0, 9.0, Ending.DONE),
-        Ran(2, (2, 3), 20.0, 60.0, 20.0, Ending.DONE),
-        Ran(3, (4,), 0.0, 60.0, 0.0, Ending.DONE, shared=True),
-        Ran(4, (4,), 30.0, 90.0, 30.0, Ending.DONE, shared=True),
+        FinishedAttempt(0, (0,), 0.0, 40.0, 0.0, Ending.FAILED, FailureClass.CRASH),
+        FinishedAttempt(1, (1,), 0.0, 100.0, 0.0, Ending.DONE),
+        FinishedAttempt(0, (0,), 50.0, 80.0, 9.0, Ending.DONE),
+        FinishedAttempt(2, (2, 3), 20.0, 60.0, 20.0, Ending.DONE),
+        FinishedAttempt(3, (4,), 0.0, 60.0, 0.0, Ending.DONE, shared=True),
+        FinishedAttempt(4, (4,), 30.0, 90.0, 30.0, Ending.DONE, shared=True),
     )
     works = [work(name, 30.0) for name in "abcde"]
     told = figures(History((5,), attempts, (Visit(0, 90.0, 200.0),), 5, 0, 0, {}), works)
@@ -34,7 +34,7 @@ def test_figures_of_a_run_worked_out_by_hand() -> None:
     assert told.gpu_hours * 3600 == pytest.approx(40 + 100 + 30 + 80 + 90)
     assert told.utilisation == pytest.approx(340 / 500)
     assert told.lost_gpu_hours * 3600 == pytest.approx(40)
-    assert told.strangers == pytest.approx(10 / 500)
+    assert told.external_share == pytest.approx(10 / 500)
     assert told.failures == {"crash": 1}
     assert told.waits is not None
     waits = (told.waits.mean_s, told.waits.p50_s, told.waits.p95_s, told.waits.max_s)

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from gpuherd.errors import UsageError
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.job import Job
-from gpuherd.simulate.cluster import Machine, machine, machines
-from gpuherd.simulate.external_users import Background
+from gpuherd.simulate.cluster import Background, Machine, machine, machines
+from gpuherd.simulate.handover import Handover, Nodes
 from gpuherd.simulate.options import Rules, variants
-from gpuherd.simulate.remote import HandedOver
 from gpuherd.simulate.results import Ending, History, busy_spans, figures
 from gpuherd.simulate.scenario import Scenario, simulate
-from gpuherd.simulate.scheduler import Nodes
 from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn, spread
 
 
@@ -30,7 +28,7 @@ def work(name: str, seconds: float | Sequence[Trial], **more: object) -> Work:
 
 def run(where: tuple[Machine, ...], works: Sequence[Work], **rules: object) -> History:
     plain = {"look": 1.0, "engine_cycle": 1.0, "start_up": 1.0}
-    return HandedOver(where, works, Rules(policy="handover", **{**plain, **rules})).run()  # type: ignore[arg-type]
+    return Handover(where, works, Rules(policy="handover", **{**plain, **rules})).run()  # type: ignore[arg-type]
 
 
 def spans(history: History) -> dict[int, tuple[float, float]]:
@@ -116,7 +114,7 @@ def test_what_the_cluster_can_never_give_is_refused_with_those_that_need_it() ->
     ]
     history = run(machines("2x8x80GB"), works, at_most=1)
     assert (history.done, history.failed, history.cancelled, history.stuck) == (1, 3, 1, 0)
-    assert history.never[1] == "asks for 1 GPUs on each of 3 nodes; the cluster has none such"
+    assert history.refused[1] == "asks for 1 GPUs on each of 3 nodes; the cluster has none such"
 
 
 def test_jobs_on_the_cpu_take_no_gpu() -> None:
@@ -179,10 +177,10 @@ def test_nodes_with_the_fewest_free_gpus_are_filled_first() -> None:
     nodes.take((1,), 3)
     assert nodes.find(1, 1, None) == (1,)
     assert nodes.find(1, 2, None) == (0,)
-    nodes.set_aside((0, 1))
+    nodes.reserve((0, 1))
     assert nodes.find(1, 1, None) == (2,)
     assert nodes.find(2, 1, None) is None
-    nodes.put_back((0, 1))
+    nodes.unreserve((0, 1))
     assert nodes.find(3, 1, None) == (1, 2, 0)
 
 

@@ -10,22 +10,21 @@ import pytest
 
 from gpuherd.jobs.job import Job
 from gpuherd.simulate.charts import WIDTH, Panel, gantt, rows, shares, timeline
-from gpuherd.simulate.cluster import machine, machines
+from gpuherd.simulate.cluster import Background, machine, machines
 from gpuherd.simulate.engine import Simulation
-from gpuherd.simulate.external_users import Background
 from gpuherd.simulate.options import Rules
-from gpuherd.simulate.results import Ending, History, Ran, Visit
+from gpuherd.simulate.results import Ending, FinishedAttempt, History, Visit
 from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn, spread
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def history(*attempts: Ran, visits: tuple[Visit, ...] = (), gpus: tuple[int, ...] = (2,)) -> History:
-    return History(gpus, attempts, visits, done=len(attempts), failed=0, cancelled=0, never={})
+def history(*attempts: FinishedAttempt, visits: tuple[Visit, ...] = (), gpus: tuple[int, ...] = (2,)) -> History:
+    return History(gpus, attempts, visits, done=len(attempts), failed=0, cancelled=0, refused={})
 
 
-def ran(job: int, gpu: int, start: float, end: float, **more: object) -> Ran:
-    return Ran(job, (gpu,), start, end, 0.0, Ending.DONE, **more)  # type: ignore[arg-type]
+def ran(job: int, gpu: int, start: float, end: float, **more: object) -> FinishedAttempt:
+    return FinishedAttempt(job, (gpu,), start, end, 0.0, Ending.DONE, **more)  # type: ignore[arg-type]
 
 
 def work(name: str) -> Work:

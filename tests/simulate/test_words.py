@@ -11,15 +11,14 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.simulate.cluster import begin, machine, machines
-from gpuherd.simulate.external_users import background
+from gpuherd.simulate.cluster import background, machine, machines, start_time
 from gpuherd.simulate.options import Rules, variants
 from gpuherd.simulate.workload import failure_shares, mix, spread
 
 
 @pytest.mark.parametrize(
     "name",
-    ["charts", "cluster", "external_users", "options", "results", "state", "workload"],
+    ["charts", "cluster", "options", "queue", "results", "workload"],
 )
 def test_examples_in_the_code_hold(name: str) -> None:
     result = doctest.testmod(import_module(f"gpuherd.simulate.{name}"))
@@ -124,7 +123,7 @@ def test_strangers_that_cannot_be_are_refused(word: str) -> None:
 @pytest.mark.parametrize("word", ["", "Moon 09:00", "Mon 25:00", "Mon 09:99", "09:00"])
 def test_what_is_no_time_of_the_week_is_refused(word: str) -> None:
     with pytest.raises(ValueError, match="Mon 08:30"):
-        begin(word)
+        start_time(word)
 
 
 def test_rules_are_compared_in_every_combination() -> None:

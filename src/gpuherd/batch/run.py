@@ -298,7 +298,7 @@ class Waiter:
             return Decision(waits=(Wait(0, watch.problem),))
 
         job = WaitingJob(0, self._options.gpus, self._options.mem)
-        allowed = watch.allowance(())
+        allowed = watch.leases.allowance(())
         self._allowed = allowed.max_gpus
         most = replace(
             limits(self._options.gpu_options(), watch.gpus, cores=1),
@@ -327,7 +327,7 @@ class Waiter:
     def _take(self, watch: GpuWatch, gpus: tuple[Gpu, ...]) -> Taken | None:
         """Leases on the GPUs and one more look under them; None when another process was faster."""
         now = clock.mono()
-        leases = watch.take(gpus, self._options.name or "run", now)
+        leases = watch.leases.take(gpus, self._options.name or "run", now)
         if leases is None:
             return None
         uuids = {gpu.uuid for gpu in gpus}

@@ -87,7 +87,7 @@ def _scenario(source: str | None, options: SimulateOptions) -> Scenario:
         works=_jobs(source, options),
         background=options.background,
         seed=options.seed,
-        begin=options.begin or MONDAY,
+        starts_at=options.begin or MONDAY,
     )
 
 

@@ -1,9 +1,9 @@
-"""Which of the free GPUs a job gets. Pure; knows nothing of jobs, leases or time.
+"""Chooses GPUs for a job among those that are free. Pure; knows nothing of jobs, leases or time.
 
-The order of what counts: GPUs that the user prefers; for several GPUs, how well they are linked; how little they are
-used; the lower index. A set of GPUs works in step, so its slowest link counts first:
+Criteria, the most important first: GPUs that the user prefers; for several GPUs, how well they are linked; how little
+they are used; the lower index. A set of GPUs works in step, so its slowest link counts first:
 
-1. the fewest NVLinks between any two of the set (more is better), then their sum;
+1. the fewest direct links (NVLink, XGMI) between any two of the set (more is better), then their sum;
 2. the greatest PCIe distance between any two (less is better), then their sum;
 3. the number of NUMA nodes that the set spreads over (fewer is better).
 
@@ -59,7 +59,7 @@ def choose(
 
     Returns:
         Preferred GPUs in the order of preference, then the others by index. MIG instances are given out one at a time
-        only, since CUDA never uses two of them in one process.
+        only, since no process can use two of them.
     """
     usable = [gpu for gpu in candidates if memory_mb is None or gpu.free_mb >= memory_mb]
     if count > 1:
@@ -130,7 +130,7 @@ def _least_missed(
 
 
 def links_between(gpus: Sequence[Gpu]) -> LinkMap:
-    """NVLinks and PCIe distance of every two GPUs; two that say nothing of each other are as far apart as can be."""
+    """Direct links and PCIe distance of every two GPUs; the greatest distance where nothing is known."""
     known = {(gpu.uuid, peer.uuid): (peer.nvlinks, int(peer.proximity)) for gpu in gpus for peer in gpu.peers}
     unknown = (0, int(Proximity.SYSTEM))
     return {

@@ -15,7 +15,7 @@ machine (``others_use``): there is no stranger whose job could be between two ph
 left needs a single clean look: for as long as the quiet time, its job's memory may still be draining. It loses that
 right when a stranger's process is seen on it.
 
-Pure: the caller brings the state of the GPU, and the time of the look in seconds of a clock that nobody sets back.
+Pure: the caller passes the state of the GPU, and the time of the look in seconds of a monotonic clock.
 
 >>> from gpuherd.gpus.state import Gpu
 >>> rule = IdleRule(max_checks=2)
@@ -37,15 +37,14 @@ from dataclasses import dataclass, field
 
 from gpuherd.gpus.state import Gpu, GpuProcess
 
-# Looks are never closer than this to each other, whatever users say: the driver is not ours alone.
+# Shortest time between two looks, whatever the options say: other programs use the driver too.
 SHORTEST_INTERVAL_S = 0.01
 # Checks in a row unless users say otherwise: in general, and while no other user is on any GPU of the machine.
 MAX_CHECKS, CHECKS_ALONE = 10, 2
-# Two looks that are further apart than this, or than five intervals, say nothing of the time between them.
+# Longest gap between two looks that still count as a row, or five intervals if that is more.
 _LONGEST_HOLE_S = 5.0
 # Timers are not exact.
 _EXACT_S = 0.001
-
 
 _SHORTEST_LOOK_S = 0.125
 _LOOKS_IN_QUIET_TIME = 12

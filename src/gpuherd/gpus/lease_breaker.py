@@ -1,9 +1,9 @@
-"""Passing over a lease that keeps a GPU from everyone and never uses it.
+"""The idle-lease breaker: takes a GPU in spite of a lease that keeps it from everyone and never uses it.
 
-Anybody may open and lock a lock file, so a lease says nothing by itself: a forgotten or forged one would block others
-for ever. Whoever waits for the GPU therefore watches: is somebody holding it, and does nobody use it? After
-``idle_lease_s`` of that, they may pass over. Two that take a GPU in good faith must still never get it both, though
-nobody can know who really holds a lock (holders may come and go between two looks, and pids may be hidden):
+Any user may open and lock a lock file, so a lease proves nothing by itself: a forgotten or forged one would block
+others for ever. A gpuherd that waits for the GPU therefore watches whether it is held and not used. After
+``idle_lease_s`` of that it may take the GPU. Two gpuherds must still never both get it, though none can know who really
+holds a lock (holders may come and go between two looks, and pids may be hidden):
 
 1. Who watches first takes a *seat*: a shared lock (LOCK_SH) on a further lock file that only they can remove. An
    ordinary taker must be able to lock every file for itself, so from here on there can't be a new one. Everyone who
@@ -14,7 +14,7 @@ nobody can know who really holds a lock (holders may come and go between two loo
    GPU is unused all the same. Nobody can make a file of another's, so whoever wants to block longer needs more users.
 
 The seat is kept while our own jobs use the GPU, so that the next of them need not wait again. The time begins anew when
-somebody uses the GPU, and when nobody looked for a while. Knows locks and times; whether a GPU is in use, it is told.
+the GPU is used, and after a gap without looks. Knows locks and times; the caller says whether a GPU is in use.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from gpuherd.gpus import lease_files as files
 from gpuherd.gpus.lease_files import FileId
 from gpuherd.gpus.leases import NO_NOTE, Lease, LeaseFolder, LeaseNote
 
-# Every job holds its GPU for a while before it uses it; a seat would be in the way when it ends soon.
+# Every job holds its GPU for a while before it uses it; a seat would hinder others when the job ends soon.
 _PATIENCE_S = 60.0
-# With a longer time than this between two looks, nobody knows what went on.
+# After a longer time than this between two looks, the time in between is unknown.
 _LONGEST_HOLE_S = 30.0
 
 
@@ -49,8 +49,8 @@ class _Watched:
     stood_up: bool = False
 
 
-class Vigil:
-    """What one waiting gpuherd knows of leases on GPUs that nobody uses. Close it to give up its seats.
+class IdleLeaseBreaker:
+    """The idle leases that one waiting gpuherd has seen. Close it to give up its seats.
 
     Args:
         folder: the leases.

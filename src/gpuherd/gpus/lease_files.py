@@ -19,10 +19,10 @@ from gpuherd.atomic import put_first
 from gpuherd.errors import CannotWrite
 from gpuherd.gpus.policy_file import read_policy
 
-# The lock files of GPUs: their names, and opening, making, locking and testing one.
-#
+# --- lock files ------------------------------------------------------------------------------------------------------
+
 # A GPU's locks are ``<uuid>.lock`` and, when one file does not do (``gpuherd.gpus.leases`` says when),
-# ``<uuid>.1.lock``, ``<uuid>.2.lock`` and so on. Knows files and locks, and nothing of who may take what.
+# ``<uuid>.1.lock``, ``<uuid>.2.lock`` and so on.
 
 # How often a lock file may be found replaced or removed before we say that something is wrong.
 TRIES = 50
@@ -204,11 +204,12 @@ def file_id(path: Path) -> FileId | None:
     return FileId(state.st_ino, state.st_uid, state.st_ctime_ns)
 
 
-# Who holds a lock, for people to read: the kernel's own table, and a note that the taker leaves beside the lock.
-#
-# A note, ``<uuid>.<uid>.note``, says who took the GPU, when, for which job; never a command line. It is believed only
-# as far as the system bears it out: the file must belong to the user whom it names, and its pid must be the kernel's.
-# Nothing is decided by a note: whether a GPU is taken, only the lock says.
+# --- who holds a lock, for people ------------------------------------------------------------------------------------
+
+# Sources: the kernel's own table of locks, and a note that the taker leaves next to the lock. A note,
+# ``<uuid>.<uid>.note``, names the user, time and job; never a command line. It counts only as far as the system
+# confirms it: the file must belong to the user whom it names, and the kernel must report its pid. Nothing is decided by
+# a note: only the lock says whether a GPU is taken.
 
 # Notes are padded with blanks to this size, so that a new one covers the whole of an old one; more is not read.
 _NOTE_BYTES = 4096
@@ -345,7 +346,7 @@ def owner_of_process(pid: int) -> int | None:
         return None
 
 
-# Where the machine's GPU leases are, and whether that folder can be trusted. Knows nothing of what is in it.
+# --- the folder of leases --------------------------------------------------------------------------------------------
 
 ENVIRONMENT = "GPUHERD_LEASE_DIR"
 # /run/lock is emptied at boot and, on Debian, writable for all; other systems have /var/lock; /tmp is everywhere.

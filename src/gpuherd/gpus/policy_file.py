@@ -1,8 +1,8 @@
-"""The machine's policy file: where it is, whether it is to be believed, and what is in it, as plain tables.
+"""The machine's policy file: its place, whether it can be trusted, and its content as plain tables.
 
 ``/etc/gpuherd/policy.toml`` binds every user, so it counts only when root alone could have written it. Where there is
-none, GPUHERD_POLICY may name one of root's or the user's own: for trying a policy out, and for users who share nothing
-else. What its keys mean is known to ``gpuherd.jobs.settings``; only ``lease_dir`` is read in this room.
+none, GPUHERD_POLICY may name a file of root or of the user: for trying a policy out, and for users who share nothing
+else. ``gpuherd.jobs.settings`` interprets its keys; only ``lease_dir`` is read in ``gpus``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """The policy's tables, {} when there is none to go by. ``warning`` says why a file that is there does not count."""
+    """The policy's tables, {} without a policy. ``warning`` says why a file that is there does not count."""
 
     path: Path | None = None
     tables: Mapping[str, Any] = field(default_factory=dict)
@@ -38,7 +38,7 @@ def read_policy() -> PolicyFile:
     """The policy that binds this process now.
 
     Raises:
-        UsageError: the file is to be believed and is no TOML. Nobody should run without limits because of a slip.
+        UsageError: the file is trusted and is no valid TOML. A typing error must not remove the limits.
     """
     if os.path.lexists(PLACE):
         return _read(PLACE, owners={0})

@@ -1,8 +1,8 @@
 """The two clocks, in one place.
 
-``wall`` is for people and for times that must outlive a reboot; anybody may set it. ``mono`` is the machine's own time
-since boot (CLOCK_BOOTTIME): nobody sets it back, it goes on while the machine sleeps, and it is the same in every
-process, so that two users' runs can be compared by it.
+``wall`` is for people and for times that must outlive a reboot; it can be set. ``mono`` is the machine's own time since
+boot (CLOCK_BOOTTIME): it can't be set, it goes on while the machine sleeps, and it is the same in every process, so
+that two users' runs can be compared by it.
 """
 
 from __future__ import annotations

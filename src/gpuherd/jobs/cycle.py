@@ -17,8 +17,8 @@ from gpuherd.jobs.attempts.failures import FailureClass, clean
 from gpuherd.jobs.attempts.launch import Launcher
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.attempts.time_limits import TimeLimits
-from gpuherd.jobs.gpu.health import HealthBook
-from gpuherd.jobs.gpu.manager import GpuDesk
+from gpuherd.jobs.gpu.health import GpuHealth
+from gpuherd.jobs.gpu.manager import GpuManager
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
@@ -86,8 +86,8 @@ class Cycle(Decisions):
         self,
         queue: Queue,
         supervisor: Supervisor,
-        desk: GpuDesk,
-        health: HealthBook,
+        desk: GpuManager,
+        health: GpuHealth,
         reporter: Reporter,
         options: DispatchOptions,
         jobs: Sequence[Job],

@@ -19,7 +19,8 @@ from dataclasses import replace
 from typing import Unpack
 
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.launch import START_AGAIN_S, Launcher
+from gpuherd.jobs.attempts import START_AGAIN_S
+from gpuherd.jobs.attempts.launch import Launcher
 from gpuherd.jobs.attempts.orphans import Orphans
 from gpuherd.jobs.attempts.preempt import Preemption
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
@@ -27,7 +28,7 @@ from gpuherd.jobs.control.messages import StopLevel
 from gpuherd.jobs.cycle import Cycle
 from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState
 from gpuherd.jobs.event_loop import Loop, Terms
-from gpuherd.jobs.gpu.manager import GpuDesk
+from gpuherd.jobs.gpu.manager import GpuManager
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
@@ -64,7 +65,7 @@ class Dispatcher(Loop):
         super().__init__(queue, run, options, reporter, **terms)
         settings = terms.get("settings", NO_SETTINGS)
         self._supervisor = Supervisor(run, queue.tag, options, self._grace_s)
-        self._desk = GpuDesk(options, queue.tag, self._supervisor, self._health, settings)
+        self._desk = GpuManager(options, queue.tag, self._supervisor, self._health, settings)
         self._orphans = Orphans(queue.tag)
         self._preemption = Preemption(queue, self._supervisor, self._reporter, self._disk)
         self._cycle = self._decisions = Cycle(
@@ -143,7 +144,7 @@ class Dispatcher(Loop):
     def _is_disk_due(self, now: float) -> bool:
         return self._disk.due_at is not None and now >= self._disk.due_at
 
-    # --- deciding ---------------------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
         starter, now = self._launcher, clock.mono()
@@ -165,7 +166,7 @@ class Dispatcher(Loop):
             return self._completion.trouble
         return self._disk.low
 
-    # --- ending -----------------------------------------------------------------------------------------------
+    # --- ends ---------------------------------------------------------------------------------------------------
 
     def _readable(self, descriptors: Sequence[int]) -> None:
         """The pidfds of jobs that have ended."""
@@ -193,7 +194,7 @@ class Dispatcher(Loop):
         low = self._disk.low or self._disk.lacking_for(attempt.record.queued.job)
         return low is not None
 
-    # --- coming and going -------------------------------------------------------------------------------------
+    # --- begin and end of the run -------------------------------------------------------------------------------
 
     def _adopt(self) -> None:
         """Takes over the attempts that an earlier dispatcher left running; completes those that have ended since."""
@@ -248,7 +249,7 @@ class Dispatcher(Loop):
                 self._supervisor.enforce(attempt, record, now)
         self.decide_soon(now)
 
-    # --- telling ----------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------
 
     def _show(self) -> None:
         attempts = tuple(self._supervisor.running.values())

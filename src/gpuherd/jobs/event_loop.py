@@ -21,15 +21,15 @@ from typing import TypedDict
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
-from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.cycle import Decisions
 from gpuherd.jobs.dispatcher_state import DispatcherState, StateFile
-from gpuherd.jobs.gpu.health import HealthBook
+from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import SETTABLE, DispatchOptions
 from gpuherd.jobs.queue.errors import may_pass
@@ -60,9 +60,9 @@ class Loop(ABC):
         queue: open. ``run`` takes its lock (``DispatcherLock``) unless ``lock`` says that the caller has it.
         run: where attempts' folders and logs go.
         options: how much at once, and how jobs are treated.
-        reporter: who is told.
+        reporter: reports what happens.
         engine: the name of what runs the jobs.
-        serve: stay when nothing is left to do, until told to end.
+        serve: stay when nothing is left to do, until a request to end.
         lock: held by the caller on this queue.
         settings: the user's and the machine's limits; ``load_settings`` reads them again when that is asked.
         on_ready: called once it is at work and hears what is asked.
@@ -70,7 +70,7 @@ class Loop(ABC):
 
     Attributes:
         options: as they are now.
-        asked: how far it was told to end.
+        asked: how far it is to end.
     """
 
     _decisions: Decisions
@@ -100,7 +100,7 @@ class Loop(ABC):
         self._lock = lock
         self._on_ready = on_ready
         self._grace_s = grace_s
-        self._health = HealthBook(queue)
+        self._health = GpuHealth(queue)
         self._disk = DiskGuard((run.root, run.logs), options.min_disk)
         self._completion = Completion(queue, run, self._reporter, self._health)
         self._control = ControlServer(queue, run, self, settings, load_settings)
@@ -109,7 +109,7 @@ class Loop(ABC):
         self._selector = selectors.DefaultSelector()
 
     def run(self) -> Outcome:
-        """Runs until nothing is left to run or somebody ends it, and until nothing of the run is left on this machine.
+        """Runs until nothing is left to run or it is ended, and until no process of the run is left on this machine.
 
         Raises QueueBusy when another gpuherd has the queue, CannotWrite when a full disk keeps it from ending.
         """
@@ -145,11 +145,11 @@ class Loop(ABC):
 
     @abstractmethod
     def _look_after(self, now: float) -> None:
-        """Does what it is time for."""
+        """Does what is due."""
 
     @abstractmethod
     def _start_what_can(self) -> None:
-        """Decides, where it is time and starts are wanted, and carries that out."""
+        """Decides when it is due, unless the loop is to end, and carries the decision out."""
 
     @abstractmethod
     def _is_over(self) -> bool:
@@ -169,11 +169,11 @@ class Loop(ABC):
 
     @abstractmethod
     def _hold(self, problem: sqlite3.OperationalError) -> None:
-        """The queue can't be used, as on a full disk: nothing is decided for a moment, what runs goes on."""
+        """The queue can't be used, as on a full disk: no decision is made for a moment, running jobs go on."""
 
     @abstractmethod
     def _due(self) -> Sequence[float | None]:
-        """When those have something to do who work in this loop (by ``clock.mono``)."""
+        """When the components of this loop have something to do (by ``clock.mono``)."""
 
     @abstractmethod
     def _show(self) -> None:
@@ -181,7 +181,7 @@ class Loop(ABC):
 
     def _readable(self, descriptors: Sequence[int]) -> None:
         """Descriptors that the loop's own work has given to the selector are readable."""
-        raise ValueError(f"nobody has asked for descriptors {descriptors}")
+        raise ValueError(f"unexpected descriptors {descriptors}")
 
     def _left_at_work(self) -> Collection[int]:
         """The attempts that go on after the loop, by number."""
@@ -215,7 +215,7 @@ class Loop(ABC):
     def _loop(self, signals: StopSignals) -> None:
         while True:
             try:
-                self._obey(signals)
+                self._hear(signals)
                 self._keep_time()
                 self._start_what_can()
                 if self._is_over():
@@ -235,7 +235,7 @@ class Loop(ABC):
             if others:
                 self._readable(others)
 
-    def _obey(self, signals: StopSignals) -> None:
+    def _hear(self, signals: StopSignals) -> None:
         """Does what a signal asked for since the last time."""
         if signals.reload:
             signals.reload = False
@@ -272,13 +272,13 @@ class Loop(ABC):
         if self.asked is not StopLevel.GO_ON:
             return False
         if self._serve or self._decisions.waits:
-            # Asked of the queue only when the last decision, which comes after every change, has left nobody waiting.
+            # The queue is read only when the last decision, which follows every change, has left no job waiting.
             return True
         queue, wall = self._queue, clock.wall()
         return bool(queue.head(1, wall)) or queue.next_not_before(wall) is not None or queue.held() > 0
 
     def _cannot_end(self) -> CannotWrite:
-        """What to raise when it was told to stop and ends can't be recorded: the next start finds them again."""
+        """The error when it is to stop and ends can't be recorded: the next start finds them again."""
         return CannotWrite(f"can't write {self._run.queue}: {self._completion.trouble}; put that right and start again")
 
     def _end_run(self, run_id: int) -> None:
@@ -287,7 +287,7 @@ class Loop(ABC):
         except sqlite3.OperationalError as problem:
             if not may_pass(problem):
                 raise
-            # All that matters is recorded; whoever counts takes the last end for the run's.
+            # Everything that matters is recorded; the metrics take the last attempt's end for the run's.
             logger.warning("can't write the end of the run into the queue: %s", problem)
 
     def _outcome(self, signals: StopSignals) -> Outcome:
@@ -306,7 +306,7 @@ class Loop(ABC):
         )
 
     def _state(self) -> DispatcherState:
-        """What those are told who look on."""
+        """The state for ``status`` and ``top``."""
         return DispatcherState(
             pid=os.getpid(),
             mode=self.asked.mode,

@@ -32,7 +32,7 @@ STATE_WITHIN_S = 1.2
 
 def would_ask(job: Job, options: DispatchOptions) -> Placement:
     """What the job requests from the engine at its first attempt."""
-    from gpuherd.jobs.attempts.supervise import GRACE_S
+    from gpuherd.jobs.attempts import GRACE_S
     from gpuherd.jobs.attempts.time_limits import TimeLimits
     from gpuherd.jobs.remote.batches import placement_of
 

@@ -113,7 +113,8 @@ class DispatcherLock:
 
 
 def _patience_s(role: Role, held_as: Role | None) -> float:
-    """How long whoever wants the lock in a role waits for one who holds it in another; None: that is not known."""
+    """How long a process that wants the lock in a role waits for a holder in another role; None: the holder's role is
+    unknown."""
     if held_as is None:
         return _CHANGING_HANDS_S
     return _PATIENCE_S if (role, held_as) == (Role.DISPATCHER, Role.CONTROL) else _LOOKERS_S
@@ -206,7 +207,7 @@ SILENT_S = 60.0
 _SURE_S = 40.0
 _NAME = "queue.host"
 _MOST_BYTES = 4096
-# Who has this name may take a stale file away.
+# The process that creates this name may remove a stale file.
 _RIGHT = f".{_NAME}.removing"
 _TURNS = 40
 _TURN_S = 0.05
@@ -219,7 +220,7 @@ class QueueElsewhere(QueueBusy):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Who has a queue open: the machine's name and its boot, the process, and the queue's inode (a copied folder holds
+    """A machine that has a queue open: its name and boot id, the process, and the queue's inode (a copied folder holds
     a copied file)."""
 
     host: str
@@ -409,8 +410,8 @@ def _read_host(queue: Path) -> _Found | None:
     except OSError:
         return None
     try:
-        told = json.loads(text)
-        machine = Machine(str(told["host"]), str(told["boot"]), int(told["pid"]), int(told["inode"]))
+        raw = json.loads(text)
+        machine = Machine(str(raw["host"]), str(raw["boot"]), int(raw["pid"]), int(raw["inode"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return _Found(None, touched, text)
     return _Found(machine, touched, text)

@@ -11,9 +11,9 @@ from types import MappingProxyType
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import Enqueued, GpuherdError
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import give_up
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.supervise import GRACE_S
 from gpuherd.jobs.dispatcher import Dispatcher
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.job import Job, JobState
@@ -59,8 +59,8 @@ def run_jobs(
         options: GPUs to use, and when one counts as free.
         run: the run folder, made if it is not there.
         refused: of these jobs those that can't run, by name, with the reason: they fail without an attempt.
-        before: called when nobody else can begin here and nothing refuses the start any more, before the queue is
-            changed; what it raises is the last that could.
+        before: called when no other dispatcher can begin here and nothing refuses the start any more, before the queue
+            is changed; it is the last that can raise an error.
         on_event: called in this thread for everything that happens; it should be quick.
         display: what shows the run to people (``gpuherd.jobs.monitor.display.display``).
         grace_s: seconds that a job has to end after SIGTERM, before SIGKILL.
@@ -104,11 +104,11 @@ def work_off(
     on_ready: Callable[[], None] = lambda: None,
     grace_s: float = GRACE_S,
 ) -> Outcome:
-    """Works off what lies in the queue of a run folder (``Queue.add``) as it is, and writes gpu_metrics.json.
+    """Works off the queue of a run folder (``Queue.add``) as it is, and writes gpu_metrics.json.
 
-    ``serve``: stays when nothing is left, and waits for more (``Queue.add``, then ``poke``), until it is told to end by
-    ``send`` or a signal. ``on_ready`` is called once it is at work and hears what is asked. The rest is as for
-    ``run_jobs``; NoSuchGpu comes at once, though no job may want a GPU for days.
+    ``serve``: stays when nothing is left, and waits for more (``Queue.add``, then ``poke``), until ``send`` or a signal
+    ends it. ``on_ready`` is called once it works and serves requests. The rest is as for ``run_jobs``; NoSuchGpu is
+    raised at once, even if no job needs a GPU for days.
     """
     return _run(run, options, display, on_event, serve=serve, on_ready=on_ready, grace_s=grace_s)
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
-    from gpuherd.simulate.cluster import machine, machines
-    from gpuherd.simulate.external_users import Background, background
+    from gpuherd.simulate.cluster import Background, background, machine, machines
     from gpuherd.simulate.options import Rules, Variant, variants
     from gpuherd.simulate.results import Figures, History
     from gpuherd.simulate.scenario import Result, Scenario, simulate
@@ -41,27 +40,12 @@ __all__ = [
     "variants",
 ]
 
-_HOME = {
-    "Background": "external_users",
-    "Figures": "results",
-    "History": "results",
-    "Mix": "workload",
-    "Recipe": "workload",
-    "Result": "scenario",
-    "Rules": "options",
-    "Scenario": "scenario",
-    "Spread": "workload",
-    "Trial": "workload",
-    "Variant": "options",
-    "Work": "workload",
-    "background": "external_users",
-    "drawn": "workload",
-    "listed": "workload",
-    "machine": "cluster",
-    "machines": "cluster",
-    "simulate": "scenario",
-    "spread": "workload",
-    "variants": "options",
+_PUBLIC = {
+    "cluster": ("Background", "background", "machine", "machines"),
+    "options": ("Rules", "Variant", "variants"),
+    "results": ("Figures", "History"),
+    "scenario": ("Result", "Scenario", "simulate"),
+    "workload": ("Mix", "Recipe", "Spread", "Trial", "Work", "drawn", "listed", "spread"),
 }
 
-__getattr__, __dir__ = on_first_use(__name__, _HOME)
+__getattr__, __dir__ = on_first_use(__name__, {name: module for module, names in _PUBLIC.items() for name in names})

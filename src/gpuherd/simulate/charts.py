@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.simulate.results import Ending, History, Ran, busy_spans
+from gpuherd.simulate.results import Ending, FinishedAttempt, History, busy_spans
 from gpuherd.simulate.workload import Work
 
 if TYPE_CHECKING:
@@ -18,24 +18,23 @@ if TYPE_CHECKING:
     from gpuherd.simulate.scenario import Result, Scenario
 
 
-# A simulated run as a picture of characters: a line for each GPU, or for several where there are many. Pure.
-#
-# Each character stands for a stretch of time: how high it is filled, for the share of it in which our jobs ran;
-# hatched where strangers had the most of it; a dot where none of ours ran, and mostly nobody else.
+# The timeline: a line of characters for each GPU, or for several where there are many. Each character is an interval:
+# its height is the share of it in which our jobs ran; it is hatched where external users had the larger share, and a
+# dot where the GPU was mostly idle.
 
 COLUMNS = 80
 MOST_ROWS = 16
 _LEVELS = "▁▂▃▄▅▆▇█"
-_STRANGERS = "░"
-_NOBODY = "·"
+_EXTERNAL = "░"
+_IDLE = "·"
 _PLAIN_LEVELS = ".:-=+*%#"
-_PLAIN_STRANGERS = "x"
-_PLAIN_NOBODY = " "
+_PLAIN_EXTERNAL = "x"
+_PLAIN_IDLE = " "
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Some GPUs by number, and what they are called."""
+    """Consecutive GPUs by number, and their label."""
 
     label: str
     first: int
@@ -43,12 +42,12 @@ class Row:
 
     @property
     def gpus(self) -> int:
-        """How many they are."""
+        """The number of GPUs."""
         return self.last - self.first + 1
 
 
 def rows(history: History, most: int = MOST_ROWS) -> tuple[Row, ...]:
-    """The lines of the picture: a GPU each, else a machine each, else several machines or GPUs each."""
+    """The rows of a picture: a GPU each, else a machine each, else several machines or GPUs each."""
     machines = history.machines
     if history.gpus <= most:
         found, number = [], 0
@@ -76,7 +75,7 @@ def _grouped(sizes: Sequence[int], most: int, word: str) -> tuple[Row, ...]:
 
 
 def shares(history: History, lines: Sequence[Row], columns: int) -> tuple[list[list[float]], list[list[float]]]:
-    """For each line and each of ``columns`` stretches of the makespan: the share of ours, and of strangers, 0 to 1."""
+    """For each row and each of ``columns`` intervals of the makespan: the share of our jobs, and of external users."""
     ours = [[0.0] * columns for _ in lines]
     others = [[0.0] * columns for _ in lines]
     if history.makespan_s <= 0:
@@ -101,7 +100,7 @@ def _fill(cells: list[float], start: float, end: float, width_s: float) -> None:
 
 
 def timeline(history: History, *, width: int = COLUMNS, unicode: bool = True) -> str:
-    """The picture, with a scale below. ``unicode``: with blocks; else with plain signs that every terminal has."""
+    """The timeline with a scale. ``unicode``: with block characters; else in ASCII."""
     lines = rows(history)
     if not lines or history.makespan_s <= 0:
         return "nothing ran"
@@ -119,21 +118,21 @@ def timeline(history: History, *, width: int = COLUMNS, unicode: bool = True) ->
 def _sign(our: float, other: float, unicode: bool) -> str:
     levels = _LEVELS if unicode else _PLAIN_LEVELS
     if other > max(our, 1 - our - other):
-        return _STRANGERS if unicode else _PLAIN_STRANGERS
+        return _EXTERNAL if unicode else _PLAIN_EXTERNAL
     if our <= 0:
-        return _NOBODY if unicode else _PLAIN_NOBODY
+        return _IDLE if unicode else _PLAIN_IDLE
     return levels[min(len(levels) - 1, int(our * len(levels)))]
 
 
 def legend(unicode: bool) -> str:
-    """What the signs mean."""
-    levels, strangers = (_LEVELS, _STRANGERS) if unicode else (_PLAIN_LEVELS, _PLAIN_STRANGERS)
-    nobody = f"{_NOBODY} nobody" if unicode else "blank: nobody"
-    return f"{levels} share used by our jobs   {strangers} by strangers   {nobody}"
+    """The legend of the timeline."""
+    levels, external = (_LEVELS, _EXTERNAL) if unicode else (_PLAIN_LEVELS, _PLAIN_EXTERNAL)
+    idle = f"{_IDLE} idle" if unicode else "blank: idle"
+    return f"{levels} share used by our jobs   {external} external users   {idle}"
 
 
 def scale(seconds: float, columns: int) -> str:
-    """Times under the picture: at its begin, at a half if there is room, at its end.
+    """The scale of a timeline: times at its start, at half if there is room, at its end.
 
     >>> scale(7200, 30)
     '0             1 h          2 h'
@@ -149,7 +148,7 @@ def scale(seconds: float, columns: int) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """A length of time in few signs, to two or three figures.
+    """A length of time in few characters, to two or three figures.
 
     >>> [short_time(each) for each in (0.25, 45, 90, 5400, 3600 * 50)]
     ['0.25 s', '45 s', '1.5 min', '1.5 h', '2.08 d']
@@ -160,10 +159,9 @@ def short_time(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-# Simulated runs as one SVG picture: a panel for each, a row for each GPU, a bar for each attempt. Pure.
-#
-# Where there are too many GPUs or attempts for bars, a row stands for several GPUs and is filled by the share of them
-# that was in use. All panels have the same scale of time, so that they can be compared by eye.
+# The SVG picture: a panel for each run, a row for each GPU, a bar for each attempt. Where there are too many GPUs or
+# attempts for bars, a row stands for several GPUs and is filled by the share of them that was in use. All panels have
+# the same scale of time, so that they can be compared by eye.
 
 WIDTH = 1000
 _LEFT = 110
@@ -175,16 +173,16 @@ _LEGEND = 30
 _MOST_ROWS = 64
 _MOST_BARS = 8000
 _COLUMNS = 290
-# Neighbouring attempts on a GPU can be told apart, also by who sees few colours (after Okabe and Ito).
+# Neighbouring attempts on a GPU are distinguishable, also with colour blindness (after Okabe and Ito).
 _COLOURS = ("#0072b2", "#56b4e9", "#009e73", "#5a9bd4", "#33709e", "#7fc8a9")
 _FAILED = "#d55e00"
 _GAVE_WAY = "#e69f00"
-_STRANGER = "url(#stranger)"
+_EXTERNAL_FILL = "url(#external)"
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A run to draw: what it is called, its figures in a line, and what happened."""
+    """A run to draw: its title, its figures in a line, and its history."""
 
     title: str
     line: str
@@ -205,7 +203,7 @@ def gantt(panels: Sequence[Panel], works: Sequence[Work], *, title: str) -> str:
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
             f'viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" font-size="11">',
-            '<defs><pattern id="stranger" width="6" height="6" patternUnits="userSpaceOnUse">'
+            '<defs><pattern id="external" width="6" height="6" patternUnits="userSpaceOnUse">'
             '<rect width="6" height="6" fill="#dddddd" fill-opacity="0.5"/><path d="M0 6 L6 0" stroke="#888888"/>'
             "</pattern></defs>",
             f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
@@ -241,21 +239,23 @@ def _bars(history: History, works: Sequence[Work], begin: int, longest_s: float,
     scale = width / longest_s
     parts = []
     depth = _depths(history)
-    for number, ran in enumerate(history.attempts):
-        job = works[ran.job].job
+    for number, attempt in enumerate(history.attempts):
+        job = works[attempt.job].job
         name = clean(job.title or job.name)
-        how = f"{ran.ending.value}{f', {ran.failure.value}' if ran.failure is not None else ''}"
-        tip = f"{name}: {short_time(ran.start)} to {short_time(ran.end)}, {how}"
+        how = f"{attempt.ending.value}{f', {attempt.failure.value}' if attempt.failure is not None else ''}"
+        tip = f"{name}: {short_time(attempt.start)} to {short_time(attempt.end)}, {how}"
         level, of = depth.get(number, (0, 1))
         thick = (_ROW - 2) / of
-        for gpu in ran.gpus:
+        for gpu in attempt.gpus:
             top = begin + gpu * _ROW + 1 + level * thick
-            parts.append(_bar(ran.start, ran.end, scale, top, thick, _colour(ran), tip))
-    # On top, because strangers may come to a GPU where a job of ours runs.
+            parts.append(_bar(attempt.start, attempt.end, scale, top, thick, _colour(attempt), tip))
+    # On top, because external users may come to a GPU where a job of ours runs.
     for visit in history.visits:
         end = min(visit.end, history.makespan_s)
         if end > visit.start:
-            parts.append(_bar(visit.start, end, scale, begin + visit.gpu * _ROW + 1, _ROW - 2, _STRANGER, "a stranger"))
+            parts.append(
+                _bar(visit.start, end, scale, begin + visit.gpu * _ROW + 1, _ROW - 2, _EXTERNAL_FILL, "external user")
+            )
     return parts
 
 
@@ -263,20 +263,20 @@ def _depths(history: History) -> dict[int, tuple[int, int]]:
     """For attempts that shared a GPU: which lane of its row each gets, and how many lanes the row has."""
     lanes: dict[int, list[float]] = {}
     lane_of: dict[int, tuple[int, int]] = {}
-    shared = [(ran.start, number) for number, ran in enumerate(history.attempts) if ran.shared]
+    shared = [(attempt.start, number) for number, attempt in enumerate(history.attempts) if attempt.shared]
     for start, number in sorted(shared):
-        ran = history.attempts[number]
-        ends = lanes.setdefault(ran.gpus[0], [])
+        attempt = history.attempts[number]
+        ends = lanes.setdefault(attempt.gpus[0], [])
         lane = next((each for each, end in enumerate(ends) if end <= start), len(ends))
         if lane == len(ends):
             ends.append(0.0)
-        ends[lane] = ran.end
-        lane_of[number] = (ran.gpus[0], lane)
+        ends[lane] = attempt.end
+        lane_of[number] = (attempt.gpus[0], lane)
     return {number: (lane, len(lanes[gpu])) for number, (gpu, lane) in lane_of.items()}
 
 
 def _shades(history: History, lines: Sequence[Row], begin: int, longest_s: float, width: int) -> list[str]:
-    """Rows filled by shares: ours from below, strangers on top."""
+    """Rows filled by shares: our jobs from below, external users on top."""
     drawn = width * history.makespan_s / longest_s
     columns = max(1, round(_COLUMNS * history.makespan_s / longest_s))
     ours, others = shares(history, lines, columns)
@@ -295,10 +295,10 @@ def _shades(history: History, lines: Sequence[Row], begin: int, longest_s: float
     return parts
 
 
-def _colour(ran: Ran) -> str:
-    if ran.ending is Ending.FAILED:
+def _colour(attempt: FinishedAttempt) -> str:
+    if attempt.ending is Ending.FAILED:
         return _FAILED
-    return _GAVE_WAY if ran.ending is Ending.GAVE_WAY else _COLOURS[ran.job % len(_COLOURS)]
+    return _GAVE_WAY if attempt.ending is Ending.GAVE_WAY else _COLOURS[attempt.job % len(_COLOURS)]
 
 
 def _axis(top: int, longest_s: float, width: int) -> list[str]:
@@ -317,8 +317,8 @@ def _legend(top: int) -> list[str]:
     for fill, word in (
         (_COLOURS[0], "jobs"),
         (_FAILED, "failed attempts"),
-        (_GAVE_WAY, "put back for a stranger"),
-        (_STRANGER, "strangers"),
+        (_GAVE_WAY, "requeued for an external user"),
+        (_EXTERNAL_FILL, "external users"),
     ):
         parts += [_rect(x, top - 9, 12, 10, fill), _text(x + 17, top, word)]
         x += 45 + 7 * len(word)
@@ -327,7 +327,7 @@ def _legend(top: int) -> list[str]:
 
 def _bar(start: float, end: float, scale: float, top: float, thick: float, fill: str, tip: str) -> str:
     x, wide = _LEFT + start * scale, max(0.3, (end - start) * scale)
-    # A light edge, where there is room for it, tells two bars of one colour apart.
+    # A light edge, where there is room for it, separates two bars of one colour.
     edge = ' stroke="white" stroke-width="0.5"' if wide > 3 else ""
     return (
         f'<rect x="{x:.2f}" y="{top:.2f}" width="{wide:.2f}" height="{thick:.2f}" fill="{fill}"{edge}>'
@@ -355,11 +355,11 @@ def _text(
     )
 
 
-# What is said of simulated runs: a table with a row for each, and remarks in sentences. Makes text; prints nothing.
+# The table of runs, and remarks in sentences. Makes text; prints nothing.
 
 
 def headline(scenario: Scenario) -> str:
-    """What was simulated: ``64 jobs on 8 GPUs``."""
+    """The title of a scenario: ``64 jobs on 8 GPUs``."""
     gpus = sum(len(machine) for machine in scenario.machines)
     where = f"{gpus} GPUs" if len(scenario.machines) == 1 else f"{len(scenario.machines)} machines with {gpus} GPUs"
     return f"{len(scenario.works)} jobs on {where}"
@@ -367,14 +367,14 @@ def headline(scenario: Scenario) -> str:
 
 def line(result: Result) -> str:
     """The main figures in a line."""
-    told = result.figures
-    parts = [f"makespan {short_time(told.makespan_s)}"]
-    if told.over_least is not None:
-        parts.append(f"{told.over_least:.3g} times the least possible")
-    if told.utilisation is not None:
-        parts.append(f"GPUs used {_percent(told.utilisation)}")
-    if told.waits is not None:
-        parts.append(f"wait {short_time(told.waits.mean_s)} on average, {short_time(told.waits.p95_s)} for 95 %")
+    figures = result.figures
+    parts = [f"makespan {short_time(figures.makespan_s)}"]
+    if figures.over_least is not None:
+        parts.append(f"{figures.over_least:.3g} times the least possible")
+    if figures.utilisation is not None:
+        parts.append(f"GPUs used {_percent(figures.utilisation)}")
+    if figures.waits is not None:
+        parts.append(f"wait {short_time(figures.waits.mean_s)} on average, {short_time(figures.waits.p95_s)} for 95 %")
     return "; ".join(parts)
 
 
@@ -384,49 +384,49 @@ def table(results: Sequence[Result]) -> Table:
 
     made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     named = any(result.variant.name for result in results)
-    strangers = any(result.figures.strangers for result in results)
+    external = any(result.figures.external_share for result in results)
     if named:
         made.add_column("Rules", overflow="fold", min_width=13)
-    headings = ("Makespan", "x least", "Used", *(["Others"] if strangers else []), "Lost", "Wait", "p50", "p95", "max")
-    # Figures are never cut: where the window is narrow, the rules get more lines.
+    headings = ("Makespan", "x least", "Used", *(["Others"] if external else []), "Lost", "Wait", "p50", "p95", "max")
+    # Figures are never cut: in a narrow window the rules get more lines.
     for heading in (*headings, "Done"):
         made.add_column(heading, justify="right", no_wrap=True, min_width=max(5, len(heading)))
     for result in results:
-        told, waits = result.figures, result.figures.waits
+        figures, waits = result.figures, result.figures.waits
         made.add_row(
             *([result.variant.name] if named else []),
-            _time(told.makespan_s),
-            _figure(told.over_least, "{:.3f}"),
-            _percent(told.utilisation),
-            *([_percent(told.strangers)] if strangers else []),
-            _percent(told.lost_gpu_hours / told.gpu_hours if told.gpu_hours else None),
+            _time(figures.makespan_s),
+            _figure(figures.over_least, "{:.3f}"),
+            _percent(figures.utilisation),
+            *([_percent(figures.external_share)] if external else []),
+            _percent(figures.lost_gpu_hours / figures.gpu_hours if figures.gpu_hours else None),
             *(
                 _time(value)
                 for value in ((waits.mean_s, waits.p50_s, waits.p95_s, waits.max_s) if waits is not None else ())
             ),
             *(["N/A"] * 4 if waits is None else []),
-            str(told.done),
+            str(figures.done),
         )
     return made
 
 
 def remarks(scenario: Scenario, results: Sequence[Result]) -> Iterator[str]:
-    """What the table does not say: failures, refusals, jobs that never came to run; and which variant was fastest."""
+    """Remarks: failures, refused jobs, jobs that never started, and the fastest variant."""
     for result in results:
-        told = result.figures
+        figures = result.figures
         name = f"{result.variant.name}: " if result.variant.name else ""
-        if told.failures:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(told.failures.items()))
-            yield f"{name}attempts that failed: {kinds}; jobs failed: {told.failed}, cancelled: {told.cancelled}"
-        if told.gave_way:
-            yield f"{name}{told.gave_way} attempts were put back for a stranger"
-        for reason, count in Counter(result.history.never.values()).most_common(3):
-            first = next(job for job, why in result.history.never.items() if why == reason)
+        if figures.failures:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(figures.failures.items()))
+            yield f"{name}attempts that failed: {kinds}; jobs failed: {figures.failed}, cancelled: {figures.cancelled}"
+        if figures.gave_way:
+            yield f"{name}{figures.gave_way} attempts were requeued for an external user"
+        for reason, count in Counter(result.history.refused.values()).most_common(3):
+            first = next(job for job, why in result.history.refused.items() if why == reason)
             job = scenario.works[first].job
             others = f" and {count - 1} more" if count > 1 else ""
             yield f"{name}refused: {clean(job.title or job.name)}{others} {reason}"
-        if told.stuck:
-            yield f"{name}{told.stuck} jobs never came to run: in a year nothing could start"
+        if figures.stuck:
+            yield f"{name}{figures.stuck} jobs never started: in a year nothing could start"
     if len(results) > 1:
         ended = [result for result in results if not result.figures.stuck]
         best = min(ended, key=lambda result: result.figures.makespan_s, default=None)
@@ -437,7 +437,7 @@ def remarks(scenario: Scenario, results: Sequence[Result]) -> Iterator[str]:
 
 
 def _time(seconds: float) -> str:
-    """A length of time in the few signs that a column has: ``1.78h``, ``35.2m``."""
+    """A length of time that fits a column: ``1.78h``, ``35.2m``."""
     return short_time(seconds).replace(" min", "m").replace(" ", "")
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.scheduler.memory import could_share
 from gpuherd.simulate.workload import Work
-
-# What happened in a simulated run: plain data, from which the figures, the timeline and the picture are made.
 
 
 class Ending(StrEnum):
@@ -25,10 +23,10 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class FinishedAttempt:
     """An attempt: job by number (from 0), GPUs by number over all machines (() on the CPU), seconds from the start.
 
-    ``wait_s``: how long the job could have run before it, and did not.
+    ``wait_s``: time before it in which the job could have run, and did not.
     """
 
     job: int
@@ -43,7 +41,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A stranger's use of a GPU."""
+    """An external user's use of a GPU."""
 
     gpu: int
     start: float
@@ -57,20 +55,20 @@ class History:
     Attributes:
         machines: how many GPUs each machine has.
         attempts: every attempt, by its end.
-        visits: what strangers did, up to the end of the run.
-        done, failed, cancelled: jobs by how they ended; failed are also those that could never run.
-        never: for each job that was refused, why it could never run.
-        stuck: jobs that still waited when nothing more could come of it, and why.
-        decisions: how often the policy was asked.
+        visits: those of external users, up to the end of the run.
+        done, failed, cancelled: jobs by how they ended; ``failed`` includes those that could never run.
+        refused: for each job that could never run, the reason.
+        stuck: jobs that still waited when no event could start them any more.
+        decisions: how often the policy was called.
     """
 
     machines: tuple[int, ...]
-    attempts: tuple[Ran, ...]
+    attempts: tuple[FinishedAttempt, ...]
     visits: tuple[Visit, ...]
     done: int
     failed: int
     cancelled: int
-    never: dict[int, str]
+    refused: dict[int, str]
     stuck: int = 0
     decisions: int = 0
 
@@ -82,30 +80,27 @@ class History:
     @property
     def makespan_s(self) -> float:
         """When the last attempt ended; 0 when nothing ran."""
-        return max((ran.end for ran in self.attempts), default=0.0)
+        return max((attempt.end for attempt in self.attempts), default=0.0)
 
 
 def busy_spans(history: History) -> dict[int, list[tuple[float, float]]]:
-    """When jobs of ours were on each GPU (by number): begins and ends, in order and without overlaps, also where
+    """When jobs of ours were on each GPU (by number): starts and ends, in order and without overlaps, also where
     several shared it.
     """
     spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for ran in sorted(history.attempts, key=lambda ran: ran.start):
-        for gpu in ran.gpus:
+    for attempt in sorted(history.attempts, key=lambda attempt: attempt.start):
+        for gpu in attempt.gpus:
             known = spans[gpu]
-            if known and ran.start <= known[-1][1] and ran.shared:
-                known[-1] = (known[-1][0], max(known[-1][1], ran.end))
+            if known and attempt.start <= known[-1][1] and attempt.shared:
+                known[-1] = (known[-1][0], max(known[-1][1], attempt.end))
             else:
-                known.append((ran.start, ran.end))
+                known.append((attempt.start, attempt.end))
     return spans
-
-
-# The figures of a simulated run: makespan, utilisation, waits. Pure. Times are seconds, shares are from 0 to 1.
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long jobs could have run and did not: over all their attempts together, for each job that started."""
+    """Time that jobs could have run and did not: over all their attempts together, for each job that started."""
 
     mean_s: float
     p50_s: float
@@ -115,23 +110,22 @@ class Waits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """What is told of a run.
+    """The figures of a run.
 
     Attributes:
-        jobs, done, failed, cancelled, stuck: numbers of jobs; stuck are those that still waited when nothing more came.
-        attempts, gave_way: starts, and those of them that were put back for a stranger.
+        jobs, done, failed, cancelled, stuck: numbers of jobs; stuck are those that still waited at the end.
+        attempts, gave_way: starts, and those of them that were requeued for an external user.
         failures: attempts that failed, by class.
         makespan_s: from the start to the last end.
-        least_s: no scheduler could need less: the work divided by the GPUs, or the longest chain of needs with its
-            times of coming, whichever is more (strangers and memory not counted).
+        least_s: lower bound of the makespan for any scheduler (``least_possible_s``).
         gpu_hours: hours that our jobs held GPUs; a shared GPU counts once.
         lost_gpu_hours: those of attempts that did not succeed.
         utilisation: share of all GPU time up to the makespan in which jobs of ours ran.
-        used_until_last_start: the same share up to the last start of a job: what the run would have come to had there
-            been no end to it.
-        strangers: share of all GPU time in which strangers were there.
+        used_until_last_start: the same share up to the last start of a job: the utilisation without the end of the run,
+            in which fewer jobs are left than GPUs.
+        external_share: share of all GPU time in which external users were there.
         waits: None when nothing started.
-        decisions: how often the policy was asked; None where there is no policy.
+        decisions: how often the policy was called; 0 without a policy of ours.
     """
 
     jobs: int
@@ -148,24 +142,20 @@ class Figures:
     lost_gpu_hours: float
     utilisation: float | None
     used_until_last_start: float | None
-    strangers: float | None
+    external_share: float | None
     waits: Waits | None
     decisions: int
 
     @property
     def over_least(self) -> float | None:
-        """The makespan as a multiple of the least possible; None when nothing ran."""
+        """The makespan as a multiple of its lower bound; None when nothing ran."""
         return self.makespan_s / self.least_s if self.least_s > 0 and self.attempts else None
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON; docs/what-if.md describes it."""
-        waits = self.waits
+        waits = None if self.waits is None else asdict(self.waits)
         return {
-            "jobs": self.jobs,
-            "done": self.done,
-            "failed": self.failed,
-            "cancelled": self.cancelled,
-            "stuck": self.stuck,
+            **{name: getattr(self, name) for name in ("jobs", "done", "failed", "cancelled", "stuck")},
             "attempts": self.attempts,
             "gave_way": self.gave_way,
             "failed_attempts_by_class": dict(self.failures),
@@ -176,15 +166,8 @@ class Figures:
             "lost_gpu_hours": round(self.lost_gpu_hours, 6),
             "utilisation": _rounded(self.utilisation),
             "utilisation_until_last_start": _rounded(self.used_until_last_start),
-            "strangers_share": _rounded(self.strangers),
-            "wait_seconds": None
-            if waits is None
-            else {
-                "mean": round(waits.mean_s, 3),
-                "p50": round(waits.p50_s, 3),
-                "p95": round(waits.p95_s, 3),
-                "max": round(waits.max_s, 3),
-            },
+            "strangers_share": _rounded(self.external_share),
+            "wait_seconds": waits and {name.removesuffix("_s"): round(value, 3) for name, value in waits.items()},
         }
 
 
@@ -197,16 +180,16 @@ def figures(history: History, works: Sequence[Work]) -> Figures:
     makespan_s = history.makespan_s
     waits: dict[int, float] = defaultdict(float)
     lost_s = 0.0
-    for ran in history.attempts:
-        waits[ran.job] += ran.wait_s
-        if ran.ending is not Ending.DONE:
-            lost_s += (ran.end - ran.start) * len(ran.gpus)
+    for attempt in history.attempts:
+        waits[attempt.job] += attempt.wait_s
+        if attempt.ending is not Ending.DONE:
+            lost_s += (attempt.end - attempt.start) * len(attempt.gpus)
     spans = [span for each in busy_spans(history).values() for span in each]
     busy_s = sum(end - start for start, end in spans)
-    last_s = max((ran.start for ran in history.attempts), default=0.0)
+    last_s = max((attempt.start for attempt in history.attempts), default=0.0)
     until_last_s = sum(max(0.0, min(end, last_s) - start) for start, end in spans)
     all_s = makespan_s * history.gpus
-    strangers_s = sum(max(0.0, min(visit.end, makespan_s) - visit.start) for visit in history.visits)
+    external_s = sum(max(0.0, min(visit.end, makespan_s) - visit.start) for visit in history.visits)
     return Figures(
         jobs=len(works),
         done=history.done,
@@ -214,28 +197,28 @@ def figures(history: History, works: Sequence[Work]) -> Figures:
         cancelled=history.cancelled,
         stuck=history.stuck,
         attempts=len(history.attempts),
-        gave_way=sum(ran.ending is Ending.GAVE_WAY for ran in history.attempts),
-        failures=dict(Counter(ran.failure.value for ran in history.attempts if ran.failure is not None)),
+        gave_way=sum(attempt.ending is Ending.GAVE_WAY for attempt in history.attempts),
+        failures=dict(Counter(each.failure.value for each in history.attempts if each.failure is not None)),
         makespan_s=makespan_s,
         least_s=least_possible_s(history.gpus, works),
         gpu_hours=busy_s / 3600,
         lost_gpu_hours=lost_s / 3600,
         utilisation=busy_s / all_s if all_s > 0 else None,
         used_until_last_start=until_last_s / (last_s * history.gpus) if last_s > 0 and history.gpus else None,
-        strangers=strangers_s / all_s if all_s > 0 else None,
+        external_share=external_s / all_s if all_s > 0 else None,
         waits=_waits(list(waits.values())),
         decisions=history.decisions,
     )
 
 
 def least_possible_s(gpus: int, works: Sequence[Work]) -> float:
-    """What no scheduler could do better than, strangers and memory not counted.
+    """Lower bound of the makespan for any scheduler, external users and memory not counted.
 
-    The larger of two bounds: the GPU seconds of all successful attempts over the GPUs (jobs that may share count by the
-    share of the largest GPU only when they share, so they are left out), and the longest chain of needs, from when its
-    jobs come.
+    The larger of two bounds: the GPU seconds of all successful attempts over the GPUs (without jobs that may share,
+    which count only in part when they share), and the longest chain of needs, from the arrival of its jobs on.
     """
-    seconds = [_work_s(work) for work in works]
+    # Seconds of the attempt that succeeds; 0 for a job that never does.
+    seconds = [next((trial.seconds for trial in work.trials if trial.failure is None), 0.0) for work in works]
     area = sum(
         length * work.job.gpus * work.job.nodes
         for length, work in zip(seconds, works, strict=True)
@@ -261,11 +244,6 @@ def _longest_chain_s(works: Sequence[Work], seconds: Sequence[float]) -> float:
             start = max((ends[each] or 0.0 for each in needed), default=0.0)
             ends[number] = max(start, works[number].arrives_s) + seconds[number]
     return max((end or 0.0 for end in ends), default=0.0)
-
-
-def _work_s(work: Work) -> float:
-    """The length of the attempt that succeeds: what must be done at least. 0 for a job that never does."""
-    return next((trial.seconds for trial in work.trials if trial.failure is None), 0.0)
 
 
 def _waits(seconds: list[float]) -> Waits | None:

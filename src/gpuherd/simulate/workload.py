@@ -20,13 +20,13 @@ from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.job import Job, check_needs, job_of
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.options import did_you_mean
+from gpuherd.simulate.options import LONGEST_ATTEMPT_S, number
 from gpuherd.units import duration_s
 
-# Lengths of time that differ from job to job, as people write them: ``5m``, ``uniform:1m,10m``, ``lognormal:300,1``.
-#
-# A spread is plain data; the caller brings the source of chance, so that the same seed gives the same lengths.
+# Distributions of times, as people write them: ``5m``, ``uniform:1m,10m``, ``lognormal:300,1``. A spread is plain data;
+# the caller brings the random source, so that the same seed gives the same lengths.
 
-# Kind -> what its figures mean. The first is a time, and the second as said.
+# Kind -> names of its figures. They are times, but for those of _PURE_NUMBERS.
 _KINDS = {
     "fixed": ("time",),
     "uniform": ("least", "most"),
@@ -35,13 +35,11 @@ _KINDS = {
     "pareto": ("least", "exponent"),
 }
 _PURE_NUMBERS = ("sigma of the logarithm", "exponent")
-# A draw of a heavy tail may be absurd (or infinite): nothing runs for longer than this.
-_LONGEST_S = 10 * 365 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A distribution of seconds: its kind, and the figures that it takes, times in seconds."""
+    """A distribution of seconds: its kind, and its figures, times in seconds."""
 
     kind: str
     figures: tuple[float, ...]
@@ -60,11 +58,11 @@ class Spread:
             drawn = chance.lognormvariate(math.log(first), second)
         else:
             drawn = first * chance.paretovariate(second)
-        return min(drawn, _LONGEST_S)
+        return min(drawn, LONGEST_ATTEMPT_S)
 
 
 def spread(word: str) -> Spread:
-    """What the word describes. Raises ValueError with a sentence.
+    """The distribution in the word. Raises ValueError with a sentence.
 
     >>> spread("5m"), spread("lognormal:5m,1")
     (Spread(kind='fixed', figures=(300.0,)), Spread(kind='lognormal', figures=(300.0, 1.0)))
@@ -74,7 +72,7 @@ def spread(word: str) -> Spread:
         return Spread("fixed", (duration_s(word),))
     if kind not in _KINDS:
         raise ValueError(
-            f"{kind!r} is no kind of spread" + did_you_mean(kind, _KINDS, f"possible: {', '.join(_KINDS)}")
+            f"{kind!r} is no kind of distribution" + did_you_mean(kind, _KINDS, f"possible: {', '.join(_KINDS)}")
         )
     names, parts = _KINDS[kind], rest.split(",")
     if len(parts) != len(names):
@@ -88,22 +86,14 @@ def spread(word: str) -> Spread:
 def _figure(name: str, part: str, word: str) -> float:
     if name not in _PURE_NUMBERS:
         return duration_s(part)
-    try:
-        value = float(part)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 100:
-        raise ValueError(f"{word!r}: the {name} must be a number above 0, at most 100")
-    return value
+    return number(part, lambda value: 0 < value <= 100, f"{word!r}: the {name} must be a number above 0, at most 100")
 
 
-# What is to be done in a simulation: jobs, when each comes, how long each of its attempts runs, and how that ends.
-#
-# Pure. All chance is used up here, before the simulation begins: every variant that is compared gets the very same
-# work.
+# The work: jobs, the arrival of each, the length and end of each of its attempts. All random draws are made here,
+# before the simulation begins, so that every variant that is compared gets the same work.
 
 MOST_JOBS = 2_000_000
-# Attempts beyond the retries of a job: out of memory is tried on more GPUs, which costs a job more attempts.
+# Attempts beyond the retries of a job: after running out of memory it is tried on more GPUs, which costs no retry.
 _MORE_TRIALS = 4
 
 T = TypeVar("T")
@@ -111,7 +101,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """How long an attempt runs, and how it fails, None for a success."""
+    """How long an attempt runs, and how it fails; None for a success."""
 
     seconds: float
     failure: FailureClass | None = None
@@ -119,7 +109,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A job, the second in which it is submitted, and its attempts in order; the last stands for all later ones."""
+    """A job, the second of its arrival, and its attempts in order; the last stands for all later ones."""
 
     job: Job
     trials: tuple[Trial, ...]
@@ -132,7 +122,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Mix(Generic[T]):
-    """Several values with their weights: ``1:8,4:2`` for one GPU in eight cases of ten, four in two."""
+    """Values with weights: ``1:8,4:2`` is one GPU in eight cases of ten, four in two."""
 
     values: tuple[T, ...]
     weights: tuple[float, ...]
@@ -143,7 +133,7 @@ class Mix(Generic[T]):
 
 
 def mix(word: str, parse: Callable[[str], T]) -> Mix[T]:
-    """What the word describes; ``parse`` reads one value. Raises ValueError with a sentence.
+    """The mix in the word; ``parse`` reads one value. Raises ValueError with a sentence.
 
     >>> mix("1:8,4:2", int)
     Mix(values=(1, 4), weights=(8.0, 2.0))
@@ -152,17 +142,13 @@ def mix(word: str, parse: Callable[[str], T]) -> Mix[T]:
     for part in word.split(","):
         value, colon, weight = part.partition(":")
         values.append(parse(value.strip()))
-        try:
-            weights.append(float(weight) if colon else 1.0)
-        except ValueError:
-            weights.append(-1.0)
-        if not 0 < weights[-1] < math.inf:
-            raise ValueError(f"{word!r}: the weight {weight!r} is not a number above 0; write 1:8,4:2")
+        message = f"{word!r}: the weight {weight!r} is not a number above 0; write 1:8,4:2"
+        weights.append(number(weight, lambda value: 0 < value < math.inf, message) if colon else 1.0)
     return Mix(tuple(values), tuple(weights))
 
 
 def failure_shares(word: str) -> Mapping[FailureClass, float]:
-    """How often attempts fail: ``crash=0.02,gpu-fault=0.001``. Raises ValueError with a sentence.
+    """Shares of attempts that fail, by class: ``crash=0.02,gpu-fault=0.001``. Raises ValueError with a sentence.
 
     >>> dict(failure_shares("out-of-memory=0.1"))
     {<FailureClass.OUT_OF_MEMORY: 'out of memory'>: 0.1}
@@ -175,15 +161,10 @@ def failure_shares(word: str) -> Mapping[FailureClass, float]:
         if name not in known:
             hint = did_you_mean(name, known, f"possible: {', '.join(known)}")
             raise ValueError(f"{name!r} is no class of failure{hint}")
-        try:
-            share = float(value)
-        except ValueError:
-            share = -1.0
-        if not 0 <= share <= 1:
-            raise ValueError(f"{part!r}: the share of attempts that fail so is a number from 0 to 1")
-        shares[known[name]] = share
+        message = f"{part!r}: the share of attempts that fail like this is a number from 0 to 1"
+        shares[known[name]] = number(value, lambda share: 0 <= share <= 1, message)
     if sum(shares.values()) > 1:
-        raise ValueError(f"{word!r}: the shares come to more than 1")
+        raise ValueError(f"{word!r}: the shares add up to more than 1")
     return shares
 
 
@@ -192,14 +173,14 @@ class Recipe:
     """How jobs are drawn.
 
     Attributes:
-        seconds: how long a job runs; a number stands for so many seconds for each unit of the job's own ``cost``.
-        gpus, memory_mb: GPUs that a job asks for, and MB on each; None for a job that does not say.
-        nodes: nodes that it spans, with so many GPUs on each.
-        every: time from one job's coming to the next; None when all are there from the start.
-        failures: share of attempts that fail in each way, somewhere in the middle.
+        seconds: how long a job runs; a number is seconds for each unit of the job's own ``cost``.
+        gpus, memory_mb: GPUs of a job on each node, and MB on each GPU; None for no request.
+        nodes: nodes of a job.
+        every: time between two arrivals; None when all jobs arrive at the start.
+        failures: share of attempts that fail, by class, each at a random moment.
         retries: further tries of a job.
         limits: time limit of a job as a multiple of its length; None for no limit.
-        guess: error of what a job says of its length (its ``cost``): sigma of the logarithm; 0 when it knows.
+        guess: error of a job's ``cost`` as an estimate of its length: sigma of the logarithm; 0 for the exact length.
     """
 
     seconds: Spread | float
@@ -214,19 +195,19 @@ class Recipe:
 
 
 def drawn(count: int, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
-    """``count`` jobs after the recipe, in the order in which they come."""
+    """``count`` jobs drawn by the recipe, in the order of their arrival."""
     if not 1 <= count <= MOST_JOBS:
         raise UsageError(f"{count} jobs; 1 to {MOST_JOBS} can be simulated")
     if not isinstance(recipe.seconds, Spread):
-        raise UsageError("drawn jobs have no cost of their own; say how long they run: --seconds lognormal:300,1")
+        raise UsageError("drawn jobs have no cost of their own; give their length: --seconds lognormal:300,1")
     works, arrives_s = [], 0.0
-    for number in range(count):
+    for index in range(count):
         length = recipe.seconds.draw(chance)
         gpus = recipe.gpus.draw(chance)
         nodes = recipe.nodes.draw(chance)
         memory_mb = None if recipe.memory_mb is None or not gpus else recipe.memory_mb.draw(chance)
         job = Job(
-            name=f"job-{number + 1}",
+            name=f"job-{index + 1}",
             argv=("simulated",),
             gpus=gpus,
             nodes=nodes,
@@ -242,9 +223,9 @@ def drawn(count: int, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
 
 
 def listed(jobs: Sequence[Job], recipe: Recipe, chance: Random) -> tuple[Work, ...]:
-    """Works for the jobs of a list. How long they run, come and fail is the recipe's to say; what they ask for, theirs.
+    """Works for the jobs of a list: lengths, arrivals and failures by the recipe, requests by the jobs themselves.
 
-    Raises UsageError when a length can't be told, and for needs that name no job or go in a circle.
+    Raises UsageError when a length can't be determined, and for needs that name no job or go in a circle.
     """
     check_needs(jobs)
     works, arrives_s = [], 0.0
@@ -254,7 +235,7 @@ def listed(jobs: Sequence[Job], recipe: Recipe, chance: Random) -> tuple[Work, .
         elif job.cost is not None:
             length = job.cost * recipe.seconds
         else:
-            raise UsageError(f"job {job.name!r} has no cost to take its length from; give it one, or say --seconds 10m")
+            raise UsageError(f"job {job.name!r} has no cost to take its length from; give it one, or use --seconds 10m")
         works.append(Work(job, _trials(length, job.retries, recipe.failures, chance), arrives_s))
         if recipe.every is not None:
             arrives_s += recipe.every.draw(chance)
@@ -262,7 +243,7 @@ def listed(jobs: Sequence[Job], recipe: Recipe, chance: Random) -> tuple[Work, .
 
 
 def _trials(length: float, retries: int, failures: Mapping[FailureClass, float], chance: Random) -> tuple[Trial, ...]:
-    """As many attempts as a job may need, each failing by chance. Without failures one stands for all."""
+    """As many attempts as a job may need, each failing at random. Without failures one stands for all."""
     if not failures:
         return (Trial(length),)
     classes, shares = tuple(failures), tuple(failures.values())
@@ -273,14 +254,13 @@ def _trials(length: float, retries: int, failures: Mapping[FailureClass, float],
     return tuple(trials)
 
 
-# Makes work of a run folder's queue: the jobs that are there, with the lengths and failures that their attempts had.
-#
-# Reads only, and may read while a dispatcher works on the folder.
+# Work from a run folder's queue: its jobs, with the lengths and failures that their attempts had. It is only read, also
+# while a dispatcher works on the folder.
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a queue tells: its jobs by age, and by a job's name those of its attempts that ended by themselves."""
+    """The jobs of a queue by age, and by a job's name those of its attempts that ended by themselves."""
 
     jobs: tuple[Job, ...]
     trials: Mapping[str, tuple[Trial, ...]]
@@ -299,7 +279,7 @@ def read_queue(path: Path) -> Recorded:
         )
     jobs = tuple(job_of(spec) for (spec,) in rows)
     names = {job.name for job in jobs}
-    # What earlier submissions left is not part of this one, nor are needs that only they had.
+    # Jobs of earlier submissions are not part of this one, nor are needs of them.
     jobs = tuple(replace(job, needs=tuple(need for need in job.needs if need in names)) for job in jobs)
     trials: dict[str, list[Trial]] = defaultdict(list)
     for name, state, failure, seconds in attempts:
@@ -308,8 +288,9 @@ def read_queue(path: Path) -> Recorded:
 
 
 def replayed(recorded: Recorded, recipe: Recipe | None, chance: Random) -> tuple[Work, ...]:
-    """Work for every job: what was recorded of it; else as the recipe says; else as long as jobs of its family took, or
-    as jobs took in general. Raises UsageError when there is nothing to go by, and when there are no jobs.
+    """Work for every job: as recorded; else by the recipe; else the median length of its family, or of all jobs.
+
+    Raises UsageError when there is no such length, and when there are no jobs.
     """
     if not recorded.jobs:
         raise UsageError("the queue holds no jobs")
@@ -326,7 +307,7 @@ def replayed(recorded: Recorded, recipe: Recipe | None, chance: Random) -> tuple
             length = typical.get(job.family, typical.get(None))
             if length is None:
                 raise UsageError(
-                    f"job {job.name!r} has not run yet, and no other has; say how long jobs run with --seconds 10m"
+                    f"job {job.name!r} has not run yet, and no other has; give the length of jobs with --seconds 10m"
                 )
             trials = (Trial(length),)
         works.append(Work(job, trials, arrives_s))
@@ -336,7 +317,7 @@ def replayed(recorded: Recorded, recipe: Recipe | None, chance: Random) -> tuple
 
 
 def _drawn(jobs: list[Job], recipe: Recipe, chance: Random) -> tuple[Work, ...]:
-    # Needs may name jobs that have run, which are not among these; they are checked with all jobs together.
+    # Without needs: they may name jobs that have run, which are not among these.
     return listed([replace(job, needs=()) for job in jobs], recipe, chance)
 
 
@@ -353,11 +334,11 @@ def _typical(recorded: Recorded) -> dict[str | None, float]:
 
 
 def _class(word: str | None) -> FailureClass:
-    """A class as the queue has it; one that this gpuherd does not know counts as a crash."""
+    """A failure class of the queue; one that this gpuherd does not know counts as a crash."""
     return next((each for each in FailureClass if each.value == word), FailureClass.CRASH)
 
 
-# What a simulated failure looks like to the code that judges real ones: exit code, signal and log, by class.
+# What the code that classifies real failures is given for a simulated one: exit code, signal and log, by class.
 
 _SIGNS = {
     FailureClass.BAD_INPUT: partial(classify, Exit(True, ExitCode.BAD_INPUT)),
@@ -377,5 +358,5 @@ _SIGNS = {
 
 @cache
 def diagnosis(failure: FailureClass) -> Diagnosis:
-    """The diagnosis of an attempt that failed so."""
+    """The diagnosis of an attempt that failed like this."""
     return _SIGNS[failure]()

@@ -1,6 +1,7 @@
-"""A stand-in for the NVIDIA driver library, for tests and for users without GPUs.
+"""Stand-ins for the driver libraries of NVIDIA and AMD, for tests and for users without GPUs.
 
-Nothing below the command line imports this room: the code that reads GPUs meets an ordinary ``libnvidia-ml.so.1``.
+Nothing below the command line imports this package: the code that reads GPUs finds an ordinary ``libnvidia-ml.so.1`` or
+``libamd_smi.so``.
 ``activate`` is what ``gpuherd --simulate`` calls; tests make their own ``gpuherd.standin.machine.Machine``.
 """
 

@@ -1,4 +1,4 @@
-"""The stand-in driver library: compiled once, and how a process comes to load it."""
+"""The stand-in driver libraries: compiled once, and how a process comes to load them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ from pathlib import Path
 
 from gpuherd.errors import CannotWrite, GpuherdError
 from gpuherd.gpus.state import Maker
-
-# How a process comes to see a simulated machine: the stand-in driver library, and the variable that names its state.
-#
-# Knows nothing of what the machine is like.
 
 STATE_VARIABLE = "GPUHERD_STANDIN"
 _LIBRARIES = "LD_LIBRARY_PATH"
@@ -61,10 +57,9 @@ def _other_libraries() -> list[str]:
     return [folder for folder in os.environ.get(_LIBRARIES, "").split(":") if folder and folder != own]
 
 
-# Compiles the stand-in libraries once, into the user's cache, and says where they are.
-#
-# The C compiler is the system's (cc, gcc, clang) or the one in the ziglang wheel, so that none has to be installed on
-# the machine. Knows compilers and the cache folder; doesn't know what the libraries do.
+# --- compiling, once, into the user's cache --------------------------------------------------------------------------
+
+# The C compiler is the system's (cc, gcc, clang) or the one in the ziglang wheel, so that none has to be installed.
 
 NVML = "libnvidia-ml.so.1"
 AMD_SMI = "libamd_smi.so"

@@ -1,8 +1,7 @@
 """A simulated machine: makes and changes the state file that the stand-in driver library answers from.
 
 Every change is made under an exclusive lock on the file, so that programs which read or change it at the same time
-see it whole. Knows the state file; which processes live is told by ``alive``, how a process comes to see the machine is
-``driver``'s business.
+see it whole. ``driver`` makes a process see the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""``gpuherd --simulate``: what its words mean, and the simulated machine for this command and its jobs."""
+"""``gpuherd --simulate``: the meaning of its words, and the simulated machine for this command and its jobs.
+
+The machine lives in a folder of its own under XDG_RUNTIME_DIR (or the folder for temporary files), with its own folder
+of leases, so that simulated GPUs leave nothing behind on the real machine. The process that made it removes it when it
+ends, unless a job outlives it and still needs it. Such a folder, and that of a killed command, is removed by the next
+simulation, once no process uses it. A machine that is to last is a state file which the user names.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +26,6 @@ from gpuherd.standin import driver
 from gpuherd.standin.driver import STATE_VARIABLE
 from gpuherd.standin.machine import Machine
 from gpuherd.standin.state import MAX_GPUS, MAX_LINKS, MAX_MIG_INSTANCES, start_of
-
-# ``gpuherd --simulate``: a simulated machine for this command and its jobs, and what becomes of it afterwards.
-#
-# The machine lives in a folder of its own under XDG_RUNTIME_DIR (or the folder for temporary files), with its own
-# folder of leases, so that simulated GPUs leave nothing behind on the real machine. The process that made it removes
-# it when it ends, unless a job outlives it and still needs it. Such a folder, and that of a killed command, is
-# removed by the next simulation, once nobody uses it. A machine that is to last is a state file which the user names.
 
 _PREFIX = "gpuherd-simulated-"
 _STATE = "machine"
@@ -114,9 +113,9 @@ def _used_by_others(state: Path) -> bool:
     return False
 
 
-# What ``--simulate`` understands: ``8x40GB``, ``4x24GB+2x80GB,busy=2@20s,nvlink=4,mig=gpu1:20GB+20GB``, ``4xMI300X``.
-#
-# ``parse`` is pure: words in, a plain ``Spec`` out. Making a machine of it is ``gpuherd.standin.machine``'s part.
+# --- the words -------------------------------------------------------------------------------------------------------
+
+# ``8x40GB``, ``4x24GB+2x80GB,busy=2@20s,nvlink=4,mig=gpu1:20GB+20GB``, ``4xMI300X``.
 
 GRAMMAR = "write for example 8x40GB, 4x24GB+2x80GB, 4xMI300X or 4x40GB,busy=2@20s"
 

@@ -14,11 +14,9 @@ from pathlib import Path
 
 from gpuherd.gpus.state import SIMULATED, Maker
 
-# The state file of a simulated machine: the fields that ``state.h`` declares, mirrored as ctypes structures.
-#
-# The file is exactly one ``State``. Whoever changes it holds an exclusive flock on it; the library reads under a
-# shared one (``state.h`` says why). A change of the layout raises ``LAYOUT_VERSION`` here and in ``state.h``; a test
-# compares what both believe. Knows only the fields; what they mean for a machine is in ``gpuherd.standin.machine``.
+# The fields mirror those of ``state.h``. The file is exactly one ``State``. A writer holds an exclusive flock on it;
+# the libraries read under a shared one (``state.h`` says why). A change of the layout raises ``LAYOUT_VERSION`` here
+# and in ``state.h``; a test compares both.
 
 LAYOUT_VERSION = 4
 MAGIC = b"gpuherd standin"
@@ -167,9 +165,7 @@ class State(Structure):
     ]
 
 
-# What a simulated machine is like at first: names, UUIDs, buses, nearness and the figures of its idle GPUs.
-#
-# Fills the structures of the state file; knows no file and no process.
+# --- the first content: names, UUIDs, buses, distances and the figures of idle GPUs ----------------------------------
 
 _MB = 1 << 20
 
@@ -261,7 +257,7 @@ def fill_instance(state: State, number: int, parent: int, position: int, memory_
     device.multiprocessors = max(1, whole.multiprocessors * device.total // whole.total)
 
 
-# Which processes of a simulated machine live, so that their memory counts: the rule of ``is_alive`` in state.h.
+# --- which processes are alive, so that their memory counts: the rule of is_alive in state.h -------------------------
 
 
 def start_of(pid: int) -> int:

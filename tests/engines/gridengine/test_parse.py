@@ -38,6 +38,11 @@ def test_why_a_job_could_not_be_started() -> None:
     assert parse.errors_of(recorded("error.xml")) == {"9": "can't chdir to /nowhere: No such file or directory"}
 
 
+def test_why_a_job_waits() -> None:
+    assert parse.why_it_waits(recorded("error.xml")) == "Job is in error state"
+    assert parse.why_it_waits("<detailed_job_info><messages/></detailed_job_info>") is None
+
+
 @pytest.mark.parametrize("text", ["", "garbage", "<job_info>"])
 def test_what_is_no_answer_is_believed_to_be_none(text: str) -> None:
     with pytest.raises(EngineAway):
@@ -123,10 +128,10 @@ def test_whether_anybody_has_answered(errors: str, kind: type) -> None:
 def test_refusals_and_whether_they_may_pass() -> None:
     lasting = parse.refusal('Unable to run job: job rejected: the requested project "nope" does not exist\nExiting.\n')
     assert (str(lasting), lasting.may_pass) == ('the requested project "nope" does not exist', False)
-    passing = parse.refusal(
-        "Unable to run job: job rejected: Only 1 jobs are allowed per user (current job count: 1)\n"
-    )
-    assert (str(passing), passing.may_pass) == ("Only 1 jobs are allowed per user (current job count: 1)", True)
+    told = "Unable to run job: job rejected: only 2 jobs are allowed per user (current job count: 2)\nExiting.\n"
+    passing = parse.refusal(told)
+    assert (str(passing), passing.may_pass) == ("only 2 jobs are allowed per user (current job count: 2)", True)
+    assert parse.refusal("job rejected: you tried to submit a job with more than 3 tasks\n").may_pass
 
 
 def test_why_nothing_is_suitable_leaves_other_queues_out() -> None:

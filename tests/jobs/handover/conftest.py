@@ -71,7 +71,7 @@ class Cluster:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """A cluster that ``--engine slurm`` and ``--engine ray`` find in place of the real ones."""
     made = Cluster(tmp_path / "cluster")
-    monkeypatch.setattr(handover, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(handover, "REPORT_DELAY_S", 0.5)
     monkeypatch.setattr(opening, "make", lambda options: made.engine(options.engine))
     yield made
     made.close()

@@ -40,7 +40,7 @@ def main() -> int:
     from gpuherd.jobs.remote import dispatcher as handover
     from gpuherd.jobs.remote import dispatcher as opening
 
-    handover.PATIENCE_S = 0.5
+    vars(handover)["REPORT_DELAY_S"] = 0.5
     opening.make = lambda options: ProcessEngine(Path(plan["cluster"]), options.engine, **plan.get("engine", {}))
     if plan.get("dies"):
         die_at(*plan["dies"])

@@ -379,7 +379,7 @@ def test_a_refusal_that_may_pass_is_waited_for(run: Run, cluster: Cluster, sh: M
 def test_refusals_that_go_on_are_told_as_a_count(
     run: Run, cluster: Cluster, sh: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "_TELL_EVERY_S", 0.0)
+    monkeypatch.setattr(submit, "REFUSAL_EVERY_S", 0.0)
     monkeypatch.setattr(submit, "back_off_s", lambda _: 0.05)
     cluster.orders.refuse("job submit limit", may_pass=True)
     run.start([sh("a")])
@@ -782,7 +782,7 @@ def test_what_is_over_is_cleared_away_while_the_run_goes_on(
 ) -> None:
     """A batch of which we have claimed something ourselves is left lying for a while."""
     monkeypatch.setattr(tracker, "SWEEP_S", 0.05)
-    monkeypatch.setattr(spool, "_QUIET_S", 0.0)
+    monkeypatch.setattr(spool, "SWEEP_AGE_S", 0.0)
     gate = Gate(tmp_path / "gate")
     run.start([sh("a", gate.wait), sh("b", cpus=2, needs=("a",)), sh("c", cpus=3)])
     wait_until(lambda: len(cluster.orders.batches()) == 3)

@@ -101,3 +101,10 @@ def test_portable() -> None:
         "PATH": "/bin",
         "GPUHERD_CONFIG": "c",
     }
+
+
+def test_an_order_of_an_earlier_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "b.json"
+    path.write_text('{"batch":"b","engine":"slurm","environment":{}}\n{"attempt":1,"argv":["true"]}\n')
+    with pytest.raises(UsageError, match="an earlier version of gpuherd wrote it; cancel the jobs"):
+        order_of(path, 0)

@@ -187,7 +187,7 @@ class World(RuleBasedStateMachine):
         for owner, name, value in (
             (clock, "mono", lambda: self.mono),
             (clock, "wall", lambda: 1.7e9 + self.mono),
-            (dispatcher, "PATIENCE_S", 0.0),
+            (dispatcher, "REPORT_DELAY_S", 0.0),
             (node_job.NodePart, "run", self._would_start),
         ):
             self._patches.enter_context(patch.object(owner, name, value))

@@ -232,3 +232,8 @@ def test_what_its_leader_did_not_begin_waits_again_at_no_cost() -> None:
         assert (settled.job, settled.diagnosis) == (JobState.WAITING, None)
     mine = meaning(claim=claim, cancelled_by="me")
     assert isinstance(mine, Known) and mine.cancelled_by == "me"
+
+
+def test_a_claim_of_an_earlier_version_is_understood() -> None:
+    found = meaning(claim=Claim(at=1.0, void=True, why="STRANDED"))
+    assert isinstance(found, Known) and found.no_fault is NoFault.DEPENDENCY_FAILED

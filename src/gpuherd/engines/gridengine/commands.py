@@ -55,27 +55,27 @@ class Programs:
         number = job_number(done.out)
         if done.code == 0 and number is not None:
             return number
-        told = done.out + done.errors
+        printed = done.out + done.errors
         if done.code == 0:
-            raise EngineAway(f"qsub named no job: {said(told) or 'nothing'}")
-        raise unavailable(told) or refusal(told)
+            raise EngineAway(f"qsub named no job: {said(printed) or 'nothing'}")
+        raise unavailable(printed) or refusal(printed)
 
     def verify(self, arguments: Sequence[str]) -> str | None:
         """What stands against such a job, in Grid Engine's words; None where an empty cluster could run it."""
         done = _run(["qsub", *arguments], _ASK_S, "exit 0\n")
-        told = done.out + done.errors
+        printed = done.out + done.errors
         if done.code == 0:
             return None
-        problem = unavailable(told)
+        problem = unavailable(printed)
         if problem is not None:
             raise problem
-        return told
+        return printed
 
     def qstat(self, *words: str) -> str:
         """qstat's answer as XML."""
         return _answer(["qstat", *words, "-xml"])
 
-    def errors(self, jobs: Sequence[str]) -> str:
+    def details(self, jobs: Sequence[str]) -> str:
         """All that Grid Engine knows of these jobs, as XML; "" where one of them is gone by now."""
         done = _run(["qstat", "-j", ",".join(jobs), "-xml"], _ASK_S)
         return done.out if done.code == 0 and "<unknown_jobs" not in done.out else ""
@@ -90,9 +90,9 @@ class Programs:
     def qdel(self, handles: Sequence[str]) -> None:
         """Ends jobs; those that have ended are no error."""
         done = _run(["qdel", *handles], _ASK_S)
-        told = done.out + done.errors
-        if done.code != 0 and not only_ended(told):
-            raise unavailable(told) or EngineAway(f"qdel: {said(told)}")
+        printed = done.out + done.errors
+        if done.code != 0 and not only_ended(printed):
+            raise unavailable(printed) or EngineAway(f"qdel: {said(printed)}")
 
     def release(self, job: str) -> None:
         """A job waits for no other any more. One that has begun or ended meanwhile is no error."""
@@ -135,8 +135,8 @@ def _answer(words: Sequence[str]) -> str:
     done = _run(words, _ASK_S)
     if done.code == 0:
         return done.out
-    told = done.errors or done.out
-    raise unavailable(told) or EngineAway(f"{words[0]}: {said(told) or f'exit code {done.code}'}")
+    printed = done.errors or done.out
+    raise unavailable(printed) or EngineAway(f"{words[0]}: {said(printed) or f'exit code {done.code}'}")
 
 
 def _run(words: Sequence[str], limit_s: float, text: str = "") -> Done:
@@ -153,8 +153,8 @@ def _run(words: Sequence[str], limit_s: float, text: str = "") -> Done:
             errors="replace",
         )
     except subprocess.TimeoutExpired as late:
-        told = said((late.stderr or b"").decode(errors="replace"))
-        raise EngineAway(f"{words[0]} took more than {limit_s:g} s" + (f" ({told})" if told else "")) from late
+        printed = said((late.stderr or b"").decode(errors="replace"))
+        raise EngineAway(f"{words[0]} took more than {limit_s:g} s" + (f" ({printed})" if printed else "")) from late
     except OSError as problem:
         raise EngineAway(f"{words[0]} can't be started: {problem}") from problem
     return Done(done.returncode, done.stdout, done.stderr)

@@ -19,7 +19,7 @@ from gpuherd.engines.gridengine.translate import CannotRequest
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.options import did_you_mean
 
-# qdel gets so many words at a time: each is a question to sge_qmaster.
+# Words of one call of qdel: each is a request to sge_qmaster.
 _CANCEL_AT_ONCE = 500
 # A job that has ended stands in the accounting file a moment later: after the site's accounting_flush_time, 15 s
 # where it says nothing. One that is in neither place for so long was deleted before it began.
@@ -28,6 +28,8 @@ _ACCOUNTED_S = 20.0
 # waits for max_unheard first (5 min by default); after its own restart it knows no node for a minute.
 _LOST_S = 300.0
 _UNKNOWN_EVERY_S = 15.0
+# Seconds between two queries for the scheduler's reason why a job waits: each is about one job.
+_REASON_EVERY_S = 20.0
 _MOST_NAMES = 12
 
 
@@ -55,6 +57,8 @@ class GridEngine:
         self._missing_since: dict[str, float] = {}
         self._unknown_since: dict[str, float] = {}
         self._unknown_at = float("-inf")
+        self._reasons: dict[str, str] = {}
+        self._reason_at = float("-inf")
 
     def check(self, wanted: Collection[Placement]) -> Mapping[Placement, str]:
         """See ``base.Engine``; also raises UsageError for a queue that takes no jobs. Grid Engine itself says whether
@@ -87,9 +91,11 @@ class GridEngine:
         return handles
 
     def look(self, tickets: Collection[Ticket]) -> Mapping[int, Sighting]:
-        """See ``base.Engine``. qstat is asked for all, and qacct for what that does not know any more. Also lets jobs
-        go that wait for a whole array of which only tasks that have ended are needed, and removes those in error that
-        nobody asks for any more."""
+        """See ``base.Engine``. One qstat for all jobs, and qacct for those that it does not show any more.
+
+        Also releases jobs that wait for a whole array of which they need only tasks that have ended, and removes jobs
+        in error whose end has been recorded.
+        """
         if not tickets:
             return {}
         handles = {ticket.handle for ticket in tickets if ticket.handle is not None}
@@ -106,6 +112,7 @@ class GridEngine:
             else:
                 found[ticket] = speaking
         self._explain_errors([row.job for row in found.values() if row.is_in_error])
+        self._explain_a_wait([row.job for row in found.values() if row.state == "qw"])
         lost = self._lost_hosts(found.values())
         sightings = {}
         for ticket, row in found.items():
@@ -166,7 +173,7 @@ class GridEngine:
             )
 
     def _why_never(self, placement: Placement) -> str | None:
-        """Why the cluster can never give it; None, and the words that ask for it are known, where it can."""
+        """Why the cluster can never grant it; None where it can: then the words that request it are kept."""
         if placement.tasks > 1:
             return "Grid Engine starts one process on each node; several are for SLURM (--ntasks-per-node)"
         try:
@@ -176,11 +183,11 @@ class GridEngine:
             reasons = []
             for choice in choices:
                 words = translate.requests(placement, self._options, self._complexes, choice)
-                told = self._programs.verify(translate.verification(words, self._complexes))
-                if told is None:
+                refusal = self._programs.verify(translate.verification(words, self._complexes))
+                if refusal is None:
                     self._requests[placement] = words
                     return None
-                reasons.append(parse.why_unsuitable(told) or "no queue is suitable")
+                reasons.append(parse.why_unsuitable(refusal) or "no queue is suitable")
         except CannotRequest as problem:
             return str(problem)
         if not reasons:
@@ -188,7 +195,7 @@ class GridEngine:
         return f"Grid Engine has no queue for it: {reasons[0]}"
 
     def _forget_all_but(self, handles: Collection[str]) -> None:
-        """A queue may be served for months: what nobody asks for any more is not kept."""
+        """A queue may be served for months: jobs whose end has been recorded are not kept."""
         self._known = {each for each in (*self._known, *self._fresh) if each in handles}
         self._fresh.difference_update(handles)
         self._deleting.intersection_update(handles)
@@ -198,25 +205,38 @@ class GridEngine:
 
     def _sighting(self, row: Row, place: int, lost: frozenset[str]) -> Sighting:
         if row.is_in_error:
-            return row.sighting(place, f"Grid Engine could not start it: {self._in_error.get(row.job, row.state)}")
+            return row.sighting(place, f"Grid Engine could not start it: {self._in_error[row.job] or row.state}")
         if row.host in lost:
             reason = "its node does not answer any more"
             return Sighting(
                 handle=row.handle(place), phase=Phase.ENDED, end=End.NODE_LOST, reason=reason, node=row.host
             )
         silent = row.host in self._unknown_since
-        return row.sighting(place, "its node does not answer" if silent else None)
+        waits = self._reasons.get(row.job) if row.state == "qw" else None
+        return row.sighting(place, "its node does not answer" if silent else waits)
 
     def _explain_errors(self, jobs: Collection[str]) -> None:
-        new = sorted(set(jobs) - self._in_error.keys())
+        new = sorted({job for job in jobs if not self._in_error.get(job)})
         if new:
-            text = self._programs.errors(new)
-            told = parse.errors_of(text) if text else {}
-            self._in_error.update({job: told.get(job, "error state") for job in new})
+            text = self._programs.details(new)
+            messages = parse.errors_of(text) if text else {}
+            self._in_error.update({job: messages.get(job, "") for job in new})
 
-    def _remove_errors(self, wanted: Collection[str], there: Collection[str]) -> None:
+    def _explain_a_wait(self, jobs: Sequence[str]) -> None:
+        """Queries the scheduler's reason for the job that waits first; the others keep theirs while they wait."""
+        now = time.monotonic()
+        self._reasons = {job: reason for job, reason in self._reasons.items() if job in jobs}
+        if jobs and now >= self._reason_at + _REASON_EVERY_S:
+            self._reason_at = now
+            first = min(jobs, key=int)
+            text = self._programs.details([first])
+            reason = parse.why_it_waits(text) if text else None
+            if reason is not None:
+                self._reasons[first] = reason
+
+    def _remove_errors(self, open_jobs: Collection[str], there: Collection[str]) -> None:
         """Grid Engine would keep a job that it could not start for ever."""
-        done = [job for job in self._in_error if job not in wanted]
+        done = [job for job in self._in_error if job not in open_jobs]
         if done:
             self.cancel([job for job in done if job in there])
             for job in done:
@@ -241,7 +261,7 @@ class GridEngine:
         return lost
 
     def _ended(self, missing: Collection[Ticket]) -> dict[Ticket, Sighting]:
-        """What accounting says of those that qstat does not know, and what follows where that knows nothing."""
+        """The ends of jobs that qstat does not show, by accounting; or by its silence, where it can be read."""
         if not missing:
             return {}
         names = sorted({translate.job_name(ticket.batch) for ticket in missing})
@@ -255,13 +275,13 @@ class GridEngine:
             records.setdefault(record.name, []).append(record)
         found = {}
         for ticket in missing:
-            told = [
+            own = [
                 each
                 for each in records.get(translate.job_name(ticket.batch), ())
                 if each.speaks_of(ticket.index) and (ticket.handle is None or each.job == parse.job_of(ticket.handle))
             ]
-            if told:
-                sighting = told[-1].sighting(deleted=(ticket.handle or "") in self._deleting)
+            if own:
+                sighting = own[-1].sighting(deleted=(ticket.handle or "") in self._deleting)
                 found[ticket] = sighting
             elif text is not None and ticket.handle is not None:
                 deleted = self._deleted_while_waiting(ticket.handle)
@@ -279,7 +299,7 @@ class GridEngine:
         return Sighting(handle=handle, phase=Phase.ENDED, end=End.CANCELLED, reason="deleted")
 
     def _release(self, rows: Collection[Row]) -> None:
-        """Lets jobs go that were submitted behind tasks of an array, and wait for all of it: Grid Engine can't hold a
+        """Releases jobs that were submitted behind tasks of an array and wait for all of it: Grid Engine can't hold a
         job for some tasks of an array only."""
         if not self._after:
             return

@@ -18,7 +18,7 @@ from gpuherd.engines.gridengine.parse import Complex
 from gpuherd.errors import UsageError
 
 SUBMIT = "submit.sh"
-# What is written where no Grid Engine is there to be asked: GPUs are requested once for a job.
+# Used where no Grid Engine answers: GPUs are requested once for a job.
 _ASSUMED = "JOB"
 _USUAL_ENVIRONMENT = "smp"
 _GPUS = """\
@@ -98,14 +98,14 @@ def _needs(after: Sequence[Place], groups: Sequence[Group]) -> list[str]:
 
 
 def _directives(group: Group, options: GridEngineOptions, known: Mapping[str, Complex] | None) -> list[str]:
-    jobs, asked = len(group.jobs), group.placement
+    jobs, placement = len(group.jobs), group.placement
     words = [f"-N {translate.job_name(group.name)}", "-S /bin/bash", "-cwd", "-j y", "-r n", "-notify"]
     words.append(f"-o logs/{group.name}{'.$TASK_ID' if jobs > 1 else ''}.log")
     if jobs > 1:
         words.append(f"-t 1-{jobs}")
         if options.array_limit is not None and options.array_limit < jobs:
             words.append(f"-tc {options.array_limit}")
-    requests = _requests(asked, options, known)
+    requests = _requests(placement, options, known)
     # A directive a line: an option with its value.
     for word in requests:
         if word.startswith("-"):
@@ -115,16 +115,16 @@ def _directives(group: Group, options: GridEngineOptions, known: Mapping[str, Co
     return words
 
 
-def _requests(asked: Placement, options: GridEngineOptions, known: Mapping[str, Complex] | None) -> Sequence[str]:
-    if asked.nodes > 1:
-        raise UsageError(f"a job spans {asked.nodes} nodes; exported files can't start that in Grid Engine")
+def _requests(placement: Placement, options: GridEngineOptions, known: Mapping[str, Complex] | None) -> Sequence[str]:
+    if placement.nodes > 1:
+        raise UsageError(f"a job spans {placement.nodes} nodes; exported files can't start that in Grid Engine")
     environment = None
-    if asked.cpus is not None and asked.cpus > 1:
-        environment = (options.sge_pe or _USUAL_ENVIRONMENT, asked.cpus)
+    if placement.cpus is not None and placement.cpus > 1:
+        environment = (options.sge_pe or _USUAL_ENVIRONMENT, placement.cpus)
     if known is None:
         known = {options.sge_gpu: Complex("INT", _ASSUMED), options.sge_memory: Complex("MEMORY", "NO")}
     try:
-        return translate.requests(asked, options, known, environment)
+        return translate.requests(placement, options, known, environment)
     except translate.CannotRequest as problem:
         raise UsageError(str(problem)) from None
 

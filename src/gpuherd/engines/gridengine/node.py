@@ -113,16 +113,16 @@ def _on_all_nodes(argv: Sequence[str], stops: Sequence[int]) -> int:
             pipe.write(json.dumps(message).encode() + b"\n")
             pipe.flush()
         pipes.append(pipe)
-    failed, asked_at = 0, 0.0
+    failed, ending_since = 0, 0.0
     while None in [each.poll() for each in (here, *others)]:
         failed = failed or next((each.returncode for each in (here, *others) if each.returncode), 0)
-        if not asked_at and (failed or stops):
-            asked_at = time.monotonic()
+        if not ending_since and (failed or stops):
+            ending_since = time.monotonic()
             _signal_all(here, signal.SIGTERM)
             for pipe in pipes:
                 with suppress(BrokenPipeError):
                     pipe.close()
-        elif asked_at and time.monotonic() > asked_at + _GRACE_S:
+        elif ending_since and time.monotonic() > ending_since + _GRACE_S:
             _signal_all(here, signal.SIGKILL)
             for each in others:
                 each.kill()
@@ -149,19 +149,21 @@ def _on_other_node(stops: Sequence[int]) -> int:
         if not block:
             return 2
         data += block
-    told = json.loads(data)
+    order = json.loads(data)
     own = {name: os.environ[name] for name in _OF_THE_NODE if name in os.environ}
-    environment = {**told["env"], **own}
-    argv = [*_lease(environment), *told["argv"]]
-    process = subprocess.Popen(argv, env=environment, cwd=told["cwd"], stdin=subprocess.DEVNULL, start_new_session=True)
+    environment = {**order["env"], **own}
+    argv = [*_lease(environment), *order["argv"]]
+    process = subprocess.Popen(
+        argv, env=environment, cwd=order["cwd"], stdin=subprocess.DEVNULL, start_new_session=True
+    )
     ended = os.pidfd_open(process.pid)
-    asked_at = 0.0
+    ending_since = 0.0
     while process.poll() is None:
-        ready = select.select([ended, *([] if asked_at else [0])], [], [], _LOOK_S)[0]
-        if not asked_at and (stops or (0 in ready and not os.read(0, 65536))):
-            asked_at = time.monotonic()
+        ready = select.select([ended, *([] if ending_since else [0])], [], [], _LOOK_S)[0]
+        if not ending_since and (stops or (0 in ready and not os.read(0, 65536))):
+            ending_since = time.monotonic()
             _signal_all(process, signal.SIGTERM)
-        elif asked_at and time.monotonic() > asked_at + _GRACE_S:
+        elif ending_since and time.monotonic() > ending_since + _GRACE_S:
             _signal_all(process, signal.SIGKILL)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from gpuherd.engines.base import End, EngineAway, EngineMissing, Phase, Refused, Sighting
 from gpuherd.errors import GpuherdError, printable
 
-# Exit codes of a job's script (``node``): the attempt made room because it was asked to, or because it was deleted.
+# Exit codes of a job's script: the attempt made room on request, or because the job was deleted.
 MADE_ROOM, DELETED = 75, 76
 # Codes of the field "failed" of an accounting record (sge_status(5)).
 _LIMIT_ENFORCED, _AFTER_JOB = 37, 100
@@ -25,7 +25,7 @@ _PREFIX = re.compile(
     r"^(?:Unable to run job: )?(?:(?:error|critical error|warning|commlib error): )*(?:Job \d+ )?", re.I
 )
 _REJECTED = re.compile(r"^(?:job rejected|denied|Job was rejected because)[:,]? *", re.I)
-# Lines of a verification that say nothing about the queue that was asked for.
+# Lines of a verification that say nothing about the requested queue.
 _OTHER_QUEUE = "not contained in its hard queue list"
 _NO_NEWS = ("verification:", "Exiting.")
 _MOST_REASONS = 3
@@ -51,18 +51,11 @@ _AWAY = (
 _UNCONFIGURED = ("sge_root", "cell directory", "act_qmaster", "unable to read qmaster name", "can't resolve")
 # Limits of the moment: the same batch, or a smaller one, may be taken later.
 _MAY_PASS = (
-    "jobs are allowed",
-    "max_u_jobs",
-    "max_jobs",
-    "tasks are allowed",
-    "per job array",
-    "max_aj_tasks",
+    "jobs are allowed",  # max_u_jobs, max_jobs
+    "a job with more than",  # max_aj_tasks
     "job limit",
-    "submits are disabled",
-    "submission of jobs is disabled",
     "no space left on device",
     "disk quota exceeded",
-    "not enough memory",
 )
 
 
@@ -167,6 +160,13 @@ def errors_of(text: str) -> dict[str, str]:
     return found
 
 
+def why_it_waits(text: str) -> str | None:
+    """The scheduler's reason in ``qstat -j JOB -xml``; None where the site's scheduler tells none."""
+    messages = [each.text or "" for part in _xml(text).iter("SME_message_list") for each in part.iter("MES_message")]
+    reasons = [each for each in dict.fromkeys(messages) if each and _OTHER_QUEUE not in each]
+    return f"{reasons[0]} (and {len(reasons) - 1} more)" if len(reasons) > 1 else next(iter(reasons), None)
+
+
 def unknown_hosts(text: str) -> frozenset[str]:
     """The hosts of the queue instances that ``qstat -f -qs u -xml`` shows: their sge_execd has not been heard."""
     names = (each.findtext("name", "") for each in _xml(text).iter("Queue-List"))
@@ -236,7 +236,7 @@ class Record:
         task: its task number; None for a job that is no array.
         failed: the code by which Grid Engine says at what it failed, and its words for that.
         exit_status: of the script, as shells say it.
-        limits: what was asked for by ``-l``.
+        limits: the resources that were requested by ``-l``.
     """
 
     job: str
@@ -384,8 +384,8 @@ def only_ended(printed: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Complex:
-    """A resource that can be asked for: its type (INT, DOUBLE, MEMORY …), and how it is counted: ``NO`` (compared with
-    what is there), ``YES`` (asked for by slot) or ``JOB`` (asked for once)."""
+    """A resource that can be requested: its type (INT, DOUBLE, MEMORY …), and how it is counted: ``NO`` (compared with
+    what is there), ``YES`` (requested by slot) or ``JOB`` (requested once)."""
 
     kind: str
     consumable: str

@@ -55,7 +55,7 @@ _IN_ALL = {"mem_free": "mem_total", "mf": "mem_total", "virtual_free": "virtual_
 
 
 class CannotRequest(Exception):
-    """A placement can't be asked for in this cluster's terms; the message says why."""
+    """This cluster has no terms for a placement; the message says why."""
 
 
 def job_name(batch: str) -> str:
@@ -89,8 +89,8 @@ def _plain() -> list[str]:
 def verification(request: Sequence[str], known: Mapping[str, Complex]) -> list[str]:
     """The words by which qsub says whether an empty cluster could ever run such a job; nothing is submitted.
 
-    What is free on a node is not known of an empty cluster, and Grid Engine takes it for nothing: what the node has in
-    all is asked for in its place.
+    Grid Engine knows no amount of free memory of an empty cluster and takes it for none: the request is for the node's
+    memory in all instead.
     """
     words = ["-w", "v", *_plain()]
     for before, word in zip(("", *request), request, strict=False):
@@ -107,12 +107,12 @@ def _in_all(name: str, known: Mapping[str, Complex]) -> str:
 
 
 def requests(
-    asked: Placement,
+    placement: Placement,
     options: GridEngineOptions,
     known: Mapping[str, Complex],
     environment: tuple[str, int] | None = None,
 ) -> list[str]:
-    """The words that say what is asked for and where.
+    """The words that request the resources, the queue and the project.
 
     Args:
         known: the cluster's resources.
@@ -126,43 +126,43 @@ def requests(
         if value is not None:
             words += [flag, value]
     if environment is not None:
-        words += ["-pe", environment[0], str(slots * asked.nodes)]
+        words += ["-pe", environment[0], str(slots * placement.nodes)]
     resources = []
-    if asked.gpus:
-        resources.append(_gpus(asked, options.sge_gpu, known, slots))
-    if asked.memory_mb is not None:
-        resources.append(_memory(asked.memory_mb, options.sge_memory, known, slots))
-    if asked.time_s is not None:
-        limit = math.ceil(asked.time_s)
+    if placement.gpus:
+        resources.append(_gpus(placement, options.sge_gpu, known, slots))
+    if placement.memory_mb is not None:
+        resources.append(_memory(placement.memory_mb, options.sge_memory, known, slots))
+    if placement.time_s is not None:
+        limit = math.ceil(placement.time_s)
         resources += [f"h_rt={limit}", f"s_rt={max(1, limit - notice_s(options.notice, limit))}"]
     if resources:
         words += ["-l", ",".join(resources)]
     return [*words, *checked(options.sge_args)]
 
 
-def _gpus(asked: Placement, name: str, known: Mapping[str, Complex], slots: int) -> str:
+def _gpus(placement: Placement, name: str, known: Mapping[str, Complex], slots: int) -> str:
     found = known.get(name)
     if found is None:
         raise CannotRequest(
             f"this Grid Engine has no resource {name} for GPUs; name the one that `qconf -sc` lists by --sge-gpu"
         )
     if found.consumable == "JOB":
-        if asked.nodes > 1:
+        if placement.nodes > 1:
             raise CannotRequest(
                 f"this Grid Engine counts {name} once for a job (consumable JOB), so GPUs of further nodes can't be "
-                "asked for; ask for one node"
+                "requested; request one node"
             )
-        return f"{name}={asked.gpus}"
+        return f"{name}={placement.gpus}"
     if found.consumable == "YES" and slots > 1:
-        if found.kind == "INT" and asked.gpus % slots:
+        if found.kind == "INT" and placement.gpus % slots:
             raise CannotRequest(
-                f"this Grid Engine counts {name} by slot (consumable YES), and {asked.gpus} GPUs can't be shared out "
-                f"among {slots} slots; ask for CPU cores that divide the GPUs, or for none (the administrator can "
-                "make it consumable JOB)"
+                f"this Grid Engine counts {name} by slot (consumable YES), and {placement.gpus} GPUs can't be shared "
+                f"out among {slots} slots; request a number of CPU cores that divides the GPUs, or none (the "
+                "administrator can make it consumable JOB)"
             )
-        share = asked.gpus / slots
+        share = placement.gpus / slots
         return f"{name}={int(share) if share == int(share) else f'{share:.6f}'}"
-    return f"{name}={asked.gpus}"
+    return f"{name}={placement.gpus}"
 
 
 def _memory(memory_mb: int, name: str, known: Mapping[str, Complex], slots: int) -> str:
@@ -174,25 +174,25 @@ def _memory(memory_mb: int, name: str, known: Mapping[str, Complex], slots: int)
     return f"{name}={math.ceil(memory_mb / slots) if found.consumable == 'YES' else memory_mb}{_MB}"
 
 
-def slots_of(asked: Placement) -> int | None:
+def slots_of(placement: Placement) -> int | None:
     """Slots on each node; None where any number does."""
-    return asked.cpus if asked.cpus is not None else 1 if asked.nodes == 1 else None
+    return placement.cpus if placement.cpus is not None else 1 if placement.nodes == 1 else None
 
 
-def suitable(asked: Placement, environments: Mapping[str, Mapping[str, str]]) -> list[tuple[str, int]]:
-    """The parallel environments that can give what is asked for, each with its slots on a node; the best first.
+def suitable(placement: Placement, environments: Mapping[str, Mapping[str, str]]) -> list[tuple[str, int]]:
+    """The parallel environments that can grant a placement, each with its slots on a node; the best first.
 
     On one node it is one that gives all slots on one host (``$pe_slots``), on several one that gives a fixed number on
     each, and lets the job start tasks there (``control_slaves``). ``environments``: the fields of each, by name.
     """
-    slots, found = slots_of(asked), []
+    slots, found = slots_of(placement), []
     for name in sorted(environments):
         rule = environments[name].get("allocation_rule", "")
         starts_tasks = environments[name].get("control_slaves", "").upper() == "TRUE"
-        if asked.nodes == 1 and slots is not None and rule in ("$pe_slots", str(slots)):
+        if placement.nodes == 1 and slots is not None and rule in ("$pe_slots", str(slots)):
             found.append((rule != "$pe_slots", name, slots))
-        elif asked.nodes > 1 and starts_tasks and rule.isdigit() and slots in (None, int(rule)) and int(rule) > 0:
-            found.append((bool(asked.gpus % int(rule)), name, int(rule)))
+        elif placement.nodes > 1 and starts_tasks and rule.isdigit() and slots in (None, int(rule)) and int(rule) > 0:
+            found.append((bool(placement.gpus % int(rule)), name, int(rule)))
     return [(name, slots) for _, name, slots in sorted(found)]
 
 
@@ -229,10 +229,10 @@ def script(batch: Batch, options: GridEngineOptions, own: Mapping[str, str]) -> 
     return "\n".join(lines) + "\n"
 
 
-def _threads(asked: Placement, own: Mapping[str, str]) -> list[str]:
+def _threads(placement: Placement, own: Mapping[str, str]) -> list[str]:
     """Lines that keep numeric libraries to the slots of the job, which Grid Engine itself does not do. Where the job
     says its cores, its leader does that; where the user says their threads, nobody does."""
-    if asked.cpus is not None or any(name in own for name in THREAD_VARIABLES):
+    if placement.cpus is not None or any(name in own for name in THREAD_VARIABLES):
         return []
     return [f"export {name}=$((${{NSLOTS:-1}} / ${{NHOSTS:-1}}))" for name in THREAD_VARIABLES]
 
@@ -257,9 +257,9 @@ def _choice_of_gpus(batch: Batch, name: str) -> list[str]:
     ]
 
 
-def notice_s(wanted_s: float, limit_s: int) -> int:
-    """Seconds before the end of the time at which a job is told: as wanted, but at most half of the time."""
-    return max(1, int(min(wanted_s, limit_s / 2)))
+def notice_s(notice: float, limit_s: int) -> int:
+    """Seconds of notice before the end of the time: as the user wants it, but at most half of the time."""
+    return max(1, int(min(notice, limit_s / 2)))
 
 
 def checked(words: Sequence[str]) -> tuple[str, ...]:

@@ -13,20 +13,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gpuherd.jobs.attempts import RECORD_AGAIN_S
 from gpuherd.jobs.attempts.failures import FailureClass, clean
 from gpuherd.jobs.attempts.log_file import tail
 from gpuherd.jobs.attempts.retry import settle
 from gpuherd.jobs.completion import Known, Settlement
-from gpuherd.jobs.gpu.health import HealthBook
+from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.errors import may_pass, why
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import Failure, QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
-
-RECORD_AGAIN_S = 1.0
-
 
 # Of more jobs that wait again for one reason, as when their cluster has lost them, one line tells.
 _MOST_LINES = 5
@@ -42,7 +40,7 @@ class Completion:
         trouble: then why, in a few words.
     """
 
-    def __init__(self, queue: Queue, run: RunDirectory, reporter: Reporter, health: HealthBook):
+    def __init__(self, queue: Queue, run: RunDirectory, reporter: Reporter, health: GpuHealth):
         self._queue = queue
         self._run = run
         self._reporter = reporter

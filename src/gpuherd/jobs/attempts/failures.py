@@ -269,7 +269,7 @@ def _judge_limit(passed: Passed) -> tuple[FailureClass, str]:
     if passed.kind is LimitKind.STAGE:
         stage = f" in stage {passed.stage}" if passed.stage else ""
         return FailureClass.TIMEOUT, f"stopped{stage} after the time limit of {passed.limit_s:g} s for a stage"
-    return FailureClass.NO_HEARTBEAT, f"stopped after it had told no progress for {passed.limit_s:g} s"
+    return FailureClass.NO_HEARTBEAT, f"stopped after it had reported no progress for {passed.limit_s:g} s"
 
 
 def _judge_signal(number: int, line: str | None) -> tuple[FailureClass, str]:

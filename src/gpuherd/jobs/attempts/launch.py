@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from gpuherd.engines.local.process import CannotStart
 from gpuherd.engines.process_tree import Traces
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts import PREFORK_KEEP_S, PREFORK_QUIET_S, PREFORK_SHORT_S, START_AGAIN_S
 from gpuherd.jobs.attempts.complete import give_up
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor, Waiting
-from gpuherd.jobs.gpu.manager import GpuDesk
+from gpuherd.jobs.gpu.manager import GpuManager
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
 from gpuherd.jobs.records import EventKind, QueuedJob, StartRecord
@@ -42,12 +43,6 @@ if TYPE_CHECKING:
 # or with an old program. Preforking decides nothing: ``policy`` decides which job starts where, whether its shell is
 # ready or not.
 
-# For longer jobs the milliseconds don't matter.
-_SHORT_S = 10.0
-# A preforked shell waits at most so long, and none is started later than that after the last short job's end.
-_AT_MOST_S = 2 * _SHORT_S
-# A quiet moment: longer than the time between ends that come together, which must not wait for a prefork.
-_QUIET_S = 0.02
 # At most so many shells, with so many open lock files: each shell has one for each GPU in question.
 _MOST, _MOST_FILES = 8, 128
 
@@ -94,7 +89,7 @@ class Prefork:
         due_at: when ``keep_time`` has something to do (by ``clock.mono``); None until an event.
     """
 
-    def __init__(self, supervisor: Supervisor, desk: GpuDesk, new_attempt: Callable[[], int]):
+    def __init__(self, supervisor: Supervisor, desk: GpuManager, new_attempt: Callable[[], int]):
         self._supervisor = supervisor
         self._desk = desk
         self._new_attempt = new_attempt
@@ -109,14 +104,14 @@ class Prefork:
 
     def ended(self, ran_s: float, now: float) -> None:
         """A job has ended after so many seconds: this is no quiet moment."""
-        if ran_s < _SHORT_S:
-            self._short_until = now + _AT_MOST_S
-        self.due_at = now + _QUIET_S
+        if ran_s < PREFORK_SHORT_S:
+            self._short_until = now + PREFORK_KEEP_S
+        self.due_at = now + PREFORK_QUIET_S
 
     def started(self, now: float) -> None:
         """Jobs have been started, which may have taken long: jobs that have ended meanwhile come first."""
         if self.due_at is not None:
-            self.due_at = max(self.due_at, now + _QUIET_S)
+            self.due_at = max(self.due_at, now + PREFORK_QUIET_S)
 
     def keep_time(self, now: float, following: Sequence[QueuedJob], threads: int) -> None:
         """Starts one more shell, or ends those that are not needed. ``following``: the jobs that are next, in order."""
@@ -127,7 +122,7 @@ class Prefork:
             following = ()
         ids = {queued.id for queued in following}
         for job, ready in list(self._ready.items()):
-            if job not in ids or now - ready.since > _AT_MOST_S:
+            if job not in ids or now - ready.since > PREFORK_KEEP_S:
                 self._ready.pop(job).abandon()
         if not is_due:
             return
@@ -138,7 +133,7 @@ class Prefork:
         else:
             self.due_at = min((ready.since for ready in self._ready.values()), default=None)
             if self.due_at is not None:
-                self.due_at += _AT_MOST_S + _QUIET_S
+                self.due_at += PREFORK_KEEP_S + PREFORK_QUIET_S
 
     def claim(self, queued: QueuedJob, threads: int) -> _Preforked | None:
         """The shell preforked for exactly this attempt, which the caller must now start or abandon."""
@@ -175,8 +170,6 @@ class Prefork:
 # The order of a start: leases, one more check of the GPUs under the leases, a shell that waits, the record in the
 # queue, the go-ahead. Starts that come together share the check, and a few at a time share the record.
 
-# Retry interval after a start failed for lack of processes, files, memory or space, which may pass.
-START_AGAIN_S = 1.0
 # So many starts share a record in the queue: more would delay the first one, fewer would cost a record each.
 _AT_ONCE = 2
 
@@ -199,7 +192,7 @@ class Launcher:
     """
 
     def __init__(
-        self, queue: Queue, supervisor: Supervisor, desk: GpuDesk, reporter: Reporter, run_id: int, began_at: float
+        self, queue: Queue, supervisor: Supervisor, desk: GpuManager, reporter: Reporter, run_id: int, began_at: float
     ):
         self._queue = queue
         self._supervisor = supervisor

@@ -12,17 +12,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from gpuherd.engines.process_tree import ProcessId, Seen, Traces, any_held, ask_to_end, everyone, kill, members
+from gpuherd.jobs.attempts import (
+    ORPHANS_FIRST_SCAN_S,
+    ORPHANS_GIVE_UP_S,
+    ORPHANS_GRACE_S,
+    ORPHANS_NEXT_SCAN_S,
+    ORPHANS_SURE_S,
+)
 
 logger = logging.getLogger(__name__)
 
-_FIRST_SCAN_S = 0.2
-_BETWEEN_SCANS_S = 0.3
-_PATIENCE_S = 0.4
-_GIVE_UP_S = 20.0
 # One scan can miss a process that forks and exits in a loop. Orphans are gone when so many scans in a row don't find
 # any.
 _LOOKS_TO_BE_SURE = 3
-_SURE_AGAIN_S = 0.05
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Orphans:
             self._ended.add(traces)
         self._expected_at = now
         if self.due_at is None:
-            self.due_at = max(now + _FIRST_SCAN_S, self._scanned_at + _BETWEEN_SCANS_S)
+            self.due_at = max(now + ORPHANS_FIRST_SCAN_S, self._scanned_at + ORPHANS_NEXT_SCAN_S)
 
     def hurry(self, now: float) -> None:
         """There is nothing else to wait for: a first scan that is planned is due now."""
@@ -74,13 +76,13 @@ class Orphans:
             self._since_ticks = min((each.leader.start_ticks for each in self._ended), default=0)
         strays = self._find(live)
         self._remember(strays, now)
-        late = {attempt for attempt, spell in self._spells.items() if now - spell.first >= _PATIENCE_S}
+        late = {attempt for attempt, spell in self._spells.items() if now - spell.first >= ORPHANS_GRACE_S}
         for process in strays:
             if process.attempt not in late:
                 self._ask(process, first=self._spells[process.attempt].first == now)
         if late:
             kill(lambda: [process for process in self._find(live) if process.attempt in late])
-        for attempt in [key for key, spell in self._spells.items() if now - spell.first > _GIVE_UP_S]:
+        for attempt in [key for key, spell in self._spells.items() if now - spell.first > ORPHANS_GIVE_UP_S]:
             self._give_up(attempt, strays)
         if self._is_done(live, now):
             # A session without processes has ended, and its number may be used again.
@@ -88,7 +90,7 @@ class Orphans:
             self._spells.clear()
             self.due_at = None
         else:
-            self.due_at = now + (_FIRST_SCAN_S if strays else _SURE_AGAIN_S)
+            self.due_at = now + (ORPHANS_FIRST_SCAN_S if strays else ORPHANS_SURE_S)
 
     def _remember(self, strays: Collection[Seen], now: float) -> None:
         # One time an attempt, not one a process: a process that forks in a loop is always new, and would never be old
@@ -96,7 +98,7 @@ class Orphans:
         for process in strays:
             self._spells.setdefault(process.attempt, _Spell(now, now)).last = now
         self._looked_at_all = True
-        self._spells = {key: spell for key, spell in self._spells.items() if now - spell.last <= 2 * _PATIENCE_S}
+        self._spells = {key: spell for key, spell in self._spells.items() if now - spell.last <= 2 * ORPHANS_GRACE_S}
         self._nothing_seen = 0 if strays else self._nothing_seen + 1
 
     def _is_done(self, live: Collection[Traces], now: float) -> bool:
@@ -105,7 +107,7 @@ class Orphans:
         # If a lease is still held, a process was missed, or we are not permitted to see it.
         in_use = {lock for each in live for lock in each.locks}
         held = any_held({lock for each in self._ended for lock in each.locks} - in_use)
-        return not held or now - self._expected_at > _GIVE_UP_S
+        return not held or now - self._expected_at > ORPHANS_GIVE_UP_S
 
     def _find(self, live: Collection[Traces]) -> tuple[Seen, ...]:
         tags = {each.tag for each in live}

@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gpuherd.jobs.attempts import DISK_CHECK_S
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.gpu.usage import Action, ActionKind
@@ -17,7 +18,6 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import PauseReason
 from gpuherd.jobs.reporter import Reporter
 
-CHECK_EVERY_S = 2.0
 _MB = 1 << 20
 # So much more than the limit must be free before work goes on: otherwise jobs would stop and go with every log line.
 _AGAIN = 1.1
@@ -50,7 +50,7 @@ class DiskGuard:
         if not self._min_mb:
             self.low, self.due_at = None, None
             return was
-        self.due_at = now + CHECK_EVERY_S
+        self.due_at = now + DISK_CHECK_S
         wanted = self._min_mb * (_AGAIN if was else 1.0)
         found = None
         for folder in self._folders:

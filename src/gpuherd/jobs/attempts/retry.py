@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass, back_off_s, classify
 from gpuherd.jobs.completion import Known, NextTry, Observed, Settlement
 from gpuherd.jobs.gpu.health import MAY_BE_THE_GPU
-from gpuherd.jobs.job import Job, JobState
-from gpuherd.jobs.records import AttemptState
+from gpuherd.jobs.job import JobState
+from gpuherd.jobs.records import AttemptState, QueuedJob
 from gpuherd.jobs.scheduler.memory import after_running_out
 
 # How a failed job is tried again: when, with what, and where not. One pure function over a table.
@@ -67,36 +66,7 @@ RULES: Mapping[FailureClass, Rule] = MappingProxyType(
 HOST_MEMORY = Rule(first_wait_s=5.0, longest_wait_s=120.0)
 
 
-class Tried(Protocol):
-    """A job that has been tried, as ``next_try`` needs it (``records.QueuedJob``): the job as submitted, the failures
-    that count so far, the GPUs on which it failed, and what the last try asked for."""
-
-    @property
-    def job(self) -> Job:
-        """As it was submitted."""
-
-    @property
-    def tries(self) -> int:
-        """Failures so far that count against ``job.retries``, without this one."""
-
-    @property
-    def avoid(self) -> frozenset[str]:
-        """UUIDs of GPUs on which it failed."""
-
-    @property
-    def gpus(self) -> int:
-        """How many GPUs it asked for this time."""
-
-    @property
-    def memory_mb(self) -> int | None:
-        """What it asked to be free on each."""
-
-    @property
-    def share(self) -> bool:
-        """Whether it was to share its GPU."""
-
-
-def next_try(queued: Tried, diagnosis: Diagnosis, seen: Observed, now: float) -> NextTry | None:
+def next_try(queued: QueuedJob, diagnosis: Diagnosis, seen: Observed, now: float) -> NextTry | None:
     """The next try after this failure, or None when it has failed for good."""
     if not diagnosis.retry:
         return None
@@ -131,7 +101,7 @@ class _Change:
     too_small: bool = False
 
 
-def _had_less_than_asked(queued: Tried, seen: Observed) -> bool:
+def _had_less_than_asked(queued: QueuedJob, seen: Observed) -> bool:
     """Whether it ran on a smaller GPU than it asked for, for the first time, and there are others."""
     asked_mb, had_mb = queued.memory_mb, seen.gpu_total_mb
     if asked_mb is None or had_mb is None or queued.avoid:
@@ -139,7 +109,7 @@ def _had_less_than_asked(queued: Tried, seen: Observed) -> bool:
     return had_mb < asked_mb and (seen.most_mb is None or asked_mb <= seen.most_mb)
 
 
-def _climb(queued: Tried, seen: Observed) -> _Change:
+def _climb(queued: QueuedJob, seen: Observed) -> _Change:
     """The next rung of the ladder for a job that ran out of GPU memory."""
     gpus = queued.gpus
     memory_mb = after_running_out(queued.memory_mb, seen.peak_mb, seen.most_mb)

@@ -15,13 +15,12 @@ from pathlib import Path
 from gpuherd.engines.local.process import Exit, Launch, LocalProcess, adopt, read_exit, start
 from gpuherd.engines.process_tree import Traces, boot_id, locks_held
 from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.time_limits import Supervised, TimeLimits, Timer
 from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.run_dir import ATTEMPTS_A_FILE, RunDirectory
-
-GRACE_S = 10.0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -31,8 +30,7 @@ class Attempt(Supervised):
     Attributes:
         tag: what its processes carry in their environment.
         adopted: an earlier dispatcher has started it.
-        no_fault: while it is being ended, the reason that is none of its own; ``cancelled_by``: who wants it to end
-            for good.
+        no_fault: why it is being ended through no fault of its own; ``cancelled_by``: who has cancelled its job.
         paused: why its processes are stopped now, () while they are not.
     """
 
@@ -174,7 +172,7 @@ class Supervisor:
         if copied:
             return lost(record, Exit(started=True), NoFault.COPIED, None, at)
         if record.process is None:
-            raise ValueError(f"attempt {record.id} is in the hands of {record.handed}; no process of this machine")
+            raise ValueError(f"attempt {record.id} has no process on this machine: {record.handed}")
         if record.process.boot != boot_id():
             return lost(record, Exit(started=True), NoFault.REBOOT, None, at)
         tag = self._tag(record.id)

@@ -15,6 +15,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from gpuherd.engines import progress
+from gpuherd.jobs.attempts import KILL_AGAIN_S, LONGEST_LOOK_S, SHORTEST_LOOK_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from gpuherd.jobs.options import DispatchOptions
 
 _LOOKS_A_LIMIT = 8
-_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 60.0
-# After SIGKILL; a process in uninterruptible sleep gets it again and again.
-_KILL_AGAIN_S = 5.0
 
 
 class LimitKind(Enum):
@@ -67,7 +65,7 @@ class TimeLimits:
     def look_s(self) -> float | None:
         """How often to read the progress file, None for never."""
         known = [limit for limit in (self.stage_s, self.heartbeat_s) if limit is not None]
-        return min(_LONGEST_LOOK_S, max(_SHORTEST_LOOK_S, min(known) / _LOOKS_A_LIMIT)) if known else None
+        return min(LONGEST_LOOK_S, max(SHORTEST_LOOK_S, min(known) / _LOOKS_A_LIMIT)) if known else None
 
 
 @dataclass(slots=True)
@@ -186,7 +184,7 @@ class Supervised:
         """Ends it once it has passed a limit, and kills it once it has passed its grace."""
         if self.kill_at is not None:
             if now >= self.kill_at:
-                self.kill_at = now + _KILL_AGAIN_S
+                self.kill_at = now + KILL_AGAIN_S
                 self.kill()
             return
         if self.timer.wants_look(now):

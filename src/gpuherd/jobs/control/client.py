@@ -12,22 +12,23 @@ from __future__ import annotations
 import logging
 import select
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError, QueueBusy, UsageError
 from gpuherd.jobs import clock
+from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.orphans import Orphans
-from gpuherd.jobs.attempts.supervise import GRACE_S, Attempt, Supervisor
+from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Response, priority_of, wake
 from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.dispatcher_state import engine_name
-from gpuherd.jobs.gpu.health import HealthBook
+from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.options import DispatchOptions, changes
 from gpuherd.jobs.queue.errors import raising_cannot_write
@@ -128,170 +129,146 @@ def _carry_out_here(queue: Queue, run: RunDirectory, number: int) -> Response | 
     with closing(lock):
         before = {record.id: record for record in queue.running()}
         ControlServer(queue, run).carry_out_all()
-        _enforce_marks(queue, run, before)
+        running = queue.running()
+        if running and not queue.copied:
+            _MarkEnforcer(queue, run).enforce(before, running)
         return queue.response(number)
 
 
-def _enforce_marks(queue: Queue, run: RunDirectory, before: dict[int, AttemptRecord]) -> None:
-    """Returns when the jobs that are to end have ended, and those to pause or resume have done so."""
-    running = queue.running()
-    if not running or queue.copied:
-        return
-    reporter = Reporter(queue, run)
-    completion = Completion(queue, run, reporter, HealthBook(queue))
-    remote = [record for record in running if record.handed is not None and queue.owns(record)]
-    if any(record.queued.cancelled_by is not None for record in remote):
-        end_cancelled(queue, run, reporter, completion, remote, GRACE_S)
-    local = [record for record in running if record.handed is None]
-    requested = {record.id for record in local if _is_requested(record, before.get(record.id))}
-    if requested:
-        with closing(Supervisor(run, queue.tag, DispatchOptions())) as supervisor:
-            _end_local(queue, supervisor, completion, local, requested)
+class _MarkEnforcer:
+    """Does with running attempts what the marks in the queue say, in place of a dispatcher."""
 
-
-def _is_requested(record: AttemptRecord, before: AttemptRecord | None) -> bool:
-    """Whether a cancel, pause or resume was requested for this running attempt."""
-    return record.queued.cancelled_by is not None or before is None or record.paused != before.paused
-
-
-def _end_local(
-    queue: Queue,
-    supervisor: Supervisor,
-    completion: Completion,
-    records: Sequence[AttemptRecord],
-    requested: Collection[int],
-) -> None:
-    """Pauses, resumes and ends the attempts of this machine for which that was requested."""
-    now, at = clock.mono(), clock.wall()
-    for record in records:
-        if record.id not in requested:
-            continue
-        found = supervisor.take_over(record, now, at, copied=False)
-        if not isinstance(found, Attempt) and record.queued.cancelled_by is not None:
-            completion.complete([found], now)
-    ending = {fd: attempt for fd, attempt in supervisor.running.items() if attempt.cancelled_by is not None}
-    orphans = Orphans(queue.tag)
-    ends = select.poll()  # not select, which knows no descriptor above 1023
-    for fd in ending:
-        ends.register(fd, select.POLLIN)
-    while ending:
-        supervisor.keep_time(clock.mono())
-        due = supervisor.next_deadline()
-        for fd, _ in ends.poll(None if due is None else max(0.0, due - clock.mono()) * 1000):
-            ends.unregister(fd)
-            attempt, how = supervisor.collect(fd)
-            del ending[fd]
-            now = clock.mono()
-            orphans.expect(now, attempt.process.traces)
-            completion.complete([attempt.ended(how, at=clock.wall(), now=now)], now)
-    others = [record for record in records if record.id not in requested]
-    while orphans.due_at is not None:
-        orphans.hurry(clock.mono())
-        select.select([], [], [], max(0.0, orphans.due_at - clock.mono()))
-        live = [attempt.process.traces for attempt in supervisor.running.values()]
-        live += [traces for record in others if (traces := supervisor.traces(record)) is not None]
-        orphans.sweep(live, clock.mono())
-
-
-def end_cancelled(
-    queue: Queue,
-    run: RunDirectory,
-    reporter: Reporter,
-    completion: Completion,
-    records: Sequence[AttemptRecord],
-    grace_s: float,
-) -> None:
-    """Cancels attempts in an engine, with those that wait there to follow them, and records their ends. Where the
-    engine can't be reached now, or an attempt takes longer to end than its grace, the mark stays, and the next gpuherd
-    that works on the queue ends it.
-
-    Args:
-        records: all attempts in an engine.
-    """
-    handed = RemoteAttempt.among(records, run)
-    wanted = {
-        number: followed for number, followed in handed.items() if followed.record.queued.cancelled_by is not None
-    }
-    if not wanted:
-        return
-    (name,) = {followed.handed.engine for followed in wanted.values()}
-    options = dispatcher.recall(run)
-    if options is None or options.engine != name:
-        options = EngineOptions(engine=name)
-    try:
-        with closing(dispatcher.make(options)) as engine:
-            queries = EngineQueries(engine, reporter, engine_name(name))
-            _Ending(queue, run, reporter, queries, completion, handed, grace_s).follow(wanted)
-    except GpuherdError as problem:
-        logger.warning("can't cancel jobs in %s: %s", engine_name(name), problem)
-
-
-class _Ending:
-    """Follows cancelled attempts in an engine to their ends."""
-
-    def __init__(
-        self,
-        queue: Queue,
-        run: RunDirectory,
-        reporter: Reporter,
-        queries: EngineQueries,
-        completion: Completion,
-        handed: dict[int, RemoteAttempt],
-        grace_s: float,
-    ):
+    def __init__(self, queue: Queue, run: RunDirectory):
         self._queue = queue
-        self._reporter = reporter
-        self._queries = queries
-        self._completion = completion
-        self._handed = handed
-        self._spool = Spool(run)
-        self._outcomes = Outcomes(run, queries, self._spool, grace_s)
-        self._spool.recall_gone(handed)
-        self._until = clock.mono() + grace_s + _PATIENCE_S
+        self._run = run
+        self._reporter = Reporter(queue, run)
+        self._completion = Completion(queue, run, self._reporter, GpuHealth(queue))
 
-    def follow(self, wanted: dict[int, RemoteAttempt]) -> None:
+    def enforce(self, before: Mapping[int, AttemptRecord], running: Sequence[AttemptRecord]) -> None:
+        """Returns when the attempts that are to end have ended, and those to pause or resume have done so.
+
+        Args:
+            before: attempts that ran before the requests were carried out; ``running``: those that run now.
+        """
+        remote = [record for record in running if record.handed is not None and self._queue.owns(record)]
+        self._end_remote(RemoteAttempt.among(remote, self._run))
+        local = [record for record in running if record.handed is None]
+        requested = {record.id for record in local if _is_requested(record, before.get(record.id))}
+        if requested:
+            with closing(Supervisor(self._run, self._queue.tag, DispatchOptions())) as supervisor:
+                self._end_local(supervisor, local, requested)
+
+    def _end_local(self, supervisor: Supervisor, records: Sequence[AttemptRecord], requested: Collection[int]) -> None:
+        """Pauses, resumes and ends the attempts of this machine for which that was requested."""
+        now, at = clock.mono(), clock.wall()
+        for record in records:
+            if record.id not in requested:
+                continue
+            found = supervisor.take_over(record, now, at, copied=False)
+            if not isinstance(found, Attempt) and record.queued.cancelled_by is not None:
+                self._completion.complete([found], now)
+        ending = {fd: attempt for fd, attempt in supervisor.running.items() if attempt.cancelled_by is not None}
+        orphans = Orphans(self._queue.tag)
+        ends = select.poll()  # not select, which knows no descriptor above 1023
+        for fd in ending:
+            ends.register(fd, select.POLLIN)
+        while ending:
+            supervisor.keep_time(clock.mono())
+            due = supervisor.next_deadline()
+            for fd, _ in ends.poll(None if due is None else max(0.0, due - clock.mono()) * 1000):
+                ends.unregister(fd)
+                attempt, how = supervisor.collect(fd)
+                del ending[fd]
+                now = clock.mono()
+                orphans.expect(now, attempt.process.traces)
+                self._completion.complete([attempt.ended(how, at=clock.wall(), now=now)], now)
+        others = [record for record in records if record.id not in requested]
+        while orphans.due_at is not None:
+            orphans.hurry(clock.mono())
+            select.select([], [], [], max(0.0, orphans.due_at - clock.mono()))
+            live = [attempt.process.traces for attempt in supervisor.running.values()]
+            live += [traces for record in others if (traces := supervisor.traces(record)) is not None]
+            orphans.sweep(live, clock.mono())
+
+    def _end_remote(self, handed: dict[int, RemoteAttempt]) -> None:
+        """Cancels attempts in an engine, with those that wait there to follow them, and records their ends. Where the
+        engine can't be reached now, or an attempt takes longer to end than its grace, the mark stays, and the next
+        gpuherd that works on the queue ends it.
+
+        Args:
+            handed: all attempts in the engine.
+        """
+        cancelled = {number: each for number, each in handed.items() if each.record.queued.cancelled_by is not None}
+        if not cancelled:
+            return
+        (name,) = {each.handed.engine for each in cancelled.values()}
+        options = dispatcher.recall(self._run)
+        if options is None or options.engine != name:
+            options = EngineOptions(engine=name)
+        try:
+            with closing(dispatcher.make(options)) as engine:
+                queries, spool = EngineQueries(engine, self._reporter, engine_name(name)), Spool(self._run)
+                self._follow(cancelled, handed, queries, spool, Outcomes(self._run, queries, spool, GRACE_S))
+        except GpuherdError as problem:
+            logger.warning("can't cancel jobs in %s: %s", engine_name(name), problem)
+
+    def _follow(
+        self,
+        cancelled: dict[int, RemoteAttempt],
+        handed: dict[int, RemoteAttempt],
+        queries: EngineQueries,
+        spool: Spool,
+        outcomes: Outcomes,
+    ) -> None:
         """Returns when these have ended, or after the grace."""
-        queries = self._queries
-        self._outcomes.adopt(wanted.values())
+        spool.recall_gone(handed)
+        until = clock.mono() + GRACE_S + _PATIENCE_S
+        outcomes.adopt(cancelled.values())
         while True:
             now = clock.mono()
             if now >= queries.due_at:
-                found = queries.look([followed.ticket for followed in wanted.values()], now)
-                for number, followed in wanted.items():
+                found = queries.look([each.ticket for each in cancelled.values()], now)
+                for number, each in cancelled.items():
                     if found is not None:
-                        followed.seen(found.get(number), now, now)
-            before, wanted = wanted, self._without_ended(wanted)
-            self._spool.keep_gone(self._handed.values())
-            if not wanted.keys() <= before.keys():
+                        each.seen(found.get(number), now, now)
+            before, cancelled = cancelled, self._without_ended(cancelled, handed, outcomes)
+            spool.keep_gone(handed.values())
+            if not cancelled.keys() <= before.keys():
                 continue  # followers of the ended ones are to end now: no need to wait
             queries.keep_time(now)
-            if not wanted or now >= self._until:
+            if not cancelled or now >= until:
                 return
-            until = min(self._spool.due_at, queries.due_at, self._until)
-            select.select([], [], [], max(0.0, until - clock.mono()))
-            self._spool.look(wanted, clock.mono())
+            select.select([], [], [], max(0.0, min(spool.due_at, queries.due_at, until) - clock.mono()))
+            spool.look(cancelled, clock.mono())
 
-    def _without_ended(self, wanted: dict[int, RemoteAttempt]) -> dict[int, RemoteAttempt]:
+    def _without_ended(
+        self, cancelled: dict[int, RemoteAttempt], handed: dict[int, RemoteAttempt], outcomes: Outcomes
+    ) -> dict[int, RemoteAttempt]:
         """The attempts that have not ended yet, and those that must end because what they follow has ended."""
         left, ends = {}, []
-        for number, followed in wanted.items():
-            end = self._outcomes.judge(followed)
+        for number, each in cancelled.items():
+            end = outcomes.judge(each)
             if end is None:
-                self._outcomes.call_off(followed)
-                left[number] = followed
+                outcomes.call_off(each)
+                left[number] = each
             else:
                 ends.append(end)
-                del self._handed[number]
+                del handed[number]
         if not ends:
             return left
         self._completion.complete(ends, clock.mono())
         if any(end.no_fault is not None for end in ends) and not self._completion.unrecorded:
             for needed, fate, names in self._queue.doom_hopeless():
                 self._reporter.cancelled(names, needed, fate)
-        stranded = [self._handed[number] for number in self._queue.stranded() & self._handed.keys() - left.keys()]
-        self._outcomes.adopt(stranded)
-        for followed in stranded:
-            if not followed.has_begun:
-                followed.recalled = followed.recalled or NoFault.DEPENDENCY_FAILED
-                left[followed.record.id] = followed
+        orphaned = [handed[number] for number in self._queue.stranded() & handed.keys() - left.keys()]
+        outcomes.adopt(orphaned)
+        for each in orphaned:
+            if not each.has_begun:
+                each.recalled = each.recalled or NoFault.DEPENDENCY_FAILED
+                left[each.record.id] = each
         return left
+
+
+def _is_requested(record: AttemptRecord, before: AttemptRecord | None) -> bool:
+    """Whether a cancel, pause or resume was requested for this running attempt."""
+    return record.queued.cancelled_by is not None or before is None or record.paused != before.paused

@@ -1,4 +1,26 @@
-"""GPUs that are left out for a while because jobs fail on them: the rules (pure), and their record in the queue."""
+"""GPU health: GPUs that are left out for a while because jobs fail on them. The rules (pure), and their record in the
+queue.
+
+* A GPU fault (Xid, uncorrectable ECC errors, fallen off the bus) leaves a GPU out at once: 10 minutes the first time,
+  twice as long each further time, at most a day.
+* A GPU on which at least three different jobs crash in a row is judged by how jobs fare on the other GPUs. It is left
+  out when the row has a probability of one in a thousand or less for a GPU that is no worse than those: a bad GPU fails
+  fast and would eat the queue, while jobs with bugs fail everywhere.
+* It is left out for 5 seconds the first time, then for twice as long, at most 5 minutes. Then a waiting job probes it.
+* A job that was started after the last failure and succeeds clears all.
+
+The probability that a job crashes on a sound GPU is estimated for each job of the row, and these are multiplied:
+
+* 1 for a job that crashed on another GPU too: the job is at fault;
+* else the share of crashes among jobs of its family on other GPUs (among all jobs, if none of its family ran there). It
+  is the larger of two shares: of the last outcomes, and of those since the row began, when all jobs may have become
+  worse. Both start from a prior of two jobs that crash with a probability of 1/10, so that a GPU whose neighbours still
+  run their first, long jobs is left out after three crashes;
+* at most 1/10 for a job that succeeded on another GPU.
+
+Other GPUs count while they are sound: used by the run, not left out, and without such a row of their own. Where the
+last job crashed on all of these, the jobs are at fault.
+"""
 
 from __future__ import annotations
 
@@ -15,35 +37,7 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.units import duration
 
-# Which GPUs are left out for a while because jobs fail on them, and until when. Pure; the caller keeps the time.
-#
-# * A GPU fault (Xid, uncorrectable ECC errors, fallen off the bus) leaves a GPU out at once: 10 minutes the first
-#   time,
-#   twice as long each further time, at most a day.
-# * A GPU on which at least three different jobs crash in a row is judged by how jobs fare on the other GPUs. It is
-#   left
-#   out when the row has a probability of one in a thousand or less for a GPU that is no worse than those: a bad GPU
-#   fails
-#   fast and would eat the queue, while jobs with bugs fail everywhere.
-# * It is left out for 5 seconds the first time, then for twice as long, at most 5 minutes. Then a waiting job probes
-#   it.
-# * A job that was started after the last failure and succeeds clears all.
-#
-# The probability that a job crashes on a sound GPU is estimated for each job of the row, and these are multiplied:
-#
-# * 1 for a job that crashed on another GPU too: the job is at fault;
-# * else the share of crashes among jobs of its family on other GPUs (among all jobs, if none of its family ran
-#   there). It
-#   is the larger of two shares: of the last outcomes, and of those since the row began, when all jobs may have become
-#   worse. Both start from a prior of two jobs that crash with a probability of 1/10, so that a GPU whose neighbours
-#   still
-#   run their first, long jobs is left out after three crashes;
-# * at most 1/10 for a job that succeeded on another GPU.
-#
-# Other GPUs count while they are sound: used by the run, not left out, and without such a row of their own. Where the
-# last job crashed on all of these, the jobs are at fault.
-#
-# The state is plain data, to and from JSON.
+logger = logging.getLogger(__name__)
 
 FIRST_FAULT_S = 600.0
 LONGEST_FAULT_S = 86_400.0
@@ -109,7 +103,7 @@ class Health:
         return self.times_out > 0 and not self.is_out(now)
 
 
-Healths = Mapping[str, Health]  # by UUID; of a GPU that is not in it nothing is known
+Healths = Mapping[str, Health]  # by UUID; nothing is known of a GPU that is not in it
 
 
 def after_failure(
@@ -244,13 +238,8 @@ def _share(outcomes: Sequence[JobEnding]) -> float:
     return (crashes + _PRIOR_JOBS * _PRIOR_CRASH) / (len(outcomes) + _PRIOR_JOBS)
 
 
-# The dispatcher's book of GPUs on which jobs fail: what ``quarantine`` says, kept in the queue over restarts.
-
-logger = logging.getLogger(__name__)
-
-
-class HealthBook:
-    """What is held against each GPU. Writes in the transaction of its caller."""
+class GpuHealth:
+    """The health of each GPU, kept in the queue over restarts. Writes in the transaction of its caller."""
 
     def __init__(self, queue: Queue):
         self._queue = queue
@@ -260,11 +249,11 @@ class HealthBook:
             try:
                 self._known[uuid] = from_json(text)
             except ValueError:
-                logger.warning("what the queue remembers of %s is no good and is forgotten", uuid)
+                logger.warning("the queue's record of %s can't be read and is dropped", uuid)
 
     @contextmanager
     def unless_taken_back(self) -> Iterator[None]:
-        """What is noted meanwhile is forgotten again when the transaction round it fails."""
+        """Changes made meanwhile are undone when the transaction around them fails."""
         before = self._known
         try:
             yield
@@ -282,7 +271,7 @@ class HealthBook:
         machine: Collection[str],
         in_use: Callable[[str], bool],
     ) -> None:
-        """A job has failed on these GPUs; ``machine`` and ``in_use`` as for ``quarantine.after_failure``."""
+        """A job has failed on these GPUs; ``machine`` and ``in_use`` as for ``after_failure``."""
         failure, reason = diagnosis.failure, diagnosis.reason
         changed = after_failure(
             self._known, gpus, job.name, job.family, failure, reason, now=now, machine=machine, in_use=in_use
@@ -326,7 +315,7 @@ class HealthBook:
         return news
 
     def fetch_returned(self, now: float) -> dict[str, str]:
-        """GPUs that were told of as left out and are no more, once each, with a sentence."""
+        """GPUs that ``fetch_news`` reported as left out and that are used again, once each, with a sentence."""
         known = {uuid: self._known.get(uuid, Health()) for uuid in self._told}
         back = {uuid: health for uuid, health in known.items() if not health.is_out(now)}
         self._told = {uuid: until for uuid, until in self._told.items() if uuid not in back}

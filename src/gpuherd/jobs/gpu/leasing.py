@@ -1,8 +1,8 @@
-"""The dispatcher's hand on the leases: who holds which GPU, taking GPUs for a job, and the user's limits in doing so.
+"""The dispatcher's leases: who holds which GPU, taking GPUs for a job, and the user's limit of GPUs.
 
-The limit of GPUs for a user counts what all their gpuherds hold: counting and taking are one step under a lock of the
-user's own, so that two of them never take the last place both. When a lease may be passed over is known to
-``gpuherd.gpus.lease_breaker``.
+The limit counts the GPUs that all gpuherds of the user hold. Counting and taking are one step under a lock of the
+user's own, so that two of them never both take the last place. ``gpuherd.gpus.lease_breaker`` decides when an idle
+lease may be passed over.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from types import MappingProxyType
 
-from gpuherd.gpus.lease_breaker import Vigil
+from gpuherd.gpus.lease_breaker import IdleLeaseBreaker
 from gpuherd.gpus.lease_files import base_name, user_name
 from gpuherd.gpus.leases import Holder, Lease, LeaseFolder, LeaseNote
 from gpuherd.gpus.state import Gpu
@@ -38,7 +38,7 @@ class GpuLeases:
         self._settings = settings
         self._user = user_name(os.geteuid())
         self._folder: LeaseFolder | None = None
-        self._watching: Vigil | None = None
+        self._watching: IdleLeaseBreaker | None = None
         self._held: dict[str, str] = {}
         self._notices: list[str] = []
 
@@ -169,7 +169,7 @@ class GpuLeases:
         return self._folder
 
     @property
-    def _vigil(self) -> Vigil:
+    def _vigil(self) -> IdleLeaseBreaker:
         if self._watching is None:
-            self._watching = Vigil(self._leases, self._settings.policy.idle_lease_s)
+            self._watching = IdleLeaseBreaker(self._leases, self._settings.policy.idle_lease_s)
         return self._watching

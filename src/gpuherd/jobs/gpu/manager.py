@@ -1,8 +1,8 @@
-"""The dispatcher's GPUs: when to look at them, who may have which, and the leases of those that several jobs share.
+"""The dispatcher's GPUs: when to query them, which may be used, and the leases of those that several jobs share.
 
-It joins the eye on the GPUs (``watch``) with what else decides on them: GPUs left out because jobs fail on them
-(``health``), memory promised on shared ones (``sharing``), and strangers on ours (``yielding``). Which job gets what is
-decided in ``policy``.
+Joins the state of the GPUs (``watch``) with GPUs left out because jobs fail on them (``health``), memory promised on
+shared ones (``scheduler.memory``), and contention with other users (``usage``). ``scheduler.policy`` decides which job
+gets which GPU.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import Observed
-from gpuherd.jobs.gpu.health import HealthBook
-from gpuherd.jobs.gpu.usage import Action, OurAttempt, Sightings, Stranger, give_way
+from gpuherd.jobs.gpu.health import GpuHealth
+from gpuherd.jobs.gpu.usage import Action, OurAttempt, Sightings, Stranger, contention_actions
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.scheduler import memory
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease
     from gpuherd.jobs.gpu.watch import GpuWatch
 
-# How often the GPUs of running jobs are looked at for strangers and memory.
+# Seconds between two looks at the GPUs of running jobs, for strangers and memory.
 WATCH_EVERY_S = 2.0
-# Older than this, what is in use on shared GPUs is asked for anew before a decision.
+# Memory in use on shared GPUs is queried again before a decision when the figure is older than this.
 _STALE_S = 0.05
 
 
-class GpuDesk:
+class GpuManager:
     """The GPUs that a run may use, from the moment when the first job wants one (``open``).
 
     Attributes:
@@ -50,7 +50,7 @@ class GpuDesk:
         options: DispatchOptions,
         queue_tag: str,
         supervisor: Supervisor,
-        health: HealthBook,
+        health: GpuHealth,
         settings: Settings = NO_SETTINGS,
     ):
         self._options = options
@@ -95,7 +95,7 @@ class GpuDesk:
 
     def allowance(self) -> Allowance:
         """How many GPUs the run may hold now, by the user's and the machine's settings."""
-        return Allowance() if self._watch is None else self._watch.allowance(self._supervisor.gpus)
+        return Allowance() if self._watch is None else self._watch.leases.allowance(self._supervisor.gpus)
 
     def fetch_notices(self) -> tuple[str, ...]:
         """What people should be told of the GPUs, once each."""
@@ -197,7 +197,7 @@ class GpuDesk:
     def _look_at_ours(self, watch: GpuWatch, now: float) -> tuple[Action, ...]:
         strangers = self._note_use(watch, now)
         running = [attempt for attempt in self._supervisor.running.values() if attempt.record.gpus]
-        actions, self._sightings = give_way(
+        actions, self._sightings = contention_actions(
             self._options.yield_to_others,
             self._sightings,
             strangers,
@@ -215,7 +215,7 @@ class GpuDesk:
     def _note_use(self, watch: GpuWatch, now: float) -> tuple[Stranger, ...]:
         self._seen_at = now
         strangers = watch.strangers(*self._ours())
-        self._peaks.update(watch.peaks)
+        self._peaks.update(watch.usage.peaks)
         for attempt in self._supervisor.running.values():
             if attempt.record.shared_mb is not None and attempt.tag not in self._told:
                 # Promised less than it declares, it is told of only when it uses more than that.
@@ -287,7 +287,7 @@ class GpuDesk:
         return {uuid: tenants for uuid, tenants in found.items() if uuid not in alone}
 
     def _shareable_mb(self, gpu: Gpu, tenants: Sequence[memory.Tenant] | None) -> int | None:
-        idle_mb = None if self._watch is None else self._watch.idle_mb(gpu.uuid)
+        idle_mb = None if self._watch is None else self._watch.usage.idle_mb(gpu.uuid)
         return None if tenants is None else memory.shareable_mb(gpu, tenants, idle_mb)
 
     def _tenant(self, attempt: Attempt) -> memory.Tenant:
@@ -295,7 +295,7 @@ class GpuDesk:
             attempt.record.queued.job.name,
             attempt.record.shared_mb or 0,
             learned_mb=self._peaks.get(attempt.tag),
-            now_mb=None if self._watch is None else self._watch.in_use.get(attempt.tag),
+            now_mb=None if self._watch is None else self._watch.usage.in_use.get(attempt.tag),
         )
 
     def most_mb(self, gpus: int) -> int | None:
@@ -313,7 +313,7 @@ class GpuDesk:
         that is started before one of these is free."""
         if self._watch is None:
             return {}
-        return self._watch.open_ahead(self._supervisor.gpus - self._shared.keys())
+        return self._watch.leases.open_ahead(self._supervisor.gpus - self._shared.keys())
 
     def take(
         self, start: Start, queued: QueuedJob, held: ExitStack, ahead: Mapping[str, Lease]
@@ -327,7 +327,7 @@ class GpuDesk:
             return ()
         if start.shared and start.gpus[0].uuid in self._shared:
             return (self._shared[start.gpus[0].uuid],)
-        leases = self._watch.take(start.gpus, clean(queued.job.title or queued.job.name), clock.mono(), ahead)
+        leases = self._watch.leases.take(start.gpus, clean(queued.job.title or queued.job.name), clock.mono(), ahead)
         if leases is None:
             return None
         if start.shared:
@@ -366,8 +366,8 @@ class GpuDesk:
     def observed(self, attempt: Attempt, *, disk_low: bool) -> Observed:
         """GPUs and memory as they were observed for an attempt that has ended."""
         record = attempt.record
-        if self._watch is not None and attempt.tag in self._watch.peaks:
-            self._peaks[attempt.tag] = self._watch.peaks[attempt.tag]
+        if self._watch is not None and attempt.tag in self._watch.usage.peaks:
+            self._peaks[attempt.tag] = self._watch.usage.peaks[attempt.tag]
         peak = self._peaks.pop(attempt.tag, None)
         self._told.discard(attempt.tag)
         here = [gpu for gpu in self.gpus if gpu.uuid in record.gpus]

@@ -1,4 +1,6 @@
-"""Who uses the GPUs on which our jobs run, when our jobs give way to them, and what the driver reports of faults."""
+"""Usage of the GPUs on which our jobs run: memory of our attempts, other users' processes, and faults that the driver
+reports. Contention: what our jobs do when other users' processes come.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from gpuherd.gpus.idle import describe
 from gpuherd.gpus.state import Gpu, GpuProcess
 from gpuherd.jobs.options import YieldTo
 
-# What the driver says against a GPU on which a job of ours has failed: memory errors, Xid errors, a lost GPU.
-#
+# --- faults ----------------------------------------------------------------------------------------------------------
+
 # Errors count from the moment at which our job took the GPU; for one that was taken over from an earlier dispatcher,
-# from the first look. Knows no jobs and no driver: it is shown GPUs as the driver described them.
+# from the first look.
 
 
 class GpuFaults:
-    """Remembers the counts of errors from which on they are new."""
+    """Memory errors, critical errors and losses of GPUs since our jobs took them."""
 
     def __init__(self, gpus: Iterable[Gpu]) -> None:
         self._last: dict[str, tuple[int | None, int]] = {}
@@ -55,12 +57,12 @@ class GpuFaults:
             yield f"GPU {gpu.label}: uncorrectable memory errors: {gpu.uncorrected_errors - errors_before}"
 
 
-# What becomes of our jobs when somebody else begins to use their GPUs: a pure function.
-#
-# A stranger counts once they have been seen for ``PRESENCE_S``: who only asks the driver something is gone by then.
-# Then the job is told of (``ignore``), paused (``pause``: it keeps its memory, and gives the GPU's time), or put back
-# into the queue (``requeue``). A paused job goes on when no stranger has been on any of its GPUs for the quiet time,
-# by which a free GPU is taken too: someone between two phases of work does not make it stop and go.
+# --- contention: other users on our GPUs (pure) ----------------------------------------------------------------------
+
+# A stranger counts after ``PRESENCE_S``: a program that only queries the driver is gone by then. Then the job is
+# reported (``ignore``), paused (``pause``: it keeps its memory and gives up the GPU's time), or put back into the queue
+# (``requeue``). A paused job goes on when no stranger has been on any of its GPUs for the quiet time after which a free
+# GPU is taken too, so that a stranger between two phases of work doesn't stop and start it again and again.
 
 PRESENCE_S = 2.0
 # A stranger who comes back within this time is not told of again.
@@ -78,7 +80,7 @@ class ActionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """Somebody who uses a GPU of ours. ``who`` tells two apart; ``sentence`` is for people.
+    """Another user's process on a GPU of ours. ``who`` identifies it; ``sentence`` is for people.
 
     ``pid`` and ``memory_mb`` are None where the driver does not tell.
     """
@@ -111,15 +113,15 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Sightings:
-    """What has to be remembered of strangers, by GPU and ``who``: since when each is there without a break, when each
-    was last seen, and of whom people have been told already."""
+    """The strangers seen so far, by GPU and ``who``: since when each is there without a break, when each was last seen,
+    and which have been reported."""
 
     since: Mapping[tuple[str, str], float] = field(default_factory=dict)
     last: Mapping[tuple[str, str], float] = field(default_factory=dict)
     told: AbstractSet[tuple[str, str]] = frozenset()
 
 
-def give_way(
+def contention_actions(
     mode: YieldTo,
     seen: Sightings,
     strangers: Sequence[Stranger],
@@ -130,7 +132,7 @@ def give_way(
     quiet_s: float,
     presence_s: float = PRESENCE_S,
 ) -> tuple[tuple[Action, ...], Sightings]:
-    """What to do after a look, and what to remember for the next one.
+    """The actions after a look, and the sightings for the next one.
 
     Args:
         strangers: who was on our GPUs at this look.
@@ -186,12 +188,11 @@ def _who(strangers: Sequence[Stranger]) -> str:
     return "; ".join(f"{stranger.sentence} on GPU {stranger.label}" for stranger in strangers)
 
 
-# Who uses the GPUs on which our jobs run: our own attempts, with how much memory, and strangers.
-#
-# A process is ours when it, or one that it descends from, carries an attempt's tag in its environment. Where the
-# driver shows no pids, or those of another container's numbering, a stranger can only be told by memory: more is in
-# use than was before our jobs came and they have declared. Knows the driver's answers and /proc; what is done about a
-# stranger is ``gpuherd.jobs.gpu.usage``'s part.
+# --- usage: our attempts and strangers -------------------------------------------------------------------------------
+
+# A process is ours when it, or an ancestor, has an attempt's tag in its environment. Where the driver shows no pids, or
+# those of another container's numbering, only memory reveals a stranger: more is in use than before our jobs came plus
+# what they declare.
 
 # The kernel's number for the machine's own numbering of processes (PROC_PID_INIT_INO); a container has another.
 _MACHINE_PIDS = "pid:[4026531836]"
@@ -200,11 +201,11 @@ _LONGEST_DESCENT = 64
 NOTHING: Mapping[str, int] = {}
 
 
-class GpuUsers:
-    """Tells our own from strangers, look by look, and remembers each attempt's greatest use of memory.
+class GpuUsage:
+    """Separates our processes from strangers, look by look, and records each attempt's peak memory.
 
     Args:
-        slack_mb: memory beyond what is known that is nobody yet: the threshold under which a GPU can be free.
+        slack_mb: unexplained memory that does not yet count as a stranger: the threshold under which a GPU is free.
     """
 
     def __init__(self, slack_mb: int) -> None:

@@ -1,9 +1,9 @@
-"""The dispatcher's eye on the GPUs: looks at them, remembers how long each has been free, and takes leases.
+"""The state of the GPUs over time: how long each has been free, who holds it, and which were just left.
 
-It joins what ``gpuherd.gpus`` offers (driver, free test, leases) and keeps what has to be remembered between two looks.
-Looks are of two kinds. A cheap one asks for memory only, eight times a second at most, so that a GPU which somebody
-frees is noticed at once; a full one, with processes and leases, comes when that has changed, at each check while a GPU
-is becoming free, and every few seconds otherwise. Which job gets which GPU is decided in ``policy``.
+Joins driver, idle rule and leases of ``gpuherd.gpus`` and keeps the state between two looks. A cheap look queries
+memory only, at most eight times a second, so that a GPU which another user frees is noticed at once. A full look, with
+processes and leases, follows when that has changed, at each check while a GPU is becoming free, and every few seconds
+otherwise. ``scheduler.policy`` decides which job gets which GPU.
 """
 
 from __future__ import annotations
@@ -22,21 +22,17 @@ from gpuherd.errors import NoSuchGpu
 from gpuherd.gpus import idle
 from gpuherd.gpus.choose import choose, links_between
 from gpuherd.gpus.lease_files import user_name
-from gpuherd.gpus.leases import Lease
 from gpuherd.gpus.query import DRIVER_PAUSE_S, GpuReader
 from gpuherd.gpus.state import Gpu, GpuProcess, Machine
 from gpuherd.gpus.visible import find, hides_all, is_named, variable_of, visible_in
 from gpuherd.jobs import clock
-from gpuherd.jobs.gpu.leasing import NONE_AHEAD, GpuLeases
-from gpuherd.jobs.gpu.usage import NOTHING, GpuFaults, GpuUsers, Stranger
+from gpuherd.jobs.gpu.leasing import GpuLeases
+from gpuherd.jobs.gpu.usage import NOTHING, GpuFaults, GpuUsage, Stranger
 from gpuherd.jobs.options import GpuOptions
-from gpuherd.jobs.scheduler.limits import Allowance
 from gpuherd.jobs.scheduler.policy import GpuView
 from gpuherd.jobs.scheduler.types import fits
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
-# How often the GPUs of running jobs are looked at for strangers, in seconds, while nobody waits.
-WATCH_EVERY_S = 2.0
 # A GPU that our job has left is looked at again after this many seconds, twice as many the next time, and so on.
 _FIRST_LOOK_S = 0.005
 # A full look at GPUs all of which are in use, for the reasons that people see.
@@ -69,6 +65,8 @@ class GpuWatch:
     Attributes:
         problem: a sentence when there are none, else None.
         maker: whose driver shows them, or should.
+        leases: takes GPUs for jobs, within what the user may hold.
+        usage: the memory that our attempts use, as of the last look.
         awaits_driver: there are none because the installed driver does not answer (yet): jobs that need a GPU wait, and
             each ``look`` asks the driver again. False where no driver is installed: jobs then run on the CPU.
 
@@ -90,11 +88,11 @@ class GpuWatch:
         self._options, self._settings = options, settings
         # As of the last look that gave a verdict: the driver is asked for other reasons as well.
         self._was_low: dict[str, bool] = {}
-        self._users = GpuUsers(options.gpu_memory_threshold)
+        self.usage = GpuUsage(options.gpu_memory_threshold)
         self._user = user_name(os.geteuid())
         # Until then another user may come back to the machine.
         self._others_until = -math.inf
-        self._leases = GpuLeases(settings)
+        self.leases = GpuLeases(settings)
         # Links between GPUs don't change, so they are asked for once.
         machine = self._reader.snapshot(processes=True, topology=True, errors=True)
         self._faults = GpuFaults(machine.gpus)
@@ -116,8 +114,8 @@ class GpuWatch:
                 " nothing new is started there, and what runs there goes on"
             )
         self._options, self._settings = options, settings
-        self._users.change(options.gpu_memory_threshold)
-        self._leases.change(settings)
+        self.usage.change(options.gpu_memory_threshold)
+        self.leases.change(settings)
 
     def _choose_gpus(
         self, machine: Machine, options: GpuOptions, settings: Settings, *, named_now: bool = False
@@ -151,7 +149,7 @@ class GpuWatch:
 
     def _note_others(self, machine: Machine, now: float) -> None:
         """Reduces the checks while no other user is, or just was, on any GPU of the machine."""
-        if idle.others_use(machine.gpus, self._rule, self._user) or self._leases.others_took_one(_YOUNG_S):
+        if idle.others_use(machine.gpus, self._rule, self._user) or self.leases.others_took_one(_YOUNG_S):
             self._others_until = now + _YOUNG_S
         self._rule = self._rule_of(self._options, alone=now >= self._others_until)
 
@@ -180,10 +178,6 @@ class GpuWatch:
         """So many checks in a row must find a GPU free, by the last look."""
         return self._rule.max_checks
 
-    def allowance(self, ours: Collection[str]) -> Allowance:
-        """How many GPUs this run may hold now, by the settings; ``ours`` are those that it holds."""
-        return self._leases.allowance(ours)
-
     # --- looking ----------------------------------------------------------------------------------------------
 
     def look(self, now: float, ours: Collection[str]) -> bool:
@@ -206,8 +200,8 @@ class GpuWatch:
             self._note_others(self._refresh_all(), now)
         self._observe(waited_for, now)
         unused = {uuid: self._checks[uuid].free for uuid in waited_for if uuid in self._checks}
-        self._leases.look(unused, now)
-        self._leases.ours(ours, now)
+        self.leases.look(unused, now)
+        self.leases.ours(ours, now)
         low = any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for)
         self._full_look_at = now + (self._rule.interval_s if low else max(self._rule.interval_s, _FULL_LOOK_S))
         return before != self._picture(now)
@@ -246,7 +240,7 @@ class GpuWatch:
 
     def rest(self) -> None:
         """No job waits for a GPU any more: nothing of ours shall be in the way of those who do."""
-        self._leases.rest()
+        self.leases.rest()
 
     def _has_changed(self, uuids: Collection[str]) -> bool:
         """A cheap look: whether a GPU's memory is on the other side of the threshold now, or a lease has ended."""
@@ -255,7 +249,7 @@ class GpuWatch:
             # What the cheap look does not tell of is left to the full ones.
             if uuid in used and self._is_low(used[uuid]) is not self._was_low.get(uuid):
                 return True
-        return self._leases.any_given_back(uuids)
+        return self.leases.any_given_back(uuids)
 
     def _is_low(self, used_mb: int) -> bool:
         return used_mb < self._rule.memory_threshold_mb
@@ -315,7 +309,7 @@ class GpuWatch:
     def fetch_notices(self) -> tuple[str, ...]:
         """What people should be told of the GPUs, once each: leases that were passed over."""
         notices, self._notices = self._notices, []
-        return (*notices, *self._leases.fetch_notices())
+        return (*notices, *self.leases.fetch_notices())
 
     # --- while our jobs run -----------------------------------------------------------------------------------
 
@@ -330,7 +324,7 @@ class GpuWatch:
         """
         self._refresh(errors=True)
         self._faults.look(self._gpus.values())
-        return self._users.look(self._gpus, own, declared_mb)
+        return self.usage.look(self._gpus, own, declared_mb)
 
     def gpu_problem(self, uuids: Collection[str]) -> str | None:
         """What the driver says against these GPUs since our job took them, as a sentence: asked when a job has failed.
@@ -338,32 +332,7 @@ class GpuWatch:
         self._refresh(uuids, errors=True)
         return self._faults.problem(self._gpus, uuids)
 
-    @property
-    def peaks(self) -> Mapping[str, int]:
-        """By attempt's tag, the most memory in MB that it was seen to use on any one GPU, at the looks so far."""
-        return self._users.peaks
-
-    @property
-    def in_use(self) -> Mapping[str, int]:
-        """By attempt's tag, the memory in MB that it used at the last look on one GPU."""
-        return self._users.in_use
-
-    def idle_mb(self, uuid: str) -> int | None:
-        """What was in use on this GPU before our jobs came, in MB; None where that is not known."""
-        return self._users.idle_mb(uuid)
-
     # --- taking -----------------------------------------------------------------------------------------------
-
-    def take(
-        self, gpus: Sequence[Gpu], job: str, now: float, ahead: Mapping[str, Lease] = NONE_AHEAD
-    ) -> tuple[Lease, ...] | None:
-        """Leases on all of these GPUs for a job, or None (then none is kept) when somebody else holds one, or the
-        user's limit is reached. ``ahead``: what ``open_ahead`` opened for this job."""
-        return self._leases.take(gpus, job, now, ahead)
-
-    def open_ahead(self, uuids: Collection[str]) -> dict[str, Lease]:
-        """The lock files of these GPUs, open and not locked, for a process that is started before it may have one."""
-        return self._leases.open_ahead(uuids)
 
     def still_free(self, uuids: Collection[str], now: float) -> set[str]:
         """One more look, under the leases: which of these GPUs nobody has begun to use since the last one."""
@@ -374,7 +343,7 @@ class GpuWatch:
         self._streaks = idle.observe(self._streaks, unclean, self._rule, now)
         self._busy |= {uuid: found.reason for uuid, found in unclean.items()}
         free = set(uuids) - unclean.keys()
-        self._users.taken(self._gpus[uuid] for uuid in free)
+        self.usage.taken(self._gpus[uuid] for uuid in free)
         self._faults.taken(free)
         return free
 
@@ -442,7 +411,7 @@ class GpuWatch:
         recent = idle.forgotten(self._streaks, self._rule, now)
         verdicts: dict[str, str | None] = {}
         for uuid in self._gpus:
-            held = self._leases.held(uuid, now)
+            held = self.leases.held(uuid, now)
             if held is None and uuid in self._streaks.clean and uuid not in recent.clean:
                 held = "not looked at lately"
             verdicts[uuid] = held or (None if self._is_free(uuid) else self._busy[uuid])

@@ -26,6 +26,7 @@ from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.gpus.visible import chosen_in, named_in, without
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.jobs import clock
+from gpuherd.jobs.remote import NEEDS_LOOK_S, PATIENCE_S
 from gpuherd.jobs.remote.node_job import NodePart
 from gpuherd.jobs.remote.protocol import (
     INTERRUPTED,
@@ -45,9 +46,6 @@ from gpuherd.jobs.remote.protocol import (
     take,
 )
 
-# A claim, a start or a report that fails for lack of space, processes or files is retried for so long.
-PATIENCE_S = 60.0
-_LOOK_S = 0.1
 _RANK = "gpuherd.jobs.remote.node_rank"
 _TIME_UP = signal.SIGUSR1
 # SIGUSR2 is Grid Engine's word that SIGKILL follows.
@@ -97,11 +95,11 @@ def lead(
     if stop is None:
         with Stop() as never:
             return lead(manifest, index, never, handle=handle, others=others, patience_s=patience_s)
-    told, order = order_of(Path(manifest), index)
-    side = node_side(told.engine)
+    shared, order = order_of(Path(manifest), index)
+    side = node_side(shared.engine)
     if order.job.nodes > 1 and others is None and not side.starts_ranks:
-        raise UsageError(f"{told.engine} has given one node to an attempt that spans {order.job.nodes}")
-    inherited = environment(os.environ, told, order)
+        raise UsageError(f"{shared.engine} has given one node to an attempt that spans {order.job.nodes}")
+    inherited = environment(os.environ, shared, order)
     claim = _claim(inherited, handle, order, others, side)
     missing = _missing(order, stop)
     if missing is not None:
@@ -117,7 +115,7 @@ def lead(
         return INTERRUPTED
     part = NodePart(manifest, index, order, inherited, patience_s=patience_s)
     if order.has_ranks:
-        part = _spread(part, others, side, told.engine)
+        part = _spread(part, others, side, shared.engine)
     return exit_code(part.run(stop, others))
 
 
@@ -130,9 +128,9 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
     if stop is None:
         with Stop() as never:
             return join(manifest, index, world, never)
-    told, order = order_of(Path(manifest), index)
-    side = node_side(told.engine)
-    inherited = environment(os.environ, told, order)
+    shared, order = order_of(Path(manifest), index)
+    side = node_side(shared.engine)
+    inherited = environment(os.environ, shared, order)
     here = order.on_node(world.rank)
     with suppress(OSError):  # it tells people which GPUs it has, no more
         take(Path(here.claim), _claim(inherited, None, here, None, side))
@@ -145,11 +143,11 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
     return Failure(world.rank, node, ExitCode.FAILED if ended.code == 0 else ended.code, ended.signal)
 
 
-def environment(own: Mapping[str, str], told: Manifest, order: Order) -> dict[str, str]:
+def environment(own: Mapping[str, str], shared: Manifest, order: Order) -> dict[str, str]:
     """What the job inherits on this node. The GPUs are those of the engine; which environment goes over the other is
     ``NodeSide.own_environment_wins``."""
-    wins = node_side(told.engine).own_environment_wins
-    merged = {**told.environment, **own} if wins else {**own, **told.environment}
+    wins = node_side(shared.engine).own_environment_wins
+    merged = {**shared.environment, **own} if wins else {**own, **shared.environment}
     return without(merged) | (visible_environment(()) if order.gpus == 0 else chosen_in(own))
 
 
@@ -165,7 +163,7 @@ def _missing(order: Order, stop: Stop) -> str | None:
         while (ended := _read_now(path)) is None:
             if stop.asked or clock.mono() >= until:
                 return f"{path.name} is not there, which would tell of the success of what it needs"
-            time.sleep(_LOOK_S)
+            time.sleep(NEEDS_LOOK_S)
         if not ended.well:
             return f"{path.name} tells that what it needs has not succeeded"
     return None

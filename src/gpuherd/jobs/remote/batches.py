@@ -18,15 +18,11 @@ from gpuherd.engines.options import EngineOptions
 from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Predecessor, QueuedJob
+from gpuherd.jobs.remote import AROUND_S, LONG_STEP_S, SHORT_S, SHORT_STEP_S
 from gpuherd.jobs.scheduler.types import Wait
 
 # SLURM's default for the largest array.
 LARGEST_BATCH = 1000
-# Time that a node needs to start an attempt's agent and to report its end.
-_AROUND_S = 60.0
-# Requested time is rounded up: to whole minutes up to an hour, then to quarters of an hour. A partition's own limit
-# consists of such steps, too, so that rounding does not exceed it.
-_SHORT_S, _SHORT_STEP_S, _LONG_STEP_S = 3600.0, 60, 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits
     """
     time_s = options.time_limit
     if time_s is None and limits.whole_s is not None:
-        time_s = stepped(limits.whole_s + grace_s + options.notice + _AROUND_S)
+        time_s = stepped(limits.whole_s + grace_s + options.notice + AROUND_S)
     return Placement(
         gpus=gpus,
         nodes=job.nodes,
@@ -104,7 +100,7 @@ def stepped(seconds: float) -> float:
     >>> stepped(61), stepped(3600), stepped(3601)
     (120, 3600, 4500)
     """
-    step_s = _SHORT_STEP_S if seconds <= _SHORT_S else _LONG_STEP_S
+    step_s = SHORT_STEP_S if seconds <= SHORT_S else LONG_STEP_S
     return step_s * math.ceil(seconds / step_s)
 
 

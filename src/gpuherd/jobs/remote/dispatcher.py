@@ -39,10 +39,11 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.store import Queue
+from gpuherd.jobs.remote import AGAIN_S, REPORT_DELAY_S
 from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
 from gpuherd.jobs.remote.query import EngineQueries
 from gpuherd.jobs.remote.spool import Spool
-from gpuherd.jobs.remote.submit import AGAIN_S, Submitter
+from gpuherd.jobs.remote.submit import Submitter
 from gpuherd.jobs.remote.tracker import Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
@@ -166,10 +167,6 @@ def in_line_sentence(followed: Iterable[RemoteAttempt], title: str) -> str | Non
 
 logger = logging.getLogger(__name__)
 
-# A report may be on its way for so long after the engine calls its attempt ended; in addition to the grace, in which a
-# guardian may still be ending the attempt.
-PATIENCE_S = 15.0
-
 
 class RemoteDispatcher(Loop):
     """Works a queue off through an engine. One use: ``run`` once.
@@ -203,7 +200,7 @@ class RemoteDispatcher(Loop):
             self._reporter,
             self._queries,
             self._spool,
-            Outcomes(run, self._queries, self._spool, self._grace_s + PATIENCE_S),
+            Outcomes(run, self._queries, self._spool, self._grace_s + REPORT_DELAY_S),
             self._completion,
             self._note_change,
         )
@@ -217,7 +214,7 @@ class RemoteDispatcher(Loop):
             self._completion,
             self._disk,
             grace_s=self._grace_s,
-            delay_s=PATIENCE_S,
+            delay_s=REPORT_DELAY_S,
         )
         self._leaves = False
         self._held_until = 0.0
@@ -269,7 +266,7 @@ class RemoteDispatcher(Loop):
             busy.append(self._submitter.due_at)
         return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
 
-    # --- deciding ---------------------------------------------------------------------------------------------
+    # --- decisions ----------------------------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
         if self.asked is StopLevel.GO_ON and clock.mono() >= self._held_until:
@@ -279,7 +276,7 @@ class RemoteDispatcher(Loop):
         self._state_file.touch()
         self.decide_soon(clock.mono())
 
-    # --- being told -------------------------------------------------------------------------------------------
+    # --- signals and requests -----------------------------------------------------------------------------------
 
     def _signalled(self, signals: StopSignals) -> None:
         if signals.asked is StopLevel.STOP_NOW or (signals.terminated and self.asked < StopLevel.STOP):
@@ -320,7 +317,7 @@ class RemoteDispatcher(Loop):
         self._tracker.enforce_marks()
         self._note_change()
 
-    # --- telling ----------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------------
 
     def _show(self) -> None:
         running, out = self._tracker.running, self._tracker.open

@@ -23,6 +23,7 @@ from gpuherd.engines.host import finding_us
 from gpuherd.engines.local.process import LocalProcess, adopt, read_exit
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, ProcessId, Traces, boot_id, end_rest
 from gpuherd.jobs import clock
+from gpuherd.jobs.remote import PATIENCE_S
 from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, order_of, read_ended, say, write_report
 
 # It survives the signals that an engine sends to all of a job's processes, except SIGKILL; and it is no child of the
@@ -33,7 +34,6 @@ trap '' HUP INT QUIT TERM USR1 USR2 ALRM
 exec 3<&0
 { read -r word; [ "$word" = done ] || exec "$@"; } <&3 3<&- &
 """
-_GUARDIAN_PATIENCE_S = 60.0
 
 
 class Guardian:
@@ -113,7 +113,7 @@ def main(words: Sequence[str]) -> int:
         has_result=has_result(order),
         interrupted=process is not None or not found.started or cut,
     )
-    write_report(order, ended, _GUARDIAN_PATIENCE_S)
+    write_report(order, ended, PATIENCE_S)
     return 0
 
 

@@ -20,6 +20,7 @@ from gpuherd.engines.world import Failure, Others, Stop, World
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.time_limits import Supervised, TimeLimits, Timer
+from gpuherd.jobs.remote import LAST_S, OTHERS_END_S, OTHERS_LOOK_S, PEAK_END_S, PEAK_EVERY_S, PEAK_FIRST_S
 from gpuherd.jobs.remote.guardian import Guardian
 from gpuherd.jobs.remote.node_rank import first_failure
 from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, patiently, say, write_report
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
 # need not be the driver's. Where the driver does not report memory by process, or has other pids, the peak is unknown.
 # Sampling has a thread of its own, since a driver that hangs must not keep the job from being ended.
 
-# For short jobs the driver is not started.
-_FIRST_S, _EVERY_S = 2.0, 5.0
-_PATIENCE_S = 1.0
-
 
 class GpuPeak:
     """Samples while the block lasts. ``mb`` is the peak so far, in MB (2^20 bytes), None while unknown.
@@ -47,7 +44,9 @@ class GpuPeak:
         first_s, every_s: seconds from the start to the first sample, and between two.
     """
 
-    def __init__(self, traces: Traces, wanted: bool = True, first_s: float = _FIRST_S, every_s: float = _EVERY_S):
+    def __init__(
+        self, traces: Traces, wanted: bool = True, first_s: float = PEAK_FIRST_S, every_s: float = PEAK_EVERY_S
+    ):
         self.mb: int | None = None
         self._wanted = wanted
         self._traces = traces
@@ -81,7 +80,7 @@ class GpuPeak:
     ) -> None:
         self._over.set()
         if self._wanted:
-            self._thread.join(_PATIENCE_S)
+            self._thread.join(PEAK_END_S)
 
 
 def most(gpus: Iterable[Gpu], pids: frozenset[int], before: int | None) -> int | None:
@@ -94,10 +93,6 @@ def most(gpus: Iterable[Gpu], pids: frozenset[int], before: int | None) -> int |
 
 
 # --- the part ------------------------------------------------------------------------------------------------------
-
-_LAST_S = 5.0  # of the notice are ours, to end what is left and to report it
-_OTHERS_LOOK_S = 0.5
-_OTHERS_END_S = 30.0  # beyond their grace; an engine that can't end them is not waited for longer
 
 
 @dataclass(eq=False, kw_only=True)
@@ -148,7 +143,7 @@ class Supervision(Supervised):
     def make_room(self, *, soon: bool = True) -> None:
         """SIGTERM to all that belongs to it, and SIGKILL after the grace, or when the notice of its end is over."""
         self.interrupted = True
-        self.end(clock.mono(), self.grace_s if soon else max(self.grace_s, (self.notice_s or 0.0) - _LAST_S))
+        self.end(clock.mono(), self.grace_s if soon else max(self.grace_s, (self.notice_s or 0.0) - LAST_S))
 
     def _all_ended(self) -> bool:
         if self.others is None:
@@ -163,7 +158,7 @@ class Supervision(Supervised):
     def _wait_ms(self) -> float | None:
         times, now = [self.next_at()], clock.mono()
         if self.others is not None:
-            times.append(now + _OTHERS_LOOK_S)
+            times.append(now + OTHERS_LOOK_S)
         at = min((at for at in times if at is not None), default=math.inf)
         return None if at == math.inf else math.ceil(1000 * max(0.0, at - now))
 
@@ -183,7 +178,7 @@ class Supervision(Supervised):
             self.others.end()
             if self._others_end_at is None:
                 end_at = clock.mono() + self.grace_s if self.kill_at is None else self.kill_at
-                self._others_end_at = end_at + _OTHERS_END_S
+                self._others_end_at = end_at + OTHERS_END_S
 
 
 def _failed(pidfd: int) -> bool:

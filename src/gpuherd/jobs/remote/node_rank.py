@@ -61,7 +61,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def first_failure(path: Path) -> Failure | None:
-    """What ``FILE`` says, None where nobody has failed."""
+    """The failure in ``FILE``, None where no process has failed."""
     try:
         return Failure(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):

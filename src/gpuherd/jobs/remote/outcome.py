@@ -36,6 +36,7 @@ from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.records import AttemptRecord, Handed, PauseReason
+from gpuherd.jobs.remote import LONGEST_WAIT_S
 from gpuherd.jobs.remote.protocol import Claim, EndReport, take
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -47,8 +48,6 @@ logger = logging.getLogger(__name__)
 
 # So many queries in a row must find it gone before that is believed, over some time (``patience_s``).
 LOOKS = 3
-# A known end needs no further query, only so much time: the engine may be away.
-_LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +67,16 @@ class RemoteAttempt:
     Attributes:
         record: as it stands in the queue.
         handed: how it is found in the engine, with the handle as soon as that is known.
-        claim, report: what its node has told. ``further``: claims of its other nodes, by their rank.
-        sighting: what the engine told last, None if it never did.
+        claim, report: files of its node. ``further``: claims of its other nodes, by their rank.
+        sighting: the engine's last answer about it, None if there was none.
         unknown: at the last query the engine did not know it.
         known_at: the latest moment (by ``clock.mono``) at which the engine surely had it and it had not ended there: it
             has taken it from us since, or shown it; None where this process has seen neither.
         gone: since when it is gone; None while it is not. ``gone_before``: the same as an earlier dispatcher has
             recorded it. It counts from the next query on, if that does not find the attempt either.
         taken: our own claim came too late.
-        cancelled_by: who wants the job to end for good; ``recalled``: why we took the attempt back. ``called_off``: the
-            engine has been told to end it.
+        cancelled_by: who has cancelled the job; ``recalled``: why we took the attempt back. ``called_off``: the engine
+            was asked to cancel it.
     """
 
     record: AttemptRecord
@@ -188,7 +187,7 @@ class RemoteAttempt:
         if self.gone.looks >= LOOKS and now >= self.gone.since + patience_s:
             return True
         only_time = not self.unknown or self.report is not None
-        return only_time and now >= self.gone.since + max(_LONGEST_WAIT_S, patience_s)
+        return only_time and now >= self.gone.since + max(LONGEST_WAIT_S, patience_s)
 
     def ended(
         self,

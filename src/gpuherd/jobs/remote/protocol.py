@@ -20,6 +20,7 @@ from gpuherd.engines.world import Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
 from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.job import Job, job_of, spec_of
+from gpuherd.jobs.remote import PAUSES_S
 
 # The manifest describes the attempts of one batch for the nodes. It is written once, before the batch is submitted,
 # where all nodes see it. Only its owner can read it: commands and environments may hold secrets.
@@ -347,11 +348,11 @@ def _known(data: bytes, kind: type[Claim | EndReport]) -> dict[str, Any]:
     """The values of a file, without fields of a later version; none where a value is impossible, since later code
     calculates with the values."""
     try:
-        told = json.loads(data)
+        raw = json.loads(data)
     except (ValueError, RecursionError):
         return {}
     types = {each.name: str(each.type) for each in fields(kind)}
-    values = {name: value for name, value in told.items() if name in types} if isinstance(told, dict) else {}
+    values = {name: value for name, value in raw.items() if name in types} if isinstance(raw, dict) else {}
     return values if all(_fits(types[name], value) for name, value in values.items()) else {}
 
 
@@ -377,7 +378,6 @@ def _read(path: Path) -> bytes | None:
 T = TypeVar("T")
 
 INTERRUPTED = int(ExitCode.BUSY)
-_PAUSES_S = (0.1, 0.5, 2.0)
 _FOR_GOOD = frozenset({errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOTDIR, errno.EOPNOTSUPP})
 
 
@@ -404,17 +404,17 @@ def patiently(act: Callable[[], T], trouble: str, patience_s: float, stop: Stop 
     """Returns what ``act`` returns; retries for so long, and no longer than until we are stopped, while it fails in a
     way that may pass. Raises the last error: OSError, CannotStart.
     """
-    until, told, tries = time.monotonic() + patience_s, False, 0
+    until, was_reported, tries = time.monotonic() + patience_s, False, 0
     while True:
-        pause_s = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
+        pause_s = PAUSES_S[min(tries, len(PAUSES_S) - 1)]
         try:
             return act()
         except (OSError, CannotStart) as problem:
             if not _may_pass(problem) or time.monotonic() + pause_s > until or (stop is not None and stop.asked):
                 raise
-            if not told:
+            if not was_reported:
                 say(f"{trouble}: {problem}; trying again for {patience_s:g} s")
-        told, tries = True, tries + 1
+        was_reported, tries = True, tries + 1
         time.sleep(pause_s)
 
 

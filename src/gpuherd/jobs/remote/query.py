@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from gpuherd.engines.base import Engine, EngineAway, Placement, Sighting, Ticket
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import back_off_s, clean
+from gpuherd.jobs.remote import QUERY_LONGEST_S, QUERY_SOON_S
 from gpuherd.jobs.reporter import Reporter
 
 # One query at a time, in a thread of its own, so that a slow answer does not block the event loop.
@@ -94,9 +95,6 @@ class BackgroundQuery(Generic[_Answer]):
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_S = 60.0
-_SOON_S = 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -138,7 +136,7 @@ class EngineQueries:
     def soon(self, now: float) -> None:
         """The engine is to be queried soon: only it knows what happened."""
         if self.away is None:
-            self.due_at = min(self.due_at, max(now, self._asked_at + min(_SOON_S, self.engine.look_s)))
+            self.due_at = min(self.due_at, max(now, self._asked_at + min(QUERY_SOON_S, self.engine.look_s)))
 
     def ask(self, tickets: Collection[Ticket], now: float) -> None:
         """Starts to query their state; ``answer`` returns the result later. One query at a time."""
@@ -157,7 +155,7 @@ class EngineQueries:
         if found is not None:
             # An engine that takes long to answer is queried less often. (Not for hours, in case this machine was
             # asleep.)
-            self.due_at = max(self.due_at, now + min(now - self._asked_at, _LONGEST_S))
+            self.due_at = max(self.due_at, now + min(now - self._asked_at, QUERY_LONGEST_S))
         return Answer(self._asked, self._asked_at, found)
 
     def look(self, tickets: Collection[Ticket], now: float) -> Mapping[int, Sighting] | None:
@@ -201,7 +199,7 @@ class EngineQueries:
     def failed(self, problem: EngineAway, now: float) -> None:
         """It does not answer. That is reported once, and it is queried less and less often."""
         self._failures += 1
-        wait_s = max(self.engine.look_s, back_off_s(self._failures, _SOON_S, _LONGEST_S))
+        wait_s = max(self.engine.look_s, back_off_s(self._failures, QUERY_SOON_S, QUERY_LONGEST_S))
         self.due_at = now + wait_s
         logger.info("%s does not answer, asking again in %.0f s: %s", self.title, wait_s, problem)
         if self.away is None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from gpuherd.atomic import atomic_write
 from gpuherd.engines.process_tree import boot_id
 from gpuherd.jobs import clock
+from gpuherd.jobs.remote import SPOOL_LONGEST_S, SPOOL_SHORTEST_S, SWEEP_AGE_S
 from gpuherd.jobs.remote.outcome import LOOKS, Gone, RemoteAttempt
 from gpuherd.jobs.remote.protocol import NOT_NOW, claim_on_node, present, read_claim, read_ended
 from gpuherd.jobs.run_dir import RunDirectory
@@ -27,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 # The name of a batch (``QueueFile.batch_name``), with which all its files begin.
 _BATCH = re.compile(r"gpuherd-[0-9a-f]+\.[0-9]+-([0-9]+)")
-_QUIET_S = 600.0
-_SHORTEST_S, _LONGEST_S = 0.2, 1.0
 # At most this part of the time is spent on reading.
 _SHARE = 0.05
 # More than any second of a clock.
@@ -49,7 +48,7 @@ class Spool:
         self._voided: set[str] = set()
         self._after: dict[str, frozenset[int]] = {}
         self._gone: dict[int, Gone] | None = None  # as in the file; None before the first write
-        self._every_s = _SHORTEST_S
+        self._every_s = SPOOL_SHORTEST_S
         self.due_at = 0.0
 
     def opened(
@@ -65,10 +64,10 @@ class Spool:
         """The attempts with a new file: a claim, or a report of the end."""
         began = time.monotonic()
         names = self.names()
-        told = (followed[number] for number in _numbers(names) if number in followed)
-        changed = [each for each in told if self.read(each, names)]
+        reported = (followed[number] for number in _numbers(names) if number in followed)
+        changed = [each for each in reported if self.read(each, names)]
         cost_s = time.monotonic() - began
-        self._every_s = _SHORTEST_S if changed else min(_LONGEST_S, 1.5 * self._every_s)
+        self._every_s = SPOOL_SHORTEST_S if changed else min(SPOOL_LONGEST_S, 1.5 * self._every_s)
         self.due_at = now + max(self._every_s, cost_s / _SHARE)
         return changed
 
@@ -91,12 +90,12 @@ class Spool:
             for rank in range(1, followed.record.queued.job.nodes if followed.has_begun else 1):
                 part = claim_on_node(claim, rank)
                 if rank not in followed.further and (names is None or part.name in names):
-                    told = read_claim(part)
-                    followed.further = followed.further if told is None else {**followed.further, rank: told}
+                    other = read_claim(part)
+                    followed.further = followed.further if other is None else {**followed.further, rank: other}
             if followed.report is None and (names is None or ended.name in names):
                 followed.report = read_ended(ended)
         except OSError as problem:
-            logger.warning("can't read what is told of attempt %d: %s", number, problem)
+            logger.warning("can't read the files of attempt %d: %s", number, problem)
         return (followed.claim, followed.further, followed.report) != before
 
     def recall_gone(self, followed: Mapping[int, RemoteAttempt]) -> None:
@@ -171,7 +170,7 @@ class Spool:
             if batch is not None and name in manifests and not is_ours(batch[0]):
                 gone &= _unlink(path)
             elif (batch is None or batch[0] not in self._all) and not (_is_number(head) and int(head) in kept):
-                gone &= _remove_old(path, now - _QUIET_S)
+                gone &= _remove_old(path, now - SWEEP_AGE_S)
 
     def _remove(self, batch: str, attempts: Collection[int]) -> None:
         if not _unlink(self._run.manifest(batch)):
@@ -192,9 +191,9 @@ def _read_gone(path: Path) -> dict[int, Gone]:
     now, wall = clock.mono(), clock.wall()
     found = {}
     try:
-        told = json.loads(path.read_bytes())
-        same_boot = told["boot"] == boot_id()
-        for number, (mono, at, looks) in told["attempts"].items():
+        raw = json.loads(path.read_bytes())
+        same_boot = raw["boot"] == boot_id()
+        for number, (mono, at, looks) in raw["attempts"].items():
             if not all(-_MOST_S < value < _MOST_S for value in (mono, at)) or looks not in range(1, LOOKS + 1):
                 continue
             found[int(number)] = Gone(min(now, mono) if same_boot else now - max(0.0, wall - at), int(looks))

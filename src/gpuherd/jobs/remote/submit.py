@@ -26,12 +26,13 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
 from gpuherd.jobs.records import AttemptRecord, EventKind, Handed, Predecessor, QueuedJob, StartRecord
+from gpuherd.jobs.remote import AGAIN_S, AT_A_TIME_S, REFUSAL_EVERY_S, SUBMIT_EVERY_S
 from gpuherd.jobs.remote.batches import LARGEST_BATCH, BatchLimits, Candidate, Group, decide, placement_of
 from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import Manifest, Order, portable, to_json
 from gpuherd.jobs.remote.query import EngineQueries
 from gpuherd.jobs.remote.spool import Spool
-from gpuherd.jobs.remote.tracker import AT_A_TIME_S, Tracker
+from gpuherd.jobs.remote.tracker import Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.types import Wait
@@ -60,15 +61,10 @@ class Submitted:
     unwritten: Exception | None = None
 
 
-# Retry interval after a failed write, or after the refusal of a batch of which a part may be accepted.
-AGAIN_S = 1.0
-# A refusal that may pass is reported at most so often.
-_TELL_EVERY_S = 600.0
 # Jobs that are considered beyond those that can be submitted, to report what waits.
 _BEYOND = 8
 # Each submission is a command to the engine: jobs that come so soon after the last one wait for more, and longer while
 # fewer places than this part of all are free.
-_SHORTLY_S = 1.0
 _FEW = 10
 
 
@@ -150,7 +146,7 @@ class Submitter(Decisions):
         self.due_at = None
         self._disk.look(now)
         while self._decide(tracker, now):
-            self._again_at = now + min(_SHORTLY_S, self._queries.engine.look_s)
+            self._again_at = now + min(SUBMIT_EVERY_S, self._queries.engine.look_s)
             self._refill_at = now + self._queries.engine.look_s
         if self._queries.away is not None and not self._queries.background.busy:
             self.soon(self._queries.due_at)  # otherwise when it has answered
@@ -251,7 +247,7 @@ class Submitter(Decisions):
             self._reporter.notice(f"{self._queries.title} takes no more jobs now ({times}): {problem}")
         else:
             return
-        self._tell_again_at = now + _TELL_EVERY_S
+        self._tell_again_at = now + REFUSAL_EVERY_S
 
     def _give_up(self, jobs: Sequence[QueuedJob], reason: str) -> None:
         problem = give_up(self._queue, self._reporter, jobs, FailureClass.BAD_INPUT, reason)

@@ -16,17 +16,13 @@ from gpuherd.jobs.completion import Known, NoFault
 from gpuherd.jobs.queue.errors import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, Begun, EventKind
+from gpuherd.jobs.remote import AT_A_TIME_S, SWEEP_S
 from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
 from gpuherd.jobs.remote.protocol import Claim
 from gpuherd.jobs.remote.query import EngineQueries
 from gpuherd.jobs.remote.spool import Spool
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
-
-# Work that is done for each of thousands of jobs is split into pieces of so many seconds.
-AT_A_TIME_S = 0.5
-# Files of batches that are over are removed so often: a queue may be served for months.
-SWEEP_S = 600.0
 
 
 class Tracker:
@@ -328,10 +324,10 @@ def gpu_labels(
     node = claim.node or "?"
     found = [(node, claim.gpus or tuple(str(number) for number in range(gpus)))]
     for rank in range(1, nodes):
-        told = further.get(rank)
-        name = claim.others[rank - 1] if rank <= len(claim.others) else told.node if told is not None else ""
+        other = further.get(rank)
+        name = claim.others[rank - 1] if rank <= len(claim.others) else other.node if other is not None else ""
         unknown = tuple(f"?{number}" for number in range(1, gpus + 1))
         # Several nodes of Ray may share a host.
         known = name and name not in (each for each, _ in found)
-        found.append((name if known else f"{node}+{rank}", unknown if told is None else told.gpus or unknown))
+        found.append((name if known else f"{node}+{rank}", unknown if other is None else other.gpus or unknown))
     return tuple(f"{name}:{number}" for name, numbers in found for number in numbers)

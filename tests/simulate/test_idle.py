@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.gpus.idle import Check, IdleRule, Streaks, is_free, observe, released
-from gpuherd.simulate.state import TURNAROUND_S, Quiet
+from gpuherd.simulate.gpus import IdleModel
+from gpuherd.simulate.options import TURNAROUND_S
 
 CLEAN, USED = Check(True, ""), Check(False, "used", stranger=True)
-TEN_CHECKS = Quiet(IdleRule(max_checks=10, check_interval_s=1.0))
+TEN_CHECKS = IdleModel(IdleRule(max_checks=10, check_interval_s=1.0))
 
 
-def look_by_look(quiet: Quiet, clean_since: float, looking_since: float) -> float:
+def look_by_look(quiet: IdleModel, clean_since: float, looking_since: float) -> float:
     """The look at which the real rule first says free, with looks as ``GpuWatch`` makes them from ``looking_since`` on:
     cheap ones often, a full one when something has changed, at each check while the GPU is clean, else every 5 s.
     """
@@ -39,7 +40,7 @@ def look_by_look(quiet: Quiet, clean_since: float, looking_since: float) -> floa
 def test_it_is_the_look_that_the_real_rule_waits_for(
     checks: int, interval: float, clean_since: float, looking_since: float
 ) -> None:
-    quiet = Quiet(IdleRule(max_checks=checks, check_interval_s=interval))
+    quiet = IdleModel(IdleRule(max_checks=checks, check_interval_s=interval))
     solved = quiet.free_at(clean_since, False, looking_since)
     # Full looks shift the cheap ones a little, so that who frees a GPU may be noticed up to a look earlier or later.
     assert abs(solved - look_by_look(quiet, clean_since, looking_since)) <= quiet.rule.look_s + 0.001
@@ -47,7 +48,7 @@ def test_it_is_the_look_that_the_real_rule_waits_for(
 
 
 def test_who_frees_a_gpu_is_noticed_at_once_with_one_check() -> None:
-    quiet = Quiet(IdleRule(max_checks=1, check_interval_s=1.0))
+    quiet = IdleModel(IdleRule(max_checks=1, check_interval_s=1.0))
     assert quiet.free_at(100.05, False, 0.0) - 100.05 <= 0.15
 
 

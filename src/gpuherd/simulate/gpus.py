@@ -1,0 +1,290 @@
+"""The simulated GPUs: the attempts that run on them, their external users, and when each counts as free.
+
+It stands where a real dispatcher has its GPU manager. Decisions are made elsewhere: by the policy, over ``pool``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpuherd.gpus.idle import IdleRule
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.records import QueuedJob
+from gpuherd.jobs.scheduler.memory import Tenant, shareable_mb
+from gpuherd.jobs.scheduler.policy import GpuView, Pool
+from gpuherd.simulate.cluster import ExternalUsers, Machine, Session
+from gpuherd.simulate.options import TURNAROUND_S
+from gpuherd.simulate.queue import EventQueue
+from gpuherd.simulate.results import Visit
+
+_EXTERNAL = "an external user is on it"
+_SETTLING = "not yet free for long enough"
+_OURS = "our own job runs on it"
+_EXCLUDED = "left out for a while, because jobs failed on it"
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedGpu:
+    """A GPU and its users.
+
+    Attributes:
+        number: its number over all machines.
+        machine: name of its machine, "" where there is only one.
+        attempts: our attempts on it now; more than one where they share it.
+        external: an external user is on it.
+        clean_since: second since which it has had no user.
+        ours_left: its last user was a job of ours.
+        excluded: no job is started on it for now.
+    """
+
+    number: int
+    gpu: Gpu
+    machine: str
+    attempts: list[RunningAttempt] = field(default_factory=list)
+    external: bool = False
+    clean_since: float = 0.0
+    ours_left: bool = False
+    excluded: bool = False
+
+    @property
+    def clean(self) -> bool:
+        """Whether it has no user."""
+        return not self.attempts and not self.external
+
+
+@dataclass(slots=True, eq=False)
+class RunningAttempt:
+    """A running attempt; it may be paused for external users.
+
+    Attributes:
+        queued: the job as it was when it started.
+        gpus: () on the CPU.
+        started: second of its start.
+        left_s, limit_left_s: time until its end and its time limit (None without one), from its start or last pause.
+        failure: how it will fail, None for a success.
+        shared: other attempts may be on its GPU.
+        ends_at: second of its end; None while it is paused.
+        over_at: second at which its time limit ends it; None without one, and while it is paused.
+        over: it has ended.
+    """
+
+    queued: QueuedJob
+    gpus: tuple[SimulatedGpu, ...]
+    started: float
+    left_s: float
+    failure: FailureClass | None
+    shared: bool
+    limit_left_s: float | None = None
+    ends_at: float | None = None
+    over_at: float | None = None
+    over: bool = False
+
+    def pause(self, now: float) -> None:
+        """Stops it until ``resume``."""
+        if self.ends_at is not None:
+            self.left_s = self.ends_at - now
+            self.limit_left_s = None if self.over_at is None else self.over_at - now
+            self.ends_at = self.over_at = None
+
+    def resume(self, now: float) -> float:
+        """Starts or continues it. Returns the second of its end."""
+        if self.ends_at is None:
+            self.ends_at = now + self.left_s
+            self.over_at = None if self.limit_left_s is None else now + self.limit_left_s
+        return self.ends_at
+
+
+@dataclass(frozen=True, slots=True)
+class IdleModel:
+    """When a GPU counts as free: the rule of ``gpus.idle`` and ``jobs.gpu.watch``, solved for time.
+
+    A real dispatcher polls the GPUs while a job waits. A simulation knows when a GPU was left, so it computes which
+    poll will be the one that finds it free. tests/simulate/test_idle.py steps through the real rule, poll by poll, and
+    compares.
+    """
+
+    rule: IdleRule
+
+    def free_at(self, clean_since: float, ours_left: bool, polling_since: float) -> float:
+        """The second at which the GPU is free for a job.
+
+        Args:
+            clean_since: it has had no user since then.
+            ours_left: its last user was a job of ours.
+            polling_since: polls have come every ``rule.look_s`` since then, without a gap.
+        """
+        late = polling_since - clean_since
+        if ours_left and late <= max(self.rule.quiet_s, self.rule.hole_s):
+            # One clean poll is enough. It comes at once after the end of our job, and at once when polling begins.
+            return polling_since if late > 0 else clean_since + TURNAROUND_S
+        polls = math.ceil(max(0.0, -late) / self.rule.look_s)
+        return polling_since + polls * self.rule.look_s + self.rule.quiet_s
+
+
+class SimulatedGpus:
+    """All GPUs.
+
+    Attributes:
+        all: the GPUs by number.
+        pool: the GPUs as the policy sees them.
+        changes: how often a GPU has become free, was excluded or came back.
+    """
+
+    def __init__(self, machines: Sequence[Machine], idle: IdleModel):
+        names = [(gpu, f"machine {number}") for number, gpus in enumerate(machines) for gpu in gpus]
+        self.all = [
+            SimulatedGpu(number, gpu, name if len(machines) > 1 else "") for number, (gpu, name) in enumerate(names)
+        ]
+        self._idle = idle
+        self._by_uuid = {each.gpu.uuid: each for each in self.all}
+        self.pool = Pool(GpuView(each.gpu, _SETTLING, machine=each.machine) for each in self.all)
+        self.changes = 0
+        # Numbers of those that are clean, but not yet for long enough; and since when polls come.
+        self._settling = set(range(len(self.all)))
+        self._polling_since: float | None = None
+
+    def get(self, uuid: str) -> SimulatedGpu:
+        """The GPU with this UUID."""
+        return self._by_uuid[uuid]
+
+    def add_attempt(self, gpu: SimulatedGpu, attempt: RunningAttempt) -> None:
+        """An attempt starts here."""
+        gpu.attempts.append(attempt)
+        self._settling.discard(gpu.number)
+        self.update(gpu)
+
+    def remove_attempt(self, gpu: SimulatedGpu, attempt: RunningAttempt, now: float) -> float | None:
+        """An attempt has ended here. Returns when the GPU is free again, None when no polls are made."""
+        gpu.attempts.remove(attempt)
+        return self._left(gpu, now, by_us=True)
+
+    def set_external(self, gpu: SimulatedGpu, external: bool, now: float) -> float | None:
+        """An external user comes or leaves. Returns as ``remove_attempt``."""
+        gpu.external = external
+        if not external:
+            return self._left(gpu, now, by_us=False)
+        self._settling.discard(gpu.number)
+        self.update(gpu)
+        return None
+
+    def set_excluded(self, gpu: SimulatedGpu, excluded: bool) -> None:
+        """Says whether jobs may be started on it."""
+        gpu.excluded = excluded
+        self.changes += 1
+        self.update(gpu)
+
+    def poll(self, now: float, since: float) -> None:
+        """Brings the pool up to date. ``since``: polls are made since then; earlier series don't count."""
+        if since != self._polling_since:
+            self._polling_since = since
+            for gpu in self.all:
+                if gpu.clean and gpu.number not in self._settling:
+                    self._settling.add(gpu.number)
+                    self.update(gpu)
+        ready = [number for number in self._settling if self._free_at(self.all[number]) <= now]
+        for number in sorted(ready):
+            self._settling.remove(number)
+            self.update(self.all[number])
+        self.changes += len(ready)
+        if len(ready) > len(self._settling):
+            # A set keeps the capacity that it ever had, and iterating over it takes as long.
+            self._settling = set(self._settling)
+
+    def update(self, gpu: SimulatedGpu) -> None:
+        """Updates the GPU in the pool."""
+        settling = gpu.number in self._settling
+        busy = None
+        if gpu.attempts:
+            busy = _OURS
+        elif gpu.excluded:
+            busy = _EXCLUDED
+        elif gpu.external or settling:
+            busy = _EXTERNAL if gpu.external else _SETTLING
+        self.pool.update(
+            GpuView(
+                gpu.gpu,
+                busy,
+                ours=bool(gpu.attempts),
+                shareable_mb=_shareable_mb(gpu) if gpu.attempts else None,
+                returning=settling and gpu.ours_left and not gpu.excluded,
+                machine=gpu.machine,
+                over_at=next((attempt.over_at for attempt in gpu.attempts if not attempt.shared), None),
+            )
+        )
+
+    def _left(self, gpu: SimulatedGpu, now: float, *, by_us: bool) -> float | None:
+        if gpu.clean:
+            gpu.clean_since, gpu.ours_left = now, by_us
+            self._settling.add(gpu.number)
+        self.update(gpu)
+        return self._free_at(gpu) if gpu.clean and self._polling_since is not None else None
+
+    def _free_at(self, gpu: SimulatedGpu) -> float:
+        return self._idle.free_at(gpu.clean_since, gpu.ours_left, self._polling_since or 0.0)
+
+
+def _shareable_mb(gpu: SimulatedGpu) -> int | None:
+    """MB that may still be promised on a GPU where only sharing jobs of ours run; None when no job may be added."""
+    if gpu.external or gpu.excluded or not all(attempt.shared for attempt in gpu.attempts):
+        return None
+    queued = [attempt.queued for attempt in gpu.attempts]
+    return shareable_mb(gpu.gpu, [Tenant(each.job.name, each.memory_mb or 0) for each in queued])
+
+
+class ExternalUse:
+    """Lets external users come and go, and records their visits.
+
+    Args:
+        come: called when one has come to a GPU.
+        gone: called when one has left it.
+    """
+
+    def __init__(
+        self,
+        events: EventQueue,
+        gpus: SimulatedGpus,
+        come: Callable[[SimulatedGpu], None],
+        gone: Callable[[SimulatedGpu], None],
+    ):
+        self._events = events
+        self._gpus = gpus
+        self._come = come
+        self._gone = gone
+        self._visits: list[Visit] = []
+        self._since: dict[int, float] = {}
+        self._plans: list[Iterator[Session]] = []
+
+    def begin(self, users: ExternalUsers, seed: int) -> None:
+        """Plans the first session on every GPU."""
+        for gpu in self._gpus.all:
+            self._plans.append(users.sessions(seed, gpu.gpu.uuid))
+            self._plan_next(gpu)
+
+    def visits(self) -> tuple[Visit, ...]:
+        """Every visit so far; one that lasts ends now."""
+        now = self._events.now
+        return (*self._visits, *(Visit(number, since, now) for number, since in self._since.items()))
+
+    def _plan_next(self, gpu: SimulatedGpu) -> None:
+        session = next(self._plans[gpu.number], None)
+        if session is not None:
+            self._events.at(session.start, self._begin, gpu, session)
+
+    def _begin(self, gpu: SimulatedGpu, session: Session) -> None:
+        if gpu.attempts and not session.barges:
+            self._plan_next(gpu)
+            return
+        self._since[gpu.number] = self._events.now
+        self._gpus.set_external(gpu, True, self._events.now)
+        self._events.at(session.end, self._end, gpu)
+        self._come(gpu)
+
+    def _end(self, gpu: SimulatedGpu) -> None:
+        now = self._events.now
+        self._visits.append(Visit(gpu.number, self._since.pop(gpu.number), now))
+        self._events.wake_at(self._gpus.set_external(gpu, False, now))
+        self._gone(gpu)
+        self._plan_next(gpu)
