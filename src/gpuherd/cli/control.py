@@ -141,12 +141,7 @@ def _request(args: argparse.Namespace, jobs: tuple[str, ...] = (), settings: Map
         answer = send(run_of(args), Request(ControlKind(args.command), jobs, settings or {}))
     if args.json:
         print_json(
-            {
-                "ok": answer.ok,
-                "text": answer.text,
-                "applied_by": answer.applied_by,
-                "changed": list(answer.changed),
-            }
+            {"ok": answer.ok, "text": answer.text, "applied_by": answer.applied_by, "changed": list(answer.changed)}
         )
     elif answer.ok:
         print(printable(answer.text))

@@ -124,10 +124,7 @@ def add_judge(parser: Parser) -> None:
     add_options(parser, RunsOptions)
     add_options(parser, JudgeConfig)
     parser.add_argument(
-        "--audit",
-        nargs="*",
-        metavar="JUDGING",
-        help="only audit existing judgings: these, or all if none is named",
+        "--audit", nargs="*", metavar="JUDGING", help="only audit existing judgings: these, or all if none is named"
     )
     add_json(parser, "the outcome")
 

@@ -9,22 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import (
-    add_command_words,
-    add_json,
-    add_own_queue,
-    command_words,
-    default_engine,
-    engine_flag,
-)
-from gpuherd.cli.job_start import (
-    check_node_gpus,
-    gpus_of_cluster,
-    gpus_of_own_queue,
-    load_for,
-    planner,
-    simulate_here,
-)
+from gpuherd.cli.common import add_command_words, add_json, add_own_queue, command_words, default_engine, engine_flag
+from gpuherd.cli.job_start import check_node_gpus, gpus_of_cluster, gpus_of_own_queue, load_for, planner, simulate_here
 from gpuherd.cli.output import console_for, print_json, print_note
 from gpuherd.engines.options import ENGINES, EngineOptions
 from gpuherd.engines.registry import LOCAL

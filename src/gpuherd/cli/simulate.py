@@ -79,7 +79,7 @@ def _scenario(source: str | None, options: SimulateOptions) -> Scenario:
     from gpuherd.simulate.scenario import Scenario
 
     if (source is None) == (options.jobs is None):
-        raise UsageError("name a run folder or a job file, or give --jobs N, one of them; see gpuherd simulate --help")
+        raise UsageError("name a run folder or a job file, or say --jobs N, one of them; see gpuherd simulate --help")
     if (options.machine is None) == (options.machines is None):
         raise UsageError("say which GPUs: --machine 8x80GB, or --machines 125x8x80GB")
     return Scenario(

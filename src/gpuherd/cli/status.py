@@ -59,9 +59,7 @@ def run_status(args: argparse.Namespace) -> int:
     # Lines of the screen in which the tables must fit; None if they are printed once and may scroll.
     height = shutil.get_terminal_size().lines if args.watch is not None and sys.stdout.isatty() else None
     return print_view(
-        args,
-        lambda: json_text(run, page, lines=args.watch is None),
-        lambda: as_tables(*by_pages(run, page), height),
+        args, lambda: json_text(run, page, lines=args.watch is None), lambda: as_tables(*by_pages(run, page), height)
     )
 
 
