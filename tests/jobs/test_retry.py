@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,22 +13,39 @@ from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
 from gpuherd.jobs.attempts.retry import RULES, next_try
 from gpuherd.jobs.completion import NextTry, Observed
 from gpuherd.jobs.job import Job
+from gpuherd.jobs.records import QueuedJob, ResourceRequest
 
 OOM = diagnosed(code=1, log_tail="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
 FAULT = diagnosed(code=1, gpu_problem="Xid 79")
 DISK = diagnosed(code=1, log_tail="OSError: [Errno 28] No space left on device")
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """A job as the queue knows it."""
+def waiting(
+    spec: Job | None = None,
+    *,
+    tries: int = 0,
+    avoid: frozenset[str] = frozenset(),
+    gpus: int = 1,
+    memory_mb: int | None = None,
+    share: bool = False,
+) -> QueuedJob:
+    """A job as the queue has it, with what it requests now."""
+    return QueuedJob(
+        id=1,
+        job=spec or job(),
+        tries=tries,
+        attempts=1,
+        not_before=0.0,
+        avoid=avoid,
+        ready_at=0.0,
+        adapted=ResourceRequest(gpus, memory_mb, share),
+    )
 
-    job: Job = field(default_factory=lambda: job())
-    tries: int = 0
-    avoid: frozenset[str] = frozenset()
-    gpus: int = 1
-    memory_mb: int | None = None
-    share: bool = False
+
+def after(queued: QueuedJob, found: NextTry) -> QueuedJob:
+    """The same job as it waits for its next try."""
+    request = ResourceRequest(found.gpus, found.memory_mb, found.share)
+    return replace(queued, tries=queued.tries + found.costs_try, adapted=request, avoid=found.avoid)
 
 
 def job(**fields: object) -> Job:
@@ -38,7 +55,7 @@ def job(**fields: object) -> Job:
 ON_A = Observed(gpus=("GPU-a",), gpu_total_mb=40_000)
 
 
-def again(queued: Waiting, diagnosis: Diagnosis, seen: Observed = ON_A) -> NextTry:
+def again(queued: QueuedJob, diagnosis: Diagnosis, seen: Observed = ON_A) -> NextTry:
     found = next_try(queued, diagnosis, seen, 100.0)
     assert found is not None
     return found
@@ -47,16 +64,16 @@ def again(queued: Waiting, diagnosis: Diagnosis, seen: Observed = ON_A) -> NextT
 def test_a_crash_on_a_gpu_on_trial_costs_no_try_once() -> None:
     crash = diagnosed(code=1, log_tail="RuntimeError: x")
     on_trial = replace(ON_A, on_trial=True)
-    first = again(Waiting(job(retries=0)), crash, on_trial)
+    first = again(waiting(job(retries=0)), crash, on_trial)
     assert (first.costs_try, first.avoid) == (False, frozenset({"GPU-a"}))
-    assert next_try(Waiting(job(retries=0), avoid=first.avoid), crash, on_trial, 100.0) is None
-    assert next_try(Waiting(job(retries=0)), crash, ON_A, 100.0) is None
-    assert next_try(Waiting(job(retries=0)), OOM, on_trial, 100.0) is None
+    assert next_try(waiting(job(retries=0), avoid=first.avoid), crash, on_trial, 100.0) is None
+    assert next_try(waiting(job(retries=0)), crash, ON_A, 100.0) is None
+    assert next_try(waiting(job(retries=0)), OOM, on_trial, 100.0) is None
 
 
 def test_the_ladder_of_a_job_that_runs_out_of_memory() -> None:
     """Shared, alone, a larger GPU, two, four, five, and then no more: only the larger GPU and the end cost a try."""
-    queued = Waiting(job(memory_mb=10_000, share=True, gpus_at_most=5), memory_mb=10_000, share=True)
+    queued = waiting(job(memory_mb=10_000, share=True, gpus_at_most=5), memory_mb=10_000, share=True)
     seen = replace(ON_A, larger_exists=True)
     climbed = []
     for _ in range(9):
@@ -64,14 +81,7 @@ def test_the_ladder_of_a_job_that_runs_out_of_memory() -> None:
         if found is None:
             break
         climbed.append((found.gpus, found.memory_mb, found.share, found.costs_try))
-        queued = replace(
-            queued,
-            tries=queued.tries + found.costs_try,
-            gpus=found.gpus,
-            memory_mb=found.memory_mb,
-            share=found.share,
-            avoid=found.avoid,
-        )
+        queued = after(queued, found)
         seen = replace(seen, larger_exists=seen.larger_exists and found.memory_mb == 10_000)
     assert climbed == [
         (1, 10_000, False, False),
@@ -83,54 +93,54 @@ def test_the_ladder_of_a_job_that_runs_out_of_memory() -> None:
 
 
 def test_out_of_memory_with_nothing_larger_goes_to_another_gpu() -> None:
-    found = again(Waiting(avoid=frozenset({"GPU-b"})), OOM)
+    found = again(waiting(avoid=frozenset({"GPU-b"})), OOM)
     assert (found.gpus, found.memory_mb, found.change) == (1, None, None)
     assert found.avoid == {"GPU-a", "GPU-b"}
 
 
 def test_who_ran_out_asks_for_more_than_it_had_where_there_is_more() -> None:
     seen = replace(ON_A, peak_mb=25_000, most_mb=39_000)
-    found = again(Waiting(job(memory_mb=20_000), memory_mb=20_000), OOM, seen)
+    found = again(waiting(job(memory_mb=20_000), memory_mb=20_000), OOM, seen)
     assert (found.memory_mb, found.change) == (31_250, "on a GPU with 31250 MB free")
-    shared = again(Waiting(job(memory_mb=10_000, share=True), memory_mb=10_000, share=True), OOM, seen)
+    shared = again(waiting(job(memory_mb=10_000, share=True), memory_mb=10_000, share=True), OOM, seen)
     assert (shared.memory_mb, shared.share, shared.change) == (31_250, False, "on a GPU for itself")
     # It had all that there is: only another GPU may help, and none that is smaller than what it was seen to use.
-    full = again(Waiting(job(memory_mb=20_000), memory_mb=20_000), OOM, replace(seen, peak_mb=39_000))
+    full = again(waiting(job(memory_mb=20_000), memory_mb=20_000), OOM, replace(seen, peak_mb=39_000))
     assert (full.memory_mb, full.change) == (37_830, "on a GPU with 37830 MB free")
     # On more GPUs each holds less.
-    more = again(Waiting(job(memory_mb=20_000, gpus_at_most=2), memory_mb=20_000), OOM, seen)
+    more = again(waiting(job(memory_mb=20_000, gpus_at_most=2), memory_mb=20_000), OOM, seen)
     assert (more.gpus, more.memory_mb) == (2, 20_000)
 
 
 def test_a_rung_that_changes_the_job_holds_nothing_against_its_gpu() -> None:
-    queued = Waiting(job(memory_mb=9, share=True), memory_mb=9, share=True)
+    queued = waiting(job(memory_mb=9, share=True), memory_mb=9, share=True)
     assert again(queued, OOM).avoid == frozenset()
 
 
 def test_memory_of_the_machine_is_waited_for_and_not_looked_for_on_another_gpu() -> None:
     host = diagnosed(code=1, log_tail="MemoryError: Unable to allocate 3.0 GiB for an array")
-    found = again(Waiting(job(gpus_at_most=4)), host, replace(ON_A, larger_exists=True))
+    found = again(waiting(job(gpus_at_most=4)), host, replace(ON_A, larger_exists=True))
     assert (found.gpus, found.memory_mb, found.avoid, found.not_before) == (1, None, frozenset(), 105.0)
 
 
 def test_on_the_cpu_there_is_no_ladder() -> None:
-    found = again(Waiting(job(gpus_at_most=4)), OOM, Observed())
+    found = again(waiting(job(gpus_at_most=4)), OOM, Observed())
     assert (found.gpus, found.costs_try) == (1, True)
 
 
 def test_only_the_faulty_gpu_of_several_is_avoided() -> None:
     seen = Observed(gpus=("GPU-a", "GPU-b"), faulty=("GPU-b",))
-    assert again(Waiting(gpus=2), FAULT, seen).avoid == {"GPU-b"}
-    assert again(Waiting(gpus=2), FAULT, replace(seen, faulty=())).avoid == {"GPU-a", "GPU-b"}
+    assert again(waiting(gpus=2), FAULT, seen).avoid == {"GPU-b"}
+    assert again(waiting(gpus=2), FAULT, replace(seen, faulty=())).avoid == {"GPU-a", "GPU-b"}
 
 
 def test_a_full_disk_is_waited_for_without_a_try_but_a_job_that_fills_it_itself_is_not_tried_for_ever() -> None:
-    spent = Waiting(tries=1)
+    spent = waiting(tries=1)
     waits = again(spent, DISK, Observed(disk_low=True))
     assert waits.change == "when there is space on the disk again"
     assert not waits.costs_try
     assert next_try(spent, DISK, Observed(disk_low=False), 1.0) is None
-    assert again(Waiting(), DISK, Observed(disk_low=False)).costs_try
+    assert again(waiting(), DISK, Observed(disk_low=False)).costs_try
 
 
 @pytest.mark.parametrize("failure", list(FailureClass))
@@ -140,13 +150,13 @@ def test_every_class_has_a_rule_or_is_for_good(failure: FailureClass) -> None:
 
 
 def test_pauses_double_up_to_a_minute() -> None:
-    waits = [again(Waiting(job(retries=99), tries=tries), FAULT).not_before - 100 for tries in (0, 1, 5, 6, 60)]
+    waits = [again(waiting(job(retries=99), tries=tries), FAULT).not_before - 100 for tries in (0, 1, 5, 6, 60)]
     assert waits == [1, 2, 32, 60, 60]
 
 
 def test_who_shared_and_used_no_more_than_it_asked_for_asks_for_as_much_again() -> None:
     """The others there took it, or it was promised less by what its family had needed."""
-    queued = Waiting(job(share=True, memory_mb=30_000), memory_mb=30_000, share=True)
+    queued = waiting(job(share=True, memory_mb=30_000), memory_mb=30_000, share=True)
     seen = replace(ON_A, peak_mb=12_000, most_mb=80_000)
     assert again(queued, OOM, seen).memory_mb == 30_000
     assert again(queued, OOM, replace(seen, peak_mb=32_000)).memory_mb == 40_000
@@ -154,7 +164,7 @@ def test_who_shared_and_used_no_more_than_it_asked_for_asks_for_as_much_again() 
 
 def test_who_was_given_a_smaller_gpu_than_it_asked_for_gets_what_it_asked_for_without_a_try() -> None:
     """By what others of its family needed; that it was too little is not its fault."""
-    queued = Waiting(job(retries=0, memory_mb=30_000), memory_mb=30_000)
+    queued = waiting(job(retries=0, memory_mb=30_000), memory_mb=30_000)
     small = Observed(gpus=("GPU-s",), gpu_total_mb=16_000, peak_mb=15_900, most_mb=40_000, larger_exists=True)
     found = again(queued, OOM, small)
     assert (found.gpus, found.memory_mb, found.share, found.costs_try) == (1, 30_000, False, False)
@@ -175,7 +185,7 @@ def test_no_job_is_tried_for_ever(
     diagnosis: Diagnosis, share: bool, most: int | None, retries: int, sizes: list[int]
 ) -> None:
     """A job that fails in the same way each time ends, on any machine, after few attempts."""
-    queued = Waiting(
+    queued = waiting(
         job(memory_mb=5_000, share=share, gpus_at_most=most, retries=retries), share=share, memory_mb=5_000
     )
     for _ in range(1 + 1 + 5 + retries):
@@ -188,11 +198,5 @@ def test_no_job_is_tried_for_ever(
             return
         assert queued.gpus <= found.gpus <= (most or 1)
         assert not found.share or queued.share
-        queued = replace(
-            queued,
-            tries=queued.tries + found.costs_try,
-            gpus=found.gpus,
-            memory_mb=found.memory_mb,
-            share=found.share,
-        )
+        queued = replace(after(queued, found), avoid=queued.avoid)
     raise AssertionError("still tried after all rungs and all tries")
