@@ -83,7 +83,7 @@ def test_memory_that_was_said_counts_and_is_told(
     assert json.loads(told.out)["memory_mb"] == 20_480
     assert "17.8 GiB free; 20480 MB are used instead, as given for the job" in told.err
     assert run(["run", "--model", "llama-3.1-8b", "--mem", "20GB", "--dry-run", "--", "true"]) == 0
-    assert "20480 MB in place of that" in capsys.readouterr().err
+    assert "20480 MB are used instead" in capsys.readouterr().err
 
 
 def test_what_a_folder_is_called_moves_no_cursor(tmp_path: Path) -> None:
