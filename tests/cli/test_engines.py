@@ -64,7 +64,7 @@ def test_simulated_gpus_are_none_of_a_clusters(
     commands: Path, cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--simulate", "2x40GB", "batch", str(commands)]
-    with pytest.raises(UsageError, match="--simulate pretends GPUs of this machine, and --engine slurm would hand"):
+    with pytest.raises(UsageError, match="--simulate simulates GPUs of this machine, and --engine slurm would submit"):
         run([*words, "--engine=slurm", "--json"])
     assert json.loads(capsys.readouterr().out)["exit_code"] == ExitCode.USAGE
     user_file().parent.mkdir(parents=True)

@@ -32,7 +32,7 @@ def test_a_job_file_for_slurm(here: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(["export", "--to", "slurm", "commands.txt", "--output", "my slurm", "--partition", "gpu"]) == 0
     told = capsys.readouterr()
     assert told.out == f"2 jobs written to {here}/my slurm; to run them: bash '{here}/my slurm/submit.sh'\n"
-    assert told.err == "gpuherd: these files don't keep GPU memory (mem=), which 1 of the jobs say\n"
+    assert told.err == "gpuherd: these files leave out GPU memory (mem=), set for 1 of the jobs\n"
     assert "#SBATCH --partition=gpu\n" in (here / "my slurm/01-data.sbatch").read_text()
     assert (here / "my slurm/01-data.commands").read_text() == f"cd -- {here} && exec -- echo one  # data\n"
     with pytest.raises(UsageError, match=r"submit\.sh|exists; --force replaces it"):

@@ -106,7 +106,7 @@ def test_submit_loads_nothing_of_gpus_and_decisions(tmp_path: Path) -> None:
         "import sys\n"
         "from gpuherd.cli.main import run\n"
         "code = run(['submit', '--', 'true'])\n"
-        "heavy = ('gpuherd.gpus.query', 'gpuherd.gpus.driver', 'psutil', 'gpuherd.jobs.scheduler.types', 'rich')\n"
+        "heavy = ('gpuherd.gpus', 'gpuherd.jobs.scheduler.types', 'rich')\n"
         "print([code] + [name for name in heavy if name in sys.modules])"
     )
     environment = {**os.environ, "GPUHERD_QUEUE": str(tmp_path / "queue")}
@@ -148,7 +148,7 @@ def test_nobody_may_read_and_the_streams_may_be_closed(words: tuple[str, ...]) -
         assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
     full = shell(">/dev/full")
     assert full.returncode == ExitCode.CANNOT_WRITE
-    assert full.stderr == "gpuherd: can't write what there is to tell: No space left on device\n"
+    assert full.stderr == "gpuherd: can't write the output: No space left on device\n"
     assert shell(">/dev/full 2>&1").returncode == ExitCode.CANNOT_WRITE
     reading, writing = os.pipe()
     os.close(reading)
@@ -193,7 +193,7 @@ def test_a_folder_that_is_gone_is_told(words: str, tmp_path: Path) -> None:
     command = ["sh", "-c", line, str(tmp_path), sys.executable, "-P", "-m", "gpuherd"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == ExitCode.USAGE
-    assert ran.stderr == "gpuherd: the folder that you are in has been removed; go to another: cd\n"
+    assert ran.stderr == "gpuherd: the current folder was removed; go to another one with cd\n"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.cli.job_start import Having, planner
+from gpuherd.cli.job_start import AvailableGpus, planner
 from gpuherd.cli.main import run
 from gpuherd.errors import BadModel, ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs import Queue
@@ -81,9 +81,9 @@ def test_memory_that_was_said_counts_and_is_told(
     assert run(["submit", "--model", "llama-3.1-8b", "--mem", "20GB", "--dry-run", "--json", "--", "true"]) == 0
     told = capsys.readouterr()
     assert json.loads(told.out)["memory_mb"] == 20_480
-    assert "17.8 GiB free; 20480 MB in place of that, as was said" in told.err
+    assert "17.8 GiB free; 20480 MB are used instead, as given for the job" in told.err
     assert run(["run", "--model", "llama-3.1-8b", "--mem", "20GB", "--dry-run", "--", "true"]) == 0
-    assert "20480 MB in place of that" in capsys.readouterr().err
+    assert "20480 MB are used instead" in capsys.readouterr().err
 
 
 def test_what_a_folder_is_called_moves_no_cursor(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_a_folder_is_called_moves_no_cursor(tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4, "vocab_size": 100}))
     told: list[str] = []
-    assert planner(lambda: Having(()), told.append)(ModelUse(model=str(folder))).gpus == 1
+    assert planner(lambda: AvailableGpus(()), told.append)(ModelUse(model=str(folder))).gpus == 1
     assert len(told) == 1 and "\u202e" not in told[0]
 
 
@@ -170,7 +170,7 @@ def test_a_long_list_of_models_tells_of_the_first_ones_alone(
     assert run(["batch", "jobs.txt", "--dry-run", "--json"]) == 0
     told = capsys.readouterr()
     assert len(json.loads(told.out)["jobs"]) == 30
-    assert told.err.count("tokens: asks for") == 20 and told.err.count("more models are planned") == 1
+    assert told.err.count("tokens: asks for") == 20 and told.err.count("further plans are not shown") == 1
 
 
 def test_a_model_that_fits_nowhere_costs_its_line_and_not_the_file(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gpuherd.cli.main import build_parser, run
-from gpuherd.cli.plan import agrees, tell_check, worker_words
+from gpuherd.cli.plan import agrees, check_lines, worker_words
 from gpuherd.errors import BadModel, ExitCode, GpuherdError, UsageError
 from gpuherd.models.load.worker import WorkerOptions
 from gpuherd.models.plan.cards import parse_cards
@@ -468,13 +468,13 @@ REPORT: dict[str, Any] = {
 
 
 def test_a_check_in_words() -> None:
-    text = "\n".join(plain(line) for line in tell_check(REPORT, Window(80)))
-    assert "take what it says" in text
+    text = "\n".join(plain(line) for line in check_lines(REPORT, Window(80)))
+    assert "take the memory it predicts" in " ".join(text.split())
     assert " ".join(text.split()).count("GPU 0 1,000 1,001 +0.100 % embedding, layers 0-2") == 1
     assert "cpu\\x1b" in text
     bad = {**REPORT, "trial": {"finite": True, "within_plan": False}}
     assert not agrees(bad)
-    assert "NOT as planned" in "\n".join(plain(line) for line in tell_check(bad, Window(80)))
+    assert "NOT as planned" in "\n".join(plain(line) for line in check_lines(bad, Window(80)))
 
 
 @pytest.mark.parametrize(

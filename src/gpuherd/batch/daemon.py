@@ -23,7 +23,6 @@ from gpuherd.batch.user_queue import open_folder
 from gpuherd.engines import host
 from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import ExitCode, GpuherdError, QueueBusy
-from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.run_dir import RunDirectory
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 START_WITHIN_S = 60.0
 # Variables that a process needs anywhere, and those that describe GPUs, real and simulated ones. Also kept: proxies,
 # for notices to a webhook, and the variables of the engines.
-_KEPT = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM", *VARIABLES})
+_KEPT = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "TERM"})
 _KEPT_BEGINNINGS = ("LC_", "XDG_", "LD_", "CUDA_", "GPUHERD_", "PYTORCH_NVML_", "LOG_LEVEL")
 _LOG_BYTES, _LOGS_KEPT = 10 * 2**20, 3
 _LOOK_S = 0.05
@@ -150,10 +149,12 @@ def forget_environment(engine: str = LOCAL) -> None:
     if engine != LOCAL and os.environ.get(host.NAME):
         os.environ[host.NAME] = host.absolute(os.environ[host.NAME])
     kept = (*_KEPT_BEGINNINGS, *(beginning for spec in specs() for beginning in spec.kept_variables))
+    from gpuherd.gpus.visible import VARIABLES
+
     for name in list(os.environ):
         proxy = name.lower().endswith("_proxy")
         ours = engine != LOCAL and name == host.NAME
-        if name not in _KEPT and not proxy and not ours and not name.startswith(kept):
+        if name not in _KEPT and name not in VARIABLES and not proxy and not ours and not name.startswith(kept):
             del os.environ[name]
 
 

@@ -68,21 +68,21 @@ class CommandOptions:
     new_tokens: int | None = same_option(ModelUse, "new_tokens")
     parallel: str | None = same_option(ModelUse, "parallel")
     name: str | None = option(
-        None, help="what others are told of who has the GPUs (default: run)", parse=job_name, metavar="NAME"
+        None, help="name that others see as the holder of the GPUs (default: run)", parse=job_name, metavar="NAME"
     )
     wait: float | None = option(
         None,
-        help="give up after this time, like 10m, with exit code 75; in a cluster: when it has not begun by then",
+        help="give up after this time, like 10m, with exit code 75; on a cluster: if it has not started by then",
         parse=duration_s,
         metavar="TIME",
     )
     no_wait: bool = option(
         False,
-        help="give up at once when too few GPUs can be free; the free test itself takes time (SLURM: when it can't "
-        "begin at once)",
+        help="give up at once if too few GPUs can be free; the checks still take their time (SLURM: if it can't start "
+        "at once)",
     )
-    quiet: bool = option(False, help="don't say what it waits for")
-    dry_run: bool = option(False, help="look once, say what would happen, and start nothing")
+    quiet: bool = option(False, help="don't print what it waits for")
+    dry_run: bool = option(False, help="check once, print what would happen, and start nothing")
     gpu_list: tuple[str | int, ...] = same_option(GpuOptions, "gpu_list")
     gpu_memory_threshold: int = same_option(GpuOptions, "gpu_memory_threshold")
     max_checks: int | None = same_option(GpuOptions, "max_checks")

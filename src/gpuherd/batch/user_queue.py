@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from gpuherd.engines.options import ENGINES
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
-from gpuherd.gpus.visible import without
 from gpuherd.jobs.control.messages import wake
 from gpuherd.jobs.feasibility import (
     look_at_machine,
@@ -126,7 +125,11 @@ def with_surroundings(job: Job, environment: Mapping[str, str], cwd: str) -> Job
     It doesn't get the variables that choose GPUs, which are chosen when it starts, nor those of gpuherd itself.
     """
     folder = os.path.join(cwd, job.cwd or "")  # noqa: PTH118 - text: a job's folder need not exist here and now
-    kept = {name: value for name, value in without(environment).items() if not name.startswith("GPUHERD_")}
+    if any("DEVICE" in name for name in environment):
+        from gpuherd.gpus.visible import without  # here: most shells have none of these, and submit starts fast
+
+        environment = without(environment)
+    kept = {name: value for name, value in environment.items() if not name.startswith("GPUHERD_")}
     # Its identity leaves the environment out: half of what a shell exports changes from one terminal to the next.
     return replace(job, env=kept, cwd=folder, identity=json.dumps([job.argv, folder]))
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.batch.assemble import BadJobFile, read_engine
 from gpuherd.batch.batch import BatchOptions, PlannedJob
-from gpuherd.cli.common import add_command, add_run
-from gpuherd.cli.job_start import fill_from_block, load_for
+from gpuherd.cli.common import add_json, add_run_name
+from gpuherd.cli.job_start import JOB_FILE_KEYS, fill_from_block, gpus_of_run, load_for, planner
+from gpuherd.cli.output import console_for, print_json, print_note
 from gpuherd.engines.options import EngineOptions, engine_values
 from gpuherd.engines.registry import LOCAL, EngineSpec, specs
 from gpuherd.errors import ExitCode, UsageError, printable
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.options import Parser, add_options, build
 from gpuherd.units import count
 
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from gpuherd.jobs.run_dir import RunDirectory
 
 BATCH = """\
-Runs the commands of a file on free GPUs, each as a job: commands.txt, a line a command, or jobs.yaml, with a matrix or
-a sweep of values to expand. The same command again goes on where it stopped; what is done is not done twice.
+Runs the commands of a file on free GPUs, each as a job. The file is commands.txt with one command per line, or
+jobs.yaml with a matrix or a sweep of values to expand. The same command again continues where it stopped; jobs that
+are done are not run twice.
 
 examples:
   gpuherd batch commands.txt --max-gpus 4
@@ -42,22 +44,19 @@ In commands.txt a line above a command says what it needs:
   #gpuherd gpus=2 mem=20GB priority=5 name=large needs=small timeout=2h retries=1
   #gpuherd model=llama-3.1-70b dtype=bf16 batch=8         GPUs and memory by the model's plan
 
-In jobs.yaml twenty settings are drawn, the same ones each time, by
+In jobs.yaml a sweep samples settings, here 20, the same ones each time:
   sweep: {samples: 20, parameters: {lr: {low: 1e-5, high: 1e-1, log: true}, opt: [adam, sgd]}}
 
-Exit codes: 0 all done, 1 some failed (in a dry run: can never run), 2 wrong usage, 65 the file is wrong, 66 it is not
-there, 130 stopped by Ctrl-C.
+Exit codes: 0 all done, 1 some failed (with --dry-run: can never run), 2 wrong usage, 65 the file has errors, 66 it
+does not exist, 130 stopped by Ctrl-C.
 """
 _MOST_PROBLEMS = 100
 
 
-def add_batch(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "batch", BATCH)
+def add_batch(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="commands.txt, jobs.yaml, or - for commands on standard input")
     add_options(parser, BatchOptions)
-    parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
-    parser.set_defaults(run=run_batch)
+    add_json(parser, "the plan or the outcome")
 
 
 def run_batch(args: argparse.Namespace) -> int:
@@ -66,49 +65,45 @@ def run_batch(args: argparse.Namespace) -> int:
         fill_from_block(args, read_engine(args.file))
         load_for(args, BatchOptions)
         options = build(BatchOptions, args)
-        return _plan(args, options) if options.dry_run else _work_off(args, options)
+        return _plan(args, options) if options.dry_run else _run_jobs(args, options)
     except BadJobFile as problem:
-        # All that is wrong, not only the first of it, which is what the error itself says; but some file that is no
-        # job file at all has an error in each line.
+        # All errors, not only the first one as in the exception's text. A file that is no job file at all has one per
+        # line, so there is a limit.
         lines = problem.lines()
         more = [f"… and {len(lines) - _MOST_PROBLEMS} more"] if len(lines) > _MOST_PROBLEMS else []
-        print("\n".join(f"gpuherd: {line}" for line in (*lines[:_MOST_PROBLEMS], *more)), file=sys.stderr)
+        for line in (*lines[:_MOST_PROBLEMS], *more):
+            print_note(line)
         if args.json:
             errors = [{"line": each.line or None, "error": each.text} for each in problem.problems]
-            _print_json({"exit_code": int(problem.exit_code), "error": str(problem), "errors": errors})
+            print_json({"exit_code": int(problem.exit_code), "error": str(problem), "errors": errors})
         return problem.exit_code
 
 
 def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
     from gpuherd.batch.batch import plan
 
-    planned = plan(args.file, options, _planner(options))
-    # Inside of a job of the cluster they may run on this machine.
+    planned = plan(args.file, options, _planner(options, options.max_gpus))
+    # Inside a job of the cluster the jobs may run on this machine.
     engine = LOCAL if planned and planned[0].asks is None else options.engine
     if args.json:
-        _print_json({"engine": engine, "jobs": [_planned_entry(each) for each in planned]})
+        print_json({"engine": engine, "jobs": [_planned_entry(each) for each in planned]})
     else:
-        from rich.console import Console
-
         from gpuherd.batch.batch import print_plan
 
-        print_plan(Console(highlight=False), planned, None if engine == LOCAL else engine)
+        print_plan(console_for(args, highlight=False), planned, None if engine == LOCAL else engine)
     return ExitCode.FAILED if any(each.never is not None for each in planned) else ExitCode.OK
 
 
-def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
+def _run_jobs(args: argparse.Namespace, options: BatchOptions) -> int:
     from datetime import datetime
-
-    from rich.console import Console
 
     from gpuherd.batch.batch import jobs_of, print_outcome, run_folder, run_record, with_sharing
     from gpuherd.jobs.monitor.display import display
     from gpuherd.jobs.run import run_jobs
     from gpuherd.report.log import run_log
 
-    # With --json standard output belongs to the JSON alone.
-    console = Console(stderr=args.json, highlight=False)
-    file = jobs_of(args.file, options, _planner(options))
+    console = console_for(args, highlight=False)
+    file = jobs_of(args.file, options, _planner(options, options.max_gpus))
     options = with_sharing(options, file.jobs)
     directory = run_folder(args.file, options)
     directory.create()
@@ -116,28 +111,25 @@ def _work_off(args: argparse.Namespace, options: BatchOptions) -> int:
     def record() -> None:
         directory.write_run_record(run_record(args.file, options, file.jobs))
 
-    with run_log(directory.logs, datetime.now(), "batch"), display(console) as shown:
+    with run_log(directory.logs, datetime.now(), "batch"), display(console) as live:
         outcome = run_jobs(
             file.jobs,
             options,
             directory,
             before=record,
             refused=file.unfit,
-            display=shown,
+            display=live,
             enqueue_only=options.enqueue_only,
         )
     print_outcome(console, outcome, directory)
     if args.json:
-        _print_json(_outcome_entry(outcome, directory))
+        print_json(_outcome_entry(outcome, directory))
     return outcome.exit_code
 
 
-def _planner(options: BatchOptions) -> Planner:
-    from functools import partial
-
-    from gpuherd.cli.job_start import JOB_FILE, of_a_run, planner
-
-    return planner(partial(of_a_run, options, options.max_gpus), spelling=JOB_FILE)
+def _planner(options: DispatchOptions, limit: int | None) -> Planner:
+    """Memory plans for jobs that name a model, on the GPUs of this machine or of the cluster's nodes."""
+    return planner(partial(gpus_of_run, options, limit), spelling=JOB_FILE_KEYS)
 
 
 def _planned_entry(planned: PlannedJob) -> dict[str, Any]:
@@ -176,17 +168,13 @@ def _outcome_entry(outcome: Outcome, directory: RunDirectory) -> dict[str, Any]:
     }
 
 
-def _print_json(told: dict[str, Any]) -> None:
-    print(json.dumps(told, indent=2, allow_nan=False))
-
-
 EXPORT = """\
-Writes jobs as files that a person can read, change and submit by hand: for a cluster the scripts of each group of like
-jobs, and submit.sh, which submits them with what they need; for a shell one script, a block a job. They run the
-commands themselves: gpuherd need not be there.
+Writes jobs as files that a person can read, change and submit by hand. For a cluster these are a script for each group
+of similar jobs, and submit.sh, which submits them with their resource requests; for a shell it is one script with a
+block per job. The files run the commands themselves and do not need gpuherd.
 
-The jobs are those of a job file, as for gpuherd batch, or the waiting ones of a run's folder. So every command's plan
-can be exported: give the command --enqueue-only, and export its folder.
+The jobs are those of a job file, as for gpuherd batch, or the waiting ones of a run's folder. So the jobs of every
+command can be exported: run the command with --enqueue-only, and export its folder.
 
 examples:
   gpuherd export --to shell commands.txt --output by-hand
@@ -194,21 +182,14 @@ examples:
 """
 
 
-def add_export(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "export", EXPORT)
-    add_run(
-        parser,
-        "path",
-        metavar="FILE|DIR",
-        help_text="a job file, - for standard input, or a run's folder",
-        required=True,
-    )
-    parser.add_argument("--to", required=True, choices=tuple(_exporters()), help="for whom the files are")
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files, made if it is not there")
-    parser.add_argument("--force", action="store_true", help="replace files that are there")
+def add_export(parser: Parser) -> None:
+    help_text = "a job file, - for standard input, or a run's folder"
+    add_run_name(parser, "path", metavar="FILE|DIR", help_text=help_text, required=True)
+    parser.add_argument("--to", required=True, choices=tuple(_exporters()), help="what runs the files")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files; created if missing")
+    parser.add_argument("--force", action="store_true", help="replace existing files")
     parser.add_argument("--dry-run", action="store_true", help="show the files and write none")
-    parser.add_argument("--shell", action="store_true", help="the file's command lines are for /bin/sh")
+    parser.add_argument("--shell", action="store_true", help="the command lines of the file are for /bin/sh")
     parser.add_argument(
         "--gpus-per-job",
         type=count,
@@ -216,13 +197,12 @@ def add_export(subparsers: argparse._SubParsersAction[Parser]) -> None:
         metavar="N",
         help="GPUs of jobs that don't say how many; 0: none (default: 1)",
     )
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    add_json(parser, "the files")
     add_options(parser, EngineOptions, only={name for spec in _exporters().values() for name in _options_of(spec)})
-    parser.set_defaults(run=run_export)
 
 
 def _exporters() -> dict[str, EngineSpec]:
-    """Engines by the word of ``--to``, those of clusters first."""
+    """Engines by their word for ``--to``, clusters first."""
     return {spec.export_to: spec for spec in (*specs()[1:], specs()[0]) if spec.export_to is not None}
 
 
@@ -235,83 +215,68 @@ def run_export(args: argparse.Namespace) -> int:
     from gpuherd.batch.export import files as files_of
     from gpuherd.batch.export import of, write
 
-    options = _engine(args)
-    found = of(args.path, shell=args.shell, gpus=args.gpus_per_job, planner=_planner_of_engine(options))
+    options = _export_options(args)
+    dispatch = DispatchOptions(**engine_values(options))
+    found = of(args.path, shell=args.shell, gpus=args.gpus_per_job, planner=_planner(dispatch, None))
     files = files_of(found.jobs, options, found.folder)
     folder = Path(args.output).absolute()
     if not args.dry_run:
         write(folder, files, force=args.force)
     if args.json:
-        _print_export_json(args, found, files, folder)
+        print_json(
+            {
+                "to": args.to,
+                "folder": str(folder),
+                "written": not args.dry_run,
+                "jobs": [job.name for job in found.jobs],
+                "left_out": dict(found.left_out),
+                "files": {name: _as_bytes(text).decode("utf-8", "replace") for name, text in files.items()},
+            }
+        )
     elif args.dry_run:
-        _show(files)
+        for name, text in files.items():
+            sys.stdout.buffer.write(_as_bytes(f"==> {name} <==\n{text}\n"))
+        sys.stdout.flush()
     else:
-        _tell(options.spec.submit_file, found, folder)
+        _print_exported(options.spec.submit_file, found, folder)
     return ExitCode.OK
 
 
-def _engine(args: argparse.Namespace) -> EngineOptions:
-    """The options of the engine for which the files are, with what the job file and the settings say; none for a shell.
+def _export_options(args: argparse.Namespace) -> EngineOptions:
+    """The options of the engine for which the files are, completed from the job file and the settings; none for a
+    shell.
 
-    Raises UsageError for an option that says nothing to the files.
+    Raises UsageError for an option that the files do not use.
     """
     spec = _exporters()[args.to]
     possible = _options_of(spec)
     for name in engine_values(args):
         if name not in possible:
-            whose = " or --to ".join(word for word, each in _exporters().items() if name in _options_of(each))
-            raise UsageError(f"--{name.replace('_', '-')} is for --to {whose}")
-    args.engine = spec.name  # whatever file and settings take for running jobs
+            users = " or --to ".join(word for word, each in _exporters().items() if name in _options_of(each))
+            raise UsageError(f"--{name.replace('_', '-')} is for --to {users}")
+    args.engine = spec.name  # not that of the job file or the settings, which is for running the jobs
     if spec.name != LOCAL:
         from gpuherd.jobs.settings import load
 
         fill_from_block(args, read_engine(args.path))
         load().fill(args, EngineOptions)
-    named = {name: getattr(args, name) for name in possible if hasattr(args, name)}
-    return EngineOptions(engine=spec.name, **named)
+    given = {name: getattr(args, name) for name in possible if hasattr(args, name)}
+    return EngineOptions(engine=spec.name, **given)
 
 
-def _planner_of_engine(options: EngineOptions) -> Planner:
-    """For jobs that name a model: by the GPUs of the cluster, or of this machine."""
-    from functools import partial
-
-    from gpuherd.cli.job_start import JOB_FILE, of_a_run, planner
-    from gpuherd.jobs.options import DispatchOptions
-
-    return planner(partial(of_a_run, DispatchOptions(**engine_values(options)), None), spelling=JOB_FILE)
-
-
-def _show(files: Mapping[str, str]) -> None:
-    for name, text in files.items():
-        sys.stdout.buffer.write(_bytes(f"==> {name} <==\n{text}\n"))
-    sys.stdout.flush()
-
-
-def _bytes(text: str) -> bytes:
-    """As it is written: a command may hold bytes that are no UTF-8."""
+def _as_bytes(text: str) -> bytes:
+    """The bytes of a file: a command may contain some that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def _tell(script: str, found: Found, folder: Path) -> None:
+def _print_exported(script: str, found: Found, folder: Path) -> None:
     from gpuherd.batch.export import left_over
 
     jobs = f"{len(found.jobs)} job{'s' if len(found.jobs) != 1 else ''}"
     print(printable(f"{jobs} written to {folder}; to run them: bash {shlex.quote(str(folder / script))}"))
-    for what, many in left_over(found.jobs).items():
-        print(f"gpuherd: these files don't keep {what}, which {many} of the jobs say", file=sys.stderr)
+    for option, number in left_over(found.jobs).items():
+        print_note(f"these files leave out {option}, set for {number} of the jobs")
     if found.left_out:
         first = next(iter(found.left_out.items()))
         more = f" (and {len(found.left_out) - 1} more)" if len(found.left_out) > 1 else ""
-        print(printable(f"gpuherd: {first[0]} is left out: {first[1]}{more}"), file=sys.stderr)
-
-
-def _print_export_json(args: argparse.Namespace, found: Found, files: Mapping[str, str], folder: Path) -> None:
-    told = {
-        "to": args.to,
-        "folder": str(folder),
-        "written": not args.dry_run,
-        "jobs": [job.name for job in found.jobs],
-        "left_out": dict(found.left_out),
-        "files": {name: _bytes(text).decode("utf-8", "replace") for name, text in files.items()},
-    }
-    print(json.dumps(told, indent=2))
+        print_note(printable(f"{first[0]} is left out: {first[1]}{more}"))

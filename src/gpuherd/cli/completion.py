@@ -1,4 +1,4 @@
-"""``gpuherd completion``: prints a completion script for the user's shell, and what that script asks for."""
+"""``gpuherd completion``: prints a completion script for a shell, and the names of jobs for that script."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Sequence
 from contextlib import suppress
 
-from gpuherd.cli.common import add_command
+from gpuherd.cli.common import has_queue, run_of
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.options import Parser
 
 COMPLETION = """\
-Prints a completion script: for commands, flags and their values, names of jobs, and files.
+Prints a script with which a shell completes commands, flags and their values, names of jobs, and files.
 
 examples:
   gpuherd completion bash > ~/.local/share/bash-completion/completions/gpuherd
@@ -19,7 +19,8 @@ examples:
   gpuherd completion zsh > ~/.zfunc/_gpuherd           where ~/.zfunc is in fpath
 """
 SHELLS = ("bash", "fish", "zsh", "tcsh")
-_JOBS_ASKED = "jobs"
+# The scripts call ``gpuherd completion jobs`` for the names of jobs.
+_JOB_NAMES = "jobs"
 _MOST_NAMES = 1000
 
 # Bash splits words at = and :, so only the part of a name after the last of them is printed.
@@ -54,23 +55,20 @@ _JOBS = {
 }
 
 
-def add_completion(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "completion", COMPLETION)
+def add_completion(parser: Parser) -> None:
     parser.add_argument(
-        "shell", choices=(*SHELLS, _JOBS_ASKED), metavar="|".join(SHELLS), help="which shell the script is for"
+        "shell", choices=(*SHELLS, _JOB_NAMES), metavar="|".join(SHELLS), help="which shell the script is for"
     )
-    # The scripts call this command too: with the beginning of a job's name, and the words of the line before it.
+    # For job names: the beginning of the name, then the words of the command line before it.
     parser.add_argument("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    parser.set_defaults(run=run_completion)
 
 
 def run_completion(args: argparse.Namespace) -> int:
     """Prints the script for ``args.shell``, or the names of jobs for a script."""
-    if args.shell == _JOBS_ASKED:
-        beginning, *words = args.words or [""]
-        with suppress(GpuherdError):  # no queue, no names
-            for name in _names(beginning, words):
+    if args.shell == _JOB_NAMES:
+        prefix, *words = args.words or [""]
+        with suppress(GpuherdError):  # without a queue there are no names
+            for name in _names(prefix, words):
                 print(name)
         return ExitCode.OK
     if args.words:
@@ -82,13 +80,13 @@ def run_completion(args: argparse.Namespace) -> int:
     parser = build_parser()
     _set_completions(parser)
     script: str = shtab.complete(parser, shell=args.shell)
-    # Where we have nothing to offer, bash offers files, as for any other program.
+    # Without a completion of ours bash offers files, as for any other program.
     print(script.replace("complete -o bashdefault -F", "complete -o bashdefault -o default -F"))
     return ExitCode.OK
 
 
 def _set_completions(parser: argparse.ArgumentParser) -> None:
-    """Sets for shtab how to complete each argument without choices; by default it offers nothing for them."""
+    """Tells shtab how to complete each argument without choices, for which it offers nothing by default."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each in action.choices.values():
@@ -98,24 +96,20 @@ def _set_completions(parser: argparse.ArgumentParser) -> None:
             action.complete = kind  # type: ignore[attr-defined]
 
 
-def _names(beginning: str, words: Sequence[str]) -> list[str]:
-    """Names of jobs that begin so, of the run that the words of the line name, else of the user's own queue."""
-    from gpuherd.cli.common import meant
+def _names(prefix: str, words: Sequence[str]) -> list[str]:
+    """Names of jobs with this prefix, of the run that the words of the line name, else of the user's own queue."""
     from gpuherd.jobs.monitor.status import opened
-    from gpuherd.jobs.queue.reader import is_there
-    from gpuherd.jobs.run_dir import RunDirectory
 
-    named = _after("--run", words) or next((word for word in words[2:] if is_there(RunDirectory(word).queue)), None)
-    with opened(meant(argparse.Namespace(folder=named, engine=_after("--engine", words)))) as reader:
+    named = _value_of("--run", words) or next(filter(has_queue, words[2:]), None)
+    with opened(run_of(argparse.Namespace(folder=named, engine=_value_of("--engine", words)))) as reader:
         found = reader.rows(
-            "SELECT name FROM jobs WHERE substr(name, 1, ?) = ? ORDER BY id LIMIT ?",
-            (len(beginning), beginning, _MOST_NAMES),
+            "SELECT name FROM jobs WHERE substr(name, 1, ?) = ? ORDER BY id LIMIT ?", (len(prefix), prefix, _MOST_NAMES)
         )
     return [row["name"] for row in found if row["name"].isprintable()]
 
 
-def _after(flag: str, words: Sequence[str]) -> str | None:
-    """The value of a flag among words that bash may have taken apart at its =."""
+def _value_of(flag: str, words: Sequence[str]) -> str | None:
+    """The value of a flag among words that bash may have split at the ``=`` of the flag."""
     for place, word in enumerate(words):
         if word == flag:
             return next((each for each in words[place + 1 :] if each != "="), None)

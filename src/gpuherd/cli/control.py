@@ -1,23 +1,21 @@
-"""The commands that change a run while it goes on: cancel, retry, pause, resume, drain and set.
+"""The commands that change a run while it is active: cancel, retry, pause, resume, drain and set.
 
-``gpuherd.jobs.control.client`` decides what a request means. Here are its flags and the output of its answer.
+``gpuherd.jobs.control.client`` sends the request and waits for the response; here are the flags and the output.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping
-from functools import partial
 
-from gpuherd.cli.common import add_command, add_folder, add_folder_and_jobs, meant, split_jobs, told_of_folders
+from gpuherd.cli.common import add_folder, add_folder_and_jobs, add_json, hint_at_folder, run_of, split_jobs
+from gpuherd.cli.output import print_json, print_note
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.options import Option, Parser, option_fields, spellings
 
 CANCEL = """\
 Ends jobs for good: waiting ones never start, running ones get SIGTERM and, 10 seconds later, SIGKILL. Jobs that need
-them are cancelled with them. gpuherd retry takes it back.
+them are cancelled with them. gpuherd retry runs them again.
 
 examples:
   gpuherd cancel train-7                       in your own queue
@@ -25,39 +23,40 @@ examples:
   gpuherd cancel --run results --all
 """
 RETRY = """\
-Puts failed and cancelled jobs back into the queue, with fresh tries, and those that were cancelled because of them.
+Puts failed and cancelled jobs back into the queue with a full number of retries, together with the jobs that were
+cancelled because of them.
 
 examples:
   gpuherd retry train-7                        in your own queue
   gpuherd retry --run results model-3
-  gpuherd retry --run results --all            everything that has failed or was cancelled
+  gpuherd retry --run results --all            all failed and cancelled jobs
 """
 PAUSE = """\
-Lets jobs stand still: waiting ones are held back, the processes of running ones are stopped (SIGSTOP). Those keep
-their GPUs and their memory; their time limits stand still too.
+Pauses jobs: waiting ones are not started, the processes of running ones are stopped (SIGSTOP). Stopped processes keep
+their GPUs and their memory, and their time limits do not run.
 
 examples:
   gpuherd pause train-7                        in your own queue
   gpuherd pause --run results --all
 """
 RESUME = """\
-Lets paused jobs go on.
+Resumes paused jobs.
 
 examples:
   gpuherd resume train-7                       in your own queue
   gpuherd resume --run results --all
 """
 DRAIN = """\
-Lets the gpuherd that works on a run start nothing new and end when its running jobs have ended, as Ctrl-C would. What
-waits stays in the queue for the next time.
+Makes the gpuherd that works on a run start no more jobs and exit when its running jobs have ended, as Ctrl-C does.
+Waiting jobs stay in the queue for the next time.
 
 examples:
   gpuherd drain                                your own queue
   gpuherd drain results                        or --run results
 """
 SET = """\
-Gives a run that goes on other options. Running jobs keep what they have; what is started from now on follows the new
-ones. They hold until the run ends.
+Changes options of a run while it is active. Running jobs keep what they have; jobs that start from now on follow the
+new options. The options hold until the run ends.
 
 examples:
   gpuherd set --gpus 4,5 --max-checks 3        your own queue
@@ -66,44 +65,36 @@ examples:
 """
 
 
-def _add_control_command(
-    subparsers: argparse._SubParsersAction[Parser], name: str, description: str, *, of_jobs: bool
-) -> Parser:
-    """Adds a command that sends a request to a run: about some of its jobs (``of_jobs``), or about the whole run."""
-    parser = add_command(subparsers, name, description)
-    if of_jobs:
-        add_folder_and_jobs(parser)
-        parser.add_argument("--all", action="store_true", dest="all_jobs", help="all jobs that it can be done to")
-    else:
-        add_folder(parser)
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.set_defaults(run=_run_for_jobs if of_jobs else _request)
-    return parser
+def _add_for_jobs(parser: Parser) -> None:
+    """The arguments of a request about some jobs of a run, or about all."""
+    add_folder_and_jobs(parser)
+    parser.add_argument("--all", action="store_true", dest="all_jobs", help="all jobs to which this applies")
+    add_json(parser, "the response")
 
 
-add_cancel = partial(_add_control_command, name="cancel", description=CANCEL, of_jobs=True)
-add_retry = partial(_add_control_command, name="retry", description=RETRY, of_jobs=True)
-add_pause = partial(_add_control_command, name="pause", description=PAUSE, of_jobs=True)
-add_resume = partial(_add_control_command, name="resume", description=RESUME, of_jobs=True)
-add_drain = partial(_add_control_command, name="drain", description=DRAIN, of_jobs=False)
+add_cancel = add_retry = add_pause = add_resume = _add_for_jobs
 
 
-def add_set(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Adds ``gpuherd set``, with a flag for each dispatch option that can be changed."""
+def add_drain(parser: Parser) -> None:
+    add_folder(parser)
+    add_json(parser, "the response")
+
+
+def add_set(parser: Parser) -> None:
+    """A flag for each dispatch option that can be changed."""
     from gpuherd.jobs.options import SETTABLE, DispatchOptions
 
-    parser = _add_control_command(subparsers, "set", SET, of_jobs=False)
+    add_drain(parser)
     group = parser.add_argument_group("what to set")
     for field, spec in option_fields(DispatchOptions):
         if field.name not in SETTABLE:
             continue
-        shown, quiet = spellings(field.name, spec)
+        visible, aliases = spellings(field.name, spec)
         # The dispatcher parses the words, as it parsed those of its own command line.
-        taken = {"dest": field.name, "default": argparse.SUPPRESS, "nargs": "+" if spec.many else None}
-        group.add_argument(*shown, help=spec.help.replace("%", "%%"), metavar=_metavar(spec), **taken)  # type: ignore[arg-type]
-        if quiet:
-            group.add_argument(*quiet, help=argparse.SUPPRESS, **taken)  # type: ignore[arg-type]
-    parser.set_defaults(run=_run_set)
+        common = {"dest": field.name, "default": argparse.SUPPRESS, "nargs": "+" if spec.many else None}
+        group.add_argument(*visible, help=spec.help.replace("%", "%%"), metavar=_metavar(spec), **common)  # type: ignore[arg-type]
+        if aliases:
+            group.add_argument(*aliases, help=argparse.SUPPRESS, **common)  # type: ignore[arg-type]
 
 
 def _metavar(spec: Option) -> str:
@@ -112,7 +103,8 @@ def _metavar(spec: Option) -> str:
     return spec.metavar or "yes|no"
 
 
-def _run_set(args: argparse.Namespace) -> int:
+def run_set(args: argparse.Namespace) -> int:
+    """Sends the options that are given. Raises UsageError if there are none."""
     from gpuherd.jobs.options import SETTABLE
 
     given = {name: getattr(args, name) for name in SETTABLE if hasattr(args, name)}
@@ -121,36 +113,40 @@ def _run_set(args: argparse.Namespace) -> int:
     return _request(args, settings={name: w if isinstance(w, str) else ",".join(w) for name, w in given.items()})
 
 
+def run_drain(args: argparse.Namespace) -> int:
+    """Sends the request."""
+    return _request(args)
+
+
 def _run_for_jobs(args: argparse.Namespace) -> int:
-    """Sends the request for the named jobs, or for all. Raises UsageError where both or neither are given."""
+    """Sends the request for the named jobs, or for all. Raises UsageError if both or neither are given."""
     split_jobs(args)
     if bool(args.jobs) == args.all_jobs:
         raise UsageError(f"{args.command}: name the jobs, or say --all" + (", not both" if args.jobs else ""))
     return _request(args, tuple(dict.fromkeys(args.jobs)))
 
 
-def _request(args: argparse.Namespace, jobs: tuple[str, ...] = (), settings: Mapping[str, str] | None = None) -> int:
-    """Sends the request of this command and prints the answer.
+run_cancel = run_retry = run_pause = run_resume = _run_for_jobs
 
-    Returns 0 when all of it was done, 1 when not, and 75 when no answer came in time: it stays queued then.
+
+def _request(args: argparse.Namespace, jobs: tuple[str, ...] = (), settings: Mapping[str, str] | None = None) -> int:
+    """Sends the request of this command and prints the response.
+
+    Returns 0 if all of it was carried out, 1 if not, and 75 if no response came in time: then it stays in the queue.
     """
     from gpuherd.jobs.control.client import send
     from gpuherd.jobs.control.messages import ControlKind, Request
 
-    with told_of_folders(args, jobs, "write --run {}"):
-        answer = send(meant(args), Request(ControlKind(args.command), jobs, settings or {}))
+    with hint_at_folder(args, jobs, "write --run {}"):
+        answer = send(run_of(args), Request(ControlKind(args.command), jobs, settings or {}))
     if args.json:
-        content = {
-            "ok": answer.ok,
-            "text": answer.text,
-            "applied_by": answer.applied_by,
-            "changed": list(answer.changed),
-        }
-        print(json.dumps(content, indent=2))
+        print_json(
+            {"ok": answer.ok, "text": answer.text, "applied_by": answer.applied_by, "changed": list(answer.changed)}
+        )
     elif answer.ok:
         print(printable(answer.text))
     else:
-        print(f"gpuherd: {printable(answer.text)}", file=sys.stderr)
+        print_note(printable(answer.text))
     if answer.applied_by is None:
         return ExitCode.BUSY
     return ExitCode.OK if answer.ok else ExitCode.FAILED

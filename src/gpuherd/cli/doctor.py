@@ -1,9 +1,8 @@
-"""``gpuherd doctor``: is this machine ready? One line a check, with a remedy where one is needed."""
+"""``gpuherd doctor``: checks this machine; one line per check, with a remedy if one is needed."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import threading
@@ -12,7 +11,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.common import add_command
+from gpuherd.cli.common import add_json
+from gpuherd.cli.output import print_json
 from gpuherd.engines.options import EngineOptions, engine_values
 from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import ExitCode
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DOCTOR = """\
 Checks driver, CUDA, torch, each visible GPU (a small model is loaded and run on it), interconnect, disk and versions.
-Exits with 0 when all is well and with 1 when something is wrong.
+Exits with 0 if everything works and with 1 if a check failed.
 
 examples:
   gpuherd doctor
@@ -38,19 +38,16 @@ _NAME_WIDTH = 20
 _LONG_S = 2.0
 
 
-def add_doctor(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "doctor", DOCTOR)
-    parser.add_argument("--json", action="store_true", help="print one JSON object in place of lines")
+def add_doctor(parser: Parser) -> None:
+    add_json(parser, "the checks")
     clusters = [spec for spec in specs() if spec.name != LOCAL]
     names = [spec.name for spec in clusters]
-    parser.add_argument("--engine", choices=names, help="look at this engine too, and at this folder")
+    parser.add_argument("--engine", choices=names, help="also check this engine, and this folder for it")
     add_options(parser, EngineOptions, only={name for spec in clusters for name in spec.doctor_options})
-    parser.set_defaults(run=run_doctor)
 
 
 def run_doctor(args: argparse.Namespace) -> int:
-    """Makes all checks, printing each as it comes."""
+    """Runs all checks and prints the result of each as soon as it is known."""
     from rich.console import Console
 
     from gpuherd.checks import all_well
@@ -62,18 +59,17 @@ def run_doctor(args: argparse.Namespace) -> int:
     screen, waiting = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
     results: list[CheckResult] = []
     options = build(EngineOptions, argparse.Namespace(**engine_values(args) | {"engine": args.engine or LOCAL}))
-    asked = None if args.engine is None else options
-    for step in checkup.steps(simulated=simulated, compiler=driver.compiler(), options=asked):
+    engine = None if args.engine is None else options
+    for step in checkup.steps(simulated=simulated, compiler=driver.compiler(), options=engine):
         with _progress(waiting, step.title):
             found = step.run()
         results += found
         if not args.json:
             for result in found:
-                _show(screen, result)
+                _print_result(screen, result)
     well = all_well(results)
     if args.json:
-        checks = [asdict(result) for result in results]
-        print(json.dumps({"ok": well, "simulated": simulated, "checks": checks}, indent=2))
+        print_json({"ok": well, "simulated": simulated, "checks": [asdict(result) for result in results]})
     else:
         screen.print("all well" if well else "something is wrong: see the lines marked fail")
     return ExitCode.OK if well else ExitCode.FAILED
@@ -81,7 +77,7 @@ def run_doctor(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _progress(console: Console, title: str) -> Iterator[None]:
-    """Says what is being done: a spinner on a terminal, elsewhere a line when it takes long."""
+    """Shows which check is running: on a terminal a spinner, elsewhere a line if the check takes long."""
     if console.is_terminal:
         with console.status(f"checking {title} ..."):
             yield
@@ -95,7 +91,7 @@ def _progress(console: Console, title: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _show(console: Console, result: CheckResult) -> None:
+def _print_result(console: Console, result: CheckResult) -> None:
     from rich.text import Text
 
     line = Text.assemble(

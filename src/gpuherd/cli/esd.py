@@ -3,73 +3,75 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.common import add_command, add_run
+from gpuherd.cli.common import add_json, add_run_name
 from gpuherd.cli.job_start import load_for
-from gpuherd.errors import BadModel, CannotWrite, ExitCode, UsageError, naming_extras, printable
+from gpuherd.cli.output import console_for, print_json, write_file
+from gpuherd.errors import BadModel, ExitCode, UsageError, naming_extras, printable
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.esd.look.plot import KINDS
-from gpuherd.options import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build, option_fields
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from gpuherd.esd import ESDExperiment
     from gpuherd.esd.tables.importing import Imported
 
 ESD = """\
-Computes the spectra of the weight matrices of models and fits power laws to their tails, one job a model, on GPUs
-that are free. The same command again goes on where it stopped; what is done is not done twice.
+Computes the spectra of the weight matrices of models and fits power laws to their tails, one job per model, on free
+GPUs. The same command again continues where it stopped; models that are done are not analysed twice.
 
 examples:
   gpuherd esd --model-list models.csv --max-gpus 4 --output-dir results
   gpuherd esd --model-list models.csv --gpu-list 4 5 6 7 --gpu-mem-threshold 1000 --max-checks 15
   gpuherd esd --single-model openai-community/gpt2 --max-gpus 1
   gpuherd esd --model-list models.csv --dry-run           what would run, and which rows are refused
-  gpuherd esd --resume results                            the list and the options of an earlier run again
+  gpuherd esd --resume results                            continue with the list and the options of an earlier run
   gpuherd --simulate 4x40GB esd --model-list models.csv   try it without GPUs
 
 The list is a CSV file with the columns model_id (or full_name), source_model and base_model_relation.
-Exit codes: 0 all done, 1 some failed or were refused (in a dry run: can never run), 2 wrong usage, 130 stopped by
+Exit codes: 0 all done, 1 some failed or were refused (with --dry-run: can never run), 2 wrong usage, 130 stopped by
 Ctrl-C.
 """
 
 
-def add_esd(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "esd", ESD)
+def add_esd(parser: Parser) -> None:
     add_options(parser, ExperimentConfig)
     parser.add_argument(
         "--resume",
         nargs="?",
         const="",
         metavar="DIR",
-        help="go on with the run in DIR (default: --output-dir) with its own list and options; options that change no "
-        "figure can be other ones",
+        help="continue the run in DIR (default: --output-dir) with its own list and options; options that do not "
+        "affect the results may be changed",
     )
-    parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
-    parser.set_defaults(run=run_esd)
+    add_json(parser, "the plan or the outcome")
 
 
 def run_esd(args: argparse.Namespace) -> int:
     """Runs the experiment. Returns its exit code."""
-    experiment = _experiment(args)
+    if args.resume is not None:
+        _load_resumed(args)
+    load_for(args, ExperimentConfig)
+    config = build(ExperimentConfig, args)
+
+    from gpuherd.esd import ESDExperiment
+
+    experiment = ESDExperiment(config, console=console_for(args))
     outcome = experiment.run()
     if args.json:
-        print(json.dumps(experiment.to_dict(), indent=2, allow_nan=False))
+        print_json(experiment.to_dict())
     return outcome.exit_code
 
 
-def _take_over(args: argparse.Namespace) -> None:
-    """Puts the options of the run that goes on into ``args``, and goes to the folder where it was started, to which
+def _load_resumed(args: argparse.Namespace) -> None:
+    """Puts the options of the run to continue into ``args``, and changes to the folder where it was started, to which
     the paths in its list are relative."""
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.resuming import earlier_run, resumed
-    from gpuherd.options import option_fields
 
     names = [field.name for field, _ in option_fields(ExperimentConfig)]
     given = {name: getattr(args, name) for name in names if name in args}
@@ -91,24 +93,10 @@ def _take_over(args: argparse.Namespace) -> None:
         ) from None
 
 
-def _experiment(args: argparse.Namespace) -> ESDExperiment:
-    if args.resume is not None:
-        _take_over(args)
-    load_for(args, ExperimentConfig)
-    config = build(ExperimentConfig, args)
-
-    from rich.console import Console
-
-    from gpuherd.esd import ESDExperiment
-
-    # With --json standard output belongs to the JSON alone.
-    return ESDExperiment(config, console=Console(stderr=args.json))
-
-
 ESD_IMPORT = """\
-Takes stats files that others have published (the Model-Zoo's form, one CSV a model) into a folder of results, so that
-report, compare and export work on them. A row whose alpha is -1 becomes a row without a fit, with its reason. Their
-xmin is not taken: it means something else there.
+Converts published stats files (the form of the Model-Zoo, one CSV per model) into a results folder, so that report,
+compare and export work on them. A row whose alpha is -1 becomes a row without a fit, with its reason. The published
+xmin is left out, because its meaning there is another one.
 
 examples:
   gpuherd esd import Model-Zoo/output/results/stats --output-dir published
@@ -116,19 +104,14 @@ examples:
 """
 
 
-def add_esd_import(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "esd import", ESD_IMPORT)
+def add_esd_import(parser: Parser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="folder with the published files, *.csv")
     parser.add_argument("--output-dir", "--output_dir", metavar="DIR", required=True, help="folder for the results")
-    parser.add_argument("--json", action="store_true", help="print what was done as JSON")
-    parser.set_defaults(run=run_esd_import)
+    add_json(parser, "the imported models")
 
 
 def run_esd_import(args: argparse.Namespace) -> int:
-    """Imports the folder. Returns 0 when every file could be taken, else 1."""
-    from pathlib import Path
-
+    """Imports the folder. Returns 0 if every file was imported, else 1."""
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.tables.importing import import_published
 
@@ -136,35 +119,28 @@ def run_esd_import(args: argparse.Namespace) -> int:
     if not source.is_dir():
         raise BadModel(f"there is no folder {args.folder}")
     directory = ESDDirectory(args.output_dir)
-    done = []
+    files: list[Imported] = []
     for each in import_published(source, directory):
-        done.append(each)
+        files.append(each)
         if not args.json:
-            print(_line(each), flush=True)
-    refused = sum(each.problem is not None for each in done)
+            print(_import_line(each), flush=True)
+    good = [each for each in files if each.problem is None]
+    refused = [each for each in files if each.problem is not None]
     if args.json:
-        print(json.dumps(_as_json(done, str(directory.root)), indent=2))
+        models = [
+            {"model": each.model_id, "file": str(each.file), "layers": each.layers, "fits": each.fits} for each in good
+        ]
+        problems = [{"file": str(each.file), "reason": each.problem} for each in refused]
+        print_json({"output_dir": str(directory.root), "models": models, "refused": problems})
     else:
-        print(f"{len(done) - refused} imported, {refused} refused; results: {directory.stats}")
+        print(f"{len(good)} imported, {len(refused)} refused; results: {directory.stats}")
     return ExitCode.FAILED if refused else ExitCode.OK
 
 
-def _line(each: Imported) -> str:
+def _import_line(each: Imported) -> str:
     if each.problem is not None:
         return printable(f"refused  {each.problem}")
     return printable(f"{each.model_id}: {each.fits} of {each.layers} matrices with a fit")
-
-
-def _as_json(done: list[Imported], root: str) -> dict[str, object]:
-    return {
-        "output_dir": root,
-        "models": [
-            {"model": each.model_id, "file": str(each.file), "layers": each.layers, "fits": each.fits}
-            for each in done
-            if each.problem is None
-        ],
-        "refused": [{"file": str(each.file), "reason": each.problem} for each in done if each.problem is not None],
-    }
 
 
 ESD_PLOT = """\
@@ -180,21 +156,19 @@ examples:
 _EXTRAS = {"matplotlib": "page", "numpy": "esd"}
 
 
-def add_esd_plot(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "esd plot", ESD_PLOT)
-    add_run(parser, "run_folder", metavar="RUN", help_text="the run's folder (its --output-dir)", required=True)
+def add_esd_plot(parser: Parser) -> None:
+    add_run_name(parser, "run_folder", metavar="RUN", help_text="the run's folder (its --output-dir)", required=True)
     parser.add_argument("--model", metavar="M", help="its id, or a part of it (not needed for a run of one model)")
     parser.add_argument("--layer", metavar="PATTERN", help="layers to draw, like h.0.mlp.c_fc or '*.q_proj'")
     parser.add_argument(
         "--kind",
         choices=KINDS,
         default="ccdf",
-        help="the share of eigenvalues from each on, their histogram, both, or a heat map of alpha (default: ccdf)",
+        help="the cumulative distribution of the eigenvalues from above (ccdf), their histogram, both, or a heat map "
+        "of alpha (default: ccdf)",
     )
     parser.add_argument("--output", metavar="FILE", type=Path, default=Path("esd.png"), help="*.png, *.svg or *.pdf")
-    parser.add_argument("--json", action="store_true", help="print what was drawn as JSON")
-    parser.set_defaults(run=run_esd_plot)
+    add_json(parser, "what was drawn")
 
 
 def run_esd_plot(args: argparse.Namespace) -> int:
@@ -205,21 +179,16 @@ def run_esd_plot(args: argparse.Namespace) -> int:
 
         data = picture_bytes(figure, check_format(args.output.name))
     path = args.output.absolute()
-    from gpuherd.atomic import atomic_write
-
-    try:
-        atomic_write(path, data)
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}; name another file with --output") from None
+    write_file(path, data, "--output")
     if args.json:
-        print(json.dumps({"plot": str(path), "kind": args.kind, **drawn}, indent=2))
+        print_json({"plot": str(path), "kind": args.kind, **drawn})
     else:
         print(path)
     return ExitCode.OK
 
 
 def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
-    """What is drawn, and the figure. Raises UsageError, MissingModel."""
+    """The names of what is drawn, for ``--json``, and the figure. Raises UsageError, MissingModel."""
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.look.plot import alpha_figure, matching, spectra_figure, title_of
     from gpuherd.esd.look.results import finite_or_none, table_of
@@ -243,7 +212,7 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
     path = directory.spectra / f"{model.stem}.npz"
     if not path.exists():
         raise UsageError(
-            f"{directory.root} holds no spectra of {model.model_id!r}: results that were imported have none; "
+            f"{directory.root} holds no spectra of {model.model_id!r}: imported results have none; "
             "analyse it again with gpuherd esd --overwrite"
         )
     stored = read_spectra(path).layers

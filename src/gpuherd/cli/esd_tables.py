@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_command, add_run, print_table
+from gpuherd.cli.common import add_json, add_run_name
+from gpuherd.cli.output import print_json, print_table
 from gpuherd.columns import Column
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.options import Parser
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from gpuherd.esd.tables.tempbalance import Curve
 
 ESD_COMPARE = """\
-Compares alpha layer by layer. A and B are each a stats file, RUN:model, or RUN, the folder of a run: of two runs with
-several models those of the same id are compared, a line each.
+Compares alpha layer by layer. A and B are each a stats file, RUN:model, or RUN, the folder of a run. For two runs of
+several models, models with the same id are compared, one line each.
 
 examples:
   gpuherd esd compare results:org/base results:org/finetune
   gpuherd esd compare results/stats/gpt2.csv published/stats/gpt2.csv --across-conventions
   gpuherd esd compare last-week this-week --json
 
-Exit codes: 0 compared, 1 no matrix with a fit in both, 2 wrong usage: no model in common too, and two conventions;
-66 no such model.
+Exit codes: 0 compared, 1 no matrix has a fit in both, 2 wrong usage, no common model, or two conventions, 66 no such
+model.
 """
-MOST_ROWS = 400
-_OF_ONE = (
+_MOST_ROWS = 400
+_MODEL_COLUMNS = (
     Column("matrix", 0, least=12, middle=True),
     Column("alpha A", 2, right=True),
     Column("alpha B", 3, right=True),
     Column("delta", 1, right=True),
 )
-_OF_MANY = (
+_RUN_COLUMNS = (
     Column("model", 0, least=12, middle=True),
     Column("matrices", 3, right=True),
     Column("median |delta|", 1, right=True),
@@ -46,23 +46,20 @@ _OF_MANY = (
 )
 
 
-def add_esd_compare(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "esd compare", ESD_COMPARE)
+def add_esd_compare(parser: Parser) -> None:
     parser.add_argument("a", metavar="A", help="a stats file, RUN:model or RUN")
     parser.add_argument("b", metavar="B", help="the same, to compare with it")
     parser.add_argument(
         "--across-conventions",
         "--across_conventions",
         action="store_true",
-        help="compare also where alpha was found in two ways (another --fix-fingers, --ks, …), and say so",
+        help="compare also if alpha was computed in different ways (--fix-fingers, --ks, …), with a note",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
-    parser.set_defaults(run=run_esd_compare)
+    add_json(parser, "the comparison")
 
 
 def run_esd_compare(args: argparse.Namespace) -> int:
-    """Compares. Returns 0, or 1 when no matrix has a valid fit in both."""
+    """Compares. Returns 0, or 1 if no matrix has a valid fit in both."""
     from gpuherd.esd.tables.comparison import compare, matched
     from gpuherd.esd.tables.results import find, read_model
 
@@ -71,23 +68,16 @@ def run_esd_compare(args: argparse.Namespace) -> int:
     if not done:
         raise UsageError(f"{args.a} and {args.b} have no model in common; compare two by name: RUN:model")
     if args.json:
-        print(json.dumps(_as_json(done, match), indent=2, allow_nan=False))
+        models = [each.as_dict() for each in done]
+        print_json({"models": models, "only_a": list(match.only_a), "only_b": list(match.only_b)})
     elif len(done) == 1 and not match.only_a and not match.only_b:
-        _print_one(done[0])
+        _print_model(done[0])
     else:
-        _print_many(done, match)
+        _print_runs(done, match)
     return ExitCode.OK if any(each.deltas for each in done) else ExitCode.FAILED
 
 
-def _as_json(done: list[Comparison], match: Match) -> dict[str, object]:
-    return {
-        "models": [each.as_dict() for each in done],
-        "only_a": list(match.only_a),
-        "only_b": list(match.only_b),
-    }
-
-
-def _print_one(comparison: Comparison) -> None:
+def _print_model(comparison: Comparison) -> None:
     print(f"A  {printable(comparison.a)}")
     print(f"B  {printable(comparison.b)}")
     _print_conventions([comparison])
@@ -95,17 +85,17 @@ def _print_one(comparison: Comparison) -> None:
         [printable(pair.longname), _figure(pair.a), _figure(pair.b), _figure(pair.delta, sign=True)]
         for pair in comparison.pairs
     ]
-    print_table(_OF_ONE, rows[:MOST_ROWS])
-    if len(rows) > MOST_ROWS:
-        print(f"… and {len(rows) - MOST_ROWS} more matrices; --json has all")
+    print_table(_MODEL_COLUMNS, rows[:_MOST_ROWS])
+    if len(rows) > _MOST_ROWS:
+        print(f"… and {len(rows) - _MOST_ROWS} more matrices; --json has all")
     for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
         if names:
-            shown = ", ".join(printable(name) for name in names[:5])
-            print(f"only in {side}: {len(names)} ({shown}{', …' if len(names) > 5 else ''})")
+            first = ", ".join(printable(name) for name in names[:5])
+            print(f"only in {side}: {len(names)} ({first}{', …' if len(names) > 5 else ''})")
     print(_verdict(comparison))
 
 
-def _print_many(done: list[Comparison], match: Match) -> None:
+def _print_runs(done: list[Comparison], match: Match) -> None:
     _print_conventions(done)
     rows = [
         [
@@ -116,13 +106,13 @@ def _print_many(done: list[Comparison], match: Match) -> None:
         ]
         for each in done
     ]
-    print_table(_OF_MANY, rows)
+    print_table(_RUN_COLUMNS, rows)
     print(f"{len(done)} models in both, {len(match.only_a)} only in A, {len(match.only_b)} only in B")
 
 
 def _print_conventions(done: list[Comparison]) -> None:
     for a, b in dict.fromkeys(each.conventions for each in done if each.conventions is not None):
-        print(f"two conventions, so that a difference is not of the models alone: A {printable(a)}; B {printable(b)}")
+        print(f"two conventions: a difference is not due to the models alone: A {printable(a)}; B {printable(b)}")
 
 
 def _verdict(comparison: Comparison) -> str:
@@ -140,10 +130,10 @@ def _figure(value: float | None, *, sign: bool = False) -> str:
 
 
 ESD_EXPORT = """\
-Turns the alphas of an analysed model into what training and pruning need, a line a matrix.
+Turns the alphas of an analysed model into parameters for training or pruning, one line per matrix.
 
 --tempbalance   a factor on the learning rate, 0.5 to 1.5 (arXiv 2312.00359); with --lr the learning rate itself
---alphapruning  a sparsity, whose mean over their weights is --sparsity (arXiv 2410.10912)
+--alphapruning  a sparsity; the mean over all weights is --sparsity (arXiv 2410.10912)
 
 examples:
   gpuherd esd export results --model org/name --tempbalance --lr 3e-4 --csv > rates.csv
@@ -153,19 +143,18 @@ examples:
 DEFAULT_SPARSITY = 0.7
 
 
-def add_esd_export(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "esd export", ESD_EXPORT)
-    add_run(parser, "run_words", metavar="RUN", help_text="a run's folder, RUN:model or a stats file", required=True)
+def add_esd_export(parser: Parser) -> None:
+    help_text = "a run's folder, RUN:model or a stats file"
+    add_run_name(parser, "run_words", metavar="RUN", help_text=help_text, required=True)
     method = parser.add_mutually_exclusive_group(required=True)
     method.add_argument("--tempbalance", action="store_true", help="learning-rate factors of TempBalance")
     method.add_argument("--alphapruning", action="store_true", help="sparsities of AlphaPruning")
-    parser.add_argument("--model", metavar="MODEL", help="which model of the run; needed where it has several")
+    parser.add_argument("--model", metavar="MODEL", help="which model of the run; needed if it has several")
     parser.add_argument("--lr", type=float, metavar="X", help="with --tempbalance: the learning rate to multiply")
     parser.add_argument(
         "--mapping",
         choices=("linear", "sqrt", "log2", "step"),
-        help="with --tempbalance: from alpha to factor (default: linear)",
+        help="with --tempbalance: function from alpha to the factor (default: linear)",
     )
     parser.add_argument(
         "--sparsity",
@@ -174,25 +163,29 @@ def add_esd_export(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help=f"with --alphapruning: the share of weights to prune (default: {DEFAULT_SPARSITY})",
     )
     parser.add_argument(
-        "--by", choices=("block", "layer"), help="with --alphapruning: the alpha of a block, or of each matrix alone"
+        "--by",
+        choices=("block", "layer"),
+        help="with --alphapruning: use the alpha of each block or of each matrix (default: block)",
     )
     parser.add_argument(
-        "--epsilon", type=float, metavar="X", help="with --alphapruning: how unlike layers are pruned (default: 0.3)"
+        "--epsilon",
+        type=float,
+        metavar="X",
+        help="with --alphapruning: how much the sparsities of layers differ (default: 0.3)",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON in place of a table")
-    form.add_argument("--csv", action="store_true", help="print CSV in place of a table")
-    parser.set_defaults(run=run_esd_export)
+    add_json(form, "the table")
+    form.add_argument("--csv", action="store_true", help="print the table as CSV")
 
 
 def run_esd_export(args: argparse.Namespace) -> int:
     """Prints the table."""
-    _refuse_options_of_the_other(args)
+    _refuse_options_of_other_method(args)
     model = _model(args)
     about, rows = _tempbalance(args, model) if args.tempbalance else _alphapruning(args, model)
     if args.json:
         record = {"model": model.model_id, "convention": dict(model.convention)} | about | {"layers": rows}
-        print(json.dumps(record, indent=2, allow_nan=False))
+        print_json(record)
     elif args.csv:
         from gpuherd.esd.tables.stats import table_text
 
@@ -202,12 +195,11 @@ def run_esd_export(args: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _refuse_options_of_the_other(args: argparse.Namespace) -> None:
-    others = ("sparsity", "by", "epsilon") if args.tempbalance else ("lr", "mapping")
-    mine = "--tempbalance" if args.tempbalance else "--alphapruning"
-    for name in others:
+def _refuse_options_of_other_method(args: argparse.Namespace) -> None:
+    method = "--tempbalance" if args.tempbalance else "--alphapruning"
+    for name in ("sparsity", "by", "epsilon") if args.tempbalance else ("lr", "mapping"):
         if getattr(args, name) is not None:
-            raise UsageError(f"--{name} does not go with {mine}")
+            raise UsageError(f"--{name} does not go with {method}")
     if args.lr is not None and not 0 < args.lr < float("inf"):
         raise UsageError(f"--lr {args.lr:g} must be a positive number")
 

@@ -1,6 +1,6 @@
-"""``gpuherd gpus``: every GPU, who uses it, what gpuherd holds, and free or busy with the reason.
+"""``gpuherd gpus``: every GPU, its users, what gpuherd holds, and whether it is free or why not.
 
-The ``--json`` form is documented in docs/gpus.md; scripts rely on it.
+docs/gpus.md documents the form of ``--json``, on which scripts rely.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_command, add_run, add_watch, print_json, print_tables
-from gpuherd.errors import ExitCode, UsageError
+from gpuherd.cli.common import add_run_name, add_watch, run_of
+from gpuherd.cli.output import print_view
+from gpuherd.errors import UsageError
 from gpuherd.jobs.options import GpuOptions
-from gpuherd.options import Parser, add_options, build
+from gpuherd.options import Parser, add_options, build, same_option
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -31,42 +32,37 @@ if TYPE_CHECKING:
     from gpuherd.jobs.scheduler.limits import Allowance
 
 GPUS = """\
-Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free, or why not.
+Shows every GPU of this machine, who uses it, what gpuherd holds, and whether it is free or why not.
 
 examples:
   gpuherd gpus                 a table
-  gpuherd gpus --watch         the same, renewed every 2 seconds; Ctrl-C ends it
-  gpuherd gpus --json          for scripts; with --watch one line a look
-  gpuherd gpus --run results   also which GPUs that run leaves out for a while (your own queue's are always told)
+  gpuherd gpus --watch         the same, updated every 2 seconds; Ctrl-C ends it
+  gpuherd gpus --json          for scripts; with --watch one line per update
+  gpuherd gpus --run results   also the GPUs that this run leaves out for a while (your own queue's are always shown)
 """
-_GPU_CELLS, _STATE_CELLS, _LEAST_NAME = 4, 16, 7
-# By use, and the cells that each takes.
+# Widths in terminal cells: of the columns that are always there, and of the others, the most useful first.
+_GPU_CELLS, _STATE_CELLS, _SHORTEST_NAME, _LONGEST_NAME = 4, 16, 7, 22
 _FIGURES = {"Used/total MB": 13, "Util": 5, "Temp": 4, "Power": 5}
-LONGEST_NAME = 22
-_THRESHOLD = next(field for field in fields(GpuOptions) if field.name == "gpu_memory_threshold")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewOptions:
-    """The threshold as commands that start jobs declare it, so that both mean the same by free."""
+    """The threshold below which a GPU counts as free, declared as for commands that start jobs."""
 
-    gpu_memory_threshold: int = field(default=GpuOptions().gpu_memory_threshold, metadata=_THRESHOLD.metadata)
+    gpu_memory_threshold: int = same_option(GpuOptions, "gpu_memory_threshold")
 
 
-def add_gpus(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "gpus", GPUS)
-    parser.add_argument("--json", action="store_true", help="print JSON in place of a table")
+def add_gpus(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_watch(parser)
-    add_run(parser, help_text="a run's folder: tell which GPUs it leaves out")
+    add_run_name(parser, help_text="a run's folder: show also which GPUs this run leaves out")
     add_options(parser, ViewOptions)
-    parser.set_defaults(run=run_gpus)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A GPU and what is to be said of it. ``visible``: the environment shows it to jobs started from here;
-    ``excluded``: the machine's policy keeps it from gpuherd; ``left_out``: queues that leave it out for a while."""
+    """A GPU and what is known of it. ``visible``: the environment shows it to jobs that are started from here;
+    ``excluded``: the machine's policy forbids gpuherd to use it; ``left_out``: queues that leave it out for a while."""
 
     gpu: Gpu
     check: Check
@@ -77,14 +73,15 @@ class Row:
 
     @property
     def free(self) -> bool:
-        """Free for a job: not in use by this one look, not held for another job, and not kept for others."""
+        """Whether a job may get it: not in use by this one sample, not held for another job, not excluded."""
         return self.check.free and self.holder is None and not self.excluded
 
 
 @dataclass(frozen=True)
 class View:
-    """One look at the machine. ``lease_problem`` says why what gpuherd holds can't be told, if so; ``limits``: what
-    this user may hold now, ``held`` what their gpuherds do hold; ``warnings`` are about the settings files."""
+    """The state of the machine at one time. ``lease_problem``: why it is not known what gpuherd holds, if so;
+    ``limits``: what this user may hold now; ``held``: how many GPUs they hold; ``warnings``: about the settings files
+    and about queues that can't be read."""
 
     machine: Machine
     rows: tuple[Row, ...]
@@ -97,43 +94,38 @@ class View:
 
 
 def run_gpus(args: argparse.Namespace) -> int:
-    """Prints the table or JSON once, or again and again until Ctrl-C."""
+    """Prints the table or JSON once, or by ``--watch`` until Ctrl-C."""
     from gpuherd.gpus.query import GpuReader
 
     threshold_mb = build(ViewOptions, args).gpu_memory_threshold
     queues = _queues(args)
     driver = GpuReader()
-    try:
-        if args.json:
-            indent = 2 if args.watch is None else None
-            print_json(lambda: [json.dumps(as_json(look(driver, threshold_mb, queues)), indent=indent)], args.watch)
-        else:
-            print_tables(lambda: (as_table(look(driver, threshold_mb, queues)),), args.watch)
-    except KeyboardInterrupt:
-        if args.watch is None:
-            raise
-    return ExitCode.OK
+    indent = 2 if args.watch is None else None
+    return print_view(
+        args,
+        lambda: [json.dumps(as_json(look(driver, threshold_mb, queues)), indent=indent)],
+        lambda: [as_table(look(driver, threshold_mb, queues))],
+    )
 
 
 def _queues(args: argparse.Namespace) -> tuple[RunDirectory, ...]:
-    """The queues of which is told what they leave out: the user's own, and that of the folder that was named.
+    """The queues whose left-out GPUs are shown: the user's own, and that of the named folder.
 
-    Raises UsageError when there is no queue in that folder.
+    Raises UsageError if that folder holds no queue.
     """
     from gpuherd.batch.user_queue import folder
-    from gpuherd.cli.common import meant
     from gpuherd.jobs.run_dir import RunDirectory
 
-    named = () if args.folder is None else (meant(args),)
+    named = () if args.folder is None else (run_of(args),)
     try:
         own = RunDirectory(folder())
-    except UsageError:  # a user without a home folder has no queue in it
+    except UsageError:  # a user without a home folder has no queue there
         return named
     return named if own.root in [run.root for run in named] else (own, *named)
 
 
 def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -> View:
-    """What is known now."""
+    """Queries the driver, the leases, the settings and the queues."""
     from gpuherd.errors import CannotWrite
     from gpuherd.gpus.idle import IdleRule, check
     from gpuherd.gpus.leases import LeaseFolder
@@ -148,16 +140,16 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
     limits, warnings = _limits()
     left_out, unread = _left_out(queues)
     held = 0 if leases is None else len(leases.held_by(os.geteuid()))
-    shown = {gpu.uuid for gpu in visible_in(machine.gpus, os.environ)}
+    visible = {gpu.uuid for gpu in visible_in(machine.gpus, os.environ)}
     rule = IdleRule(memory_threshold_mb=threshold_mb)
     rows = tuple(
         Row(
             gpu=gpu,
             check=check(gpu, rule),
             holder=None if leases is None else leases.holder(gpu.uuid),
-            visible=gpu.uuid in shown or not shown.isdisjoint(gpu.mig_instances),
+            visible=gpu.uuid in visible or not visible.isdisjoint(gpu.mig_instances),
             excluded=is_named(gpu, limits.excluded),
-            left_out=tuple(told[gpu.uuid] for told in left_out if gpu.uuid in told),
+            left_out=tuple(by_uuid[gpu.uuid] for by_uuid in left_out if gpu.uuid in by_uuid),
         )
         for gpu in machine.gpus
     )
@@ -165,7 +157,7 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
 
 
 def _left_out(queues: Sequence[RunDirectory]) -> tuple[list[dict[str, LeftOut]], list[str]]:
-    """What each queue leaves out, by UUID, and a sentence for each that can't be read."""
+    """The GPUs that each queue leaves out, by UUID, and a message for each queue that can't be read."""
     from gpuherd.errors import GpuherdError
     from gpuherd.jobs.monitor.status import left_out
 
@@ -179,7 +171,7 @@ def _left_out(queues: Sequence[RunDirectory]) -> tuple[list[dict[str, LeftOut]],
 
 
 def _limits() -> tuple[Allowance, tuple[str, ...]]:
-    """What the settings files allow this user now, and what is to be said of those files."""
+    """What the settings files allow this user now, and warnings about those files."""
     from datetime import datetime
 
     from gpuherd.gpus.lease_files import user_name
@@ -189,7 +181,7 @@ def _limits() -> tuple[Allowance, tuple[str, ...]]:
     try:
         settings = load()
     except UsageError as problem:
-        # Whoever only looks is told, and sees; no job is started with such a file.
+        # A wrong file prevents starting jobs, but not looking at GPUs.
         return allowance(NO_SETTINGS, "", datetime.now()), (str(problem),)
     return allowance(settings, user_name(os.geteuid()), datetime.now()), settings.warnings
 
@@ -216,8 +208,8 @@ def as_json(view: View) -> dict[str, Any]:
 
 def _row_as_json(row: Row) -> dict[str, Any]:
     gpu = asdict(row.gpu)
-    for peer, told in zip(row.gpu.peers, gpu["peers"], strict=True):
-        told["proximity"] = peer.proximity.name.lower()
+    for peer, values in zip(row.gpu.peers, gpu["peers"], strict=True):
+        values["proximity"] = peer.proximity.name.lower()
     holder = None if row.holder is None else asdict(row.holder)
     if holder is not None:
         del holder["uuid"]
@@ -234,27 +226,27 @@ def _row_as_json(row: Row) -> dict[str, Any]:
 
 
 def _why_not(row: Row) -> str:
-    """Why a GPU that nobody uses is not free all the same; "" when it is."""
+    """Why a GPU without users is not free; empty if it is."""
     if row.excluded:
         return "kept from gpuherd by this machine's policy"
     return "" if row.holder is None else "taken by gpuherd"
 
 
 def as_table(view: View) -> RenderableType:
-    """The machine for people: a table, or a sentence when there are no GPUs."""
+    """The machine for people: a table, or a sentence if there are no GPUs."""
     from rich.console import Group
     from rich.text import Text
 
     if not view.rows:
         none = f"No GPUs: {view.machine.problem or 'the driver finds none'}. Jobs run on the CPU."
-        return Group(Text(none), *_remarks(view))
-    return Group(_GpuTable(view), *_remarks(view))
+        return Group(Text(none), *_notes(view))
+    return Group(_GpuTable(view), *_notes(view))
 
 
 @dataclass(frozen=True, slots=True)
 class _GpuTable:
-    """The table, made when its width is known: figures are never cut, and where the window is narrow the reasons get
-    more lines. Where it is narrower still the least useful columns are left out, so that the state has a column."""
+    """The table, laid out when its width is known. Numbers are never cut. In a narrow window the reasons get more
+    lines, and in a narrower one the least useful columns are left out, so that there is room for the state."""
 
     view: View
 
@@ -265,7 +257,9 @@ class _GpuTable:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         table.add_column("GPU", no_wrap=True, min_width=_GPU_CELLS)
         if "Name" in kept:
-            table.add_column("Name", no_wrap=True, overflow="ellipsis", max_width=min(LONGEST_NAME, _LEAST_NAME + room))
+            table.add_column(
+                "Name", no_wrap=True, overflow="ellipsis", max_width=min(_LONGEST_NAME, _SHORTEST_NAME + room)
+            )
         for heading, width in _FIGURES.items():
             if heading in kept:
                 table.add_column(heading, justify="right", no_wrap=True, min_width=width)
@@ -279,10 +273,10 @@ class _GpuTable:
 
 
 def _columns_in(width: int) -> tuple[list[str], int]:
-    """The headings of the columns between GPU and state for which there is room, and the cells that are left over."""
+    """The headings of the columns that fit between GPU and state, and the cells that remain."""
     room = width - (_GPU_CELLS + 1) - _STATE_CELLS
     kept = []
-    for heading, cells in (*_FIGURES.items(), ("Name", _LEAST_NAME)):
+    for heading, cells in (*_FIGURES.items(), ("Name", _SHORTEST_NAME)):
         if cells + 1 <= room:
             kept.append(heading)
             room -= cells + 1
@@ -293,7 +287,7 @@ def _cells(row: Row, names: Mapping[str, str]) -> Mapping[str, RenderableType]:
     from rich.text import Text
 
     gpu = row.gpu
-    # Under its GPU's name an instance needs only what tells it apart: "MIG 1g.5gb".
+    # Below its GPU a MIG instance shows only what distinguishes it: "MIG 1g.5gb".
     name = gpu.name.removeprefix(names.get(gpu.mig_parent or "", "")).strip()
     return {
         "Name": Text(name.removeprefix("NVIDIA ").removeprefix("AMD ")),
@@ -309,7 +303,7 @@ def _figure(value: float | None, unit: str) -> str:
 
 
 def _state(row: Row, now: float) -> Text:
-    """Free, taken, or busy or unusable and why, and a line for each process."""
+    """Free or held, or busy or unusable with the reason, and one line per process."""
     from rich.text import Text
 
     from gpuherd.gpus.idle import describe
@@ -334,7 +328,7 @@ def _state(row: Row, now: float) -> Text:
         text.append(("\n" if text else "") + row.holder.sentence(now) + unused, style="cyan")
     for process in row.gpu.processes:
         if row.check.reason == describe(process):
-            continue  # told already, as the reason
+            continue  # shown already, as the reason
         memory = "N/A" if process.memory_mb is None else f"{process.memory_mb} MB"
         kind = "" if process.compute else ", display"
         text.append(
@@ -343,20 +337,20 @@ def _state(row: Row, now: float) -> Text:
     return text
 
 
-def _remarks(view: View) -> list[Text]:
-    """What the table does not say."""
+def _notes(view: View) -> list[Text]:
+    """Messages below the table: warnings, limits, hidden GPUs."""
     from rich.text import Text
 
     from gpuherd.gpus.visible import naming_in
 
-    remarks = list(view.warnings)
+    notes = list(view.warnings)
     if view.limits.sentence is not None:
-        remarks.append(f"Your runs: {view.limits.sentence}; they hold {view.held} now.")
+        notes.append(f"Your runs: {view.limits.sentence}; they hold {view.held} now.")
     hidden = [row.gpu.label for row in view.rows if not row.visible]
     if hidden:
         named = naming_in(os.environ, view.machine.maker)
         words = " ".join(f"{name}={value!r}" for name, value in named.items())
-        remarks.append(f"{words} hides from jobs started here: GPU {', '.join(hidden)}")
+        notes.append(f"{words} hides from jobs started here: GPU {', '.join(hidden)}")
     if view.lease_problem is not None:
-        remarks.append(f"What gpuherd holds is not known: {view.lease_problem}")
-    return [Text(remark, style="yellow") for remark in remarks]
+        notes.append(f"What gpuherd holds is not known: {view.lease_problem}")
+    return [Text(note, style="yellow") for note in notes]

@@ -1,6 +1,7 @@
-"""What the commands that start jobs share: settings and the engine, and memory plans for jobs that name a model.
+"""What commands that start jobs share: options of the engine and of the settings files, and memory plans for jobs that
+name a model.
 
-GPUs are queried when the first job that names a model is planned, not before: the query takes a moment.
+GPUs are queried when the first such job is planned, not before, because the query takes a moment.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.cli.output import print_note
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError, printable
 from gpuherd.jobs.job import ModelUse, Need, Planner
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
     from gpuherd.models.plan.card import Card
 
 _LONGEST_STEM = 60
-# A list may name thousands of models; the plan of each is in the table of a dry run.
-_MOST_TOLD = 20
+# A list may name thousands of models; the table of a dry run has the plan of each.
+_MOST_REPORTED_PLANS = 20
 # The flags of gpuherd plan as keys of a job file.
-JOB_FILE: Mapping[str, str | None] = {
+JOB_FILE_KEYS: Mapping[str, str | None] = {
     "--dtype": "dtype={}",
     "--batch": "batch={}",
     "--prompt-tokens": "prompt-tokens={}",
@@ -40,115 +42,120 @@ JOB_FILE: Mapping[str, str | None] = {
 }
 
 
+# ---- memory plans ----------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
-class Having:
-    """GPUs that jobs may get, as free as when nobody uses them, and how many a run has at once (None: all)."""
+class AvailableGpus:
+    """GPUs that jobs may get, with the memory that is free while nothing runs on them; ``limit``: how many of them a
+    run uses at once (None: all)."""
 
     cards: Sequence[Card]
-    most: int | None = None
-
-
-def on_stderr(sentence: str) -> None:
-    """Tells people, and leaves standard output to what the command is for."""
-    print(f"gpuherd: {sentence}", file=sys.stderr, flush=True)
+    limit: int | None = None
 
 
 def planner(
-    look: Callable[[], Having],
-    tell: Callable[[str], None] = on_stderr,
+    available: Callable[[], AvailableGpus],
+    report: Callable[[str], None] = print_note,
     spelling: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Planner:
-    """Says what jobs need that name a model.
+    """Returns a planner, which computes the GPUs and the memory for jobs that name a model.
 
     Args:
-        look: gives the GPUs; called once, when the first model is planned.
-        tell: is given the sentences of the first plans, safe to print.
-        spelling: as in ``demand_of``: ``JOB_FILE`` where jobs come from a file.
+        available: returns the GPUs; called once, when the first model is planned.
+        report: called with a printable sentence for each of the first plans.
+        spelling: how messages write the flags of ``gpuherd plan``: ``JOB_FILE_KEYS`` for jobs from a file.
     """
-    seen: list[Having] = []
-    told = 0
+    gpus: list[AvailableGpus] = []
+    planned = 0
 
     def plan(use: ModelUse) -> Need:
-        nonlocal told
+        nonlocal planned
         from gpuherd.models.plan.asking import demand_for
 
-        if not seen:
-            seen.append(look())
-        words = asdict(use)
-        said_mb = words.pop("memory_mb")
-        demand = demand_for(**words, cards=seen[0].cards, most=seen[0].most, spelling=spelling)
-        sentence = (
-            demand.sentence if said_mb is None else f"{demand.sentence}; {said_mb} MB in place of that, as was said"
-        )
-        told += 1
-        if told <= _MOST_TOLD:
-            tell(printable(sentence))
-        elif told == _MOST_TOLD + 1:
-            tell("more models are planned; --dry-run shows what each job asks for")
-        return Need(demand.gpus, demand.memory_mb, family_of(use, demand.gpus, demand.memory_mb), sentence)
+        if not gpus:
+            gpus.append(available())
+        options = asdict(use)
+        given_mb = options.pop("memory_mb")
+        demand = demand_for(**options, cards=gpus[0].cards, most=gpus[0].limit, spelling=spelling)
+        sentence = demand.sentence
+        if given_mb is not None:
+            sentence += f"; {given_mb} MB are used instead, as given for the job"
+        planned += 1
+        if planned <= _MOST_REPORTED_PLANS:
+            report(printable(sentence))
+        elif planned == _MOST_REPORTED_PLANS + 1:
+            report("further plans are not shown; --dry-run shows the request of each job")
+        return Need(demand.gpus, demand.memory_mb, memory_family(use, demand.gpus, demand.memory_mb), sentence)
 
     return plan
 
 
-def family_of(use: ModelUse, gpus: int, memory_mb: int) -> str:
-    """One name for all jobs that use a model in the same way on as many GPUs: they need the same memory on each. By
-    its plan too, since the same words may name another model in another folder."""
+def memory_family(use: ModelUse, gpus: int, memory_mb: int) -> str:
+    """One name for all jobs that use a model in the same way on the same number of GPUs: each needs the same memory.
+
+    The plan is part of the name, because in another folder the same path may be another model.
+    """
     key = repr((sorted(asdict(use).items(), key=str), gpus, memory_mb))
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", use.model).strip("-")[-_LONGEST_STEM:].lstrip("-") or "model"
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
-def of_gpus(gpus: Sequence[Gpu], most: int | None = None) -> Having:
-    """These GPUs, ``most`` of them at once."""
+def gpus_as_idle(gpus: Sequence[Gpu], limit: int | None = None) -> AvailableGpus:
+    """These GPUs, ``limit`` of them at once."""
     from gpuherd.models.plan.demand import idle_cards
 
-    return Having(idle_cards(gpus), most)
+    return AvailableGpus(idle_cards(gpus), limit)
 
 
-def of_a_run(options: DispatchOptions, most: int | None) -> Having:
-    """The GPUs that a run with these options may use, ``most`` of them at once; those of a node of its cluster."""
+def gpus_of_run(options: DispatchOptions, limit: int | None) -> AvailableGpus:
+    """The GPUs that a run with these options may use, ``limit`` of them at once; on a cluster those of one node."""
     if options.engine != LOCAL:
-        return of_a_cluster(options)
+        return gpus_of_cluster(options)
     from gpuherd.jobs.gpu.watch import watch_for_plan
     from gpuherd.jobs.settings import load
 
-    return of_gpus(watch_for_plan(options, load()).gpus, most)
+    return gpus_as_idle(watch_for_plan(options, load()).gpus, limit)
 
 
-def of_a_cluster(options: EngineOptions) -> Having:
-    """The GPUs of one of its nodes. No driver is asked on this machine."""
+def gpus_of_cluster(options: EngineOptions) -> AvailableGpus:
+    """The GPUs of one node of the cluster. Calls no driver on this machine."""
     from gpuherd.models.plan.cluster import node_cards
 
-    return Having(node_cards(options))
+    return AvailableGpus(node_cards(options))
 
 
-def of_the_queue() -> Having:
-    """The GPUs of the dispatcher that works the user's own queue off; those of this machine where nobody does."""
+def gpus_of_own_queue() -> AvailableGpus:
+    """The GPUs of the dispatcher that works off the user's own queue; without a dispatcher those of this machine."""
     from gpuherd.batch.user_queue import folder
     from gpuherd.gpus.query import machine
     from gpuherd.jobs.feasibility import dispatchers_machine
     from gpuherd.jobs.run_dir import RunDirectory
 
     here = machine().gpus
-    told = dispatchers_machine(RunDirectory(folder()))
-    if told is None:
-        return of_gpus(here)
+    reported = dispatchers_machine(RunDirectory(folder()))
+    if reported is None:
+        return gpus_as_idle(here)
     now = {gpu.uuid: gpu for gpu in here}
-    return of_gpus([now.get(gpu.uuid, gpu) for gpu in told.gpus], told.max_gpus)
+    return gpus_as_idle([now.get(gpu.uuid, gpu) for gpu in reported.gpus], reported.max_gpus)
 
 
-def fill_from_yaml(args: argparse.Namespace, config_type: type, told: Any) -> None:
-    """Puts what the key says where the command line has said nothing; nothing of another engine than was said there.
+# ---- the engine in YAML files ----------------------------------------------------------------------------------------
 
-    Raises UsageError, with the key, for what it can't say.
+
+def fill_from_yaml(args: argparse.Namespace, config_type: type, value: Any) -> None:
+    """Sets the options of the key ``engine`` of a YAML file that the command line has not set; none at all if the
+    command line names another engine.
+
+    Raises UsageError, which names the key, for a wrong value.
     """
     from gpuherd.engines.options import read_block
 
-    fill_from_block(args, read_block(told, {field.name for field, _ in option_fields(config_type)}))
+    fill_from_block(args, read_block(value, {field.name for field, _ in option_fields(config_type)}))
 
 
 def fill_from_block(args: argparse.Namespace, block: Mapping[str, Any]) -> None:
-    """The same with what was read already. Simulated GPUs are this machine's, whatever a file says."""
+    """The same for values that were read already. Simulated GPUs belong to this machine, whatever a file says."""
     here = None if args.simulate is None else LOCAL
     if getattr(args, "engine", here) not in (None, block.get("engine")):
         return
@@ -157,42 +164,67 @@ def fill_from_block(args: argparse.Namespace, block: Mapping[str, Any]) -> None:
             setattr(args, name, value)
 
 
-def key_of(file: str | None, words: Mapping[str, Any]) -> Any:
-    """What a YAML file says under ``engine``, and what is said over it by full keys (``engine``, ``engine.partition``);
-    None where nothing is. Raises UsageError for a file that can't be read, and for a key of what is no mapping.
+def engine_key(file: str | None, overrides: Mapping[str, Any]) -> Any:
+    """The value of the key ``engine`` of a YAML file, with the overrides of it by full keys (``engine``,
+    ``engine.partition``); None if neither exists.
+
+    Raises UsageError for a file that can't be read, and for an inner key of a value that is no mapping.
     """
     from gpuherd.posttrain.config.yaml_strict import read_yaml
 
-    told: Any = None if file is None else read_yaml(file).get("engine")
-    told = words.get("engine", told)
-    inner = {key.partition(".")[2]: value for key, value in words.items() if key.startswith("engine.")}
+    value: Any = None if file is None else read_yaml(file).get("engine")
+    value = overrides.get("engine", value)
+    inner = {key.partition(".")[2]: each for key, each in overrides.items() if key.startswith("engine.")}
     if not inner:
-        return told
-    block = {} if told is None else dict(told) if isinstance(told, Mapping) else {"name": told}
+        return value
+    block = {} if value is None else dict(value) if isinstance(value, Mapping) else {"name": value}
     return block | inner
 
 
-def about_engines(words: Sequence[str]) -> list[str]:
-    """Those of the words ``key=value`` that speak of the engine."""
+def engine_overrides(words: Sequence[str]) -> list[str]:
+    """Those of the words ``key=value`` whose key is ``engine`` or below it."""
     keys = [(word, word.lstrip("+").partition("=")[0]) for word in words]
     return [word.lstrip("+") for word, key in keys if key == "engine" or key.startswith("engine.")]
 
 
-def keep_simulation_here(args: argparse.Namespace) -> None:
-    """With ``--simulate`` jobs run here, whatever the settings say. Raises UsageError where a cluster was named."""
+# ---- settings --------------------------------------------------------------------------------------------------------
+
+
+def load_for(args: argparse.Namespace, config_type: type, *, stays: bool = True) -> Settings:
+    """The user's and the machine's settings. Sets the options of this dataclass that the command line has not set.
+
+    Args:
+        stays: the command starts jobs on this machine if ``--in-allocation`` applies (``stay_inside``).
+
+    Raises UsageError for a wrong settings file or a wrong ``--node-gpus``, and the errors of ``stay_inside``.
+    """
+    from gpuherd.jobs.settings import load
+
+    settings = load()
+    simulate_here(args)
+    if stays:
+        stay_inside(args, settings)
+    settings.fill(args, config_type)
+    check_node_gpus(getattr(args, "node_gpus", None))
+    return settings
+
+
+def simulate_here(args: argparse.Namespace) -> None:
+    """With ``--simulate`` jobs run on this machine, whatever the settings say. Raises UsageError if the command line
+    names a cluster."""
     if args.simulate is None:
         return
     if getattr(args, "engine", None) not in (None, LOCAL):
         raise UsageError(
-            f"--simulate pretends GPUs of this machine, and --engine {args.engine} would hand the jobs to a cluster, "
-            "which knows nothing of them; leave one of both out"
+            f"--simulate simulates GPUs of this machine, and --engine {args.engine} would submit the jobs to a "
+            "cluster, where these GPUs do not exist; leave one of both out"
         )
     args.engine = LOCAL
 
 
 def stay_inside(args: argparse.Namespace, settings: Settings) -> None:
-    """Where the options want the command to run inside of the engine's job that it is typed in (``--in-allocation``),
-    the engine becomes this machine's. Elsewhere than on that job's node this process becomes the same command there.
+    """Makes this machine the engine if the command was started inside a job of its engine and is to run its jobs there
+    (``--in-allocation``). On another node than that of the job this process becomes the same command on that node.
 
     Raises as ``EngineSpec.take_over``.
     """
@@ -218,43 +250,22 @@ def stay_inside(args: argparse.Namespace, settings: Settings) -> None:
         from gpuherd.batch.run_remote import become
 
         become(found, inherited=(0, 1, 2))
-    most = [getattr(args, "max_concurrent", settings.defaults.get("max_concurrent")), found.at_once]
-    at_once = [each for each in most if each is not None]
-    if at_once:
-        args.max_concurrent = min(at_once)
+    limits = [getattr(args, "max_concurrent", settings.defaults.get("max_concurrent")), found.at_once]
+    given_limits = [limit for limit in limits if limit is not None]
+    if given_limits:
+        args.max_concurrent = min(given_limits)
     for option in foreign(LOCAL) & vars(args).keys():
         delattr(args, option)
     args.engine = LOCAL
     from gpuherd.gpus.visible import hide_unless_named
 
-    # Where the engine has given this shell no GPU, those that the machine has are others'.
+    # If the engine has given this shell no GPU, the GPUs of the machine belong to others.
     hide_unless_named(os.environ)
-    sys.stderr.write(f"gpuherd: the jobs run in {found.title}, on {found.node}\n")
-
-
-def load_for(args: argparse.Namespace, config_type: type, *, stays: bool = True) -> Settings:
-    """The user's and the machine's settings; what they say of this dataclass's options goes into ``args`` where the
-    command line has said nothing.
-
-    Args:
-        stays: with ``--in-allocation`` the command starts jobs on this machine (``stay_inside``).
-
-    Raises UsageError for a file that is wrong, and for a --node-gpus that makes no sense; and as
-    ``stay_inside``.
-    """
-    from gpuherd.jobs.settings import load
-
-    settings = load()
-    keep_simulation_here(args)
-    if stays:
-        stay_inside(args, settings)
-    settings.fill(args, config_type)
-    check_node_gpus(getattr(args, "node_gpus", None))
-    return settings
+    print_note(f"the jobs run in {found.title}, on {found.node}")
 
 
 def check_node_gpus(words: str | None) -> None:
-    """Raises UsageError for words of ``--node-gpus`` that make no sense, whether a model will be planned or not."""
+    """Raises UsageError for a wrong ``--node-gpus``, whether or not a model is planned."""
     if words is not None:
         from gpuherd.models.plan.cluster import said_cards
 

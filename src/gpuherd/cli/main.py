@@ -1,4 +1,4 @@
-"""``gpuherd``: reads the words, finds the command's module, and turns our errors into one line and an exit code."""
+"""``gpuherd``: parses the command line, runs the command's module, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from gpuherd import __version__
 from gpuherd.cli import COMMANDS
@@ -20,7 +21,7 @@ from gpuherd.report.log import configure_console
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 DESCRIPTION = """\
-Runs LLM experiments on GPUs that people share.
+Runs LLM experiments on shared GPUs.
 
 examples:
   gpuherd gpus                                             who uses which GPU, and which are free
@@ -28,16 +29,16 @@ examples:
   gpuherd esd --model-list models.csv --max-gpus 4         analyse a list of models on free GPUs
   gpuherd plan llama-3.1-70b --gpus 4x40GB                 will this model fit, and where?
   gpuherd batch commands.txt                               run commands, each on free GPUs
-  gpuherd run -- python train.py                           wait for a free GPU and become the command
+  gpuherd run -- python train.py                           wait for a free GPU and run a command on it
   gpuherd submit -- python train.py                        put a command into your own queue
-  gpuherd up                                               work that queue off in the background
+  gpuherd up                                               work off that queue in the background
   gpuherd batch commands.txt --engine slurm                on a cluster: any command that starts jobs takes --engine
   gpuherd --simulate 4x40GB esd --model-list models.csv    try the same on simulated GPUs
 """
 
 
 def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
-    """The command line with these commands. Their modules are light: what is heavy they import when they run."""
+    """The command line with these commands. Loads their modules, which import what is heavy only while they run."""
     parser, subparsers = _program()
     nested: dict[str, argparse._SubParsersAction[Parser]] = {}
     for name in commands:
@@ -45,13 +46,30 @@ def build_parser(commands: Sequence[str] = tuple(COMMANDS)) -> Parser:
         if tool and group not in nested:
             owner = subparsers.choices.get(group) or subparsers.add_parser(group)
             nested[group] = owner.add_subparsers(title="commands on results", dest="tool", parser_class=Parser)
-        module = importlib.import_module(f"gpuherd.cli.{COMMANDS[name].module}")
-        getattr(module, f"add_{name.replace(' ', '_')}")(nested[group] if tool else subparsers)
+        _add_command(nested[group] if tool else subparsers, name)
     return parser
 
 
+def _add_command(subparsers: argparse._SubParsersAction[Parser], name: str) -> None:
+    """Adds the command as its module defines it (see ``gpuherd.cli``), with the engines' examples behind its own."""
+    from gpuherd.engines.registry import specs
+
+    module = importlib.import_module(f"gpuherd.cli.{COMMANDS[name].module}")
+    word = name.replace(" ", "_")
+    before, heading, rest = getattr(module, word.upper()).partition("examples:\n")
+    end = rest.find("\n\n") + 1 or len(rest)
+    examples = rest[:end] + "".join(spec.examples.get(name, "") for spec in specs())
+    parser = subparsers.add_parser(
+        name.rpartition(" ")[2], help=COMMANDS[name].summary, description=before + heading + examples + rest[end:]
+    )
+    parser.set_defaults(parser=parser, run=getattr(module, f"run_{word}"))
+    # Also accepted behind the command, where people write it; it must not reset a value given before the command.
+    parser.add_argument("--simulate", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    getattr(module, f"add_{word}")(parser)
+
+
 def _outline() -> Parser:
-    """The program with the names of its commands alone, for words that name none: no module of theirs is loaded."""
+    """The program with only the names of its commands, for a command line that names none: loads no command module."""
     parser, subparsers = _program()
     for name, command in COMMANDS.items():
         if " " not in name:
@@ -65,14 +83,13 @@ def _program() -> tuple[Parser, argparse._SubParsersAction[Parser]]:
     parser.add_argument(
         "--simulate",
         metavar="SPEC",
-        help="pretend to have GPUs, for example 8x40GB, or a state file; jobs then run on the CPU",
+        help="simulate GPUs, for example 8x40GB, or those of a state file; jobs then run on the CPU",
     )
     return parser, parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=Parser)
 
 
 def _command(words: Sequence[str]) -> str | None:
-    """The word that names the command, or the two, behind our own options; None when these words begin with no such
-    word."""
+    """The name of the command, of one or two words, behind the options of the program; None if there is none."""
     rest = iter(words)
     for word in rest:
         if word == "--simulate":
@@ -84,15 +101,15 @@ def _command(words: Sequence[str]) -> str | None:
 
 
 def _needed(command: str, words: Sequence[str]) -> list[str]:
-    """The commands whose parsers are needed: this one; for its help, those that it has too."""
-    helped = "-h" in words or "--help" in words
-    return [name for name in COMMANDS if name == command or (helped and name.startswith(f"{command} "))]
+    """The commands whose parsers are needed: this one, and for its --help also its subcommands."""
+    is_help = "-h" in words or "--help" in words
+    return [name for name in COMMANDS if name == command or (is_help and name.startswith(f"{command} "))]
 
 
 def run(argv: Sequence[str] | None = None) -> int:
-    """Parses ``argv`` and runs the command. Returns its exit code. With --json an error is told as JSON too."""
+    """Parses ``argv`` and runs the command. Returns its exit code. With --json an error is printed as JSON too."""
     words = sys.argv[1:] if argv is None else list(argv)
-    # Only the parser that is needed: making all of them would take longer than many a command.
+    # Only the needed parser: building all of them would take longer than many a command.
     command = _command(words)
     parser = build_parser(_needed(command, words)) if command and command in COMMANDS else _outline()
     if command is not None and command not in COMMANDS:
@@ -102,9 +119,9 @@ def run(argv: Sequence[str] | None = None) -> int:
     command_parser: Parser = getattr(args, "parser", parser)
     _reject_unknown_tool(command, unknown, command_parser)
     command_parser.reject_unknown(unknown)
-    wrong = args.check_words(args) if hasattr(args, "check_words") else None
-    if wrong is not None:
-        command_parser.error(wrong)
+    mistake = args.check_words(args) if hasattr(args, "check_words") else None
+    if mistake is not None:
+        command_parser.error(mistake)
     if args.command is None:
         parser.print_help()
         return ExitCode.USAGE
@@ -115,18 +132,18 @@ def run(argv: Sequence[str] | None = None) -> int:
 
             activate(args.simulate)
         return int(args.run(args))
-    except Enqueued as told:
-        _tell_enqueued(told, as_json=getattr(args, "json", False))
+    except Enqueued as enqueued:
+        _print_enqueued(enqueued, as_json=getattr(args, "json", False))
         return ExitCode.OK
     except GpuherdError as problem:
         _print_error_json(args, problem)
         raise
     except Exception as problem:
         if isinstance(problem, BrokenPipeError) or _is_environmental(problem):
-            raise  # ``main`` knows them
-        unforeseen = _unexpected_error(problem)
-        _print_error_json(args, unforeseen)
-        raise unforeseen from problem
+            raise  # ``main`` handles these
+        error = _unexpected_error(problem)
+        _print_error_json(args, error)
+        raise error from problem
 
 
 def _print_error_json(args: argparse.Namespace, problem: GpuherdError) -> None:
@@ -142,9 +159,13 @@ def _unexpected_error(problem: BaseException) -> GpuherdError:
     import time
     import traceback
 
-    words = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+    try:
+        cwd = str(Path.cwd())
+    except OSError:
+        cwd = "a folder that was removed"
+    summary = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
     text = (
-        f"gpuherd {__version__}, Python {sys.version}\n{time.strftime('%Y-%m-%d %H:%M:%S %z')}, in {_here()}\n"
+        f"gpuherd {__version__}, Python {sys.version}\n{time.strftime('%Y-%m-%d %H:%M:%S %z')}, in {cwd}\n"
         f"{shlex.join(sys.argv)}\n\n{''.join(traceback.format_exception(problem))}"
     )
     try:
@@ -155,31 +176,24 @@ def _unexpected_error(problem: BaseException) -> GpuherdError:
         where = f"the traceback is in {file.name}"
     except OSError as full:
         print(text, file=sys.stderr, flush=True)
-        where = f"the traceback is above (no file could be written for it: {full.strerror})"
+        where = f"the traceback is above (it could not be written to a file: {full.strerror})"
     return GpuherdError(
-        f"an error that gpuherd did not foresee: {words}; {where}: please report it with that. What was recorded is not"
-        " lost: jobs that run go on, and the same command goes on from here"
+        f"unexpected error in gpuherd: {summary}; {where}: please report the error with it. Nothing recorded is lost: "
+        "running jobs go on, and the same command goes on from here"
     )
 
 
-def _here() -> str:
-    try:
-        return os.getcwd()  # noqa: PTH109 - asked for its error
-    except OSError:
-        return "a folder that was removed"
-
-
-def _tell_enqueued(told: Enqueued, *, as_json: bool) -> None:
+def _print_enqueued(enqueued: Enqueued, *, as_json: bool) -> None:
     if as_json:
         import json
 
-        content = {"enqueued": told.waiting, "folder": str(told.folder), "remarks": list(told.remarks)}
+        content = {"enqueued": enqueued.waiting, "folder": str(enqueued.folder), "remarks": list(enqueued.remarks)}
         print(json.dumps(content), flush=True)
         return
-    for remark in told.remarks:
+    for remark in enqueued.remarks:
         print(printable(remark))
-    folder = shlex.quote(str(told.folder))
-    jobs = "1 job waits" if told.waiting == 1 else f"{told.waiting} jobs wait"
+    folder = shlex.quote(str(enqueued.folder))
+    jobs = "1 job waits" if enqueued.waiting == 1 else f"{enqueued.waiting} jobs wait"
     print(
         printable(
             f"{jobs} in {folder}, and nothing was started; the same command without --enqueue-only runs them, and"
@@ -189,7 +203,7 @@ def _tell_enqueued(told: Enqueued, *, as_json: bool) -> None:
 
 
 def _reject_unknown_tool(command: str | None, unknown: Sequence[str], parser: Parser) -> None:
-    """Exits with the nearest command of this command, where a word that is no flag was not understood."""
+    """Exits with an error that names the nearest subcommand, if a word that is no flag was not understood."""
     tools = [tool for group, _, tool in (name.partition(" ") for name in COMMANDS) if tool and group == command]
     if tools and unknown and not unknown[0].startswith("-"):
         hint = did_you_mean(unknown[0], tools, f"there are {', '.join(tools)}")
@@ -198,51 +212,52 @@ def _reject_unknown_tool(command: str | None, unknown: Sequence[str], parser: Pa
 
 def main() -> None:
     """Console entry point."""
-    _have_standard_streams()
+    _open_standard_streams()
     try:
         code = run()
         sys.stdout.flush()
     except GpuherdError as error:
-        _say(str(error))
+        _print_error(str(error))
         code = error.exit_code
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
     except BrokenPipeError:
-        code = _unread()
+        code = _discard_output()
     except SystemExit as end:
-        # This is how rich tells it.
+        # rich turns a BrokenPipeError into this.
         if not isinstance(end.__context__, BrokenPipeError):
             raise
-        code = _unread()
+        code = _discard_output()
     except OSError as problem:
         if not _is_environmental(problem):
             code = _report_unexpected(problem)
         elif problem.errno not in _NO_SPACE:
-            _say("the folder that you are in has been removed; go to another: cd")
+            _print_error("the current folder was removed; go to another one with cd")
             code = ExitCode.USAGE
         else:
-            _unread()
-            _say(f"can't write what there is to tell: {problem.strerror}")
+            _discard_output()
+            _print_error(f"can't write the output: {problem.strerror}")
             code = ExitCode.CANNOT_WRITE
-    except Exception as problem:  # before the command began, or while the interpreter ends
+    except Exception as problem:  # before the command started, or while the interpreter exits
         code = _report_unexpected(problem)
     sys.exit(code)
 
 
 def _report_unexpected(problem: BaseException) -> ExitCode:
     error = _unexpected_error(problem)
-    _say(str(error))
+    _print_error(str(error))
     return error.exit_code
 
 
-def _say(text: str) -> None:
-    # Where standard error is full too, the exit code says it.
+def _print_error(text: str) -> None:
+    # If standard error can't be written either, the exit code is all that is left.
     with suppress(OSError):
         print(f"gpuherd: {text}", file=sys.stderr, flush=True)
 
 
-def _have_standard_streams() -> None:
-    """Opens what was closed (``gpuherd status >&-``): a file of ours would else get its number and be written into.
+def _open_standard_streams() -> None:
+    """Opens standard streams that are closed (``gpuherd status >&-``). Otherwise the next file that is opened would get
+    their number, and output would go into it.
 
     Characters that the encoding of standard output lacks are printed as escapes.
     """
@@ -250,7 +265,7 @@ def _have_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.dup(0), encoding="utf-8")
     if sys.stdout is None:
@@ -261,21 +276,18 @@ def _have_standard_streams() -> None:
 
 
 def _is_environmental(problem: Exception) -> bool:
-    """Whether the cause is the environment: no space for our output, or the current folder was removed."""
-    return isinstance(problem, OSError) and (problem.errno in _NO_SPACE or _folder_is_gone())
-
-
-def _folder_is_gone() -> bool:
+    """Whether the environment is the cause: no space for the output, or the current folder was removed."""
+    if not isinstance(problem, OSError):
+        return False
     try:
-        os.getcwd()  # noqa: PTH109 - asked for its error
+        Path.cwd()
     except FileNotFoundError:
         return True
-    return False
+    return problem.errno in _NO_SPACE
 
 
-def _unread() -> ExitCode:
-    """The reader of our output has gone (``gpuherd gpus | head``): nothing is wrong. Keeps the interpreter from
-    complaining when it flushes at exit.
-    """
+def _discard_output() -> ExitCode:
+    """Sends further output nowhere, because its reader is gone (``gpuherd gpus | head``), which is no error. Keeps the
+    interpreter from complaining when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return ExitCode.OK

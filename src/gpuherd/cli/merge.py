@@ -1,28 +1,29 @@
-"""``gpuherd merge``: a LoRA adapter and its base become one model on disk."""
+"""``gpuherd merge``: merges a LoRA adapter into its base model and writes the result to disk."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_command
+from gpuherd.cli.common import add_json
+from gpuherd.cli.output import print_json, progress_bar
 from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError, naming_extras, printable
 from gpuherd.options import Parser
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from gpuherd.models.merging import MergeResult, OnProgress
     from gpuherd.models.names import ModelRef
 
 MERGE = """\
-Writes the model that a LoRA adapter makes of its base: W + s B A, rsLoRA, DoRA, modules saved whole, biases. The
-weights equal those of PEFT's merge_and_unload bit for bit, for less than half the CPU time and memory. Config and
-tokenizer are copied. A merge that was interrupted goes on when the same command is given again.
+Merges a LoRA adapter into its base model and writes the result: W + s B A, rsLoRA, DoRA, modules saved whole, biases.
+The weights equal those of PEFT's merge_and_unload bit for bit, for less than half the CPU time and memory. Config and
+tokenizer are copied. An interrupted merge continues if the same command is given again.
 
 examples:
   gpuherd merge org/adapter --output-dir merged
@@ -34,29 +35,26 @@ _SHORT = {short: name for name, short in _FORMATS.items()} | {"F64": "fp64"}
 _GB = 1 << 30
 
 
-def add_merge(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "merge", MERGE)
+def add_merge(parser: Parser) -> None:
     parser.add_argument("adapter", metavar="ADAPTER", help="the adapter: a folder, or a Hugging Face id")
     parser.add_argument(
-        "--output-dir", required=True, metavar="DIR", help="folder of the result; not there yet, or empty"
+        "--output-dir", required=True, metavar="DIR", help="folder for the result; must be empty or not exist yet"
     )
-    parser.add_argument("--base-model", metavar="MODEL", help="its base (default: the one that its config names)")
+    parser.add_argument("--base-model", metavar="MODEL", help="base model (default: the one that its config names)")
     parser.add_argument(
-        "--dtype", choices=tuple(_FORMATS), help="format of the weights (default: the one that the base is loaded in)"
-    )
-    parser.add_argument(
-        "--shard-size", metavar="SIZE", help="largest weight file, like 5GB (default: files divided as the base's are)"
+        "--dtype", choices=tuple(_FORMATS), help="data type of the weights (default: the one the base is loaded in)"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="check both and tell what would be written; write nothing"
+        "--shard-size", metavar="SIZE", help="largest weight file, like 5GB (default: files split like the base's)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run_merge)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check both and show what would be written; write nothing"
+    )
+    add_json(parser, "the result")
 
 
 def run_merge(args: argparse.Namespace) -> int:
-    """Merges, or tells what a merge would write."""
+    """Merges, or shows what a merge would write."""
     with naming_extras(dict.fromkeys(("numpy", "huggingface_hub", "torch"), "load"), "merging needs"):
         return _run(args)
 
@@ -78,22 +76,22 @@ def _run(args: argparse.Namespace) -> int:
     check_adapter(adapter)  # before its base is downloaded
     dtype = None if args.dtype is None else _FORMATS[args.dtype]
     if args.dry_run:
-        with _told_whose(args):
+        with _naming_source(args):
             ref = parse_model(base)
-        result = _tried(ref, adapter, output, dtype, shard_bytes)
+        result = _dry_run(ref, adapter, output, dtype, shard_bytes)
     else:
         from gpuherd.models.merging import merge_to_folder, need_torch
 
         need_torch()
-        with _told_whose(args):
+        with _naming_source(args):
             path = locate(parse_model(base), for_loading=True, with_code=True)
-        with _progress() as told:
+        with progress_bar(in_bytes=True) as bar:
             result = merge_to_folder(
                 path, adapter, output,
-                shard_bytes=shard_bytes, dtype=dtype, names=(base, args.adapter), on_progress=told,
+                shard_bytes=shard_bytes, dtype=dtype, names=(base, args.adapter), on_progress=_progress(bar),
             )  # fmt: skip
     if args.json:
-        print(json.dumps(_record(result, base, args), indent=2))
+        print_json(_record(result, base, args))
     else:
         for line in _lines(result, base, args):
             print(printable(line))
@@ -101,7 +99,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _output(word: str) -> Path:
-    """The folder of the result. Raises UsageError when none can be put there."""
+    """The folder for the result. Raises UsageError if it can't be used."""
     from gpuherd.models.merge_staging import final_folder
 
     if not word.strip():
@@ -124,8 +122,8 @@ def _shard_bytes(word: str | None) -> int | None:
 
 
 @contextmanager
-def _told_whose(args: argparse.Namespace) -> Iterator[None]:
-    """Says of a base that can't be had, and that the user has not named, where its name is from."""
+def _naming_source(args: argparse.Namespace) -> Iterator[None]:
+    """Adds to an error about the base model where its name is from, if the user did not give it."""
     try:
         yield
     except BadModel as problem:
@@ -134,8 +132,8 @@ def _told_whose(args: argparse.Namespace) -> Iterator[None]:
         raise type(problem)(f"{problem} (the adapter names this base; --base-model gives another)") from None
 
 
-def _tried(ref: ModelRef, adapter: Path, output: Path, dtype: str | None, shard_bytes: int | None) -> MergeResult:
-    """What a merge would write. A base that is not on this machine is known by its headers."""
+def _dry_run(ref: ModelRef, adapter: Path, output: Path, dtype: str | None, shard_bytes: int | None) -> MergeResult:
+    """What a merge would write. For a base that is not on this machine, only headers are downloaded."""
     from gpuherd.models.locate import cached_copy
     from gpuherd.models.merge_staging import already_there
     from gpuherd.models.merging import check_room, look_over, look_over_headers
@@ -148,7 +146,7 @@ def _tried(ref: ModelRef, adapter: Path, output: Path, dtype: str | None, shard_
         except MissingModel:
             if ref.path is not None:
                 raise
-            # A download that was interrupted: the merge would go on with it.
+            # An interrupted download, which the merge would continue.
         else:
             result = todo.result(output, was_there=already_there(output, todo.fingerprint))
             check_room(0 if result.was_there else result.nbytes, output)
@@ -190,20 +188,12 @@ def _lines(result: MergeResult, base: str, args: argparse.Namespace) -> Iterator
         yield f"next: gpuherd plan {shlex.quote(str(result.output))}"
 
 
-@contextmanager
-def _progress() -> Iterator[OnProgress | None]:
-    """A bar on standard error while people look; nothing else there."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+def _progress(bar: Progress | None) -> OnProgress | None:
+    if bar is None:
+        return None
+    task = bar.add_task("merging", total=None)
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("merging", total=None)
+    def update(done: int, total: int, what: str) -> None:
+        bar.update(task, completed=done, total=total, description=printable(what)[-60:])
 
-        def told(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=printable(what)[-60:])
-
-        yield told
+    return update

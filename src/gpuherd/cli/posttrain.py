@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_command
-from gpuherd.cli.job_start import about_engines, fill_from_yaml, key_of, load_for
+from gpuherd.cli.common import add_json
+from gpuherd.cli.job_start import engine_key, engine_overrides, fill_from_yaml, load_for
+from gpuherd.cli.output import console_for, print_json
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser, add_options, build
 from gpuherd.posttrain.learning.options import TrainOptions
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 POSTTRAIN = """\
-Post-training in rounds: every algorithm on every data set with every pair of models collects data, trains and is
-evaluated, round after round, as jobs on GPUs that are free. The same command again goes on with its unfinished run;
-what is done is not done twice.
+Post-trains models in rounds. In each round every combination of algorithm, data set and pair of models collects data,
+trains and is evaluated, as jobs on free GPUs. The same command again continues its unfinished run; jobs that are done
+are not run twice.
 
 examples:
   gpuherd posttrain experiment.name=first
@@ -28,42 +29,35 @@ examples:
   gpuherd posttrain experiment.name=mine --config mine.yaml algos.PITA.lr=1e-5 --max-gpus 8
   gpuherd posttrain experiment.name=first --dry-run       the jobs as a tree, with GPUs and memory
   gpuherd posttrain --resume outputs/first/2026-11-22_04-30-00
-  gpuherd posttrain --test-setup                          are GPUs found, and do jobs get one each?
+  gpuherd posttrain --test-setup                          test that GPUs are found, and that jobs get one each
   gpuherd --simulate 4x80GB posttrain experiment.name=try models=gpt2 --dry-run
 
-A word is an override in Hydra's grammar: key=value, +key=value, ~key, group=choice (algos, datasets, models).
-docs/posttrain.md tells of every key. Then: gpuherd report DIR.
-Exit codes: 0 all done, 1 some jobs failed (in a dry run: can never run), 2 wrong usage, 65 and 66 bad or missing data
+KEY=VALUE is an override in Hydra's grammar: key=value, +key=value, ~key, group=choice (algos, datasets, models).
+docs/posttrain.md describes every key. Next: gpuherd report DIR.
+Exit codes: 0 all done, 1 some jobs failed (with --dry-run: can never run), 2 wrong usage, 65 and 66 bad or missing data
 or model, 130 stopped.
 """
 
 
-def add_posttrain(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "posttrain", POSTTRAIN)
+def add_posttrain(parser: Parser) -> None:
     parser.intermixed = True
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to set in the configuration")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings that override the configuration's")
     add_options(parser, RoundsOptions)
     parser.add_argument(
         "--test-setup",
         action="store_true",
-        help="look for GPUs, collect a little data on two of them (pretended ones, where there are none), say which "
-        "worker had which",
+        help="find GPUs, collect a little data on two of them (simulated ones if there are none), and show which "
+        "worker used which GPU",
     )
-    parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
-    parser.set_defaults(run=run_posttrain)
+    add_json(parser, "the plan or the outcome")
 
 
 def run_posttrain(args: argparse.Namespace) -> int:
-    """Runs it. Returns its exit code."""
-    fill_from_yaml(args, RoundsOptions, _engine_key(args))
+    """Runs the experiment. Returns its exit code."""
+    fill_from_yaml(args, RoundsOptions, _engine_of_rounds(args))
     load_for(args, RoundsOptions)
     options = build(RoundsOptions, args)
-
-    from rich.console import Console
-
-    # With --json standard output belongs to the JSON alone.
-    console = Console(stderr=args.json)
+    console = console_for(args)
     if args.test_setup:
         return _test_setup(args, options, console)
     from gpuherd.posttrain.rounds.experiment import as_json
@@ -77,35 +71,34 @@ def run_posttrain(args: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
-def _engine_key(args: argparse.Namespace) -> Any:
-    """What the configuration says of the engine; that of a run that goes on, where there is one."""
+def _engine_of_rounds(args: argparse.Namespace) -> Any:
+    """The key ``engine`` of the configuration; without one that of the run to continue, if there is one."""
     if getattr(args, "resume", None) and getattr(args, "config", None):
-        return None  # they are refused together
-    said = [word.partition("=")[2] for word in args.overrides if word.startswith("resume_from=")]
-    place = getattr(args, "resume", None) or (said[0] if said else None)
-    words = about_engines(args.overrides)
-    told = key_of(getattr(args, "config", None), _by_key(words) if words else {})
-    if told is not None or place is None:
-        return told
+        return None  # they are refused together, later
+    resumed = [word.partition("=")[2] for word in args.overrides if word.startswith("resume_from=")]
+    folder = getattr(args, "resume", None) or (resumed[0] if resumed else None)
+    overrides: Mapping[str, Any] = {}
+    words = engine_overrides(args.overrides)
+    if words:
+        from gpuherd.posttrain.config.composing import said
+
+        overrides = said(words)
+    value = engine_key(getattr(args, "config", None), overrides)
+    if value is not None or folder is None:
+        return value
     from gpuherd.posttrain.rounds.folder import RoundsDirectory
     from gpuherd.posttrain.rounds.record import BadRun, read_record
 
     try:
-        return read_record(RoundsDirectory(place)).settings.engine
+        return read_record(RoundsDirectory(folder)).settings.engine
     except BadRun:
-        return None  # what else is wrong with the command line is told first
-
-
-def _by_key(words: Sequence[str]) -> Mapping[str, Any]:
-    from gpuherd.posttrain.config.composing import said
-
-    return said(words)
+        return None  # other errors of the command line are reported first
 
 
 def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Console) -> int:
-    """The guide's tests of a set-up. Where there are no GPUs two are pretended, so that the ways of work are tried."""
+    """Runs the guide's tests of a set-up. Without GPUs two are simulated, so that the jobs are tested nevertheless."""
     if args.overrides or options.resume or options.config or options.dry_run:
-        raise UsageError("--test-setup has a small experiment of its own; leave all that speaks of another out")
+        raise UsageError("--test-setup has a small experiment of its own; leave out all options of another one")
     from gpuherd.gpus.query import machine
     from gpuherd.gpus.visible import visible_now
     from gpuherd.posttrain.rounds.setup_check import check_setup
@@ -118,10 +111,7 @@ def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Conso
         gpus, simulate = visible_now(machine(processes=False).gpus), True
     checks = check_setup(options, gpus, console, simulate=simulate)
     if args.json:
-        import json
-        from dataclasses import asdict
-
-        print(json.dumps({"simulated": simulate, "checks": [asdict(each) for each in checks]}, indent=2))
+        print_json({"simulated": simulate, "checks": [asdict(each) for each in checks]})
     else:
         for each in checks:
             print(f"{'ok    ' if each.passed else 'FAILED'}  {each.what}: {each.seen}")
@@ -129,63 +119,53 @@ def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Conso
 
 
 TRAIN = """\
-Trains a model as a YAML file says: PPO or GRPO on an environment, DPO on preferences, SFT on answers. GPUs are waited
-for, taken and given back as those of any job; with more than one, torchrun's processes share the work by DDP or FSDP.
-Whatever was killed goes on exactly with --resume. On a cluster it is one job, over several machines where you say so.
+Trains a model as a YAML file describes: PPO or GRPO on an environment, DPO on preferences, SFT on answers. Waits for
+free GPUs, takes them and gives them back, like any job; on more than one, torchrun's processes share the work by DDP or
+FSDP. A training that was killed continues exactly with --resume. On a cluster it is one job, over several machines with
+the options for that.
 
 examples:
   gpuherd train --config config.yaml
   gpuherd train --config config.yaml --num-gpus 2 training.batch_size=64
-  gpuherd train --config config.yaml --gpu-ids 0 2 3          the GPUs that the driver calls so
+  gpuherd train --config config.yaml --gpu-ids 0 2 3          GPUs by the driver's numbers
   gpuherd train --config config.yaml --device cpu --output outputs/try
-  gpuherd train --config config.yaml --num-gpus 8 --dry-run   what would run, and will it fit
-  gpuherd train --resume --output outputs/try                 go on with what was stopped
+  gpuherd train --config config.yaml --num-gpus 8 --dry-run   what would run, and whether it fits
+  gpuherd train --resume --output outputs/try                 continue a stopped training
   gpuherd train --config config.yaml --num-gpus 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29500
 
-The words behind are settings over the file's, key=value. docs/train.md tells of every key.
-Exit codes: 0 trained, 1 it failed (in a dry run: can never run), 2 wrong usage or a plan that can't fit, 65 and 66 bad
-or missing data or model, 71 out of memory, 75 no GPU in time or another one at work there, 130 and 143 stopped behind a
-checkpoint.
+KEY=VALUE overrides a setting of the file. docs/train.md describes every key.
+Exit codes: 0 trained, 1 it failed (with --dry-run: can never run), 2 wrong usage or a plan that can't fit, 65 and 66
+bad or missing data or model, 71 out of memory, 75 no GPU in time or another training is active in the folder, 130 and
+143 stopped after a checkpoint.
 """
 
 
-def add_train(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "train", TRAIN)
+def add_train(parser: Parser) -> None:
     parser.intermixed = True
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings over the configuration's")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="settings that override the configuration's")
     add_options(parser, TrainOptions)
-    parser.add_argument("--json", action="store_true", help="print the plan or the summary as JSON on standard output")
-    parser.set_defaults(run=run_train)
+    add_json(parser, "the plan or the summary")
 
 
 def run_train(args: argparse.Namespace) -> int:
-    """Runs it. Returns its exit code."""
-    fill_from_yaml(args, TrainOptions, key_of(_file(args), _typed_by_key(about_engines(args.overrides))))
+    """Runs the training. Returns its exit code."""
+    fill_from_yaml(args, TrainOptions, engine_key(_config_file(args), _engine_values(args.overrides)))
     settings = load_for(args, TrainOptions)
     options = build(TrainOptions, args)
 
-    from rich.console import Console
-
     from gpuherd.posttrain.learning.running import TrainRun
 
-    # With --json standard output belongs to the JSON alone.
-    training = TrainRun(
-        options,
-        args.overrides,
-        console=Console(stderr=args.json),
-        settings=settings,
-        simulate=args.simulate is not None,
-    )
+    simulate = args.simulate is not None
+    training = TrainRun(options, args.overrides, console=console_for(args), settings=settings, simulate=simulate)
     code = training.run()
     if args.json:
         plan = None if training.plan is None else training.plan.to_dict()
-        print(json.dumps({"exit_code": int(code), "plan": plan, "summary": training.summary}, indent=2))
+        print_json({"exit_code": int(code), "plan": plan, "summary": training.summary}, allow_nan=True)
     return code
 
 
-def _file(args: argparse.Namespace) -> str | None:
-    """The configuration that will be read: the one that is named, or that of the training that goes on."""
+def _config_file(args: argparse.Namespace) -> str | None:
+    """The configuration to read: the one of the command line, or that of the training to continue."""
     if hasattr(args, "config") or not hasattr(args, "output"):
         return getattr(args, "config", None)
     from gpuherd.posttrain.learning.folder import TrainDirectory
@@ -194,8 +174,9 @@ def _file(args: argparse.Namespace) -> str | None:
     return str(kept) if kept.exists() else None
 
 
-def _typed_by_key(words: Sequence[str]) -> Mapping[str, Any]:
+def _engine_values(overrides: Sequence[str]) -> Mapping[str, Any]:
+    """The overrides of the key ``engine``, parsed as YAML, by key."""
     from gpuherd.posttrain.config.yaml_strict import parse_yaml
 
-    pairs = [word.partition("=") for word in words]
+    pairs = [word.partition("=") for word in engine_overrides(overrides)]
     return {key: parse_yaml(f"value: {text}", f"{key}=...")["value"] for key, _, text in pairs}

@@ -1,17 +1,17 @@
-"""The user's own queue: ``gpuherd submit`` adds a command, ``up`` starts its dispatcher, ``down`` ends it."""
+"""The user's own queue: ``gpuherd submit`` adds a command, ``up`` starts its dispatcher, ``down`` stops it."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
-import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_command, add_own_queue, command_words, usual_engine
-from gpuherd.cli.job_start import check_node_gpus, keep_simulation_here, load_for, on_stderr
+from gpuherd.cli.common import add_command_words, add_json, add_own_queue, command_words, default_engine, engine_flag
+from gpuherd.cli.job_start import check_node_gpus, gpus_of_cluster, gpus_of_own_queue, load_for, planner, simulate_here
+from gpuherd.cli.output import console_for, print_json, print_note
 from gpuherd.engines.options import ENGINES, EngineOptions
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, UsageError, printable
@@ -23,25 +23,24 @@ if TYPE_CHECKING:
     from gpuherd.jobs.job import Planner
 
 SUBMIT = """\
-Puts a command into your own queue, which gpuherd up works off in the background, and prints the job's name. It runs in
-the folder and with the environment that it was submitted from.
+Puts a command into your own queue, which gpuherd up works off in the background, and prints the name of the job. The
+job runs in the current folder and with the current environment.
 
 examples:
   gpuherd submit -- python train.py --seed 1
   gpuherd submit --num-gpus 1-4 --mem 30GB --name large --priority 5 -- python train.py
   gpuherd submit --needs large --timeout 2h -- python evaluate.py
   gpuherd submit --model llama-3.1-70b --batch 8 -- python generate.py     GPUs and memory by the model's plan
-  gpuherd up                                       begin to work the queue off
-  gpuherd status                                   how it stands
+  gpuherd up                                       start to work off the queue
+  gpuherd status                                   the state of the queue
 
-The queue is in ~/.local/state/gpuherd/queue, or where GPUHERD_QUEUE says; there is one for each engine, those of
-clusters beside it (queue-slurm). Partition, account and the like are gpuherd up's to say, once for the whole queue.
+The queue is in ~/.local/state/gpuherd/queue or in GPUHERD_QUEUE. Each engine has a queue of its own; those of clusters
+have the engine's name behind it (queue-slurm). Partition, account and the like are options of gpuherd up, for the whole
+queue.
 """
 
 
-def add_submit(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "submit", SUBMIT)
+def add_submit(parser: Parser) -> None:
     add_options(parser, Job)
     add_options(parser, ModelUse)
     add_own_queue(parser, "what is to run it: your queue for this engine (default: that of your settings, or local)")
@@ -49,9 +48,8 @@ def add_submit(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--node-gpus", metavar="GPUS", help=same_option(EngineOptions, "node_gpus").metadata["option"].help
     )
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted")
-    parser.add_argument("--json", action="store_true", help="print the job as JSON")
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the command and its words")
-    parser.set_defaults(run=run_submit)
+    add_json(parser, "the job")
+    add_command_words(parser)
 
 
 def run_submit(args: argparse.Namespace) -> int:
@@ -62,27 +60,27 @@ def run_submit(args: argparse.Namespace) -> int:
     _warn_of_missing_program(argv[0])
     options = given(Job, args) | given(ModelUse, args)
     name = options.get("name")
-    keep_simulation_here(args)
-    engine = usual_engine(starts_jobs=True) if args.engine is None else args.engine
-    planner = _planner(engine, args.node_gpus)
-    # Without a name of its own it gets the next number in the queue.
-    job = Job(**{"name": "new", **job_fields(options, planner=planner), "argv": tuple(argv)})
+    simulate_here(args)
+    engine = default_engine(starts_jobs=True) if args.engine is None else args.engine
+    # A job without a name gets the next number in the queue.
+    job = Job(**{"name": "new", **job_fields(options, planner=_planner(engine, args.node_gpus)), "argv": tuple(argv)})
     job = with_surroundings(job, os.environ, os.getcwd())  # noqa: PTH109 - as text, whatever it is
     if args.dry_run:
         check(job, named=name is not None, engine=engine)
-        print(json.dumps(_planned(job, name, engine), indent=2) if args.json else _sentence(job, name, engine))
+        if args.json:
+            print_json(_planned(job, name, engine))
+        else:
+            print(_sentence(job, name, engine))
         return ExitCode.OK
     submitted = submit(job, named=name is not None, engine=engine)
     if args.json:
-        told = {"name": submitted.job.name, "state": submitted.state.value, "worker": submitted.worker}
-        print(json.dumps(told, indent=2))
+        print_json({"name": submitted.job.name, "state": submitted.state.value, "worker": submitted.worker})
     else:
         print(submitted.job.name)
     if submitted.state.value == "done":
-        print(f"gpuherd: {submitted.job.name} has been done before; gpuherd retry runs it anew", file=sys.stderr)
+        print_note(f"{submitted.job.name} is done already; gpuherd retry runs it again")
     elif submitted.worker is None:
-        flag = "" if engine == LOCAL else f" --engine {engine}"
-        print(f"gpuherd: nothing works the queue off yet; start it with: gpuherd up{flag}", file=sys.stderr)
+        print_note(f"no gpuherd works off this queue now; start it with: gpuherd up{engine_flag(engine)}")
     return ExitCode.OK
 
 
@@ -110,34 +108,32 @@ def _sentence(job: Job, name: str | None, engine: str) -> str:
 
 
 def _planner(engine: str, node_gpus: str | None) -> Planner:
-    from gpuherd.cli.job_start import of_a_cluster, of_the_queue, planner
-
     check_node_gpus(node_gpus)
-    cluster = EngineOptions(engine=engine, node_gpus=node_gpus)  # refuses GPUs of a node where there is no cluster
-    return planner(of_the_queue if engine == LOCAL else lambda: of_a_cluster(cluster))
+    cluster = EngineOptions(engine=engine, node_gpus=node_gpus)  # refuses --node-gpus without a cluster
+    return planner(gpus_of_own_queue if engine == LOCAL else partial(gpus_of_cluster, cluster))
 
 
 def _warn_of_missing_program(word: str) -> None:
-    """Says so when there is no such program now. No error: an earlier job may make it."""
-    # Not shutil.which, which would cost as much time as a tenth of the whole command.
+    """Warns if there is no such program now. That is no error, because an earlier job may create it."""
+    # shutil.which would take a tenth of the time of the whole command.
     if "/" not in word and not any(os.access(f"{folder}/{word}", os.X_OK) for folder in os.get_exec_path()):
         hint = "; write the words apart: -- python train.py" if " " in word else ""
-        print(f"gpuherd: there is no program {printable(word)!r} in any folder of PATH yet{hint}", file=sys.stderr)
+        print_note(f"there is no program {printable(word)!r} in any folder of PATH yet{hint}")
 
 
 UP = """\
-Begins to work off your own queue, to which gpuherd submit adds, in the background. It goes on when the terminal is
-closed and after logout, also while the queue is empty, until gpuherd down.
+Starts to work off your own queue, to which gpuherd submit adds, in the background. It goes on after logout, and while
+the queue is empty, until gpuherd down.
 
 examples:
   gpuherd up --max-gpus 4
   gpuherd up --gpu-list 4 5 6 7 --yield requeue
-  gpuherd up --foreground                          for systemd, or to look on
-  gpuherd status                                   how it stands
-  gpuherd set --max-gpus 2                         other options while it works
+  gpuherd up --foreground                          for systemd, or to watch it
+  gpuherd status                                   the state of the queue
+  gpuherd set --max-gpus 2                         change options while it works
   gpuherd down
 
-Exit codes: 0 it is at work, 75 another one is already; with --foreground 130 and 143 when a signal left jobs undone.
+Exit codes: 0 it works, 75 another one works already; with --foreground 130 and 143 if a signal left jobs undone.
 """
 
 
@@ -145,26 +141,23 @@ Exit codes: 0 it is at work, 75 another one is already; with --foreground 130 an
 class UpOptions(DispatchOptions):
     """How the queue is worked off."""
 
-    # No flag: a job shares its GPU when it was submitted so (gpuherd submit --share).
+    # No flag: a job shares its GPU if it was submitted with --share.
     share: bool = True
     foreground: bool = option(False, help="stay in the foreground and show what happens")
 
     def dispatch_options(self) -> DispatchOptions:
-        """The part that a dispatcher knows."""
+        """The options of the dispatcher."""
         values = {name: value for name, value in vars(self).items() if name != "foreground"}
         return DispatchOptions(**values)
 
 
-def add_up(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "up", UP)
+def add_up(parser: Parser) -> None:
     add_options(parser, UpOptions)
-    parser.add_argument("--json", action="store_true", help="print the dispatcher's pid and folder as JSON")
-    parser.set_defaults(run=run_up)
+    add_json(parser, "the dispatcher's pid and folder")
 
 
 def run_up(args: argparse.Namespace) -> int:
-    """Starts the dispatcher, or is it."""
+    """Starts the dispatcher, or with ``--foreground`` becomes it."""
     from gpuherd.batch.daemon import forget_environment, log_file, up
     from gpuherd.batch.user_queue import open_folder
 
@@ -172,30 +165,27 @@ def run_up(args: argparse.Namespace) -> int:
     options = build(UpOptions, args)
     notice = options.spec.queue_notice(options)
     if notice is not None:
-        on_stderr(notice)
+        print_note(notice)
     directory = open_folder(engine=options.engine)
     if options.foreground:
-        from rich.console import Console
-
         from gpuherd.jobs.monitor.display import display
         from gpuherd.jobs.run import work_off
 
-        console = Console(highlight=False, stderr=args.json)
+        console = console_for(args, highlight=False)
         forget_environment(options.engine)
-        with display(console) as shown:
-            return work_off(directory, options.dispatch_options(), serve=True, display=shown).exit_code
+        with display(console) as live:
+            return work_off(directory, options.dispatch_options(), serve=True, display=live).exit_code
     pid = up(options.dispatch_options(), directory)
     if args.json:
-        told = {"pid": pid, "queue": str(directory.root), "log": str(log_file(directory))}
-        print(json.dumps(told, indent=2))
+        print_json({"pid": pid, "queue": str(directory.root), "log": str(log_file(directory))})
     else:
         print(f"gpuherd (pid {pid}) works off {directory.root}; log: {log_file(directory)}")
     return ExitCode.OK
 
 
 DOWN = """\
-Ends what gpuherd up has begun. Jobs that run go on to their end; with --now they are stopped and put back into the
-queue. What waits, waits for the next gpuherd up. What a cluster has goes on there, too, unless --now is said.
+Stops what gpuherd up has started. Running jobs go on to their end; with --now they are stopped and put back into the
+queue. Waiting jobs wait for the next gpuherd up. Jobs on a cluster go on there, too, except with --now.
 
 examples:
   gpuherd down
@@ -203,36 +193,38 @@ examples:
 """
 
 
-def add_down(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "down", DOWN)
-    parser.add_argument("--now", action="store_true", help="stop the jobs that run and put them back into the queue")
+def add_down(parser: Parser) -> None:
+    parser.add_argument("--now", action="store_true", help="stop running jobs and put them back into the queue")
     add_own_queue(parser, "the queue for this engine (default: the one that is worked off)")
-    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
-    parser.set_defaults(run=run_down)
+    add_json(parser, "the response")
 
 
 def run_down(args: argparse.Namespace) -> int:
-    """Asks the dispatcher to end. Returns 0 also when there is none."""
+    """Requests the dispatcher to exit. Returns 0 also if there is none."""
     from gpuherd.batch.daemon import down
 
-    answer = down(now=args.now, engine=_engine_at_work(args))
+    answer = down(now=args.now, engine=_active_engine(args))
     ok, text = (True, "nothing works your queue off") if answer is None else (answer.ok, answer.text)
-    print(json.dumps({"ok": ok, "was_up": answer is not None, "text": text}, indent=2) if args.json else text)
+    if args.json:
+        print_json({"ok": ok, "was_up": answer is not None, "text": text})
+    else:
+        print(text)
     return ExitCode.OK if ok else ExitCode.FAILED
 
 
-def _engine_at_work(args: argparse.Namespace) -> str:
-    """The engine of the queue that is meant: the one that somebody works off, where none is named."""
+def _active_engine(args: argparse.Namespace) -> str:
+    """The engine of the queue to stop: without ``--engine`` the one whose queue has a dispatcher.
+
+    Raises UsageError if several queues have one, and that of the default engine has none.
+    """
     from gpuherd.batch.user_queue import folder
     from gpuherd.jobs.lock import DispatcherLock
     from gpuherd.jobs.run_dir import RunDirectory
 
     if args.engine is not None:
-        named: str = args.engine
-        return named
-    usual = usual_engine()
-    at_work = [each for each in ENGINES if DispatcherLock.holder(RunDirectory(folder(each)).lock) is not None]
-    if len(at_work) > 1 and usual not in at_work:
-        raise UsageError(f"your queues for {' and '.join(at_work)} are worked off; say which: --engine {at_work[0]}")
-    return usual if usual in at_work or not at_work else at_work[0]
+        return str(args.engine)
+    default = default_engine()
+    active = [each for each in ENGINES if DispatcherLock.holder(RunDirectory(folder(each)).lock) is not None]
+    if len(active) > 1 and default not in active:
+        raise UsageError(f"your queues for {' and '.join(active)} are worked off; say which: --engine {active[0]}")
+    return default if default in active or not active else active[0]

@@ -4,51 +4,52 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from gpuherd.cli.common import add_command, add_run
-from gpuherd.errors import CannotWrite, ExitCode, UsageError, naming_extras, printable
+from gpuherd.cli.common import add_run_name
+from gpuherd.cli.output import print_json, progress_bar, write_file
+from gpuherd.errors import ExitCode, UsageError, naming_extras, printable
 from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 REPORT = """\
-Makes one HTML page of a run's results. Of a run of gpuherd esd: a table of all models, their lineage by alpha, outliers
-and failures; for each model a heat map of alpha by layer and module, and the spectrum with its fit for any layer. Of a
-run of answers (gpuherd generate): measures of uncertainty with their intervals and curves, how far the labels can be
-believed, and every answer with its tokens coloured by probability and relevance. Of a run of gpuherd posttrain, or the
-output of gpuherd train: every policy's figures with their intervals, round by round and against its distance from the
-reference, learning curves, jobs in time, failures, and completions to look at. The page has everything inside it, asks
-nothing of any network, and can be mailed.
+Writes one HTML page of a run's results.
+
+  gpuherd esd               a table of all models, their lineage by alpha, outliers and failures; for each model a heat
+                            map of alpha by layer and module, and the spectrum of any layer with its fit
+  gpuherd generate          the uncertainty measures with their intervals and curves, how reliable the labels are, and
+                            every answer with its tokens coloured by probability and relevance
+  gpuherd posttrain, train  the figures of every policy with their intervals, by round and by distance from the
+                            reference; learning curves, the jobs over time, failures, and example completions
+
+The page contains everything it needs: it loads nothing from a network, and can be mailed.
 
 examples:
   gpuherd report results                        writes results/report.html and opens it in a browser
   gpuherd report my-run                         a run of answers, by its name in --runs-dir
-  gpuherd report my-run --evaluation 1a2b3c4d   this evaluation of it, not the latest
+  gpuherd report my-run --evaluation 1a2b3c4d   this evaluation of the run, not the latest
   gpuherd report outputs/first/2026-11-22_04-30-00 --plot curves.svg     also a figure for a paper
   gpuherd report results --output page.html
-  gpuherd report results --open no --json       says where it is, as JSON
+  gpuherd report results --open no --json       prints the path of the page, as JSON
 """
 
 _EXTRAS = {"jinja2": "page", "markupsafe": "page", "matplotlib": "page", "numpy": "esd"}
-Progress = Callable[[int, int], None]
 
 
-def add_report(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "report", REPORT)
-    add_run(
-        parser,
-        "run_folder",
-        metavar="RUN",
-        help_text="the run's folder; a run of answers also by its name",
-        required=True,
+def add_report(parser: Parser) -> None:
+    help_text = "the run's folder; a run of answers also by its name"
+    add_run_name(parser, "run_folder", metavar="RUN", help_text=help_text, required=True)
+    parser.add_argument("--output", metavar="FILE", type=Path, help="where to write it (default: RUN/report.html)")
+    parser.add_argument(
+        "--evaluation", metavar="NAME", help="of a run of answers: which evaluation (default: the latest, if any)"
     )
-    parser.add_argument("--output", metavar="FILE", type=Path, help="where the page goes (default: RUN/report.html)")
-    parser.add_argument("--evaluation", metavar="NAME", help="of a run of answers: which (default: the latest, if any)")
     parser.add_argument(
         "--plot", metavar="FILE", type=Path, help="of post-training: also curves as a figure, *.png, *.svg or *.pdf"
     )
@@ -57,34 +58,33 @@ def add_report(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "--open",
         choices=("yes", "no", "auto"),
         default="auto",
-        help="open the page in a browser; auto: where a person looks on at a desktop (default: auto)",
+        help="open the page in a browser; auto: if the output is a terminal on a desktop (default: auto)",
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON; implies --open no")
-    parser.set_defaults(run=run_report)
 
 
 def run_report(args: argparse.Namespace) -> int:
-    """Writes the page. Exit code 0, also when models of the run have failed: the page tells."""
+    """Writes the page. Returns 0 also if models of the run have failed: the page shows that."""
     from gpuherd.posttrain.look.kinds import made_by
 
-    trained = made_by(Path(args.run_folder)) is not None
-    folder = None if trained else _answers_folder(args.run_folder, build(RunsOptions, args).runs_dir)
-    if args.plot is not None and not trained:
+    is_training = made_by(Path(args.run_folder)) is not None
+    folder = None if is_training else _answers_folder(args.run_folder, build(RunsOptions, args).runs_dir)
+    if args.plot is not None and not is_training:
         other = "gpuherd evaluate RUN --plot FILE" if folder is not None else "gpuherd esd plot RUN"
-        raise UsageError(f"--plot is of post-training, and {args.run_folder} is none; {other} draws its figures")
+        raise UsageError(f"--plot is for post-training, which {args.run_folder} is not; use {other}")
     if folder is not None:
-        return _answers(args, folder)
-    if not trained and not Path(args.run_folder).is_dir():
+        return _report_answers(args, folder)
+    if not is_training and not Path(args.run_folder).is_dir():
         raise UsageError(
             f"there is no folder {printable(args.run_folder)}, and no run of answers of this name; "
             "name the output folder of a gpuherd esd, generate, posttrain or train"
         )
     if args.evaluation is not None:
         raise UsageError(f"{args.run_folder} is no run of answers: it has no evaluations")
-    return _policies(args) if trained else _spectra(args)
+    return _report_training(args) if is_training else _report_spectra(args)
 
 
-def _policies(args: argparse.Namespace) -> int:
+def _report_training(args: argparse.Namespace) -> int:
     """The page of a run of ``gpuherd posttrain``, or of an output of ``gpuherd train``, and its figure."""
     with naming_extras(_EXTRAS):
         from gpuherd.posttrain.look.page import write_page
@@ -93,39 +93,37 @@ def _policies(args: argparse.Namespace) -> int:
         from gpuherd.report.pictures import check_format, picture_bytes
 
         picture = None if args.plot is None else check_format(args.plot.name)
-        with _progress() as progress:
-            shown = read_run(Path(args.run_folder), progress("reading"))
+        with progress_bar() as bar:
+            found = read_run(Path(args.run_folder), _progress(bar, "reading"))
         path = (args.output or Path(args.run_folder) / "report.html").absolute()
         if args.plot is not None and picture is not None:
-            _write(args.plot.absolute(), picture_bytes(run_figure(shown), picture), "--plot")
-        page = write_page(shown, path)
-    told = {
+            write_file(args.plot.absolute(), picture_bytes(run_figure(found), picture), "--plot")
+        page = write_page(found, path)
+    written = {
         "page": str(path),
         "bytes": len(page.html),
         "policies": page.policies,
         "with_completions": page.samples,
-        "trainings": len(shown.trainings),
-        "failures": 0 if shown.timeline is None else len(shown.timeline.failures),
+        "trainings": len(found.trainings),
+        "failures": 0 if found.timeline is None else len(found.timeline.failures),
         "plot": None if args.plot is None else str(args.plot.absolute()),
     }
-    policies = "1 policy" if page.policies == 1 else f"{page.policies} policies"
-    trainings = "1 training" if len(shown.trainings) == 1 else f"{len(shown.trainings)} trainings"
-    _tell(args, path, told, f"{policies}, {trainings}")
-    return ExitCode.OK
+    contents = f"{_count(page.policies, 'policy', 'policies')}, {_count(len(found.trainings), 'training')}"
+    return _finish(args, path, written, contents)
 
 
-def _spectra(args: argparse.Namespace) -> int:
+def _report_spectra(args: argparse.Namespace) -> int:
     """The page of a run of ``gpuherd esd``."""
     with naming_extras(_EXTRAS):
         from gpuherd.esd.look.page import make_page
         from gpuherd.esd.look.results import read_results
 
-        with _progress() as progress:
-            results = read_results(Path(args.run_folder), progress("reading"))
-            page = make_page(results, on_progress=progress("drawing"))
+        with progress_bar() as bar:
+            results = read_results(Path(args.run_folder), _progress(bar, "reading"))
+            page = make_page(results, on_progress=_progress(bar, "drawing"))
     path = (args.output or results.directory.root / "report.html").absolute()
-    _write(path, page.html)
-    told = {
+    write_file(path, page.html, "--output")
+    written = {
         "page": str(path),
         "bytes": len(page.html),
         "models": page.models,
@@ -133,11 +131,10 @@ def _spectra(args: argparse.Namespace) -> int:
         "with_spectra": page.with_spectra,
         "failures": len(results.failures),
     }
-    _tell(args, path, told, "1 model" if page.models == 1 else f"{page.models} models")
-    return ExitCode.OK
+    return _finish(args, path, written, _count(page.models, "model"))
 
 
-def _answers(args: argparse.Namespace, folder: Path) -> int:
+def _report_answers(args: argparse.Namespace, folder: Path) -> int:
     """The page of a run of answers."""
     from rich.console import Console
 
@@ -151,21 +148,20 @@ def _answers(args: argparse.Namespace, folder: Path) -> int:
         evaluation = evaluation_of(opened, args.evaluation)
         path = (args.output or opened.folder.root / "report.html").absolute()
         page = write_page(opened, evaluation, path, console)
-    told = {
+    written = {
         "page": str(path),
         "bytes": len(page.html),
         "answers": opened.questions,
         "with_texts": page.answers,
         "evaluation": None if evaluation is None else evaluation.name,
     }
-    _tell(args, path, told, "1 answer" if opened.questions == 1 else f"{opened.questions} answers")
-    return ExitCode.OK
+    return _finish(args, path, written, _count(opened.questions, "answer"))
 
 
 def _answers_folder(name: str, runs_dir: str) -> Path | None:
-    """The folder of the run of answers of this name or path; None where it is no such run, but perhaps another.
+    """The folder of the run of answers with this name or path; None if it is not one, but perhaps another kind of run.
 
-    Raises NoSuchRun, which names the nearest, where there are runs of answers but none of this name.
+    Raises NoSuchRun, which names the nearest, if there are runs of answers but none with this name.
     """
     from gpuherd.qa.folder import KIND, QADirectory
     from gpuherd.qa.runs import folder_of
@@ -176,53 +172,33 @@ def _answers_folder(name: str, runs_dir: str) -> Path | None:
     try:
         record = json.loads((folder / "run.json").read_bytes())
     except (OSError, ValueError, RecursionError):
-        # A run of answers whose run.json is damaged is still one; run_of_path says what is wrong with it.
+        # A run of answers with a damaged run.json is still one; run_of_path reports the damage.
         return folder if QADirectory(folder).questions.exists() or QADirectory(folder).answers.exists() else None
     return folder if isinstance(record, dict) and record.get("kind") == KIND else None
 
 
-def _tell(args: argparse.Namespace, path: Path, told: Mapping[str, object], what: str) -> None:
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"1 {one}" if number == 1 else f"{number} {many or one + 's'}"
+
+
+def _finish(args: argparse.Namespace, path: Path, written: Mapping[str, object], contents: str) -> ExitCode:
+    """Prints what was written, and opens the page if ``--open`` or the environment says so."""
     if args.json:
-        print(json.dumps(told, indent=2))
-    else:
-        print(f"{path}  ({what}, {path.stat().st_size / 2**20:.1f} MB)")
-        _open(path, args.open)
-
-
-def _write(path: Path, data: bytes, flag: str = "--output") -> None:
-    from gpuherd.atomic import atomic_write
-
-    try:
-        atomic_write(path, data)
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}; name another file with {flag}") from None
-
-
-def _open(path: Path, wish: str) -> None:
-    """Opens the page where that is wished, or where a person at a desktop would be glad of it."""
-    import os
-
+        print_json(written)
+        return ExitCode.OK
+    print(f"{path}  ({contents}, {path.stat().st_size / 2**20:.1f} MB)")
     desktop = sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    if wish == "yes" or (wish == "auto" and desktop and sys.stdout.isatty()):
+    if args.open == "yes" or (args.open == "auto" and desktop and sys.stdout.isatty()):
         import webbrowser
 
         if not webbrowser.open(path.as_uri()):
             print("no browser could be opened", file=sys.stderr)
+    return ExitCode.OK
 
 
-@contextmanager
-def _progress() -> Iterator[Callable[[str], Progress | None]]:
-    """Makes a progress callback by a word; a bar on standard error while people look, nothing else there."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-
-    with Bar(console=Console(stderr=True), transient=True) as bar:
-
-        def begin(word: str) -> Progress:
-            task: Any = bar.add_task(word)
-            return lambda done, total: bar.update(task, completed=done, total=total)
-
-        yield begin
+def _progress(bar: Progress | None, what: str) -> Callable[[int, int], None] | None:
+    """Adds a task to the bar and returns its callback for the work done and the total; None without a bar."""
+    if bar is None:
+        return None
+    task = bar.add_task(what)
+    return lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,16 +1,16 @@
-"""``gpuherd score`` and ``evaluate``: uncertainty measures of answers, and which of them tell wrong from right."""
+"""``gpuherd score`` computes uncertainty measures of answers; ``evaluate`` how well they detect wrong answers."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.common import add_command, add_run, print_table
+from gpuherd.cli.common import add_json, add_run_name
 from gpuherd.cli.job_start import load_for
-from gpuherd.errors import CannotWrite, ExitCode, MissingExtra, UsageError, naming_extras, printable
+from gpuherd.cli.output import console_for, print_json, print_note, print_table, print_verbatim, write_file
+from gpuherd.columns import Column, fitted, window
+from gpuherd.errors import ExitCode, MissingExtra, UsageError, naming_extras
 from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.evaluation.config import EvaluateOptions
 from gpuherd.qa.scoring.options import ScoreOptions
@@ -24,44 +24,38 @@ if TYPE_CHECKING:
     from gpuherd.qa.scoring.experiment import ScoreOutcome, Scoring
 
 SCORE = """\
-Computes uncertainty measures of the answers of a run: a column a measure, a row a question, higher is more uncertain.
-What they need beyond the answers (relevance, similarity, entailment, P(True), hidden states) is measured once, by jobs
-on free GPUs, and kept with the run. Nothing of the run changes; it can be scored as often as you like.
+Computes uncertainty measures for the answers of a run: one column per measure, one row per question; higher is more
+uncertain. What measures need beyond the answers (relevance, similarity, entailment, P(True), hidden states) is computed
+once, by jobs on free GPUs, and stored with the run. The answers never change: score a run as often as you like.
 
 examples:
-  gpuherd score RUN_ID                                   all that the answers alone allow
+  gpuherd score RUN_ID                                   all measures that need only the answers
   gpuherd score RUN_ID --measures log-probs --eos exclude
   gpuherd score RUN_ID --measures nll token-sar sar --relevance-model cross-encoder/stsb-roberta-large
   gpuherd score RUN_ID --equivalence nli --equivalence-model microsoft/deberta-large-mnli
   gpuherd score RUN_ID --measures p-true p-ik --judge exact --dry-run
-  gpuherd score --list                                   every measure, what it needs and where it is from
+  gpuherd score --list                                   every measure, what it needs, and its source
 
-Then: gpuherd evaluate RUN_ID --judge J.
-Exit codes: 0 done, 1 a job failed (in a dry run: can never run), 2 wrong usage, 65 and 66 bad or missing run or model,
-130 stopped.
+Next: gpuherd evaluate RUN_ID --judge J.
+Exit codes: 0 done, 1 a job failed (with --dry-run: can never run), 2 wrong usage, 65 and 66 bad or missing run or
+model, 130 stopped.
 """
 
 
-def add_score(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "score", SCORE)
-    add_run(parser, "run_id", metavar="RUN_ID", help_text="the run: its name in --runs-dir, or its path")
+def add_score(parser: Parser) -> None:
+    add_run_name(parser, "run_id", metavar="RUN_ID", help_text="the run: its name in --runs-dir, or its path")
     add_options(parser, ScoreOptions)
-    parser.add_argument("--list", action="store_true", help="list all measures and do nothing else")
-    parser.add_argument("--csv", metavar="FILE", help="write the table into this file too")
-    parser.add_argument("--json", action="store_true", help="print the plan or the outcome as JSON on standard output")
-    parser.set_defaults(run=run_score)
+    parser.add_argument("--list", action="store_true", help="list all measures and exit")
+    parser.add_argument("--csv", metavar="FILE", help="also write the table to this file")
+    add_json(parser, "the plan or the outcome")
 
 
 def run_score(args: argparse.Namespace) -> int:
     """Scores and prints. Returns the exit code."""
-    from rich.console import Console
-
-    # With --json standard output belongs to the JSON alone.
-    console = Console(stderr=args.json)
+    console = console_for(args)
     if args.list:
         _list_measures(console, as_json=args.json)
-        return 0
+        return ExitCode.OK
     if args.run_id is None:
         raise UsageError("which run? gpuherd score RUN_ID; gpuherd runs lists them")
     load_for(args, ScoreOptions)
@@ -72,15 +66,17 @@ def run_score(args: argparse.Namespace) -> int:
     scoring = Scoring(args.run_id, options, console=console, simulate=args.simulate is not None)
     outcome = scoring.run()
     if args.csv is not None and outcome.scores is not None:
-        _write_csv(args.csv, outcome)
+        from gpuherd.qa.scoring.files import csv_text
+
+        write_file(Path(args.csv), csv_text(outcome.scores).encode("utf-8"), "--csv")
     if args.json:
-        print(json.dumps(scoring.to_dict(outcome), indent=2, allow_nan=False))
+        print_json(scoring.to_dict(outcome))
     else:
-        _print_outcome(console, scoring, outcome)
+        _print_scores(console, scoring, outcome)
     return outcome.exit_code
 
 
-def _print_outcome(console: Console, scoring: Scoring, outcome: ScoreOutcome) -> None:
+def _print_scores(console: Console, scoring: Scoring, outcome: ScoreOutcome) -> None:
     from gpuherd.qa.scoring.telling import left_out_lines, plan_lines, score_lines
     from gpuherd.qa.working.running import failure_lines
 
@@ -89,29 +85,28 @@ def _print_outcome(console: Console, scoring: Scoring, outcome: ScoreOutcome) ->
     elif outcome.stopped is not None:
         lines = [f"failed  {job}: {why}" for job, why in failure_lines(outcome.stopped)]
         if not outcome.stopped.unsolvable:
-            lines.append("not all is measured; the same command goes on from here")
+            lines.append("not all measurements are done; the same command continues from here")
     else:
         lines = score_lines(console, scoring.source, outcome)
-    for line in [*lines, *left_out_lines(outcome.left_out)]:
-        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+    print_verbatim(console, [*lines, *left_out_lines(outcome.left_out)])
 
 
 def _list_measures(console: Console, *, as_json: bool) -> None:
-    from gpuherd.columns import Column, fitted, window
     from gpuherd.qa.measures.registry import measures
 
     if as_json:
-        values = [
-            {
-                "name": each.name,
-                "aliases": list(each.aliases),
-                "needs": sorted(each.needs),
-                "summary": each.summary,
-                "source": each.source,
-            }
-            for each in measures()
-        ]
-        print(json.dumps(values, indent=2))
+        print_json(
+            [
+                {
+                    "name": each.name,
+                    "aliases": list(each.aliases),
+                    "needs": sorted(each.needs),
+                    "summary": each.summary,
+                    "source": each.source,
+                }
+                for each in measures()
+            ]
+        )
         return
     columns = (
         Column("measure", 0),
@@ -120,28 +115,14 @@ def _list_measures(console: Console, *, as_json: bool) -> None:
         Column("source", 3, least=20),
     )
     rows = [(each.name, ", ".join(sorted(each.needs)), each.summary, each.source) for each in measures()]
-    for line in fitted(columns, rows, window(console)).lines:
-        console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
-
-
-def _write_csv(path: str, outcome: ScoreOutcome) -> None:
-    from pathlib import Path
-
-    from gpuherd.atomic import atomic_write
-    from gpuherd.qa.scoring.files import csv_text
-
-    if outcome.scores is None:
-        return
-    try:
-        atomic_write(Path(path), csv_text(outcome.scores).encode("utf-8"))
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
+    print_verbatim(console, fitted(columns, rows, window(console)).lines)
 
 
 EVALUATE = """\
-Holds the scores of a run (gpuherd score) against the labels of its judgings (gpuherd judge): AUROC, AUPRC, PRR, AURAC,
-accuracy at coverage and calibration of every measure, each with its interval, and every measure against one of them.
-Nothing is generated, judged or scored anew. Everything is written to the run's evaluations/, with a page that shows it.
+Compares the scores of a run (gpuherd score) with the labels of its judgings (gpuherd judge): AUROC, AUPRC, PRR, AURAC,
+accuracy at coverage and calibration of every measure, each with its confidence interval, and the difference of every
+measure from a baseline. Nothing is generated, judged or scored again. The results are written to evaluations/ in the
+run's folder, with an HTML page.
 
 examples:
   gpuherd evaluate my-run
@@ -149,24 +130,20 @@ examples:
   gpuherd evaluate my-run --judge exact --measures nll ln-nll token-sar --against ln-nll --csv table.csv
   gpuherd evaluate my-run --judge exact --json
 
-Exit codes: 0 evaluated, 1 no judging has both right and wrong answers, 2 wrong usage: no such judging, scoring or
-measure too; 65 a file of the run is damaged; 66 no such run.
+Exit codes: 0 evaluated, 1 no judging has both right and wrong answers, 2 wrong usage, or no such judging,
+scoring or measure, 65 a file of the run is damaged, 66 no such run.
 """
 
 
-def add_evaluate(subparsers: argparse._SubParsersAction[Parser]) -> None:
-    """Registers the command."""
-    parser = add_command(subparsers, "evaluate", EVALUATE)
-    add_run(
-        parser, "run_id", metavar="RUN_ID", help_text="the run, by its name in --runs-dir, or a path", required=True
-    )
+def add_evaluate(parser: Parser) -> None:
+    help_text = "the run: its name in --runs-dir, or its path"
+    add_run_name(parser, "run_id", metavar="RUN_ID", help_text=help_text, required=True)
     add_options(parser, EvaluateOptions)
-    parser.add_argument("--json", action="store_true", help="print JSON in place of tables")
-    parser.set_defaults(run=run_evaluate)
+    add_json(parser, "the evaluation")
 
 
 def run_evaluate(args: argparse.Namespace) -> int:
-    """Evaluates and writes the files. Returns 0, or 1 where no judging has both classes."""
+    """Evaluates and writes the files. Returns 0, or 1 if no judging has both right and wrong answers."""
     options = build(EvaluateOptions, args)
     if options.plot is not None:
         check_format(options.plot.name)
@@ -183,7 +160,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     if args.json:
         from gpuherd.qa.evaluation.result_json import values_of
 
-        print(json.dumps(values_of(evaluation.result), indent=2, allow_nan=False))
+        print_json(values_of(evaluation.result))
     else:
         _print(evaluation.result)
         for each in (path, table, page, plot):
@@ -193,7 +170,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
 
 
 def _page(evaluation: Evaluated, options: EvaluateOptions) -> Path | None:
-    """Writes the page; None where none is wanted, or what it takes is not installed and it was not insisted on."""
+    """Writes the page; None with ``--no-page``, or if its libraries are missing and ``--page`` does not require it."""
     if options.no_page:
         return None
     path = evaluation.folder.evaluation(evaluation.result.name, ".html")
@@ -204,23 +181,19 @@ def _page(evaluation: Evaluated, options: EvaluateOptions) -> Path | None:
     except MissingExtra as missing:
         if options.page:
             raise
-        print(f"no page: {missing}", file=sys.stderr)
+        print_note(f"no page: {missing}")
         return None
     return path
 
 
 def _plot(evaluation: Evaluated, options: EvaluateOptions) -> Path | None:
-    """Draws the picture that was asked for. Raises MissingExtra, CannotWrite, and UsageError for nothing to draw."""
+    """Draws the figure of ``--plot``. Raises MissingExtra, CannotWrite, and UsageError if there is nothing to draw."""
     if options.plot is None:
         return None
-    from gpuherd.atomic import atomic_write
     from gpuherd.qa.look.plot import evaluation_figure
 
     data = picture_bytes(evaluation_figure(evaluation.result), check_format(options.plot.name))
-    try:
-        atomic_write(options.plot.absolute(), data)
-    except OSError as problem:
-        raise CannotWrite(f"can't write {options.plot}: {problem.strerror}; name another file with --plot") from None
+    write_file(options.plot.absolute(), data, "--plot")
     return options.plot
 
 
@@ -237,18 +210,17 @@ def _print(evaluation: Evaluation) -> None:
             _print_measures(judge, evaluation.settings.against)
         for line in telling.notes(judge, evaluation.settings.against):
             print(line)
-    beside = telling.by_judging(evaluation.judges)
-    if beside is not None:
+    by_judging = telling.by_judging(evaluation.judges)
+    if by_judging is not None:
         print()
-        print_table(*beside)
+        print_table(*by_judging)
 
 
 def _print_measures(judge: ByJudge, against: str) -> None:
     from gpuherd.qa.evaluation import telling
 
-    weightings = judge.weightings
     others = [each for each in judge.measures if each.weighting is None]
-    for first, measures in (("measure", others), ("weighting of NLL", weightings)):
+    for first, measures in (("measure", others), ("weighting of NLL", judge.weightings)):
         if measures:
             print()
             print_table(telling.columns(against, first=first), telling.rows(judge, measures))

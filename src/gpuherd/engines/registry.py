@@ -91,7 +91,7 @@ class ClusterOptions(LocalOptions):
     )
     time_limit: float | None = option(
         None,
-        help="what the cluster grants a job at a time, like 4h; a job that is not done then goes on in another turn",
+        help="time limit of a job on the cluster, like 4h; a job that is not done then is submitted again to continue",
         parse=duration_s,
         metavar="TIME",
         group="engine",
@@ -99,7 +99,7 @@ class ClusterOptions(LocalOptions):
     notice: float = for_many(
         option(
             120.0,
-            help="so long before its time is up a job gets SIGTERM, to save what it has, like 5m",
+            help="a job gets SIGTERM this long before its time limit, to save its state, like 5m",
             parse=duration_s,
             metavar="TIME",
             group="engine",
@@ -118,7 +118,7 @@ class ClusterOptions(LocalOptions):
     node_gpus: str | None = option(
         None,
         help="the GPUs of one of the cluster's nodes, like 4xA100-80GB: jobs that name a model are planned for them "
-        "(default: what the cluster says of them)",
+        "(default: as the cluster reports them)",
         metavar="GPUS",
         group="engine",
     )

@@ -36,7 +36,7 @@ class GridEngineOptions(ClusterOptions):
         group="engine",
     )
     sge_args: tuple[str, ...] = option(
-        (), help="further words for qsub, like --sge-args='-m e'", many=True, metavar="WORDS", group="engine"
+        (), help="further arguments for qsub, like --sge-args='-m e'", many=True, metavar="WORDS", group="engine"
     )
     array_limit: int | None = for_many(
         option(

@@ -19,7 +19,7 @@ class SlurmOptions(ClusterOptions):
     constraint: str | None = option(None, help="SLURM node features, like 'a100|h100'", metavar="WORDS", group="engine")
     gpu_type: str | None = option(
         None,
-        help="type of GPU as SLURM calls it, like a100 for --gres=gpu:a100:N",
+        help="SLURM's name of the GPU type, like a100 for --gres=gpu:a100:N",
         metavar="TYPE",
         group="engine",
     )
@@ -49,12 +49,16 @@ class SlurmOptions(ClusterOptions):
     in_allocation: bool | None = option(
         None,
         help="inside a SLURM job: run in that job and nowhere else; --no-in-allocation: submit (default: in that job "
-        "where all that is asked for fits, else submit)",
+        "if it has all that is requested, else submit)",
         yes_or_no=True,
         group="engine",
     )
     slurm_args: tuple[str, ...] = option(
-        (), help="further words for SLURM, like --slurm-args=--exclude=n3", many=True, metavar="WORD", group="engine"
+        (),
+        help="further arguments for sbatch and srun, like --slurm-args=--exclude=n3",
+        many=True,
+        metavar="WORD",
+        group="engine",
     )
     setup: tuple[str, ...] = option(
         (),
