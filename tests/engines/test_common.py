@@ -23,6 +23,8 @@ engines = pytest.mark.parametrize("site", ALL, indirect=True)
 engines_slow = pytest.mark.parametrize("site", ALL_SLOW, indirect=True)
 clusters = pytest.mark.parametrize("site", CLUSTERS, indirect=True)
 
+# On a machine with much else to do a cluster takes long to begin a job.
+BEGINS_S = 150.0
 HOSTILE = "$(touch no) `touch no` ;&|<>*?[]{}~!#%^\\'\"\n\t\x1b[31m -rf é"
 HOSTILE_NAME = "$(touch${IFS}no)`id`;|&'\\\"<>*?[]{}!#%é"
 
@@ -100,7 +102,7 @@ def test_what_is_not_there_is_refused_in_a_clear_sentence(site: Site, shared: Pa
 def test_a_job_that_runs_is_cancelled(site: Site, shared: Path) -> None:
     jobs = [job(shared, "long", f"echo $$ >'{shared}/pid'; sleep 600"), job(shared, "short")]
     with start(*batch(site, shared, jobs)) as process:
-        wait_until(lambda: "begin long" in account(shared))
+        wait_until(lambda: "begin long" in account(shared), within_s=BEGINS_S)
         run("cancel", "long", "--run", str(shared / "out"))
         process.communicate(timeout=200)
     assert states(shared / "out") == {"long": "cancelled", "short": "done"}
@@ -119,7 +121,7 @@ def test_needs_hold_across_the_death_of_the_dispatcher(site: Site, shared: Path)
     ]
     words = batch(site, shared, jobs)
     with start(*words) as process:
-        wait_until(lambda: "begin a" in account(shared))
+        wait_until(lambda: "begin a" in account(shared), within_s=BEGINS_S)
         process.send_signal(signal.SIGKILL)
         process.wait()
     with start(*words) as process:
@@ -177,13 +179,13 @@ def test_an_engine_that_is_down_is_waited_for(site: Site, shared: Path) -> None:
     gate = Gate(shared / "gate")
     jobs = [job(shared, "a", gate.wait), job(shared, "b", needs=["a"])]
     with start(*batch(site, shared, jobs)) as process:
-        wait_until(lambda: "begin a" in account(shared))
+        wait_until(lambda: "begin a" in account(shared), within_s=BEGINS_S)
         assert process.stdout is not None
         with site.outage():
             away = next(line for line in process.stdout if "does not answer" in line)
             assert away.startswith(f"{site.title} does not answer: "), away
             gate.open()
-            wait_until(lambda: "end a" in account(shared))
+            wait_until(lambda: "end a" in account(shared), within_s=BEGINS_S)
         assert f"{site.title} answers again" in process.stdout.read()
         process.wait(100)
     assert states(shared / "out") == {"a": "done", "b": "done"}
