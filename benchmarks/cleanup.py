@@ -9,10 +9,12 @@ as the dispatcher tells it, until all process groups are empty and the memory is
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ _FORK = """
 trap '' TERM HUP INT
 [ -n "$2" ] || echo "forks $$" >>"$1"
 sleep 0.01
+[ -e "$1" ] || exit
 sh "$0" "$1" again &
 """
 
@@ -82,6 +85,7 @@ def clean_up(jobs: int, folder: Path) -> list[float]:
             observer.wait(jobs)
         assert outcome.done == jobs, outcome
     finally:
+        _end_what_is_left(folder)
         machine.deactivate()
         if former is None:
             del os.environ["GPUHERD_LEASE_DIR"]
@@ -157,6 +161,16 @@ class _Observer(threading.Thread):
             self._machine.occupy(gpu, MEMORY_MB, pid=pid)
         except GpuherdError:  # it has been ended already
             return
+
+
+def _end_what_is_left(folder: Path) -> None:
+    """Ends the process groups that are still there: one that forks for ever would slow all that comes after."""
+    for path in folder.glob("*.pids"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            kind, word = line.split()
+            if kind != "gpu":
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(int(word), signal.SIGKILL)
 
 
 def _live_groups() -> set[int]:

@@ -198,7 +198,7 @@ class _Filled:
         clock("record_handles", lambda: queue.record_handles({number: f"1_{number}" for number in ids}))
         clock("record_begun", lambda: queue.record_begun([_begun(number) for number in ids]))
         clock("open_attempts", queue.running)
-        clock("stranded", queue.stranded, 3)
+        clock("orphaned", queue.orphaned, 3)
         clock("record_ends_of_one", lambda: queue.record_ends([_end(started.pop())]), min(50, open_ // 4))
         ended = len(started)
         clock("record_ends", lambda: queue.record_ends([_end(attempt) for attempt in started]))

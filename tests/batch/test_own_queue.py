@@ -104,7 +104,7 @@ def test_commands_find_the_queue_that_is_meant(own: Path) -> None:
 
 def test_what_this_machine_could_never_run_is_refused_at_once(own: Path) -> None:
     for words, refused in (
-        (("--nodes=2",), "the job spans 2 nodes, and this is one machine; say --engine slurm or --engine ray"),
+        (("--nodes=2",), "the job spans 2 nodes, and this is one machine; use --engine slurm or --engine ray"),
         (("--host-mem=900000GB",), "MB of main memory; there are"),
         (("--node-gpus=4xA100-80GB", "--model=llama-3.1-8b"), "--node-gpus is for --engine slurm or --engine ray"),
     ):

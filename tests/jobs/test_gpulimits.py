@@ -139,14 +139,14 @@ def test_a_lease_that_nobody_uses_is_told_of_and_passed_over_in_the_end(machine:
         for now in range(1_000, 1_650, 10):
             watch.look(now, ())
             assert verdicts(watch, now=now)[0] is not None
-        assert "for forgotten, and nobody has used it for 10 min" in str(verdicts(watch, now=1_640)[0])
+        assert "job forgotten, and nobody has used it for 10 min" in str(verdicts(watch, now=1_640)[0])
         for now in range(1_650, 1_680, 10):
             watch.look(now, ())
         assert verdicts(watch, now=1_670) == [None]
         leases = watch.leases.take(watch.gpus, "mine", 1_670)
         assert leases is not None
         (notice,) = watch.fetch_notices()
-        assert "for forgotten" in notice
+        assert "job forgotten" in notice
         assert "passed over" in notice
         assert watch.fetch_notices() == ()
         other = GpuWatch(GpuOptions(max_checks=1, gpu_list=(0,)), "other", settings)
