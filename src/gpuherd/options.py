@@ -155,14 +155,16 @@ def parse_value(spec: Option, value: Any) -> Any:
 def _parse_one(spec: Option, word: str) -> Any:
     if spec.is_switch:
         return yes_no(word)
-    if spec.choices is not None and word not in spec.choices:
+    try:
+        value = word if spec.parse is None else spec.parse(word)
+    except UsageError as problem:
+        raise ValueError(str(problem)) from None
+    # After the parser, which may take other words for a choice (4bit for nf4).
+    if spec.choices is not None and value not in spec.choices:
         near = nearest(word, spec.choices)
         hint = f" (did you mean {near[0]}?)" if near else ""
         raise ValueError(f"{word!r} is not possible; possible: {', '.join(spec.choices)}{hint}")
-    try:
-        return word if spec.parse is None else spec.parse(word)
-    except UsageError as problem:
-        raise ValueError(str(problem)) from None
+    return value
 
 
 def nearest(word: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> list[str]:

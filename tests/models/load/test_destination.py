@@ -56,7 +56,7 @@ def test_numbers_are_those_of_cuda_visible_devices(
     placement, cards, _ = place(medium, plan=plan)
     assert set(placement.devices) == {1} and cards[0].label == "3"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    with pytest.raises(UsageError, match=r"uses GPU 3 .*does not show this process .CUDA_VISIBLE_DEVICES=0,1"):
+    with pytest.raises(UsageError, match=r"uses GPU 3 .*does not show this process .CUDA_VISIBLE_DEVICES: 0,1"):
         place(medium, plan=plan)
 
 
