@@ -19,8 +19,7 @@ from gpuherd import __version__
 from gpuherd.batch.assemble import STDIN, Content, FileRules, JobFile, read_job_file
 from gpuherd.batch.user_queue import folder
 from gpuherd.columns import Column, fitted, window
-from gpuherd.engines.options import ENGINES
-from gpuherd.engines.registry import LOCAL
+from gpuherd.engines.registry import LOCAL, names
 from gpuherd.errors import UsageError, printable
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.job import Job, JobState, Planner
@@ -85,7 +84,7 @@ def run_folder(path: str | os.PathLike[str], options: BatchOptions) -> RunDirect
     """
     if options.output_dir is not None:
         run = RunDirectory(options.output_dir)
-        if run.root.resolve() in {folder(engine).resolve() for engine in ENGINES}:
+        if run.root.resolve() in {folder(engine).resolve() for engine in names()}:
             # A batch cancels waiting jobs of its folder that are not in the file: all submitted jobs.
             raise UsageError(f"{run.root} is your own queue, to which gpuherd submit adds; choose another --output-dir")
         return run

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.options import ENGINES
-from gpuherd.engines.registry import LOCAL
+from gpuherd.engines.registry import LOCAL, names
 from gpuherd.errors import CannotWrite, QueueUnreadable, UsageError
 from gpuherd.jobs.control.messages import wake
 from gpuherd.jobs.feasibility import (
@@ -48,7 +47,7 @@ def folder(engine: str = LOCAL) -> Path:
 
 def in_use() -> tuple[str, ...]:
     """The engines for which the user has a queue already."""
-    return tuple(engine for engine in ENGINES if _is_in_use(engine))
+    return tuple(engine for engine in names() if _is_in_use(engine))
 
 
 def _is_in_use(engine: str) -> bool:

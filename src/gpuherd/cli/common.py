@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.cli.output import print_note
-from gpuherd.engines.options import ENGINES
-from gpuherd.engines.registry import LOCAL
+from gpuherd.engines.registry import LOCAL, names
 from gpuherd.errors import UsageError
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ _ENGINE_HELP = "your own queue for this engine (default: that of your settings, 
 
 def add_own_queue(parser: argparse.ArgumentParser, help_text: str = _ENGINE_HELP) -> None:
     """``--engine``, which chooses one of the user's own queues; ``args.engine`` is None if it is not given."""
-    parser.add_argument("--engine", choices=ENGINES, metavar="|".join(ENGINES), help=help_text)
+    parser.add_argument("--engine", choices=names(), metavar="|".join(names()), help=help_text)
 
 
 def add_run_name(
@@ -110,9 +109,9 @@ class _RunArgument(argparse.Action):
 
 def _check_run_names(dest: str, required: bool, args: argparse.Namespace) -> str | None:
     """An error message if the run is named twice, or not at all although ``required``; else None."""
-    names: tuple[str, ...] = getattr(args, "run_names", ())
-    if len(names) > 1:
-        return f"name one run, not both {names[0]} and {names[-1]}"
+    given: tuple[str, ...] = getattr(args, "run_names", ())
+    if len(given) > 1:
+        return f"name one run, not both {given[0]} and {given[-1]}"
     return "name a run, as an argument or by --run" if required and getattr(args, dest, None) is None else None
 
 

@@ -7,7 +7,6 @@ GPUs are queried when the first such job is planned, not before, because the que
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import re
 import sys
@@ -96,6 +95,8 @@ def memory_family(use: ModelUse, gpus: int, memory_mb: int) -> str:
 
     The plan is part of the name, because in another folder the same path may be another model.
     """
+    import hashlib  # with OpenSSL, for jobs that name a model alone
+
     key = repr((sorted(asdict(use).items(), key=str), gpus, memory_mb))
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", use.model).strip("-")[-_LONGEST_STEM:].lstrip("-") or "model"
     return f"{stem}.{hashlib.sha256(key.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"

@@ -5,19 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.common import add_command_words, add_json, add_own_queue, command_words, default_engine, engine_flag
 from gpuherd.cli.job_start import check_node_gpus, gpus_of_cluster, gpus_of_own_queue, load_for, planner, simulate_here
 from gpuherd.cli.output import console_for, print_json, print_note
-from gpuherd.engines.options import ENGINES, EngineOptions
-from gpuherd.engines.registry import LOCAL
+from gpuherd.engines.registry import LOCAL, ClusterOptions, names
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.jobs.job import Job, ModelUse, job_fields
-from gpuherd.jobs.options import DispatchOptions
-from gpuherd.options import Parser, add_options, build, given, option, same_option
+from gpuherd.options import Parser, add_options, build, given, same_option
 
 if TYPE_CHECKING:
     from gpuherd.jobs.job import Planner
@@ -45,7 +42,7 @@ def add_submit(parser: Parser) -> None:
     add_options(parser, ModelUse)
     add_own_queue(parser, "what is to run it: your queue for this engine (default: that of your settings, or local)")
     parser.add_argument(
-        "--node-gpus", metavar="GPUS", help=same_option(EngineOptions, "node_gpus").metadata["option"].help
+        "--node-gpus", metavar="GPUS", help=same_option(ClusterOptions, "node_gpus").metadata["option"].help
     )
     parser.add_argument("--dry-run", action="store_true", help="show what would be submitted")
     add_json(parser, "the job")
@@ -102,12 +99,15 @@ def _sentence(job: Job, name: str | None, engine: str) -> str:
     to = ""
     if engine != LOCAL:
         from gpuherd.jobs.feasibility import in_words, would_ask
+        from gpuherd.jobs.options import DispatchOptions
 
         to = f" to {engine}, for {in_words(would_ask(job, DispatchOptions()))}"
     return f"would submit {name or '(the next number)'}{to}: {printable(shlex.join(job.argv))}"
 
 
 def _planner(engine: str, node_gpus: str | None) -> Planner:
+    from gpuherd.engines.options import EngineOptions
+
     check_node_gpus(node_gpus)
     cluster = EngineOptions(engine=engine, node_gpus=node_gpus)  # refuses --node-gpus without a cluster
     return planner(gpus_of_own_queue if engine == LOCAL else partial(gpus_of_cluster, cluster))
@@ -137,21 +137,9 @@ Exit codes: 0 it works, 75 another one works already; with --foreground 130 and 
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpOptions(DispatchOptions):
-    """How the queue is worked off."""
-
-    # No flag: a job shares its GPU if it was submitted with --share.
-    share: bool = True
-    foreground: bool = option(False, help="stay in the foreground and show what happens")
-
-    def dispatch_options(self) -> DispatchOptions:
-        """The options of the dispatcher."""
-        values = {name: value for name, value in vars(self).items() if name != "foreground"}
-        return DispatchOptions(**values)
-
-
 def add_up(parser: Parser) -> None:
+    from gpuherd.jobs.options import UpOptions
+
     add_options(parser, UpOptions)
     add_json(parser, "the dispatcher's pid and folder")
 
@@ -160,6 +148,7 @@ def run_up(args: argparse.Namespace) -> int:
     """Starts the dispatcher, or with ``--foreground`` becomes it."""
     from gpuherd.batch.daemon import forget_environment, log_file, up
     from gpuherd.batch.user_queue import open_folder
+    from gpuherd.jobs.options import UpOptions, dispatch_options
 
     load_for(args, UpOptions, stays=False)
     options = build(UpOptions, args)
@@ -174,8 +163,8 @@ def run_up(args: argparse.Namespace) -> int:
         console = console_for(args, highlight=False)
         forget_environment(options.engine)
         with display(console) as live:
-            return work_off(directory, options.dispatch_options(), serve=True, display=live).exit_code
-    pid = up(options.dispatch_options(), directory)
+            return work_off(directory, dispatch_options(options), serve=True, display=live).exit_code
+    pid = up(dispatch_options(options), directory)
     if args.json:
         print_json({"pid": pid, "queue": str(directory.root), "log": str(log_file(directory))})
     else:
@@ -224,7 +213,7 @@ def _active_engine(args: argparse.Namespace) -> str:
     if args.engine is not None:
         return str(args.engine)
     default = default_engine()
-    active = [each for each in ENGINES if DispatcherLock.holder(RunDirectory(folder(each)).lock) is not None]
+    active = [each for each in names() if DispatcherLock.holder(RunDirectory(folder(each)).lock) is not None]
     if len(active) > 1 and default not in active:
         raise UsageError(f"your queues for {' and '.join(active)} are worked off; say which: --engine {active[0]}")
     return default if default in active or not active else active[0]
