@@ -17,6 +17,7 @@ from gpuherd import __version__, cli
 from gpuherd.cli import COMMANDS
 from gpuherd.cli.main import main, run
 from gpuherd.errors import ExitCode, UsageError
+from gpuherd.gpus.visible import without
 from gpuherd.report.log import configure_console
 
 # Anything of these in a bare start would cost more than the whole budget of `gpuherd --help`.
@@ -109,7 +110,8 @@ def test_submit_loads_nothing_of_gpus_and_decisions(tmp_path: Path) -> None:
         "heavy = ('gpuherd.gpus', 'gpuherd.jobs.scheduler.types', 'rich')\n"
         "print([code] + [name for name in heavy if name in sys.modules])"
     )
-    environment = {**os.environ, "GPUHERD_QUEUE": str(tmp_path / "queue")}
+    # A test before this one may have left GPUs hidden, which submit then has to take away.
+    environment = {**without(os.environ), "GPUHERD_QUEUE": str(tmp_path / "queue")}
     words = [sys.executable, "-c", program]
     shown = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
     assert shown.stdout.splitlines()[-1] == "[0]"
