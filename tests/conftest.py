@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gpuherd.gpus.visible import VARIABLES
 from gpuherd.standin import driver
 from gpuherd.standin.machine import Machine
 
@@ -44,7 +45,7 @@ def _driver_library() -> None:
 def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No settings of the user's; and a machine that a command of a test has simulated is gone after that test."""
     for name in list(os.environ):
-        if name.startswith(("GPUHERD_", "CUDA_")):
+        if name.startswith(("GPUHERD_", "CUDA_")) or name in VARIABLES:
             monkeypatch.delenv(name)
     monkeypatch.setenv("GPUHERD_LEASE_DIR", str(tmp_path / "leases"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
