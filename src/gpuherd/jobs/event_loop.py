@@ -14,7 +14,7 @@ import os
 import selectors
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from typing import TypedDict
 
@@ -27,19 +27,22 @@ from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.control.server import ControlServer
-from gpuherd.jobs.cycle import Decisions
 from gpuherd.jobs.dispatcher_state import DispatcherState, StateFile
 from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import SETTABLE, DispatchOptions
 from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import Outcome
+from gpuherd.jobs.records import Outcome, QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.scheduler.types import Wait
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 logger = logging.getLogger(__name__)
+
+# A display is brought up to date again after so many times as long as that takes.
+_SHOW_SHARE = 20
 
 
 class Terms(TypedDict, total=False):
@@ -51,6 +54,32 @@ class Terms(TypedDict, total=False):
     load_settings: Callable[[], Settings]
     on_ready: Callable[[], None]
     grace_s: float
+
+
+class Decisions:
+    """When a dispatcher decides what starts, and what its last decision was.
+
+    Attributes:
+        due_at: earliest time (by ``clock.mono``) at which the decision can change, None if only an event can change it.
+        waits: every job that the last decision let wait.
+        waiting_for: a sentence on which job is next and why it waits, None when none does.
+    """
+
+    def __init__(self) -> None:
+        self.due_at: float | None = 0.0
+        self.waits: Sequence[Wait] = ()
+        self.waiting_for: str | None = None
+
+    def soon(self, when: float) -> None:
+        """The decision can change at this time (by ``clock.mono``)."""
+        self.due_at = when if self.due_at is None else min(when, self.due_at)
+
+    def note(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:
+        """A decision was made that lets these jobs wait."""
+        self.waits, self.waiting_for = waits, None
+        if waits:
+            job = jobs[waits[0].job].job
+            self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
 
 
 class Loop(ABC):
@@ -73,7 +102,7 @@ class Loop(ABC):
         asked: how far it is to end.
     """
 
-    _decisions: Decisions
+    _decisions: Decisions  # set by each loop
 
     def __init__(
         self,
@@ -175,9 +204,9 @@ class Loop(ABC):
     def _due(self) -> Sequence[float | None]:
         """When the components of this loop have something to do (by ``clock.mono``)."""
 
-    @abstractmethod
-    def _show(self) -> None:
-        """Brings the display up to date."""
+    def _waiting_for(self) -> str | None:
+        """A sentence for the display on which job is next and why it waits, None when none does."""
+        return self._decisions.waiting_for
 
     def _readable(self, descriptors: Sequence[int]) -> None:
         """Descriptors that the loop's own work has given to the selector are readable."""
@@ -255,8 +284,9 @@ class Loop(ABC):
         self._control.keep_time(now)
         self._state_file.keep_time(now, self._state)
         if self._reporter.every_s is not None and now >= self._show_at:
-            self._show_at = now + self._reporter.every_s
-            self._show()
+            self._reporter.show(self._waiting_for())
+            # The queue may be long: a display takes at most a twentieth of the time.
+            self._show_at = now + max(self._reporter.every_s, _SHOW_SHARE * (clock.mono() - now))
 
     def _time_to_next(self) -> float | None:
         times = [*self._due(), self._completion.again_at, self._control.due_at, self._state_file.due_at]

@@ -1,6 +1,6 @@
 """The full-screen view: its layout, its keys, and its two dialogs.
 
-It looks once a second in a thread (``look``), draws the result (``picture``), and sends requests to the run
+It looks once a second in a thread, draws the result (both in ``look``), and sends requests to the run
 (``gpuherd.jobs.control.client``), never touching a job itself. Leaving it changes nothing.
 """
 
@@ -24,9 +24,8 @@ from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.records import JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.top import picture
-from gpuherd.top.look import History, Look, Looker
-from gpuherd.top.picture import Cells, Widths
+from gpuherd.top import look as view
+from gpuherd.top.look import Cells, History, Look, Looker, Widths
 
 KEYS = """\
 up, down, j, k   choose a job; its log is shown below
@@ -188,8 +187,8 @@ class TopApp(App[None]):
 
     def _draw(self, look: Look) -> None:
         width = self.size.width - 2
-        self.query_one("#head", Static).update(picture.head(look, str(self._run_folder.root), width))
-        lines = picture.gpu_lines(look, self._history, width - 1)
+        self.query_one("#head", Static).update(view.head(look, str(self._run_folder.root), width))
+        lines = view.gpu_lines(look, self._history, width - 1)
         self.query_one("#gpu-lines", Static).update(Text("\n").join(lines))
         self._draw_jobs(look)
         self._draw_log(look)
@@ -198,8 +197,8 @@ class TopApp(App[None]):
         """The log, at its end unless the user has gone back in it."""
         scroll = self.query_one("#log", VerticalScroll)
         at_end = scroll.scroll_offset.y >= scroll.max_scroll_y
-        self.query_one("#log-title", Static).update(picture.log_title(look))
-        self.query_one("#log-lines", Static).update(picture.log_text(look))
+        self.query_one("#log-title", Static).update(view.log_title(look))
+        self.query_one("#log-lines", Static).update(view.log_text(look))
         if at_end or look.log_of != self._log_of:
             self.call_after_refresh(scroll.scroll_end, animate=False)
         self._log_of = look.log_of
@@ -208,8 +207,8 @@ class TopApp(App[None]):
         """Updates the changed cells of the table, so that the chosen job and the scroll position stay."""
         table = self.query_one("#jobs", DataTable)
         jobs = () if look.status is None else look.status.jobs
-        widths = picture.job_widths(jobs, self.size.width - 1)
-        wanted = {job.name: picture.job_cells(job, widths) for job in jobs}
+        widths = view.job_widths(jobs, self.size.width - 1)
+        wanted = {job.name: view.job_cells(job, widths) for job in jobs}
         if list(wanted) != list(self._drawn) or widths != self._widths:
             self._fill(table, wanted, widths)
         else:

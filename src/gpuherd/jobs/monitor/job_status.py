@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
+from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
+from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
-from gpuherd.jobs.eta import job_eta_s
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.queue.submission import FAMILIES, attempt_row, family_memory, process_of, queued
@@ -36,7 +37,8 @@ PAGE = 500
 class Page:
     """Which jobs to read: those in these states (all if empty), with ``text`` in their name, after ``offset``.
 
-    ``each``: at most so many of every state but running, so that one long state does not hide the others.
+    ``each``: at most so many of every state but running, so that one long state does not hide the others. ``begun``:
+    without the jobs that an engine beyond this machine has and has not begun.
     """
 
     states: Collection[JobState] = ()
@@ -45,6 +47,12 @@ class Page:
     limit: int = PAGE
     offset: int = 0
     each: int | None = None
+    begun: bool = False
+
+    @property
+    def searches(self) -> bool:
+        """Whether it is not known from the counts how many jobs match."""
+        return bool(self.text or self.names or self.begun)
 
 
 EVERYTHING = Page(limit=2**31)
@@ -53,42 +61,51 @@ EVERYTHING = Page(limit=2**31)
 # --- the rows of a page -------------------------------------------------------------------------------------------
 
 
+def matching(reader: QueueReader, page: Page, submission: int, counts: Counts) -> int:
+    """How many jobs the page is taken from."""
+    return sum(_matching(reader, page, submission, counts, state) for state in _states(page))
+
+
 def rows_of(
     reader: QueueReader, page: Page, submission: int, counts: Counts, longest_first: bool, columns: str = "*"
-) -> tuple[Iterator[sqlite3.Row], int]:
-    """The rows of the page, to be read one after the other within one snapshot, and how many rows match in all. Of a
-    long queue no more is read than the page holds, unless the page is a search.
+) -> Iterator[sqlite3.Row]:
+    """The rows of the page, to be read one after the other within one snapshot. Of a long queue no more is read than
+    the page holds, unless the page is a search.
 
     ``columns``: what to read of each row; of waiting jobs all is read.
     """
-    searches = bool(page.text or page.names)
-    parts: list[Iterator[sqlite3.Row]] = []
-    matching, skip, room = 0, page.offset, page.limit
-    for state in SHOWN_FIRST:
-        if page.states and state not in page.states:
-            continue
-        where, values = _where(page, submission, state)
-        here = _count(reader, where, values) if searches else int(getattr(counts, state.value))
-        matching += here
+    skip, room = page.offset, page.limit
+    for state in _states(page):
+        here = _matching(reader, page, submission, counts, state)
         # Running jobs are never many: at most as many as there are GPUs or CPU slots.
         most = min(room, here if page.each is None or state is JobState.RUNNING else page.each)
         if most > 0 and skip < here:
-            if state is JobState.WAITING and not searches:
-                parts.append(_waiting(reader, submission, longest_first, most, skip))
+            if state is JobState.WAITING and not page.searches:
+                yield from _waiting(reader, submission, longest_first, most, skip)
             else:
                 # Only the numbers are sorted, from an index, and not the rows.
+                where, values = _where(page, submission, state)
                 order = _order(state, longest_first)
                 chosen = f"SELECT id FROM jobs WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"  # noqa: S608
                 query = f"SELECT {columns} FROM jobs WHERE id IN ({chosen}) ORDER BY {order}"  # noqa: S608
-                parts.append(reader.each(query, (*values, most, skip)))
+                yield from reader.each(query, (*values, most, skip))
             room -= min(most, here - skip)
         skip = max(0, skip - here)
-    return itertools.chain.from_iterable(parts), matching
+
+
+def _states(page: Page) -> list[JobState]:
+    return [state for state in SHOWN_FIRST if not page.states or state in page.states]
+
+
+def _matching(reader: QueueReader, page: Page, submission: int, counts: Counts, state: JobState) -> int:
+    if page.searches:
+        return _count(reader, *_where(page, submission, state))
+    return int(getattr(counts, state.value))
 
 
 def places(page: Page) -> Iterator[int | None]:
     """For each waiting job of the page how many waiting jobs are ahead of it; None where the page does not say."""
-    if page.text or page.names or (page.offset and set(page.states) != {JobState.WAITING}):
+    if page.searches or (page.offset and set(page.states) != {JobState.WAITING}):
         return itertools.repeat(None)
     return itertools.count(page.offset)
 
@@ -140,6 +157,9 @@ def _where(page: Page, submission: int, state: JobState) -> tuple[str, tuple[obj
     if page.names:
         where += f" AND name IN ({','.join('?' * len(page.names))})"
         values += page.names
+    if page.begun:
+        where += " AND id NOT IN (SELECT job FROM attempts WHERE state = 'running' AND engine <> ? AND node IS NULL)"
+        values.append(LOCAL)
     return where, tuple(values)
 
 
@@ -216,6 +236,17 @@ def _live(row: sqlite3.Row, attempt: AttemptRow, run: RunDirectory) -> AttemptRo
     progress = read_progress(run.attempt_progress(attempt.id))
     eta_s = None if run_s is None else job_eta_s(progress, run_s - paused_s)
     return replace(attempt, run_s=run_s, wait_s=wait_s, paused_s=paused_s, progress=progress, eta_s=eta_s)
+
+
+def job_eta_s(progress: Progress | None, elapsed_s: float) -> float | None:
+    """Seconds until a running job is done, by its own progress; None while it has reported nothing to go by.
+
+    >>> job_eta_s(Progress(25, 100), 10.0)
+    30.0
+    """
+    if progress is None or not progress.total or not 0 < progress.done <= progress.total:
+        return None
+    return elapsed_s * (progress.total - progress.done) / progress.done
 
 
 def _family(reader: QueueReader, name: str) -> FamilyMemory | None:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any
 
 from gpuherd import __version__
@@ -269,7 +270,8 @@ def _url(webhook: str) -> str:
 
 @dataclass
 class Notifier:
-    """Sends a run's notices. Call ``event`` for every event, ``close`` at the end. Neither ever raises.
+    """Sends a run's notices. A context around the run: call ``event`` for every event, and set ``outcome`` before the
+    end, where ``close`` sends the last notice. None of them ever raises.
 
     Args:
         channels: where they go.
@@ -281,6 +283,7 @@ class Notifier:
     channels: Channels
     run: str
     counts: Callable[[], Counts] | None = None
+    outcome: Outcome | None = None
     _inbox: queue.SimpleQueue[Event | Outcome | None] = field(default_factory=queue.SimpleQueue)
     _warned: set[str] = field(default_factory=set)
     _thread: threading.Thread | None = None
@@ -295,6 +298,16 @@ class Notifier:
         if event.kind in _FAILURES or (event.kind is EventKind.DONE and self.counts is not None):
             self._start()
             self._inbox.put(event)
+
+    def __enter__(self) -> Notifier:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A wrong call needs no notice: the user sees its message.
+        if not isinstance(error, UsageError):
+            self.close(self.outcome)
 
     def close(self, outcome: Outcome | None) -> None:
         """Sends the last notice, with the run's outcome (None after an error), and waits until it is sent."""

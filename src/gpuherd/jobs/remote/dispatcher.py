@@ -319,11 +319,9 @@ class RemoteDispatcher(Loop):
 
     # --- state --------------------------------------------------------------------------------------------------
 
-    def _show(self) -> None:
-        running, out = self._tracker.running, self._tracker.open
-        sentences = [in_line_sentence(out.values(), self._title), self._submitter.waiting_for]
-        waiting_for = "; ".join(each for each in sentences if each) or None
-        self._reporter.show(running, waiting_for, max(1, len(running)), len(out) - len(running))
+    def _waiting_for(self) -> str | None:
+        sentences = [in_line_sentence(self._tracker.open.values(), self._title), super()._waiting_for()]
+        return "; ".join(each for each in sentences if each) or None
 
     def _state(self) -> DispatcherState:
         reasons = ((number, each.in_line) for number, each in self._tracker.open.items())
