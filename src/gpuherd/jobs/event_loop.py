@@ -216,7 +216,7 @@ class Loop(ABC):
         """The attempts that go on after the loop, by number."""
         return ()
 
-    # --- requests (``control.server.Controlled``) --------------------------------------------------------------
+    # --- requests, from ``control.server`` -----------------------------------------------------------------------
 
     @abstractmethod
     def retune(self, options: DispatchOptions, settings: Settings) -> None:

@@ -21,7 +21,7 @@ from gpuherd.errors import GpuherdError
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.control.client import send
 from gpuherd.jobs.control.messages import ControlKind, Request
-from gpuherd.jobs.job import JobState
+from gpuherd.jobs.job import ENDED
 from gpuherd.jobs.records import JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.top import look as view
@@ -42,49 +42,46 @@ q                leave; the run goes on without you
 Dots stand for figures that the driver does not give."""
 
 
-class Question(ModalScreen[bool]):
+class Dialog(ModalScreen[bool]):
+    """A box over the screen that a key closes."""
+
+    DEFAULT_CSS = """
+    Dialog { align: center middle; }
+    Dialog Vertical { width: 74; max-width: 100%; height: auto; padding: 1 2; }
+    Dialog Vertical { border: round $accent; background: $surface; }
+    """
+
+    def __init__(self, *texts: Text):
+        super().__init__()
+        self._texts = texts
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield from map(Static, self._texts)
+
+
+class Question(Dialog):
     """Asks whether to do something; ``y`` does it, ``n`` and escape don't."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "answer(True)", "Yes"),
-        Binding("n,escape,q", "answer(False)", "No"),
+        Binding("y", "dismiss(True)", "Yes"),
+        Binding("n,escape,q", "dismiss(False)", "No"),
     ]
-    DEFAULT_CSS = """
-    Question { align: center middle; }
-    Question Vertical { width: 60; height: auto; padding: 1 2; border: round $warning; background: $surface; }
-    """
 
     def __init__(self, question: str):
-        super().__init__()
-        self._question = question
-
-    def compose(self) -> ComposeResult:
-        with Vertical():
-            yield Static(Text(self._question))
-            yield Static(Text.assemble("\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"))
-
-    def action_answer(self, yes: bool) -> None:
-        """Closes with the answer."""
-        self.dismiss(yes)
+        super().__init__(Text(question), Text.assemble("\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"))
 
 
-class Keys(ModalScreen[None]):
+class Keys(Dialog):
     """The list of keys; any key closes it."""
 
-    DEFAULT_CSS = """
-    Keys { align: center middle; }
-    Keys Vertical { width: 74; max-width: 100%; height: auto; padding: 1 2; }
-    Keys Vertical { border: round $accent; background: $surface; }
-    """
-
-    def compose(self) -> ComposeResult:
-        with Vertical():
-            yield Static(Text.assemble(("Keys\n\n", "bold"), KEYS))
+    def __init__(self) -> None:
+        super().__init__(Text.assemble(("Keys\n\n", "bold"), KEYS))
 
     def on_key(self, event: Key) -> None:
         """Closes it, and does nothing else."""
         event.stop()
-        self.dismiss(None)
+        self.dismiss(False)
 
 
 EVERY_S = 1.0
@@ -296,15 +293,16 @@ class TopApp(App[None]):
     def action_cancel_job(self) -> None:
         """Asks first: what was done so far is lost."""
         job = self._job()
-        if job is not None and job.state in (JobState.WAITING, JobState.RUNNING):
-            self._ask_first(f"Cancel {clean(job.title)}? It ends for good, and with it all jobs that need it.", job)
-        elif job is not None:
+        if job is not None and job.state in ENDED:
             self._answered(f"{clean(job.title)} is {job.state} already", "warning")
+        elif job is not None:
+            question = f"Cancel {clean(job.title)}? It ends for good, and with it all jobs that need it."
+            self._ask_first(question, Request(ControlKind.CANCEL, (job.name,)))
 
-    def _ask_first(self, question: str, job: JobStatus) -> None:
+    def _ask_first(self, question: str, request: Request) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
-                self._send(Request(ControlKind.CANCEL, (job.name,)))
+                self._send(request)
 
         self.push_screen(Question(question), answered)
 
@@ -322,13 +320,8 @@ class TopApp(App[None]):
 
     def action_drain(self) -> None:
         """Asks first: it ends the dispatcher."""
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self._send(Request(ControlKind.DRAIN))
-
         question = "Drain? Nothing new is started, and gpuherd ends when the running jobs have ended."
-        self.push_screen(Question(question), answered)
+        self._ask_first(question, Request(ControlKind.DRAIN))
 
     @work(thread=True, group="requests")
     def _send(self, request: Request) -> None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError, UsageError
@@ -34,6 +34,9 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
+if TYPE_CHECKING:
+    from gpuherd.jobs.event_loop import Loop
+
 logger = logging.getLogger(__name__)
 
 # Seconds between two looks at the queue where the file system has no FIFOs, and after a full disk.
@@ -50,29 +53,6 @@ _DONE = {
 _FIXED = frozenset({"notify_command", "webhook", "prometheus"}) | (
     {each.name for each in fields(EngineOptions)} - {"at_most"}
 )
-
-
-class Controlled(Protocol):
-    """The event loop of a dispatcher, as the control server uses it."""
-
-    options: DispatchOptions
-    asked: StopLevel
-
-    def retune(self, options: DispatchOptions, settings: Settings) -> None:
-        """Replaces the options and the settings."""
-        ...
-
-    def end(self, asked: StopLevel, why: str) -> str:
-        """Starts to end in this way; returns a sentence about it."""
-        ...
-
-    def enforce_marks(self) -> None:
-        """Does with the running jobs what the marks in the queue say."""
-        ...
-
-    def decide_soon(self, when: float) -> None:
-        """Has the next scheduling decision made at this time: its result may differ."""
-        ...
 
 
 class ControlServer:
@@ -92,7 +72,7 @@ class ControlServer:
         self,
         queue: Queue,
         run: RunDirectory,
-        dispatcher: Controlled | None = None,
+        dispatcher: Loop | None = None,
         settings: Settings = NO_SETTINGS,
         load_settings: Callable[[], Settings] = lambda: NO_SETTINGS,
     ):
@@ -181,25 +161,25 @@ class ControlServer:
         if kind in OF_JOBS:
             changed = self._change_jobs(kind, request)
             return Response(not changed.refused, _sentence(kind, changed), self._name, (*changed.jobs, *changed.along))
+        return Response(True, self._change_run(kind, request), self._name)
+
+    def _change_run(self, kind: ControlKind, request: Request) -> str:
+        """A verb for the dispatcher itself; returns a sentence about it."""
         dispatcher = self._dispatcher
         match kind:
             case ControlKind.RELOAD:
-                text = self.reload()
+                return self.reload()
             case ControlKind.SET if dispatcher is None:
                 raise UsageError(f"{self._nobody()}; give {', '.join(request.settings)} when you start one")
             case _ if dispatcher is None:
-                text = self._nobody()
+                return self._nobody()
             case ControlKind.SET:
-                text = self._set(dispatcher, request.settings)
-            case ControlKind.DRAIN if dispatcher.asked >= StopLevel.DRAIN:
-                text = "it is ending already"
-            case ControlKind.DRAIN:
-                text = dispatcher.end(StopLevel.DRAIN, "")
-            case _ if dispatcher.asked >= StopLevel.STOP:
-                text = "it is stopping already"
-            case _:
-                text = dispatcher.end(StopLevel.STOP, "")
-        return Response(True, text, self._name)
+                dispatcher.retune(retuned(dispatcher.options, request.settings), self._settings)
+                return "set " + ", ".join(f"{clean(name)}={clean(value)}" for name, value in request.settings.items())
+        level = StopLevel.DRAIN if kind is ControlKind.DRAIN else StopLevel.STOP
+        if dispatcher.asked >= level:
+            return "it is ending already" if level is StopLevel.DRAIN else "it is stopping already"
+        return dispatcher.end(level, "")
 
     def _change_jobs(self, kind: ControlKind, request: Request) -> Changed:
         queue, jobs = self._queue, request.jobs
@@ -217,10 +197,6 @@ class ControlServer:
 
     def _nobody(self) -> str:
         return f"no gpuherd works on {self._run.root}"
-
-    def _set(self, dispatcher: Controlled, settings: Mapping[str, str]) -> str:
-        dispatcher.retune(retuned(dispatcher.options, settings), self._settings)
-        return "set " + ", ".join(f"{clean(name)}={clean(value)}" for name, value in settings.items())
 
     def reload(self) -> str:
         """Reads the settings files again. Where one is wrong, the old settings stay in force. Never raises."""
@@ -249,13 +225,15 @@ def _sentence(kind: ControlKind, changed: Changed) -> str:
     parts = [f"{_DONE[kind]} {_named(changed.jobs)}"] if changed.jobs else []
     if changed.along:
         parts.append(f"and with that {_named(changed.along)}")
-    parts += [clean(reason) for reason in changed.refused[:_NAMED]]
-    if len(changed.refused) > _NAMED:
-        parts.append(f"and {len(changed.refused) - _NAMED} more that it can't be done to")
-    parts += [clean(remark) for remark in changed.remarks[:_NAMED]]
-    if len(changed.remarks) > _NAMED:
-        parts.append(f"and so are {len(changed.remarks) - _NAMED} more")
+    parts += _first(changed.refused, "and {} more that it can't be done to")
+    parts += _first(changed.remarks, "and so are {} more")
     return "; ".join(parts) or "there was no job to do it to"
+
+
+def _first(sentences: Sequence[str], more: str) -> list[str]:
+    """The first few of them, and how many ``more`` there are."""
+    rest = len(sentences) - _NAMED
+    return [clean(sentence) for sentence in sentences[:_NAMED]] + ([more.format(rest)] if rest > 0 else [])
 
 
 def _named(jobs: tuple[str, ...]) -> str:
