@@ -45,7 +45,7 @@ from gpuherd.jobs.scheduler.limits import limits, most_at_once, most_ever, refus
 from gpuherd.jobs.scheduler.memory import FamilyMemory, asks_for
 from gpuherd.jobs.scheduler.ordering import Lookahead
 from gpuherd.jobs.scheduler.policy import Limits, Wait, WaitingJob, decide
-from gpuherd.jobs.settings import NO_SETTINGS, Settings
+from gpuherd.jobs.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,8 @@ class Dispatcher(Loop):
         **terms: Unpack[Terms],
     ):
         super().__init__(queue, run, options, reporter, **terms)
-        settings = terms.get("settings", NO_SETTINGS)
         self._supervisor = Supervisor(run, queue.tag, options, self._grace_s)
-        self._gpus = GpuManager(options, queue.tag, self._supervisor, self._health, settings)
+        self._gpus = GpuManager(options, queue.tag, self._supervisor, self._health, self.settings)
         self._orphans = Orphans(queue.tag)
         self._preemption = Preemption(queue, self._supervisor, self._reporter, self._disk)
         self._decisions = Decisions()
@@ -92,8 +91,8 @@ class Dispatcher(Loop):
         # in order, which could be next.
         self._options_at_start = options
         self._user = user_name(os.geteuid())
-        self._most_ever = most_ever(settings, self._user)
-        self._kept_from_us = self._kept_at_start = frozenset(settings.policy.exclude_gpus)
+        self._most_ever = most_ever(self.settings, self._user)
+        self._kept_from_us = self._kept_at_start = frozenset(self.settings.policy.exclude_gpus)
         self._cores, self._host_mb = host.cores(), host.memory_mb()
         self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
         self._following: tuple[QueuedJob, ...] = ()
@@ -456,15 +455,11 @@ class Dispatcher(Loop):
         if asked is not StopLevel.DRAIN:
             self._supervisor.stop_all(clock.mono(), 0.0 if asked is StopLevel.STOP_NOW else None)
 
-    def retune(self, options: DispatchOptions, settings: Settings) -> None:
-        """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
+    def _retune(self, options: DispatchOptions, settings: Settings) -> None:
         self._gpus.retune(options, settings)
-        self.options = options
+        self._supervisor.retune(options)
         self._most_ever = most_ever(settings, self._user)
         self._kept_from_us = frozenset(settings.policy.exclude_gpus)
-        self._disk.change(options.min_disk)
-        self._supervisor.retune(options)
-        self.decide_soon(clock.mono())
 
     def enforce_marks(self) -> None:
         """Cancels, pauses or resumes running jobs as marked in the queue."""

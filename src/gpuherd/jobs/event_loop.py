@@ -98,7 +98,7 @@ class Loop(ABC):
         grace_s: seconds between SIGTERM and SIGKILL.
 
     Attributes:
-        options: as they are now.
+        options, settings: as they are now.
         asked: how far it is to end.
     """
 
@@ -119,7 +119,7 @@ class Loop(ABC):
         on_ready: Callable[[], None] = lambda: None,
         grace_s: float = GRACE_S,
     ):
-        self.options = options
+        self.options, self.settings, self.load_settings = options, settings, load_settings
         self.asked = StopLevel.GO_ON
         self._queue = queue
         self._run = run
@@ -132,7 +132,7 @@ class Loop(ABC):
         self._health = GpuHealth(queue)
         self._disk = DiskGuard((run.root, run.logs), options.min_disk)
         self._completion = Completion(queue, run, self._reporter, self._health)
-        self._control = ControlServer(queue, run, self, settings, load_settings)
+        self._control = ControlServer(queue, run, self)
         self._state_file = StateFile(run.state_file)
         self._show_at = 0.0
         self._selector = selectors.DefaultSelector()
@@ -218,9 +218,16 @@ class Loop(ABC):
 
     # --- requests, from ``control.server`` -----------------------------------------------------------------------
 
-    @abstractmethod
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
+        self._retune(options, settings)
+        self.options, self.settings = options, settings
+        self._disk.change(options.min_disk)
+        self.decide_soon(clock.mono())
+
+    @abstractmethod
+    def _retune(self, options: DispatchOptions, settings: Settings) -> None:
+        """Passes them on to what this loop has of its own."""
 
     def end(self, asked: StopLevel, why: str) -> str:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from gpuherd.jobs.queue.interventions import Changed
 from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 if TYPE_CHECKING:
     from gpuherd.jobs.event_loop import Loop
@@ -61,26 +60,16 @@ class ControlServer:
     Args:
         dispatcher: the event loop that works on the queue; None in a client that carries out a request because no
             dispatcher runs.
-        settings: the settings in force; ``load_settings`` reads the files again.
 
     Attributes:
         fifo: becomes readable when a request was written; None where it can't be made.
         due_at: when ``keep_time`` is to be called next (by ``clock.mono``), None for never.
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        run: RunDirectory,
-        dispatcher: Loop | None = None,
-        settings: Settings = NO_SETTINGS,
-        load_settings: Callable[[], Settings] = lambda: NO_SETTINGS,
-    ):
+    def __init__(self, queue: Queue, run: RunDirectory, dispatcher: Loop | None = None):
         self._queue = queue
         self._run = run
         self._dispatcher = dispatcher
-        self._settings = settings
-        self._load_settings = load_settings
         self._name = "here" if dispatcher is None else "dispatcher"
         self.fifo: WakeupFifo | None = None
         self._listens_since = clock.wall()
@@ -174,7 +163,7 @@ class ControlServer:
             case _ if dispatcher is None:
                 return self._nobody()
             case ControlKind.SET:
-                dispatcher.retune(retuned(dispatcher.options, request.settings), self._settings)
+                dispatcher.retune(retuned(dispatcher.options, request.settings), dispatcher.settings)
                 return "set " + ", ".join(f"{clean(name)}={clean(value)}" for name, value in request.settings.items())
         level = StopLevel.DRAIN if kind is ControlKind.DRAIN else StopLevel.STOP
         if dispatcher.asked >= level:
@@ -204,15 +193,14 @@ class ControlServer:
         if dispatcher is None:
             return f"{self._nobody()}; the next one reads the settings when it starts"
         try:
-            settings = self._load_settings()
+            settings = dispatcher.load_settings()
             options = dispatcher.options
-            new = changed_defaults(options, self._settings.defaults, settings.defaults)
+            new = changed_defaults(options, dispatcher.settings.defaults, settings.defaults)
             new = {name: value for name, value in new.items() if name not in foreign(options.engine)}
             later = {name for name in new if name in _FIXED}
             dispatcher.retune(replace(options, **{name: new[name] for name in new.keys() - later}), settings)
         except GpuherdError as problem:
             return f"the settings stay as they were: {clean(str(problem))}"
-        self._settings = settings
         text = "read the settings again"
         if new.keys() - later:
             text += f"; new: {', '.join(sorted(new.keys() - later))}"

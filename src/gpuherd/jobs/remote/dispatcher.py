@@ -305,12 +305,8 @@ class RemoteDispatcher(Loop):
         if asked is not StopLevel.DRAIN:
             self._tracker.take_back_all()
 
-    def retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
-        """Sets the options from now on; those of this machine's GPUs have no effect here."""
-        self.options = options
+    def _retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
         self._submitter.options = options
-        self._disk.change(options.min_disk)
-        self.decide_soon(clock.mono())
 
     def enforce_marks(self) -> None:
         """Cancels the attempts that are marked in the queue by now."""
