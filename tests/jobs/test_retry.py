@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.jobs.attempts import diagnosed
 
+from gpuherd.jobs.attempts.complete import RULES, next_try
 from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
-from gpuherd.jobs.attempts.retry import RULES, next_try
 from gpuherd.jobs.completion import NextTry, Observed
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import QueuedJob, ResourceRequest

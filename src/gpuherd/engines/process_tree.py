@@ -239,6 +239,10 @@ class Traces:
     leader: ProcessId
     locks: frozenset[Lock] = frozenset()
 
+    def members(self) -> tuple[Seen, ...]:
+        """The live processes of the attempt, the oldest first: looked up anew at each call."""
+        return members(everyone(self.leader.start_ticks), self.tag.__eq__, (self,))
+
 
 def members(
     seen: Sequence[Seen],
@@ -294,49 +298,6 @@ def _holds(process: Seen, locks: Collection[Lock]) -> bool:
     return not locks_held(process.process.pid, {lock.path for lock in locks}).isdisjoint(locks)
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """The processes of one attempt whose main process is there, looked up anew at each call."""
-
-    traces: Traces
-
-    def members(self) -> tuple[Seen, ...]:
-        """Its live processes, the oldest first."""
-        return members(everyone(self.traces.leader.start_ticks), self.traces.tag.__eq__, (self.traces,))
-
-    def terminate(self) -> None:
-        """SIGTERM to all; those that were stopped go on, or they could not obey."""
-        group = self._signal_group(signal.SIGTERM)
-        for process in self.members():
-            if process.group != group:
-                send(process.process, signal.SIGTERM)
-            send(process.process, signal.SIGCONT)
-
-    def pause(self) -> None:
-        """SIGSTOP to all, until a look finds none that runs."""
-        self._signal_group(signal.SIGSTOP)
-        _until_none(lambda: tuple(p for p in self.members() if not p.held), signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """SIGCONT to all, also to those that have yet to hear that they are to stop."""
-        for process in self.members():
-            send(process.process, signal.SIGCONT)
-
-    def kill(self) -> None:
-        """SIGKILL to all, until a look finds none."""
-        self._signal_group(signal.SIGKILL)
-        kill(self.members)
-
-    def _signal_group(self, number: int) -> int:
-        """To the main process's group, in one instant: a shell must not go on when what it waits for has been ended.
-
-        The caller knows that the main process is there, or its group's number could be another's. Returns the number.
-        """
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.traces.leader.pid, number)
-        return self.traces.leader.pid
-
-
 def ask_to_end(process: ProcessId) -> None:
     """SIGTERM; and SIGCONT, since what is stopped, or is about to be, could not obey."""
     send(process, signal.SIGTERM)
@@ -345,10 +306,10 @@ def ask_to_end(process: ProcessId) -> None:
 
 def kill(find: Callable[[], Sequence[Seen]]) -> None:
     """SIGKILL to all that ``find`` finds, until it finds none; some looks only, for one may be stuck in the kernel."""
-    _until_none(find, signal.SIGKILL)
+    until_none(find, signal.SIGKILL)
 
 
-def _until_none(find: Callable[[], Sequence[Seen]], number: int) -> None:
+def until_none(find: Callable[[], Sequence[Seen]], number: int) -> None:
     told: set[ProcessId] = set()
     nothing_new = 0
     for _ in range(_MOST_ROUNDS):
@@ -374,18 +335,15 @@ def end_rest(traces: Traces, patience_s: float = _REST_PATIENCE_S) -> bool:
     """Ends what one attempt whose main process has ended has left behind, wherever it hides: SIGTERM, then SIGKILL.
     Returns whether there was anything."""
 
-    def rest() -> tuple[Seen, ...]:
-        return members(everyone(traces.leader.start_ticks), traces.tag.__eq__, (traces,))
-
     until = time.monotonic() + patience_s
     told = set()
-    while found := rest():
+    while found := traces.members():
         for each in found:
             if each.process not in told:
                 ask_to_end(each.process)
                 told.add(each.process)
         if time.monotonic() >= until:
-            kill(rest)
+            kill(traces.members)
             break
         time.sleep(_REST_LOOK_S)
     return bool(told)

@@ -21,9 +21,8 @@ from typing import Unpack
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import START_AGAIN_S
 from gpuherd.jobs.attempts.launch import Launcher
-from gpuherd.jobs.attempts.orphans import Orphans
 from gpuherd.jobs.attempts.preempt import Preemption
-from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
+from gpuherd.jobs.attempts.supervise import Attempt, Orphans, Supervisor
 from gpuherd.jobs.control.messages import StopLevel
 from gpuherd.jobs.cycle import Cycle
 from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState

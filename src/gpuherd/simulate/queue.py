@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from gpuherd.jobs.attempts.complete import next_try
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.retry import next_try
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.records import QueuedJob, ResourceRequest
 from gpuherd.jobs.scheduler.memory import could_share

@@ -22,8 +22,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.attempts.orphans import Orphans
-from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
+from gpuherd.jobs.attempts.supervise import Attempt, Orphans, Supervisor
 from gpuherd.jobs.completion import NoFault
 from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Response, priority_of, wake
 from gpuherd.jobs.control.server import ControlServer
@@ -37,8 +36,8 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord
 from gpuherd.jobs.remote import dispatcher
 from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
-from gpuherd.jobs.remote.query import EngineQueries
 from gpuherd.jobs.remote.spool import Spool
+from gpuherd.jobs.remote.tracker import EngineQueries
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.options import did_you_mean

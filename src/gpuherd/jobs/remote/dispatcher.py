@@ -41,10 +41,9 @@ from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.remote import AGAIN_S, REPORT_DELAY_S
 from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
-from gpuherd.jobs.remote.query import EngineQueries
 from gpuherd.jobs.remote.spool import Spool
 from gpuherd.jobs.remote.submit import Submitter
-from gpuherd.jobs.remote.tracker import Tracker
+from gpuherd.jobs.remote.tracker import EngineQueries, Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import Settings

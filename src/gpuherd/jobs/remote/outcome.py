@@ -41,8 +41,8 @@ from gpuherd.jobs.remote.protocol import Claim, EndReport, take
 from gpuherd.jobs.run_dir import RunDirectory
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.remote.query import EngineQueries
     from gpuherd.jobs.remote.spool import Spool
+    from gpuherd.jobs.remote.tracker import EngineQueries
 
 logger = logging.getLogger(__name__)
 

@@ -1,12 +1,19 @@
-"""Submits jobs to an engine: decides what is submitted when, and keeps the order of manifest, record in the queue,
-engine, engine's ids."""
+"""Decides which waiting jobs are submitted to the engine now, and which of them together. Pure.
+
+1. Priority first, as on this machine. Within a priority, jobs that could run at once come first, then those that depend
+on others in the engine: otherwise dependent jobs would take the places of jobs that need not wait. Then age, or the
+longest first.
+2. At most ``at_most`` are in the engine at once. The engine decides which of them runs where and when.
+3. Jobs with the same placement and the same dependencies form a batch.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -14,6 +21,7 @@ from pathlib import Path
 
 from gpuherd.atomic import private_write
 from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement, Refused
+from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import CannotWrite, JobCannotFit
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import Completion, give_up
@@ -26,16 +34,145 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
 from gpuherd.jobs.records import AttemptRecord, EventKind, Handed, Predecessor, QueuedJob, StartRecord
-from gpuherd.jobs.remote import AGAIN_S, AT_A_TIME_S, REFUSAL_EVERY_S, SUBMIT_EVERY_S
-from gpuherd.jobs.remote.batches import LARGEST_BATCH, BatchLimits, Candidate, Group, decide, placement_of
+from gpuherd.jobs.remote import (
+    AGAIN_S,
+    AROUND_S,
+    AT_A_TIME_S,
+    LONG_STEP_S,
+    REFUSAL_EVERY_S,
+    SHORT_S,
+    SHORT_STEP_S,
+    SUBMIT_EVERY_S,
+)
 from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import Manifest, Order, portable, to_json
-from gpuherd.jobs.remote.query import EngineQueries
 from gpuherd.jobs.remote.spool import Spool
-from gpuherd.jobs.remote.tracker import Tracker
+from gpuherd.jobs.remote.tracker import EngineQueries, Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.types import Wait
+
+# SLURM's default for the largest array.
+LARGEST_BATCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job that can be submitted. ``after``: the attempts of those of its needs that are in the engine and have not
+    succeeded yet.
+    """
+
+    queued: QueuedJob
+    after: tuple[Predecessor, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchLimits:
+    """How much is submitted at once.
+
+    Attributes:
+        at_most: jobs in the engine; ``open``: so many are there now.
+        option: the option that sets that limit.
+        longest_first: within a priority the job of the highest rank goes first; else the oldest.
+        largest: the most jobs of a batch.
+        closed: a sentence when nothing is submitted now, else None.
+    """
+
+    at_most: int
+    open: int
+    option: str = "--at-most"
+    longest_first: bool = False
+    largest: int = LARGEST_BATCH
+    closed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs that go together, in their order."""
+
+    placement: Placement
+    after: tuple[Predecessor, ...]
+    jobs: tuple[QueuedJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The decision: each candidate is in a group, in ``waits`` or in ``refused``. Groups are in the order of their
+    first jobs."""
+
+    groups: tuple[Group, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    refused: tuple[Wait, ...] = ()
+
+
+def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits, grace_s: float) -> Placement:
+    """The placement that a job requests: its own options first, then those of the run. ``gpus``: on each node, now.
+
+    The engine's time limit comes after the job's own has ended it on its node, with the notice before it: otherwise the
+    engine would end a job that hangs again and again, and the job would never fail. It is rounded up in steps, so that
+    jobs whose limits differ a little form one batch.
+    """
+    time_s = options.time_limit
+    if time_s is None and limits.whole_s is not None:
+        time_s = stepped(limits.whole_s + grace_s + options.notice + AROUND_S)
+    return Placement(
+        gpus=gpus,
+        nodes=job.nodes,
+        tasks=options.spec.tasks(options),
+        cpus=job.cpus if job.cpus is not None else options.cpus_per_job,
+        memory_mb=job.host_memory_mb if job.host_memory_mb is not None else options.host_mem,
+        time_s=time_s,
+    )
+
+
+def stepped(seconds: float) -> float:
+    """The time in seconds, rounded up to the step in which it is requested.
+
+    >>> stepped(61), stepped(3600), stepped(3601)
+    (120, 3600, 4500)
+    """
+    step_s = SHORT_STEP_S if seconds <= SHORT_S else LONG_STEP_S
+    return step_s * math.ceil(seconds / step_s)
+
+
+def decide(
+    candidates: Sequence[Candidate],
+    asks: Callable[[QueuedJob], Placement],
+    never: Mapping[Placement, str],
+    limits: BatchLimits,
+) -> Decision:
+    """Decides what to submit now. ``never``: placements that the engine can never provide, with the reason."""
+    places = max(0, limits.at_most - limits.open)
+    groups: dict[tuple[Placement, tuple[Predecessor, ...], int], list[QueuedJob]] = {}
+    sizes: dict[tuple[Placement, tuple[Predecessor, ...]], int] = {}
+    waits, refused = [], []
+    for each in sorted(candidates, key=lambda one: _key(one, limits)):
+        job, placement = each.queued, asks(each.queued)
+        if placement in never:
+            refused.append(Wait(job.id, never[placement]))
+        elif limits.closed is not None:
+            waits.append(Wait(job.id, limits.closed))
+        elif places == 0:
+            text = f"{limits.at_most} jobs are in the cluster's hands, which is the most at once ({limits.option})"
+            waits.append(Wait(job.id, text))
+        else:
+            places -= 1
+            alike = placement, each.after
+            size = sizes.get(alike, 0)
+            sizes[alike] = size + 1
+            groups.setdefault((*alike, size // limits.largest), []).append(job)
+    found = [Group(placement, after, tuple(jobs)) for (placement, after, _), jobs in groups.items()]
+    return Decision(tuple(found), tuple(waits), tuple(refused))
+
+
+def _key(candidate: Candidate, limits: BatchLimits) -> tuple[int, bool, float, int]:
+    queued = candidate.queued
+    rank = -queued.rank if limits.longest_first else 0.0
+    return (-queued.job.priority, bool(candidate.after), rank, queued.id)
+
+
+# Submits jobs to an engine: decides what is submitted when, and keeps the order of manifest, record in the queue,
+# engine, engine's ids.
 
 # The order of a submission: the manifest, the record in the queue, the engine, the engine's ids.
 #

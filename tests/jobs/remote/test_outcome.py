@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.jobs.attempts import attempt_of
 
 from gpuherd.engines.base import End, Phase, Sighting
-from gpuherd.jobs.attempts.retry import settle
+from gpuherd.jobs.attempts.complete import settle
 from gpuherd.jobs.completion import Known, NoFault
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.records import Handed, QueuedJob

@@ -9,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from gpuherd.jobs.remote.query import BackgroundQuery
+from gpuherd.jobs.remote.tracker import BackgroundQuery
 
 
 @pytest.fixture
