@@ -18,7 +18,6 @@ from gpuherd.engines.progress import Progress
 from gpuherd.errors import UsageError
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean, with_code
-from gpuherd.jobs.attempts.log_file import last_lines
 from gpuherd.jobs.completion import Settlement
 from gpuherd.jobs.eta import Pace, Running, Waiting, job_eta_s, run_eta_s
 from gpuherd.jobs.job import JobState
@@ -361,3 +360,8 @@ class MonitorServices:
         # A wrong call needs no notice: the user sees its message.
         if self._notifier is not None and not isinstance(error, UsageError):
             self._notifier.close(self._outcome)
+
+
+def last_lines(text: str, count: int = 20) -> list[str]:
+    """The last lines that are not blank, each sanitised for a terminal."""
+    return [line for line in (clean(raw) for raw in text.splitlines()[-4 * count :]) if line][-count:]

@@ -17,10 +17,10 @@ from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.gpus.query import GpuReader
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.log_file import shown, tail
+from gpuherd.jobs.attempts.failures import tail
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.monitor.job_status import Page
-from gpuherd.jobs.monitor.logs import log_of
+from gpuherd.jobs.monitor.logs import log_of, shown
 from gpuherd.jobs.monitor.status import RunStatus, snapshot, status_of
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.records import JobStatus

@@ -30,8 +30,7 @@ from gpuherd.engines.local.process import Exit
 from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import back_off_s
-from gpuherd.jobs.attempts.log_file import size, tail
+from gpuherd.jobs.attempts.failures import back_off_s, size, tail
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.dispatcher_state import engine_name
