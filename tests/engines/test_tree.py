@@ -162,6 +162,26 @@ def test_every_process_is_stopped_goes_on_and_ends(hidden: Callable[[str], Hidde
     job.process.collect()
 
 
+def test_no_look_misses_a_chain_of_processes_that_fork_and_end(tmp_path: Path) -> None:
+    """However short each of them lives, and however long the look takes."""
+    program = f"""
+import os, time
+os.setsid()
+while not os.path.exists({str(tmp_path / "over")!r}):
+    if os.fork() != 0:
+        os._exit(0)
+    time.sleep(0.002)
+"""
+    tag = f"chain-{os.getpid()}"
+    subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "GPUHERD_ATTEMPT": tag}).wait()
+    try:
+        for _ in range(50):
+            assert any(each.attempt == tag for each in everyone())
+    finally:
+        (tmp_path / "over").touch()
+    wait_until(lambda: not any(each.attempt == tag for each in everyone()))
+
+
 def test_terminate_reaches_what_has_left_the_group_and_what_is_paused(hidden: Callable[[str], Hidden]) -> None:
     job = hidden("empties its environment")
     tree = job.process.traces

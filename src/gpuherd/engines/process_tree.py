@@ -23,6 +23,8 @@ _STATE, _GROUP, _SESSION, _START_TIME = 0, 2, 3, 19  # positions in /proc/<pid>/
 _ENDED = frozenset({"Z", "X"})
 _HELD = frozenset({"T", "t"})
 _MOST_AT_ONCE = 65_536
+# So often it is looked for processes that were born during a look; then too much forks on this machine.
+_MOST_CHASES = 50
 _MARK = f"{ATTEMPT_VARIABLE}=".encode()
 
 
@@ -75,12 +77,31 @@ def everyone(since_ticks: int = 0) -> tuple[Seen, ...]:
     """Every live process of the machine that began at or after ``since_ticks``, the oldest first; and the leaders of
     their sessions, where these are older. About 15 us for an older one and 30 us for each of the others.
     """
-    # Looked at from the youngest on: what forks and ends in a loop is gone a moment after the folder was read.
-    pids = sorted((int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()), reverse=True)
-    seen = [found for pid in pids if (found := _look(pid, since_ticks)) is not None]
+    # A process that forks and ends in a loop is gone a moment after the folder was read, and only its child is there.
+    # Therefore the youngest are looked at first, and then those that were born meanwhile, until none was: what is alive
+    # at that moment has been seen, however short it lives.
+    last = _last_pid()
+    pids = {int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()}
+    seen = [found for pid in sorted(pids, reverse=True) if (found := _look(pid, since_ticks)) is not None]
+    for _ in range(_MOST_CHASES):
+        before, last = last, _last_pid()
+        if before in (0, last):
+            break
+        born = [pid for pid in range(last, before, -1) if pid not in pids]  # none where numbers have begun anew
+        seen += [found for pid in born if (found := _look(pid, since_ticks)) is not None and _is_process(pid)]
     leaders = {each.session for each in seen} - {each.process.pid for each in seen}
     seen += [found for pid in leaders if (found := _look(pid, 0)) is not None]
     return tuple(sorted(seen, key=lambda each: (each.process.start_ticks, each.process.pid)))
+
+
+def _last_pid() -> int:
+    """The number that the kernel has given to a process or thread last, in our namespace; 0 where it does not say."""
+    return int((_read(f"{_PROC}/loadavg") or b"0").split()[-1])
+
+
+def _is_process(pid: int) -> bool:
+    """Whether this is the number of a process, and not of one of its further threads: /proc answers for both."""
+    return b"\nTgid:\t%d\n" % pid in (_read(f"/proc/{pid}/status") or b"")
 
 
 def _look(pid: int, since_ticks: int) -> Seen | None:

@@ -65,7 +65,7 @@ _EFFECTS = {
     "recorded": "gpuherd.jobs.queue.store:Queue.record_starts",
     "handed over": "tests.jobs.remote.process_engine:ProcessEngine.submit",
     "the handles": "gpuherd.jobs.queue.store:Queue.record_handles",
-    "claimed by ourselves": "gpuherd.jobs.remote.outcome:take",
+    "claimed by ourselves": "gpuherd.jobs.remote.tracker:take",
     "begun": "gpuherd.jobs.queue.store:Queue.record_begun",
     "settled": "gpuherd.jobs.queue.store:Queue.record_ends",
     "the files of a batch": "gpuherd.jobs.remote.spool:Spool._remove",

@@ -1,4 +1,10 @@
-"""The next try of a job that has failed, and what an attempt's end means for its job. Pure."""
+"""Completes attempts: what an end means for the job is decided (``settle``, pure), recorded in the queue and reported;
+then the attempt's files are removed.
+
+Ends that come together are recorded in one transaction, with what they say of the jobs' families and of the GPUs. Where
+the disk is full they are kept and recorded later; until then nothing else happens to their jobs, and no new job is
+started.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +22,7 @@ from gpuherd.jobs.gpu.health import MAY_BE_THE_GPU, GpuHealth
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.schema import may_pass, why
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import AttemptState, Failure, QueuedJob
+from gpuherd.jobs.records import AttemptState, Failure, QueuedJob, ResourceRequest
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.memory import after_running_out
@@ -79,7 +85,7 @@ def next_try(queued: QueuedJob, diagnosis: Diagnosis, seen: Observed, now: float
     if not diagnosis.retry:
         return None
     rule = HOST_MEMORY if diagnosis.on_host else RULES[diagnosis.failure]
-    change = _climb(queued, seen) if rule.ladder and seen.gpus else _Change(queued.gpus, queued.memory_mb, queued.share)
+    change = _climb(queued, seen) if rule.ladder and seen.gpus else _Change(queued.request)
     waits_for_disk = rule.waits_for_disk and seen.disk_low
     probed = seen.on_trial and diagnosis.failure in MAY_BE_THE_GPU and queued.avoid.isdisjoint(seen.gpus)
     costs = not (change.is_asked_for or waits_for_disk or probed)
@@ -90,9 +96,7 @@ def next_try(queued: QueuedJob, diagnosis: Diagnosis, seen: Observed, now: float
         avoid |= frozenset(seen.faulty or seen.gpus)
     return NextTry(
         not_before=now + back_off_s(queued.tries + 1, rule.first_wait_s, rule.longest_wait_s),
-        gpus=change.gpus,
-        memory_mb=change.memory_mb,
-        share=change.share,
+        request=change.request,
         avoid=avoid,
         costs_try=costs,
         change="when there is space on the disk again" if waits_for_disk else change.sentence,
@@ -101,9 +105,7 @@ def next_try(queued: QueuedJob, diagnosis: Diagnosis, seen: Observed, now: float
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    gpus: int
-    memory_mb: int | None
-    share: bool
+    request: ResourceRequest
     is_asked_for: bool = False
     sentence: str | None = None
     too_small: bool = False
@@ -124,18 +126,20 @@ def _climb(queued: QueuedJob, seen: Observed) -> _Change:
     if queued.share:
         # A job that used less than it asked for ran out because of the others there, or was promised less.
         enough = queued.memory_mb is not None and (seen.peak_mb or 0) < queued.memory_mb
-        return _Change(gpus, queued.memory_mb if enough else memory_mb, False, True, "on a GPU for itself")
+        alone = ResourceRequest(gpus, queued.memory_mb if enough else memory_mb)
+        return _Change(alone, is_asked_for=True, sentence="on a GPU for itself")
     if _had_less_than_asked(queued, seen):
-        return _Change(gpus, queued.memory_mb, False, True, f"on a GPU with {queued.memory_mb} MB, as it asked", True)
+        sentence = f"on a GPU with {queued.memory_mb} MB, as it asked"
+        return _Change(queued.request, is_asked_for=True, sentence=sentence, too_small=True)
     if seen.larger_exists and seen.gpu_total_mb is not None:
-        more_mb = seen.gpu_total_mb + 1
-        return _Change(gpus, more_mb, False, False, f"on a GPU of more than {seen.gpu_total_mb} MB")
+        larger = ResourceRequest(gpus, seen.gpu_total_mb + 1)
+        return _Change(larger, sentence=f"on a GPU of more than {seen.gpu_total_mb} MB")
     most = queued.job.gpus_at_most
     if most is not None and gpus < most:
         more = min(2 * gpus, most)
-        return _Change(more, queued.job.memory_mb, False, True, f"on {more} GPUs")
+        return _Change(ResourceRequest(more, queued.job.memory_mb), is_asked_for=True, sentence=f"on {more} GPUs")
     more_free = None if memory_mb == queued.memory_mb else f"on a GPU with {memory_mb} MB free"
-    return _Change(gpus, memory_mb, False, False, more_free)
+    return _Change(ResourceRequest(gpus, memory_mb), sentence=more_free)
 
 
 def settle(known: Known) -> Settlement:
@@ -149,14 +153,7 @@ def settle(known: Known) -> Settlement:
         return Settlement(known, AttemptState.REQUEUED, JobState.CANCELLED, f"cancelled by {known.cancelled_by}")
     if known.no_fault is not None:
         not_before = known.at + known.rest_s if known.rest_s else 0.0
-        same = NextTry(
-            not_before=not_before,
-            gpus=queued.gpus,
-            memory_mb=queued.memory_mb,
-            share=queued.share,
-            avoid=queued.avoid,
-            costs_try=False,
-        )
+        same = NextTry(not_before=not_before, request=queued.request, avoid=queued.avoid, costs_try=False)
         return Settlement(known, AttemptState.REQUEUED, JobState.WAITING, known.no_fault.value, again=same)
     diagnosis = classify(
         end,
@@ -170,11 +167,7 @@ def settle(known: Known) -> Settlement:
     return Settlement(known, AttemptState.FAILED, job, diagnosis.reason, diagnosis, again)
 
 
-# Completes attempts: their ends are settled, recorded in the queue and reported, then their files are removed.
-#
-# Ends that come together are recorded in one transaction, with what they say of the jobs' families and of the GPUs.
-# Where the disk is full they are kept and recorded later; until then nothing else happens to their jobs, and no new
-# job is started.
+# --- ends are recorded --------------------------------------------------------------------------------------------
 
 # Of more jobs that wait again for one reason, as when their cluster has lost them, one line tells.
 _MOST_LINES = 5

@@ -1,7 +1,7 @@
 """Supervises this machine's running attempts: starts them, takes over those of a dead dispatcher, pauses, resumes and
 ends them.
 
-This module handles processes and their time limits; ``retry.settle`` decides what an end means for the job. The code
+This module handles processes and their time limits; ``complete.settle`` decides what an end means for the job. The code
 that orders a pause writes it into the queue first.
 """
 
