@@ -79,9 +79,7 @@ class Scene:
     def end(self, record: AttemptRecord, state: JobState, reason: str | None = None, not_before: float = 0.0) -> None:
         well = state is JobState.DONE
         again = (
-            None
-            if not not_before
-            else NextTry(not_before=not_before, gpus=1, memory_mb=None, share=False, avoid=frozenset())
+            None if not not_before else NextTry(not_before=not_before, request=record.queued.request, avoid=frozenset())
         )
         self.queue.record_end(
             settled(

@@ -27,9 +27,8 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import START_AGAIN_S
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.attempts.launch import Launcher
-from gpuherd.jobs.attempts.orphans import Orphans
 from gpuherd.jobs.attempts.preempt import Preemption
-from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
+from gpuherd.jobs.attempts.supervise import Attempt, Orphans, Supervisor
 from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.control.messages import StopLevel
 from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState

@@ -16,7 +16,6 @@ from gpuherd.atomic import append_line
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean, with_code
-from gpuherd.jobs.attempts.log_file import last_lines
 from gpuherd.jobs.completion import Settlement
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.store import Queue
@@ -201,3 +200,8 @@ class Reporter:
         self._display.snapshot(
             RunSnapshot(status.counts, status.jobs, waiting_for, status.eta_s, status.paused, in_line)
         )
+
+
+def last_lines(text: str, count: int = 20) -> list[str]:
+    """The last lines that are not blank, each sanitised for a terminal."""
+    return [line for line in (clean(raw) for raw in text.splitlines()[-4 * count :]) if line][-count:]

@@ -22,13 +22,12 @@ from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.query import GpuReader
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.attempts.log_file import shown, tail
+from gpuherd.jobs.attempts.failures import clean, tail
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.monitor.format import at_work, colour, gpus, headline, place, state_word, what
 from gpuherd.jobs.monitor.job_status import Page
-from gpuherd.jobs.monitor.logs import log_of
+from gpuherd.jobs.monitor.logs import log_of, shown
 from gpuherd.jobs.monitor.status import RunStatus, status_of
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.records import AttemptRow, JobStatus

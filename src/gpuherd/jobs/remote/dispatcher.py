@@ -5,8 +5,7 @@ event reports it polls: the nodes' files a few times a second while jobs are in 
 bears. When this process is killed, jobs go on in the engine, and the next dispatcher tracks them by the queue's file,
 the nodes' files and the engine's answers.
 
-``submit`` submits, ``tracker`` tracks, ``query`` asks the engine, ``spool`` reads the nodes' files, and ``outcome``
-decides what an end means; this module says when.
+``submit`` submits, and ``tracker`` tracks what was submitted; this module says when.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import selectors
 import sqlite3
 import sys
 from collections import Counter
@@ -32,7 +30,7 @@ from gpuherd.gpus.visible import hide_unless_named
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Supervisor
-from gpuherd.jobs.control.messages import StopLevel, StopSignals
+from gpuherd.jobs.control.messages import StopLevel, StopSignals, wake
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.job import Job
@@ -40,11 +38,9 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.remote import AGAIN_S, REPORT_DELAY_S
-from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
-from gpuherd.jobs.remote.query import EngineQueries
-from gpuherd.jobs.remote.spool import Spool
+from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.submit import Submitter
-from gpuherd.jobs.remote.tracker import Tracker
+from gpuherd.jobs.remote.tracker import EngineQueries, Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import Settings
@@ -192,17 +188,15 @@ class RemoteDispatcher(Loop):
     ):
         super().__init__(queue, run, options, reporter, engine=engine.name, **terms)
         self._title = engine_name(engine.name)
-        self._queries = EngineQueries(engine, self._reporter, self._title)
-        self._spool = Spool(run)
+        self._queries = EngineQueries(engine, self._reporter, self._title, lambda: wake(run.control_fifo))
         self._tracker = Tracker(
             queue,
             run,
             self._reporter,
             self._queries,
-            self._spool,
-            Outcomes(run, self._queries, self._spool, self._grace_s + REPORT_DELAY_S),
             self._completion,
-            self._note_change,
+            self._grace_s + REPORT_DELAY_S,
+            changed=self._note_change,
         )
         self._submitter = self._decisions = Submitter(
             queue,
@@ -210,7 +204,7 @@ class RemoteDispatcher(Loop):
             self._reporter,
             options,
             self._queries,
-            self._spool,
+            self._tracker,
             self._completion,
             self._disk,
             grace_s=self._grace_s,
@@ -220,15 +214,11 @@ class RemoteDispatcher(Loop):
         self._held_until = 0.0
         self._submitter.refuse_if_none_can_be_had(jobs)
 
-    def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
-        self._selector.register(held.enter_context(closing(self._queries.background)), selectors.EVENT_READ)
+    def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:  # noqa: ARG002 - nothing is to be closed
         self._submitter.begin(run_id, began_at)
 
     def _adopt(self) -> None:
         self._tracker.adopt(Supervisor(self._run, self._queue.tag, self.options, self._grace_s))
-
-    def _readable(self, descriptors: Sequence[int]) -> None:  # noqa: ARG002 - there is one only
-        self._queries.background.drain()
 
     def _left_at_work(self) -> Collection[int]:
         return self._tracker.open
@@ -270,7 +260,7 @@ class RemoteDispatcher(Loop):
 
     def _start_what_can(self) -> None:
         if self.asked is StopLevel.GO_ON and clock.mono() >= self._held_until:
-            self._submitter.submit_what_can(self._tracker)
+            self._submitter.submit_what_can()
 
     def _note_change(self) -> None:
         self._state_file.touch()
