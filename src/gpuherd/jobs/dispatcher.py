@@ -119,7 +119,7 @@ class Dispatcher(Loop):
 
     def _is_over(self) -> bool:
         if self._supervisor.running or self._completion.again_at is not None:
-            if not self._supervisor.running and self.asked >= StopLevel.STOP:
+            if not self._supervisor.running and self.stop_level >= StopLevel.STOP:
                 raise self._cannot_end()
             return False
         if self._is_work_left():
@@ -133,7 +133,7 @@ class Dispatcher(Loop):
         if self._orphans.due_at is not None and now >= self._orphans.due_at:
             running = [attempt.process.traces for attempt in self._supervisor.running.values()]
             self._orphans.sweep([*running, *prefork.traces], now)
-        self._preemption.give_way(self._gpus.keep_time(now, may_start=self.asked is StopLevel.GO_ON), now)
+        self._preemption.give_way(self._gpus.keep_time(now, may_start=self.stop_level is StopLevel.GO_ON), now)
         for text in self._gpus.fetch_notices():
             self._reporter.notice(text)
         if self._gpus.changed:
@@ -141,13 +141,13 @@ class Dispatcher(Loop):
             self.decide_soon(now)
         if self._wants_disk() and self._is_disk_due(now) and self._preemption.look_at_disk(now):
             self.decide_soon(now)
-        prefork.keep_time(now, self._following if self.asked is StopLevel.GO_ON else (), self._launcher.threads)
+        prefork.keep_time(now, self._following if self.stop_level is StopLevel.GO_ON else (), self._launcher.threads)
 
     def _ends_recorded(self, now: float) -> None:
         self.decide_soon(now)
 
     def _due(self) -> Sequence[float | None]:
-        may_start = self.asked is StopLevel.GO_ON
+        may_start = self.stop_level is StopLevel.GO_ON
         times = [
             self._supervisor.next_deadline(),
             self._orphans.due_at,
@@ -175,7 +175,7 @@ class Dispatcher(Loop):
         starter, decisions, now = self._launcher, self._decisions, clock.mono()
         if starter.again_at is not None and now >= starter.again_at:
             starter.again_at, decisions.due_at = None, now
-        if decisions.due_at is None or now < decisions.due_at or self.asked is not StopLevel.GO_ON:
+        if decisions.due_at is None or now < decisions.due_at or self.stop_level is not StopLevel.GO_ON:
             return
         if self._is_disk_due(now):
             self._preemption.look_at_disk(now)
@@ -448,11 +448,11 @@ class Dispatcher(Loop):
             return text, "stops them and puts them back in the queue"
         return f"stopping what runs and putting it back in the queue ({running} running)", ""
 
-    def _end_work(self, asked: StopLevel) -> None:
+    def _end_work(self, level: StopLevel) -> None:
         # No job waits for a GPU any more: leases of ours must not keep others from theirs.
         self._gpus.wanted(False, clock.mono())
-        if asked is not StopLevel.DRAIN:
-            self._supervisor.stop_all(clock.mono(), 0.0 if asked is StopLevel.STOP_NOW else None)
+        if level is not StopLevel.DRAIN:
+            self._supervisor.stop_all(clock.mono(), 0.0 if level is StopLevel.STOP_NOW else None)
 
     def _retune(self, options: DispatchOptions, settings: Settings) -> None:
         self._gpus.retune(options, settings)

@@ -93,13 +93,13 @@ class Loop(ABC):
         engine: the name of what runs the jobs.
         serve: stay when nothing is left to do, until a request to end.
         lock: held by the caller on this queue.
-        settings: the user's and the machine's limits; ``load_settings`` reads them again when that is asked.
-        on_ready: called once it is at work and hears what is asked.
+        settings: the user's and the machine's limits; ``load_settings`` reads them again on request.
+        on_ready: called once it is at work and serves requests.
         grace_s: seconds between SIGTERM and SIGKILL.
 
     Attributes:
         options, settings: as they are now.
-        asked: how far it is to end.
+        stop_level: how far it is to end.
     """
 
     _decisions: Decisions  # set by each loop
@@ -120,7 +120,7 @@ class Loop(ABC):
         grace_s: float = GRACE_S,
     ):
         self.options, self.settings, self.load_settings = options, settings, load_settings
-        self.asked = StopLevel.GO_ON
+        self.stop_level = StopLevel.GO_ON
         self._queue = queue
         self._run = run
         self._reporter = reporter or Reporter(queue, run)
@@ -189,7 +189,7 @@ class Loop(ABC):
         """A sentence on what happens to the running jobs, and what a second Ctrl-C does; "" for nothing."""
 
     @abstractmethod
-    def _end_work(self, asked: StopLevel) -> None:
+    def _end_work(self, level: StopLevel) -> None:
         """Carries that out."""
 
     @abstractmethod
@@ -229,13 +229,13 @@ class Loop(ABC):
     def _retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Passes them on to what this loop has of its own."""
 
-    def end(self, asked: StopLevel, why: str) -> str:
+    def end(self, level: StopLevel, why: str) -> str:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
-        self.asked = asked
+        self.stop_level = level
         self._state_file.touch()
-        text, again = self._end_words(drains=asked is StopLevel.DRAIN)
+        text, again = self._end_words(drains=level is StopLevel.DRAIN)
         self._reporter.notice(f"{why}{text}" + (f" (Ctrl-C again {again})" if why and again else ""))
-        self._end_work(asked)
+        self._end_work(level)
         return f"{why}{text}"
 
     @abstractmethod
@@ -272,16 +272,16 @@ class Loop(ABC):
                 self._readable(others)
 
     def _hear(self, signals: StopSignals) -> None:
-        """Does what a signal asked for since the last time."""
+        """Does what a signal has requested since the last time."""
         if signals.reload:
             signals.reload = False
             self._reporter.notice(self._control.reload())
-        if signals.asked > self.asked:
+        if signals.level > self.stop_level:
             self._signalled(signals)
 
     def _signalled(self, signals: StopSignals) -> None:
-        """A signal asks for an end."""
-        self.end(signals.asked, "Ctrl-C: " if signals.asked is StopLevel.DRAIN else "")
+        """A signal requests an end."""
+        self.end(signals.level, "Ctrl-C: " if signals.level is StopLevel.DRAIN else "")
 
     def _keep_time(self) -> None:
         now, completion = clock.mono(), self._completion
@@ -306,7 +306,7 @@ class Loop(ABC):
 
     def _is_work_left(self) -> bool:
         """Whether a job waits that may yet run here, or one is still to come."""
-        if self.asked is not StopLevel.GO_ON:
+        if self.stop_level is not StopLevel.GO_ON:
             return False
         if self._serve or self._decisions.waits:
             # The queue is read only when the last decision, which follows every change, has left no job waiting.
@@ -339,14 +339,14 @@ class Loop(ABC):
             failures=tuple(self._reporter.failures),
             # Asked to stop when nothing was left to do: that is a run that ended by itself.
             stopped_by=signals.exit_code if left else None,
-            drained=bool(left) and signals.exit_code is None and self.asked is not StopLevel.GO_ON,
+            drained=bool(left) and signals.exit_code is None and self.stop_level is not StopLevel.GO_ON,
         )
 
     def _state(self) -> DispatcherState:
         """The state for ``status`` and ``top``."""
         return DispatcherState(
             pid=os.getpid(),
-            mode=self.asked.mode,
+            mode=self.stop_level.mode,
             waits={wait.job: clean(wait.reason) for wait in self._decisions.waits},
             settings={name: getattr(self.options, name) for name in SETTABLE},
         )

@@ -166,13 +166,13 @@ class StopLevel(IntEnum):
 class StopSignals:
     """Listens from ``__enter__`` to ``__exit__``, then restores the former handlers.
 
-    ``fileno`` is readable after a signal, so that an event loop wakes. ``asked`` is the level that the signals request,
+    ``fileno`` is readable after a signal, so that an event loop wakes. ``level`` is what the signals request,
     ``reload`` is set by SIGHUP, ``terminated`` by SIGTERM. Python delivers signals to the main thread only: in another
     thread no handler is installed.
     """
 
     def __init__(self) -> None:
-        self.asked = StopLevel.GO_ON
+        self.level = StopLevel.GO_ON
         self.exit_code: ExitCode | None = None
         self.terminated = False
         self.reload = False
@@ -220,7 +220,7 @@ class StopSignals:
         elif number == signal.SIGTERM:
             self.exit_code = ExitCode.TERMINATED
             self.terminated = True
-            self.asked = StopLevel(max(self.asked, StopLevel.STOP))
+            self.level = StopLevel(max(self.level, StopLevel.STOP))
         else:
             self.exit_code = self.exit_code or ExitCode.INTERRUPTED
-            self.asked = StopLevel(min(self.asked + 1, StopLevel.STOP_NOW))
+            self.level = StopLevel(min(self.level + 1, StopLevel.STOP_NOW))

@@ -166,7 +166,7 @@ class ControlServer:
                 dispatcher.retune(retuned(dispatcher.options, request.settings), dispatcher.settings)
                 return "set " + ", ".join(f"{clean(name)}={clean(value)}" for name, value in request.settings.items())
         level = StopLevel.DRAIN if kind is ControlKind.DRAIN else StopLevel.STOP
-        if dispatcher.asked >= level:
+        if dispatcher.stop_level >= level:
             return "it is ending already" if level is StopLevel.DRAIN else "it is stopping already"
         return dispatcher.end(level, "")
 
@@ -233,7 +233,7 @@ def _named(jobs: tuple[str, ...]) -> str:
 def changed_defaults(known: DispatchOptions, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """The options whose default the settings files have changed, with their new values; an option that they name no
     more gets its built-in default. An option given on the command line or by ``set`` stays: it differs from what the
-    files said before.
+    files had before.
     """
     plain = vars(DispatchOptions())
     new = {}

@@ -214,7 +214,7 @@ def as_table(status: RunStatus, height: int | None = None) -> RenderableType:
 def as_tables(
     status: RunStatus, pages: Iterable[Sequence[JobStatus]], height: int | None = None
 ) -> Iterator[RenderableType]:
-    """The same in parts, with a table for each page of its jobs, made when it is asked for."""
+    """The same in parts, with a table for each page of its jobs, made when it is used."""
     from rich.console import Group
     from rich.text import Text
 

@@ -79,7 +79,7 @@ class RunStatus:
     Attributes:
         folder: the run folder.
         at: wall-clock second at which it was read.
-        counts: jobs of the latest submission by state; ``paused`` of them were told to wait.
+        counts: jobs of the latest submission by state; ``paused`` of them are paused.
         held: names of the first waiting jobs that are paused: they come last, and may not be on the page.
         dispatcher: the gpuherd that works on it, None for none.
         in_engine: the running jobs that an engine beyond this machine has; None for none.
