@@ -427,6 +427,8 @@ def test_a_queue_that_this_user_may_not_read(
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     scene.run.root.chmod(0o700 if forbidden == "the folder" else 0o755)
+    import gpuherd.jobs.control.client  # noqa: F401 - now: the other user may be unable to read Python's own files
+
     os.seteuid(65534)
     try:
         for words in (["status", str(scene.run.root)], ["cancel", str(scene.run.root), "a"]):

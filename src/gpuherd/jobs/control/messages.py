@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from gpuherd.errors import ExitCode, UsageError
+from gpuherd.units import whole_number
 
 
 class ControlKind(StrEnum):
@@ -75,14 +76,12 @@ class Response:
 
 def priority_of(settings: Mapping[str, str]) -> int:
     """The new priority. Raises UsageError."""
-    word = settings.get("priority", "")
+    if settings.keys() != {"priority"}:
+        raise UsageError(f"priority: {dict(settings)!r}; it must be one whole number")
     try:
-        value = int(word)
-    except ValueError:
-        raise UsageError(f"priority={word!r}; it must be a whole number") from None
-    if not -(2**31) <= value < 2**31 or settings.keys() != {"priority"}:
-        raise UsageError(f"priority: {dict(settings)!r}; it must be one whole number of at most 31 bits")
-    return value
+        return whole_number(settings["priority"])
+    except ValueError as problem:
+        raise UsageError(f"priority: {problem}") from None
 
 
 # A FIFO in the run folder wakes the dispatcher. The requests themselves are in the queue: the dispatcher sleeps until

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from gpuherd.engines.progress import Progress
@@ -22,8 +22,8 @@ from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.queue.submission import FAMILIES, attempt_row, family_memory, process_of, queued
-from gpuherd.jobs.records import AttemptRow, AttemptState, Counts, Handed, JobStatus, PauseReason
+from gpuherd.jobs.queue.submission import FAMILIES, attempt_row, family_memory, process_of, queued, round_opened
+from gpuherd.jobs.records import AttemptRow, AttemptState, Counts, JobStatus, PauseReason
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.memory import Ask, FamilyMemory, asks_for
 from gpuherd.units import duration
@@ -176,42 +176,134 @@ _PAUSED_FOR = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class WaitFacts:
-    """Facts about a queue that decide why its jobs wait.
+class JobStatuses:
+    """The status of jobs of a queue.
 
-    Attributes:
-        dispatcher: one works on it.
-        state: the last state that it wrote.
-        lowest_round: the lowest unfinished round; None where no job waits or runs.
-        round_opened_at: the wall-clock second since which that round is open, 0.0 where not recorded.
+    Args:
+        page: the page of which the jobs are.
+        working: a dispatcher works on the queue; ``state`` is the last state that it wrote.
     """
 
-    dispatcher: bool
-    state: DispatcherState | None = None
-    lowest_round: int | None = None
-    round_opened_at: float = 0.0
+    def __init__(
+        self, run: RunDirectory, reader: QueueReader, page: Page, *, working: bool, state: DispatcherState | None
+    ):
+        self._run, self._reader, self._working, self._state = run, reader, working, state
+        self._places = places(page)
+        self._family = lru_cache(maxsize=_FAMILIES_KEPT)(self._read_family)
+        # The lowest unfinished round (None where no job waits or runs), since when it is open, and the time of reading.
+        self._round: int | None = None
+        self._round_opened_at = 0.0
+        self._now = 0.0
 
+    def of(self, rows: Iterable[sqlite3.Row]) -> Iterator[JobStatus]:
+        """The status of the jobs of these rows, in their order, as the queue stands now; each row of the page once."""
+        self._now = clock.wall()
+        self._round = self._reader.rows("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")[0][0]
+        recorded = self._reader.one("SELECT value FROM meta WHERE key = 'round'")
+        number, at = round_opened(None if recorded is None else recorded["value"])
+        self._round_opened_at = at if number == self._round else 0.0
+        rest = iter(rows)
+        while chunk := list(itertools.islice(rest, _AT_ONCE)):
+            attempts = _latest_attempts(self._reader, [row["id"] for row in chunk])
+            for row in chunk:
+                last = attempts.get(row["id"])
+                yield self._job(row, None if last is None else _live(last, attempt_row(last, row["name"]), self._run))
 
-def job_statuses(
-    run: RunDirectory,
-    reader: QueueReader,
-    facts: WaitFacts,
-    now: float,
-    rows: Iterable[sqlite3.Row],
-    places: Iterator[int | None],
-) -> Iterator[JobStatus]:
-    """The status of the jobs of these rows, in their order. ``places``: for each waiting job how many are ahead of it,
-    None where that is unknown."""
-    families = lru_cache(maxsize=_FAMILIES_KEPT)(partial(_family, reader))
-    rest = iter(rows)
-    while chunk := list(itertools.islice(rest, _AT_ONCE)):
-        attempts = _latest_attempts(reader, [row["id"] for row in chunk])
-        for row in chunk:
-            last = attempts.get(row["id"])
-            attempt = None if last is None else _live(last, attempt_row(last, row["name"]), run)
-            place = next(places) if row["state"] == JobState.WAITING else None
-            yield _job_status(reader, row, attempt, facts, now, place, families)
+    def _job(self, row: sqlite3.Row, attempt: AttemptRow | None) -> JobStatus:
+        spec = json.loads(row["spec"])
+        state, held, reason = JobState(row["state"]), bool(row["held"]), row["reason"]
+        if state is JobState.RUNNING and attempt is not None:
+            reason = self._why_it_stands(row, attempt)
+        elif state is JobState.WAITING:
+            reason = self._why_it_waits(row, next(self._places))
+        ask = self._ask(row, spec)
+        return JobStatus(
+            id=row["id"],
+            name=row["name"],
+            title=spec.get("title") or row["name"],
+            state=state,
+            paused=held or (state is JobState.RUNNING and attempt is not None and bool(attempt.paused)),
+            reason=reason,
+            gpus=row["gpus"],
+            memory_mb=ask.memory_mb,
+            learned=ask.because,
+            priority=row["priority"],
+            tries=row["tries"],
+            attempts=row["attempts"],
+            ready_at=self._ready_at(row) if state is JobState.WAITING and not held else None,
+            command=tuple(spec["argv"]),
+            attempt=attempt,
+        )
+
+    def _why_it_stands(self, row: sqlite3.Row, attempt: AttemptRow) -> str | None:
+        """Why a job that counts as running does not run now; None where it does."""
+        if row["cancelled_by"]:
+            return f"is being cancelled by {row['cancelled_by']}"
+        if attempt.in_line and attempt.handed is not None:
+            there = engine_name(attempt.handed.engine)
+            if attempt.handed.handle is None:
+                return f"is being handed to {there}"
+            why = None if self._state is None else self._state.handed.get(attempt.id)
+            return f"waits in {there}" + (f": {clean(why)}" if why else "")
+        if not self._working and attempt.run_s is None:
+            return "has ended; how is told when a gpuherd works on it again"
+        return "; ".join(_PAUSED_FOR[why] for why in attempt.paused) or None
+
+    def _why_it_waits(self, row: sqlite3.Row, place: int | None) -> str:
+        """The first thing that must change before the job can start. ``place``: how many waiting jobs are ahead of
+        it, None where that is unknown."""
+        last_failure = clean(row["reason"]) if row["reason"] else None  # or who paused it
+        if row["held"]:
+            return last_failure or "paused"
+        unmet = self._unmet_needs(row["id"]) if row["blocked"] else ()
+        if unmet:
+            named = ", ".join(clean(name) for name in unmet[:_NEEDS_NAMED])
+            return f"needs {named}" + (" and others" if len(unmet) > _NEEDS_NAMED else "")
+        if not self._working:
+            return "no gpuherd works on this queue"
+        state = self._state
+        if state is not None and state.mode != "working":
+            return f"gpuherd is {state.mode}: nothing new is started"
+        if row["not_before"] > self._now:
+            after = f" after: {last_failure}" if last_failure else ""
+            return f"next try in {duration(row['not_before'] - self._now)}{after}"
+        if self._round is not None and row["round"] > self._round:
+            return f"is of round {row['round']}; round {self._round} is not finished"
+        if state is not None and state.closed is not None:
+            return clean(state.closed)
+        if state is not None and row["id"] in state.waits:
+            return clean(state.waits[row["id"]])
+        if not place:
+            return "others are before it" if place is None else "is next"
+        return f"{place} waiting jobs are before it" if place > 1 else "1 waiting job is before it"
+
+    def _unmet_needs(self, job: int) -> tuple[str, ...]:
+        """The names of the first jobs that this one needs and that have not succeeded."""
+        rows = self._reader.rows(
+            "SELECT n.name FROM needs JOIN jobs n ON n.id = needs.needed WHERE needs.job = ? AND n.state <> 'done'"
+            " ORDER BY n.id LIMIT ?",
+            (job, _NEEDS_NAMED + 1),
+        )
+        return tuple(row["name"] for row in rows)
+
+    def _ask(self, row: sqlite3.Row, spec: dict[str, Any]) -> Ask:
+        """The memory that the job asks for now; while it waits, with the estimate learned from its family."""
+        if spec.get("family") is None or row["state"] != JobState.WAITING:
+            return Ask(row["memory_mb"])
+        job = queued(row)
+        seen = None if job.family is None else self._family(job.family)
+        most_mb = None if self._state is None else self._state.most_mb(row["gpus"])
+        return asks_for(row["memory_mb"], seen, most_mb, less=job.may_ask_less)
+
+    def _read_family(self, name: str) -> FamilyMemory | None:
+        known = self._reader.one(f"{FAMILIES} WHERE name = ?", (name,))
+        return None if known is None else family_memory(known)
+
+    def _ready_at(self, row: sqlite3.Row) -> float | None:
+        """Since when a waiting job could have run: its needs were met, and its round was open."""
+        if row["blocked"] or (self._round is not None and row["round"] != self._round):
+            return None
+        return max(float(row["ready_at"]), self._round_opened_at)
 
 
 def _latest_attempts(reader: QueueReader, jobs: Sequence[int]) -> dict[int, sqlite3.Row]:
@@ -247,120 +339,3 @@ def job_eta_s(progress: Progress | None, elapsed_s: float) -> float | None:
     if progress is None or not progress.total or not 0 < progress.done <= progress.total:
         return None
     return elapsed_s * (progress.total - progress.done) / progress.done
-
-
-def _family(reader: QueueReader, name: str) -> FamilyMemory | None:
-    known = reader.one(f"{FAMILIES} WHERE name = ?", (name,))
-    return None if known is None else family_memory(known)
-
-
-def _job_status(
-    reader: QueueReader,
-    row: sqlite3.Row,
-    attempt: AttemptRow | None,
-    facts: WaitFacts,
-    now: float,
-    place: int | None,
-    families: Callable[[str], FamilyMemory | None],
-) -> JobStatus:
-    spec = json.loads(row["spec"])
-    state, held, reason = JobState(row["state"]), bool(row["held"]), row["reason"]
-    if state is JobState.RUNNING and attempt is not None:
-        reason = _why_it_stands(row, attempt, facts)
-    elif state is JobState.WAITING:
-        reason = _why_it_waits(reader, row, facts, place, now)
-    ask = _ask(row, spec, facts, families)
-    return JobStatus(
-        id=row["id"],
-        name=row["name"],
-        title=spec.get("title") or row["name"],
-        state=state,
-        paused=held or (state is JobState.RUNNING and attempt is not None and bool(attempt.paused)),
-        reason=reason,
-        gpus=row["gpus"],
-        memory_mb=ask.memory_mb,
-        learned=ask.because,
-        priority=row["priority"],
-        tries=row["tries"],
-        attempts=row["attempts"],
-        ready_at=_ready_at(row, facts) if state is JobState.WAITING and not held else None,
-        command=tuple(spec["argv"]),
-        attempt=attempt,
-    )
-
-
-def _why_it_stands(row: sqlite3.Row, attempt: AttemptRow, facts: WaitFacts) -> str | None:
-    """Why a job that counts as running does not run now; None where it does."""
-    if row["cancelled_by"]:
-        return f"is being cancelled by {row['cancelled_by']}"
-    if attempt.in_line and attempt.handed is not None:
-        return _why_in_line(attempt.handed, attempt.id, facts.state)
-    if not facts.dispatcher and attempt.run_s is None:
-        return "has ended; how is told when a gpuherd works on it again"
-    return "; ".join(_PAUSED_FOR[why] for why in attempt.paused) or None
-
-
-def _why_in_line(handed: Handed, attempt: int, state: DispatcherState | None) -> str:
-    """Why an attempt that was handed over to an engine has not begun."""
-    there = engine_name(handed.engine)
-    if handed.handle is None:
-        return f"is being handed to {there}"
-    reason = None if state is None else state.handed.get(attempt)
-    return f"waits in {there}" + (f": {clean(reason)}" if reason else "")
-
-
-def _why_it_waits(reader: QueueReader, row: sqlite3.Row, facts: WaitFacts, place: int | None, now: float) -> str:
-    """The first thing that must change before the job can start. ``place``: how many waiting jobs are ahead of it."""
-    last_failure = clean(row["reason"]) if row["reason"] else None  # or who paused it
-    if row["held"]:
-        return last_failure or "paused"
-    unmet = _unmet_needs(reader, row["id"]) if row["blocked"] else ()
-    if unmet:
-        named = ", ".join(clean(name) for name in unmet[:_NEEDS_NAMED])
-        return f"needs {named}" + (" and others" if len(unmet) > _NEEDS_NAMED else "")
-    if not facts.dispatcher:
-        return "no gpuherd works on this queue"
-    state = facts.state
-    if state is not None and state.mode != "working":
-        return f"gpuherd is {state.mode}: nothing new is started"
-    if row["not_before"] > now:
-        after = f" after: {last_failure}" if last_failure else ""
-        return f"next try in {duration(row['not_before'] - now)}{after}"
-    if facts.lowest_round is not None and row["round"] > facts.lowest_round:
-        return f"is of round {row['round']}; round {facts.lowest_round} is not finished"
-    if state is not None and state.closed is not None:
-        return clean(state.closed)
-    if state is not None and row["id"] in state.waits:
-        return clean(state.waits[row["id"]])
-    if not place:
-        return "others are before it" if place is None else "is next"
-    return f"{place} waiting jobs are before it" if place > 1 else "1 waiting job is before it"
-
-
-def _unmet_needs(reader: QueueReader, job: int) -> tuple[str, ...]:
-    """The names of the first jobs that this one needs and that have not succeeded."""
-    rows = reader.rows(
-        "SELECT n.name FROM needs JOIN jobs n ON n.id = needs.needed WHERE needs.job = ? AND n.state <> 'done'"
-        " ORDER BY n.id LIMIT ?",
-        (job, _NEEDS_NAMED + 1),
-    )
-    return tuple(row["name"] for row in rows)
-
-
-def _ask(
-    row: sqlite3.Row, spec: dict[str, Any], facts: WaitFacts, families: Callable[[str], FamilyMemory | None]
-) -> Ask:
-    """The memory that the job asks for now; while it waits, with the estimate learned from its family."""
-    if spec.get("family") is None or row["state"] != JobState.WAITING:
-        return Ask(row["memory_mb"])
-    job = queued(row)
-    seen = None if job.family is None else families(job.family)
-    most_mb = None if facts.state is None else facts.state.most_mb(row["gpus"])
-    return asks_for(row["memory_mb"], seen, most_mb, less=job.may_ask_less)
-
-
-def _ready_at(row: sqlite3.Row, facts: WaitFacts) -> float | None:
-    """Since when a waiting job could have run: its needs were met, and its round was open."""
-    if row["blocked"] or (facts.lowest_round is not None and row["round"] != facts.lowest_round):
-        return None
-    return max(float(row["ready_at"]), facts.round_opened_at)

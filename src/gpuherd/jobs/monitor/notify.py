@@ -26,7 +26,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -185,18 +185,9 @@ class Notice:
     counts: dict[str, int] | None = None
 
     def to_json(self) -> bytes:
-        """The notice as JSON."""
-        values: dict[str, Any] = {
-            "kind": self.kind,
-            "text": self.text,
-            "run": self.run,
-            "host": self.host,
-            "time": datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds"),
-            "failures": list(self.failures),
-            "more_failures": self.more_failures,
-        }
-        if self.counts is not None:
-            values["counts"] = self.counts
+        """The notice as JSON; the time in words, and counts only where there are some."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        values["time"] = datetime.fromtimestamp(values.pop("at"), UTC).isoformat(timespec="seconds")
         return json.dumps(values).encode()
 
 

@@ -22,18 +22,16 @@ from gpuherd.jobs.dispatcher_state import DispatcherState
 from gpuherd.jobs.gpu import health
 from gpuherd.jobs.monitor.job_status import (
     PAGE,
+    JobStatuses,
     Page,
-    WaitFacts,
     job_eta_s,
-    job_statuses,
     matching,
-    places,
     rows_of,
 )
 from gpuherd.jobs.queue.connection import COSTS_WAITING
 from gpuherd.jobs.queue.reader import QueueReader, is_there
 from gpuherd.jobs.queue.schema import damaged
-from gpuherd.jobs.queue.submission import attempt_row, handed_of, round_opened
+from gpuherd.jobs.queue.submission import attempt_row, handed_of
 from gpuherd.jobs.records import AttemptRow, Counts, JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -162,18 +160,18 @@ class StatusSnapshot:
     """
 
     def __init__(self, run: RunDirectory, reader: QueueReader, page: Page):
-        self._run, self._reader, self._page = run, reader, page
+        self._reader, self._page = reader, page
         at = clock.wall()
         self._submission = _submission(reader)
         counts = read_counts(reader)
         dispatcher = _dispatcher(run, reader)
-        self._state = state = None if dispatcher is None else dispatcher.state
+        state = None if dispatcher is None else dispatcher.state
         labels = {} if state is None else {gpu.uuid: gpu.label for gpu in state.gpus}
         out = _left_out(run, reader, at) if labels else {}
         out = {uuid: each for uuid, each in out.items() if uuid in labels}
         # As far as the dispatcher has written it down.
         self._longest_first = state is not None and state.settings.get("order") == "longest"
-        self._places = places(page)
+        self._jobs = JobStatuses(run, reader, page, working=dispatcher is not None, state=state)
         eta_s = None
         if dispatcher is not None and counts.waiting + counts.running:
             eta_s = _eta_s(run, reader, self._submission, counts, state, [each.until - at for each in out.values()])
@@ -197,14 +195,7 @@ class StatusSnapshot:
 
     def jobs(self, rows: Iterable[sqlite3.Row]) -> Iterator[JobStatus]:
         """The jobs of these rows of the page, each once and in their order; also in a later snapshot than this one."""
-        return job_statuses(self._run, self._reader, self._wait_facts(), clock.wall(), rows, self._places)
-
-    def _wait_facts(self) -> WaitFacts:
-        row = self._reader.one("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")
-        lowest = None if row is None else row[0]
-        row = self._reader.one("SELECT value FROM meta WHERE key = 'round'")
-        number, at = round_opened(None if row is None else row["value"])
-        return WaitFacts(self.status.dispatcher is not None, self._state, lowest, at if number == lowest else 0.0)
+        return self._jobs.of(rows)
 
 
 def left_out(run: RunDirectory, now: float) -> dict[str, LeftOut]:
