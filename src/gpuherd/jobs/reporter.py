@@ -8,9 +8,8 @@ import json
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpuherd.atomic import append_line
 from gpuherd.errors import GpuherdError
@@ -64,27 +63,9 @@ class Reporter:
         """How often the display wants a snapshot, None without a display."""
         return None if self._display is None else self._display.every_s
 
-    def emit(
-        self,
-        kind: EventKind,
-        text: str,
-        *,
-        job: str | None = None,
-        title: str | None = None,
-        attempt: AttemptRecord | None = None,
-        run_s: float | None = None,
-    ) -> None:
-        """Reports an event. Job, title, GPUs and log are those of ``attempt`` where that is given."""
-        event = Event(kind=kind, at=clock.wall(), text=text, job=job, title=title, run_s=run_s)
-        if attempt is not None:
-            event = replace(
-                event,
-                job=attempt.queued.job.name,
-                title=attempt.title,
-                attempt=attempt.number,
-                gpus=attempt.labels,
-                log=attempt.log,
-            )
+    def emit(self, kind: EventKind, text: str, **of: Any) -> None:
+        """Reports an event. ``of``: further fields of ``Event``."""
+        event = Event(kind=kind, at=clock.wall(), text=text, **of)
         # A display shows the event; a second line on standard error would only break it.
         level = _LEVELS.get(kind, logging.INFO) if self._display is None else logging.INFO
         logger.log(level, "%s", text)
@@ -105,31 +86,38 @@ class Reporter:
 
     def about(self, kind: EventKind, attempt: AttemptRecord, text: str, run_s: float | None = None) -> None:
         """Reports something about an attempt: ``text`` follows the job's title."""
-        self.emit(kind, f"{clean(attempt.title)}: {text}", attempt=attempt, run_s=run_s)
+        self.emit(
+            kind,
+            f"{clean(attempt.title)}: {text}",
+            job=attempt.queued.job.name,
+            title=attempt.title,
+            attempt=attempt.number,
+            gpus=attempt.labels,
+            log=attempt.log,
+            run_s=run_s,
+        )
 
     def ended(self, settlement: Settlement) -> None:
         """Reports an attempt's end and what follows for its job."""
-        attempt, run_s = settlement.known.record, settlement.known.run_s or 0.0
-        if settlement.job is JobState.DONE:
-            self.about(EventKind.DONE, attempt, f"done in {run_s:.1f} s", run_s)
-        elif settlement.job is JobState.CANCELLED:
-            self.about(EventKind.CANCELLED, attempt, settlement.reason or "cancelled", run_s)
-        elif settlement.diagnosis is None:
-            self.about(EventKind.REQUEUED, attempt, settlement.reason or "waits again", run_s)
-        elif settlement.job is JobState.WAITING:
+        attempt, run_s, job = settlement.known.record, settlement.known.run_s or 0.0, settlement.job
+        found, log = settlement.diagnosis, attempt.log
+        if job is JobState.DONE:
+            kind, text = EventKind.DONE, f"done in {run_s:.1f} s"
+        elif job is JobState.CANCELLED:
+            kind, text = EventKind.CANCELLED, settlement.reason or "cancelled"
+        elif found is None:
+            kind, text = EventKind.REQUEUED, settlement.reason or "waits again"
+        elif job is JobState.WAITING:
             how = f" {settlement.again.change}" if settlement.again is not None and settlement.again.change else ""
-            found = settlement.diagnosis
             text = f"attempt {attempt.number} failed ({found.failure}), will be tried again{how}"
-            self.about(EventKind.RETRY, attempt, f"{text}: {with_code(found.exit_code, found.reason)}", run_s)
+            kind, text = EventKind.RETRY, f"{text}: {with_code(found.exit_code, found.reason)}"
         else:
-            found = settlement.diagnosis
-            job = attempt.queued.job.name
-            failure = Failure(
-                job, attempt.title, found.failure, found.reason, attempt.number, attempt.log, found.exit_code
-            )
+            name, title = attempt.queued.job.name, attempt.title
+            failure = Failure(name, title, found.failure, found.reason, attempt.number, log, found.exit_code)
             self.failures.append(failure)
             why = with_code(found.exit_code, found.reason)
-            self.about(EventKind.FAILED, attempt, f"failed ({found.failure}): {why} (log: {attempt.log})", run_s)
+            kind, text = EventKind.FAILED, f"failed ({found.failure}): {why} (log: {log})"
+        self.about(kind, attempt, text, run_s)
 
     def requeued(self, attempts: Sequence[AttemptRecord], reason: str) -> None:
         """Reports attempts that ended through no fault of their jobs, all for one reason; the jobs wait again."""
