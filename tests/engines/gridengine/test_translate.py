@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gpuherd.engines.base import Batch, Parcel, Placement
+from gpuherd.engines.gridengine.commands import Complex
 from gpuherd.engines.gridengine.options import GridEngineOptions
-from gpuherd.engines.gridengine.parse import Complex
 from gpuherd.engines.gridengine.translate import CannotRequest, arguments, checked, job_name, requests, script, suitable
 from gpuherd.errors import UsageError
 

@@ -8,7 +8,8 @@ from typing import Never
 import pytest
 
 from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement
-from gpuherd.engines.ray.messages import Address, Kind, Setup
+from gpuherd.engines.ray.cluster import Address, Kind
+from gpuherd.engines.ray.engine import Setup
 from gpuherd.jobs.remote.agent import join, lead
 
 exceptions = pytest.importorskip("ray.exceptions")

@@ -1,26 +1,27 @@
-"""Grid Engine as an engine: batches go to qsub as arrays, and qstat and qacct say how they stand."""
+"""Grid Engine as an engine: batches go to qsub as arrays, and qstat and qacct say how they stand. At the end the
+doctor's checks of the site.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
+from typing import TypeVar
 
+from gpuherd.checks import CheckResult, Status
 from gpuherd.engines import host
 from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
-from gpuherd.engines.gridengine import parse, translate
-from gpuherd.engines.gridengine.commands import Programs, user_name
+from gpuherd.engines.batch_system import keep_script, some
+from gpuherd.engines.gridengine import commands, translate
+from gpuherd.engines.gridengine.commands import GRID_ENGINE, Complex, Record, Row
 from gpuherd.engines.gridengine.options import GridEngineOptions
-from gpuherd.engines.gridengine.parse import Complex, Record, Row
 from gpuherd.engines.gridengine.translate import CannotRequest
-from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.options import did_you_mean
+from gpuherd.errors import UsageError
+from gpuherd.gpus.lease_files import user_name
 
-# Words of one call of qdel: each is a request to sge_qmaster.
-_CANCEL_AT_ONCE = 500
 # A job that has ended stands in the accounting file a moment later: after the site's accounting_flush_time, 15 s
 # where it says nothing. One that is in neither place for so long was deleted before it began.
 _ACCOUNTED_S = 20.0
@@ -30,7 +31,7 @@ _LOST_S = 300.0
 _UNKNOWN_EVERY_S = 15.0
 # Seconds between two queries for the scheduler's reason why a job waits: each is about one job.
 _REASON_EVERY_S = 20.0
-_MOST_NAMES = 12
+RowT = TypeVar("RowT", Row, Record)
 
 
 class GridEngine:
@@ -46,7 +47,6 @@ class GridEngine:
     def __init__(self, options: GridEngineOptions):
         translate.checked(options.sge_args)
         self._options = options
-        self._programs = Programs()
         self._requests: dict[Placement, list[str]] = {}
         self._after: dict[str, frozenset[str]] = {}
         # Handles that Grid Engine has had: of the last look, and of those submitted since.
@@ -82,11 +82,11 @@ class GridEngine:
         # The jobs start in another folder, and modules are to be found from this one.
         own = {**os.environ, host.NAME: host.absolute(os.environ.get(host.NAME, ""))}
         text = translate.script(batch, self._options, own)
-        _keep(batch.folder / f"{batch.name}.sh", text)
-        job = self._programs.qsub(words, text)
-        handles = translate.handles(job, len(batch.parcels))
+        keep_script(batch.folder / f"{batch.name}.sh", text)
+        job = GRID_ENGINE.submit(words, text)
+        handles = GRID_ENGINE.handles(job, len(batch.parcels))
         self._fresh.update(handles)
-        if any(parse.job_of(each) != each for each in batch.after):
+        if any(GRID_ENGINE.mark in each for each in batch.after):
             self._after[job] = frozenset(batch.after)
         return handles
 
@@ -100,17 +100,15 @@ class GridEngine:
             return {}
         handles = {ticket.handle for ticket in tickets if ticket.handle is not None}
         self._forget_all_but(handles)
-        rows = parse.qstat(self._programs.qstat("-u", user_name()))
-        by_name: dict[str, list[Row]] = {}
-        for row in rows:
-            by_name.setdefault(row.name, []).append(row)
+        rows = commands.read_qstat(GRID_ENGINE.qstat("-u", user_name(os.geteuid()).removeprefix("uid ")))
+        by_name = _by_name(rows)
         found, missing = {}, []
         for ticket in tickets:
-            speaking = _of(ticket, by_name.get(translate.job_name(ticket.batch), ()))
-            if speaking is None:
-                missing.append(ticket)
+            speaking = _about(ticket, by_name)
+            if speaking:
+                found[ticket] = max(speaking, key=lambda row: int(row.job))
             else:
-                found[ticket] = speaking
+                missing.append(ticket)
         self._explain_errors([row.job for row in found.values() if row.is_in_error])
         self._explain_a_wait([row.job for row in found.values() if row.state == "qw"])
         lost = self._lost_hosts(found.values())
@@ -130,8 +128,7 @@ class GridEngine:
 
     def cancel(self, handles: Collection[str]) -> None:
         """See ``base.Engine``."""
-        for words in parse.short_lists(list(handles), _CANCEL_AT_ONCE):
-            self._programs.qdel(words)
+        GRID_ENGINE.cancel(handles)
 
     def close(self) -> None:
         """Removes the jobs that Grid Engine keeps in error, as far as it answers; nothing else of ours stays there but
@@ -143,33 +140,34 @@ class GridEngine:
 
     @cached_property
     def _complexes(self) -> Mapping[str, Complex]:
-        return parse.complexes(self._programs.show("-sc"))
+        return GRID_ENGINE.resources()
 
     @cached_property
     def _environments(self) -> Mapping[str, Mapping[str, str]]:
         """The parallel environments, or the one that the user names. Raises UsageError for one that is not there."""
-        names = self._programs.show("-spl").split()
+        names = GRID_ENGINE.answer("qconf", "-spl").split()
         chosen = self._options.sge_pe
         if chosen is not None:
-            _refuse_unknown("--sge-pe", chosen, "parallel environment", names)
+            GRID_ENGINE.refuse_unknown("--sge-pe", chosen, names, "there is no parallel environment")
             names = [chosen]
-        return {name: parse.fields_of(self._programs.show("-sp", name)) for name in names}
+        return {name: commands.fields_of(GRID_ENGINE.answer("qconf", "-sp", name)) for name in names}
 
     def _refuse_unknown_names(self) -> None:
         options = self._options
         if options.sge_project is not None:
-            _refuse_unknown("--sge-project", options.sge_project, "project", self._programs.show("-sprjl").split())
+            projects = GRID_ENGINE.answer("qconf", "-sprjl").split()
+            GRID_ENGINE.refuse_unknown("--sge-project", options.sge_project, projects, "there is no project")
         if options.sge_queue is None:
             return
-        there = self._programs.show("-sql").split()
+        there = GRID_ENGINE.answer("qconf", "-sql").split()
         for word in options.sge_queue.split(","):
             if word.isidentifier() or set(word).isdisjoint("*?[]@!&|()"):
-                _refuse_unknown("--sge-queue", word, "queue", there)
-        instances = self._programs.select("-q", options.sge_queue)
-        if instances and set(instances) <= set(self._programs.select("-q", options.sge_queue, "-qs", "d")):
+                GRID_ENGINE.refuse_unknown("--sge-queue", word, there, "there is no queue")
+        instances = GRID_ENGINE.select("-q", options.sge_queue)
+        if instances and set(instances) <= set(GRID_ENGINE.select("-q", options.sge_queue, "-qs", "d")):
             raise UsageError(
                 f"Grid Engine's queue {options.sge_queue} takes no jobs now (it is disabled); "
-                f"there are: {_some(sorted(there))}"
+                f"there are: {some(sorted(there))}"
             )
 
     def _why_never(self, placement: Placement) -> str | None:
@@ -183,11 +181,11 @@ class GridEngine:
             reasons = []
             for choice in choices:
                 words = translate.requests(placement, self._options, self._complexes, choice)
-                refusal = self._programs.verify(translate.verification(words, self._complexes))
+                refusal = GRID_ENGINE.verify(translate.verification(words, self._complexes))
                 if refusal is None:
                     self._requests[placement] = words
                     return None
-                reasons.append(parse.why_unsuitable(refusal) or "no queue is suitable")
+                reasons.append(commands.why_unsuitable(refusal) or "no queue is suitable")
         except CannotRequest as problem:
             return str(problem)
         if not reasons:
@@ -218,8 +216,8 @@ class GridEngine:
     def _explain_errors(self, jobs: Collection[str]) -> None:
         new = sorted({job for job in jobs if not self._in_error.get(job)})
         if new:
-            text = self._programs.details(new)
-            messages = parse.errors_of(text) if text else {}
+            text = GRID_ENGINE.details(new)
+            messages = commands.errors_of(text) if text else {}
             self._in_error.update({job: messages.get(job, "") for job in new})
 
     def _explain_a_wait(self, jobs: Sequence[str]) -> None:
@@ -229,8 +227,8 @@ class GridEngine:
         if jobs and now >= self._reason_at + _REASON_EVERY_S:
             self._reason_at = now
             first = min(jobs, key=int)
-            text = self._programs.details([first])
-            reason = parse.why_it_waits(text) if text else None
+            text = GRID_ENGINE.details([first])
+            reason = commands.why_it_waits(text) if text else None
             if reason is not None:
                 self._reasons[first] = reason
 
@@ -250,7 +248,7 @@ class GridEngine:
             return frozenset()
         if now >= self._unknown_at + _UNKNOWN_EVERY_S:
             self._unknown_at = now
-            unknown = parse.unknown_hosts(self._programs.qstat("-f", "-qs", "u"))
+            unknown = commands.unknown_hosts(GRID_ENGINE.qstat("-f", "-qs", "u"))
             self._unknown_since = {
                 name: self._unknown_since.get(name, now) for name in sorted(running & unknown) if name is not None
             }
@@ -266,24 +264,14 @@ class GridEngine:
             return {}
         names = sorted({translate.job_name(ticket.batch) for ticket in missing})
         pattern = names[0] if len(names) == 1 else f"{_beginning(names)}*"
-        try:
-            text = self._programs.qacct(pattern)
-        except (EngineAway, EngineMissing):
-            text = None  # a long file, or none here: the nodes' own reports say most
-        records: dict[str, list[Record]] = {}
-        for record in parse.qacct(text or ""):
-            records.setdefault(record.name, []).append(record)
+        accounted = GRID_ENGINE.qacct(pattern)
+        records = _by_name(accounted or ())
         found = {}
         for ticket in missing:
-            own = [
-                each
-                for each in records.get(translate.job_name(ticket.batch), ())
-                if each.speaks_of(ticket.index) and (ticket.handle is None or each.job == parse.job_of(ticket.handle))
-            ]
+            own = _about(ticket, records)
             if own:
-                sighting = own[-1].sighting(deleted=(ticket.handle or "") in self._deleting)
-                found[ticket] = sighting
-            elif text is not None and ticket.handle is not None:
+                found[ticket] = own[-1].sighting(deleted=(ticket.handle or "") in self._deleting)
+            elif accounted is not None and ticket.handle is not None:
                 deleted = self._deleted_while_waiting(ticket.handle)
                 if deleted is not None:
                     found[ticket] = deleted
@@ -305,13 +293,12 @@ class GridEngine:
             return
         there = {row.job for row in rows}
         for job, after in list(self._after.items()):
-            waits = any(
-                row.job == parse.job_of(each) and row.speaks_of(_place_of(each)) for each in after for row in rows
-            )
+            needed = [GRID_ENGINE.parts(each) for each in after]
+            waits = any(row.job == other and row.speaks_of(place) for other, place in needed for row in rows)
             if not waits or job not in there:
                 del self._after[job]
             if not waits and job in there:
-                self._programs.release(job)
+                GRID_ENGINE.release(job)
 
 
 def _beginning(words: Sequence[str]) -> str:
@@ -320,16 +307,18 @@ def _beginning(words: Sequence[str]) -> str:
     return next((first[:at] for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), first)
 
 
-def _place_of(handle: str) -> int:
-    task = handle.partition(".")[2]
-    return int(task) - 1 if task else 0
+def _by_name(rows: Iterable[RowT]) -> Mapping[str, Sequence[RowT]]:
+    found: dict[str, list[RowT]] = {}
+    for row in rows:
+        found.setdefault(row.name, []).append(row)
+    return found
 
 
-def _of(ticket: Ticket, rows: Collection[Row]) -> Row | None:
-    """The row that speaks of a ticket, among those of its batch's name."""
-    job = None if ticket.handle is None else parse.job_of(ticket.handle)
-    speaking = [row for row in rows if row.speaks_of(ticket.index) and (job is None or row.job == job)]
-    return max(speaking, key=lambda row: int(row.job), default=None)
+def _about(ticket: Ticket, by_name: Mapping[str, Sequence[RowT]]) -> list[RowT]:
+    """The rows or records that speak of a ticket, by the names of their jobs."""
+    job = None if ticket.handle is None else GRID_ENGINE.parts(ticket.handle)[0]
+    rows = by_name.get(translate.job_name(ticket.batch), ())
+    return [row for row in rows if row.speaks_of(ticket.index) and job in (None, row.job)]
 
 
 def _no_environment(placement: Placement, named: str | None) -> str:
@@ -344,25 +333,49 @@ def _no_environment(placement: Placement, named: str | None) -> str:
     return f"Grid Engine has no parallel environment that {rule}; the administrator makes them with qconf -ap"
 
 
-def _refuse_unknown(flag: str, word: str, what: str, there: Sequence[str]) -> None:
-    if word in there:
-        return
-    hint = did_you_mean(word, there, cutoff=0.5) or "."
-    listed = f" There are: {_some(sorted(there))}" if there else " There is none"
-    raise UsageError(f"{flag} {word}: there is no {what} {word} in Grid Engine{hint}{listed}")
+# --- the doctor's checks ----------------------------------------------------------------------------------------------
 
 
-def _some(words: Sequence[str]) -> str:
-    shown = ", ".join(words[:_MOST_NAMES])
-    return f"{shown} and {len(words) - _MOST_NAMES} more" if len(words) > _MOST_NAMES else shown
+def find_grid_engine(options: GridEngineOptions) -> list[CheckResult]:
+    """Grid Engine in as many lines as there is something to say."""
+    return GRID_ENGINE.check(lambda: _checks(options))
 
 
-def _keep(path: Path, text: str) -> None:
-    """For people: the script as it is submitted, for its owner alone, since lines of --setup may hold secrets. Raises
-    CannotWrite."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem
+def _checks(options: GridEngineOptions) -> list[CheckResult]:
+    queues = GRID_ENGINE.answer("qconf", "-sql").split()
+    if queues:
+        found = CheckResult("Grid Engine", Status.OK, f"sge_qmaster answers; queues: {some(queues)}")
+    else:
+        found = CheckResult(
+            "Grid Engine", Status.FAIL, "it has no queue", "its administrator makes them with qconf -aq"
+        )
+    gpus = _check_gpus(GRID_ENGINE.resources().get(options.sge_gpu), options.sge_gpu)
+    return [found, gpus, _check_environments(GRID_ENGINE.answer("qconf", "-spl").split()), _check_accounting()]
+
+
+def _check_gpus(found: Complex | None, name: str) -> CheckResult:
+    title = "Grid Engine GPUs"
+    if found is None:
+        remedy = "name the resource that `qconf -sc` lists by --sge-gpu; without one only jobs without GPUs can run"
+        return CheckResult(title, Status.WARN, f"there is no resource {name}", remedy)
+    counted = {"YES": "by slot", "JOB": "once for a job"}.get(found.consumable)
+    if counted is None:
+        remedy = "its administrator can make it consumable (qconf -mc), so that no two jobs get one GPU"
+        return CheckResult(title, Status.WARN, f"the resource {name} is not counted (consumable NO)", remedy)
+    return CheckResult(title, Status.OK, f"jobs request them by -l {name}=N, counted {counted}")
+
+
+def _check_environments(names: list[str]) -> CheckResult:
+    title = "Grid Engine parallel environments"
+    if names:
+        return CheckResult(title, Status.OK, some(names))
+    remedy = "jobs with several CPU cores or nodes can't be submitted; its administrator makes them with qconf -ap"
+    return CheckResult(title, Status.WARN, "there are none", remedy)
+
+
+def _check_accounting() -> CheckResult:
+    title = "Grid Engine accounting"
+    if GRID_ENGINE.qacct("gpuherd-doctor") is not None:
+        return CheckResult(title, Status.OK, "qacct says how jobs have ended")
+    remedy = "jobs run all the same and report their own ends; only its administrator can share common/accounting"
+    return CheckResult(title, Status.WARN, "qacct can't read it here: who deleted a job is not known", remedy)

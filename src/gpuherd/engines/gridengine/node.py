@@ -22,7 +22,9 @@ from pathlib import Path
 from gpuherd.engines.host import NAME as PYTHONPATH
 from gpuherd.engines.world import NodeSide, Rank, World
 from gpuherd.errors import UsageError
-from gpuherd.gpus.visible import CUDA
+from gpuherd.gpus import visible
+from gpuherd.gpus.state import Maker
+from gpuherd.gpus.visible import CUDA, ROCR, VARIABLES, chosen_in, showing
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MODULE = "gpuherd.engines.gridengine.node"
@@ -171,19 +173,25 @@ def _on_other_node(stops: Sequence[int]) -> int:
 def _lease(environment: dict[str, str]) -> list[str]:
     """What runs before the words, so that they get this node's GPUs: nothing where the site says which, as the script
     has it for the first node."""
-    count = environment.get(GPUS, "0")
+    count = int(environment.get(GPUS, "0"))
     given = environment.get("SGE_HGR_gpu") or environment.get("SGE_GPU")
-    environment.pop(CUDA, None)
-    if count == "0":
-        environment[CUDA] = ""
-        return []
-    if CUDA in os.environ:
-        environment[CUDA] = os.environ[CUDA]
-        return []
-    if given:
-        environment[CUDA] = given.replace(" ", ",")
-        return []
-    return lease(int(count), f"gpuherd-{environment.get('JOB_ID', '')}")
+    for name in VARIABLES:  # those of the first node
+        environment.pop(name, None)
+    if count == 0:
+        environment.update(visible.environment(()))
+    elif CUDA in os.environ or ROCR in os.environ:
+        environment.update(chosen_in(os.environ))
+    elif given:
+        environment.update(showing(given.replace(",", " ").split(), _maker()))
+    else:
+        return lease(count, f"gpuherd-{environment.get('JOB_ID', '')}")
+    return []
+
+
+def _maker() -> Maker:
+    """The maker of this node's GPUs; as ``engines.export.IS_AMD``."""
+    is_amd = Path("/dev/kfd").exists() and not Path("/dev/nvidiactl").exists()
+    return Maker.AMD if is_amd else Maker.NVIDIA
 
 
 def lease(gpus: int, name: str) -> list[str]:

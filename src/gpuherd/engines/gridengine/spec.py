@@ -44,18 +44,17 @@ class _GridEngine(EngineSpec):
         return None if queue is None else f"queue {queue}"
 
     def export(self, jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
-        from gpuherd.engines.gridengine.commands import known_resources
         from gpuherd.engines.gridengine.export import files
 
-        return files(jobs, options.of(GridEngineOptions), known_resources())
+        return files(jobs, options.of(GridEngineOptions))
 
     def installed(self) -> str | None:
-        from gpuherd.engines.gridengine.commands import missing_programs
+        from gpuherd.engines.gridengine.commands import GRID_ENGINE
 
-        return None if missing_programs() else "Grid Engine's programs"
+        return None if GRID_ENGINE.missing() else "Grid Engine's programs"
 
     def doctor(self, options: EngineOptions) -> list[CheckResult]:
-        from gpuherd.engines.gridengine.doctor import find_grid_engine
+        from gpuherd.engines.gridengine.engine import find_grid_engine
 
         return find_grid_engine(options.of(GridEngineOptions))
 

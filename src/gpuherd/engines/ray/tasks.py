@@ -16,21 +16,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gpuherd.engines.base import Batch, End, EngineAway, Phase, Placement, Sighting
 from gpuherd.engines.ray import driver
-from gpuherd.engines.ray.messages import Setup, handle_of
-from gpuherd.engines.ray.resources import (
-    CPU,
-    GPU,
-    MEMORY,
-    NodeRoom,
-    end_of,
-    end_of_leader,
-    in_short,
-    refused,
-    turn_of,
-    unfit,
-    waits_for,
-    wanted,
-)
+from gpuherd.engines.ray.cluster import CPU, GPU, MEMORY, NodeRoom, refused, turn_of, waits_for, wanted
+from gpuherd.engines.ray.driver import end_of, end_of_leader, in_short, unfit
+from gpuherd.engines.ray.engine import Setup, handle_of
 from gpuherd.engines.ray.worker import imports, join_in, work
 from gpuherd.engines.world import Failure, Join, Lead, World
 from gpuherd.errors import UsageError

@@ -16,11 +16,11 @@ from typing import Any
 
 from gpuherd.engines import host
 from gpuherd.engines.base import Command, Inside, Placement, Replacement
-from gpuherd.engines.slurm import commands, translate
-from gpuherd.engines.slurm.engine import refuse_unknown_mpi
-from gpuherd.engines.slurm.node import SHELL_MEETING, SHELL_PLACE
+from gpuherd.engines.slurm import commands
+from gpuherd.engines.slurm.engine import checked, cpus_of_task, resources
+from gpuherd.engines.slurm.node import SHELL_MEETING, SHELL_PLACE, steps
 from gpuherd.engines.slurm.options import SlurmOptions
-from gpuherd.engines.slurm.site import Allocation, Node, allocation
+from gpuherd.engines.slurm.site import Allocation, Node, allocation, refuse_mpi
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.gpus.visible import ORDER, PCI_ORDER, named_in, without
 from gpuherd.gpus.visible import environment as visible_environment
@@ -77,21 +77,19 @@ def srun(
             "--overlap" if in_step else "--exact",
         ]
         options = replace(options, partition=None, account=None, qos=None, constraint=None)
-    words += translate.resources(asked, options)
+    words += resources(asked, options)
     if wait_s is not None:
         words.append(f"--immediate={max(1, math.ceil(wait_s))}")
     words += ["--pty"] if terminal else ["--quit-on-interrupt"]
-    words += translate.checked(options.slurm_args, "srun")
+    words += checked(options.slurm_args, "srun")
     each = _on_the_node(argv, asked, options.setup)
     if asked.nodes * asked.tasks == 1:
         return [*words, *each]
     # The first process leads, as on the first node of a job for sbatch: it alone can see which port is free there, and
     # an address of its node that the others reach. Its srun has all the resources of the outer one.
-    cpus = translate.cpus_of_task(asked)
+    cpus = cpus_of_task(asked)
     more = ["--overlap", "--mem=0", *([] if terminal else ["--quit-on-interrupt"])]
-    inner = translate.steps(
-        asked.nodes, asked.tasks, cpus=None if cpus is None else str(cpus), mpi=options.mpi, more=more
-    )
+    inner = steps(asked.nodes, asked.tasks, cpus=None if cpus is None else str(cpus), mpi=options.mpi, more=more)
     return [*words, "--mpi=none", "--wait=0", "/bin/sh", "-c", _LEADER, "gpuherd-run", *inner, *each]
 
 
@@ -100,7 +98,7 @@ def environment(own: Mapping[str, str], asked: Placement) -> dict[str, str]:
     found = without(commands.environment(own))
     found |= {ORDER: PCI_ORDER} if asked.gpus else visible_environment(())
     if asked.cpus is not None:
-        found["SRUN_CPUS_PER_TASK"] = str(translate.cpus_of_task(asked))
+        found["SRUN_CPUS_PER_TASK"] = str(cpus_of_task(asked))
     return found | dict.fromkeys(_EXIT_CODES, str(int(ExitCode.BUSY)))
 
 
@@ -113,7 +111,7 @@ def replacement(command: Command, options: SlurmOptions, own: Mapping[str, str])
     """
     asked = command.placement
     within = _allocated(asked, options, command.tell, own)
-    refuse_unknown_mpi(options, commands.Programs())
+    refuse_mpi(options)
     words = srun(
         command.argv,
         asked,
@@ -155,7 +153,7 @@ def _own_job(own: Mapping[str, str]) -> Allocation | str:
     """The SLURM job that this is typed in; else why there is none. Raises EngineMissing, EngineAway."""
     if _NUMBER not in own:
         return f"this is not typed in a SLURM job ({_NUMBER} is not set); salloc starts one"
-    found = allocation(commands.Programs().job(own[_NUMBER]))
+    found = allocation(commands.SLURM.job(own[_NUMBER]))
     return found or f"SLURM job {own[_NUMBER]}, in which this is typed, does not run any more"
 
 

@@ -90,7 +90,7 @@ class _Slurm(EngineSpec):
         return None if options.partition is None else f"partition {options.partition}"
 
     def inventory(self, options: EngineOptions) -> tuple[Mapping[str, int], ...] | None:
-        from gpuherd.engines.slurm.engine import gpus_of_nodes
+        from gpuherd.engines.slurm.site import gpus_of_nodes
 
         return gpus_of_nodes(options)
 
@@ -125,23 +125,21 @@ class _Slurm(EngineSpec):
         return queue_notice(options, os.environ)
 
     def export(self, jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
-        from gpuherd.engines.slurm.commands import Programs
-        from gpuherd.engines.slurm.engine import refuse_unknown_mpi
         from gpuherd.engines.slurm.export import files
+        from gpuherd.engines.slurm.site import refuse_mpi
 
-        refuse_unknown_mpi(options, Programs())
+        refuse_mpi(options)
         return files(jobs, options)
 
     def installed(self) -> str | None:
-        from gpuherd.engines.slurm.commands import missing_programs
+        from gpuherd.engines.slurm.commands import SLURM
 
-        return None if missing_programs() else "SLURM's programs"
+        return None if SLURM.missing() else "SLURM's programs"
 
     def doctor(self, options: EngineOptions) -> list[CheckResult]:  # noqa: ARG002
-        from gpuherd.engines.slurm.commands import Programs
-        from gpuherd.engines.slurm.doctor import find_slurm
+        from gpuherd.engines.slurm.site import find_slurm
 
-        return find_slurm(Programs())
+        return find_slurm()
 
 
 ENGINE = _Slurm()
