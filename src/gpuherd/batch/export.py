@@ -1,5 +1,5 @@
 """``gpuherd export``: a plan of jobs as files that a person can read, change and submit by hand. Which files, each
-engine knows itself (``EngineSpec.export``); here jobs become lines of bash in an order that respects their needs, and
+engine knows itself (``EngineSpec.exporter``); here jobs become lines of bash in an order that respects their needs, and
 all files are written or none.
 """
 
@@ -35,7 +35,10 @@ def files(jobs: Sequence[Job], options: EngineOptions, folder: str) -> Mapping[s
 
     Raises UsageError for needs, jobs and options that can't be exported.
     """
-    return options.spec.export(to_export(jobs, options, folder), options)
+    exporter = options.spec.exporter
+    if exporter is None:
+        raise UsageError(f"jobs can't be exported for {options.spec.title}")
+    return exporter.files(to_export(jobs, options, folder), options)
 
 
 def to_export(jobs: Sequence[Job], options: EngineOptions, folder: str) -> tuple[ExportJob, ...]:

@@ -74,7 +74,7 @@ def files(jobs: Sequence[ExportJob]) -> Mapping[str, str]:
 
 
 def _clusters() -> str:
-    return " or --to ".join(spec.export_to for spec in specs() if spec.export_to and spec.name != LOCAL)
+    return " or --to ".join(spec.exporter.to for spec in specs() if spec.exporter and spec.name != LOCAL)
 
 
 def _head(jobs: Sequence[ExportJob]) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.registry import EngineSpec
+from gpuherd.engines.registry import EngineSpec, Exporter
 from gpuherd.engines.slurm.options import SlurmOptions
 
 if TYPE_CHECKING:
@@ -52,6 +52,14 @@ _EXAMPLES = {
 }
 
 
+def _export(jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
+    from gpuherd.engines.slurm.export import files
+    from gpuherd.engines.slurm.site import refuse_mpi
+
+    refuse_mpi(options)
+    return files(jobs, options)
+
+
 class _Slurm(EngineSpec):
     name = "slurm"
     title = "SLURM"
@@ -61,8 +69,7 @@ class _Slurm(EngineSpec):
     variables = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
     # Not all of SLURM_: others describe the job in which a command was typed.
     kept_variables = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_")
-    export_to = "slurm"
-    not_exported = EngineSpec.not_exported | {"in_allocation"}
+    exporter = Exporter(to="slurm", files=_export, ignores=frozenset({"engine", "at_most", "in_allocation"}))
     ranks_by = "srun"
     gpu_type_flag = "--gpu-type"
     examples = _EXAMPLES
@@ -82,9 +89,6 @@ class _Slurm(EngineSpec):
 
     def launcher(self, options: EngineOptions) -> str | None:
         return options.mpi
-
-    def at_once(self, options: EngineOptions) -> int | None:
-        return options.array_limit
 
     def where(self, options: EngineOptions) -> str | None:
         return None if options.partition is None else f"partition {options.partition}"
@@ -123,13 +127,6 @@ class _Slurm(EngineSpec):
         from gpuherd.engines.slurm.foreground import queue_notice
 
         return queue_notice(options, os.environ)
-
-    def export(self, jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
-        from gpuherd.engines.slurm.export import files
-        from gpuherd.engines.slurm.site import refuse_mpi
-
-        refuse_mpi(options)
-        return files(jobs, options)
 
     def installed(self) -> str | None:
         from gpuherd.engines.slurm.commands import SLURM
