@@ -116,6 +116,12 @@ def test_finding_them_is_light() -> None:
     assert python(program).strip() == "[]"
 
 
+def test_the_dispatcher_imports_no_ray() -> None:
+    """Ray sets signal handlers, takes a second to import, and may not be installed: a process next to it has it."""
+    program = "import sys, gpuherd.engines.ray.engine, gpuherd.engines.ray.cluster; print('ray' in sys.modules)"
+    assert python(program).strip() == "False"
+
+
 def test_a_node_loads_the_module_for_nodes_alone() -> None:
     program = (
         "import sys\nfrom gpuherd.engines.world import node_side\n"

@@ -4,10 +4,13 @@ batch system (``ClusterFiles``), which its folder gives the system's own words. 
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import groupby
 
 from gpuherd.engines.base import ExportJob, Placement
 from gpuherd.errors import UsageError, printable
@@ -20,7 +23,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_WORD = 40
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Place:
     """Where a job stands: the group and the place in it, both counted from 0."""
 
@@ -52,29 +55,29 @@ def groups_of(jobs: Sequence[ExportJob], most: int = MOST_IN_GROUP) -> tuple[Gro
         together.setdefault((job.round, job.placement, frozenset(job.needs)), []).append(number)
     groups: list[Group] = []
     places: dict[int, Place] = {}
-    of_round: dict[int, list[int]] = {}
-    earlier: list[int] = []
+    earlier: tuple[int, ...] = ()
     # By round: a group of a round may have been begun before one of the round before it, where it only needs others.
-    for (round_, placement, needs), members in sorted(together.items(), key=lambda each: each[0][0]):
-        if round_ not in of_round:
-            earlier = of_round[max(of_round)] if of_round else []
-            of_round[round_] = []
-        after = tuple(sorted((places[need] for need in needs), key=lambda place: (place.group, place.index)))
-        for start in range(0, len(members), most):
-            part = members[start : start + most]
-            number = len(groups)
-            places.update((member, Place(number, index)) for index, member in enumerate(part))
-            members_jobs = tuple(jobs[member] for member in part)
-            groups.append(Group(name="", placement=placement, jobs=members_jobs, after=after, behind=tuple(earlier)))
-            of_round[round_].append(number)
-    return tuple(replace(group, name=_name(number, group.jobs)) for number, group in enumerate(groups, start=1))
+    for _, of_round in groupby(sorted(together.items(), key=_round_of), _round_of):
+        first = len(groups)
+        for (_, placement, needs), members in of_round:
+            after = tuple(sorted(places[need] for need in needs))
+            for start in range(0, len(members), most):
+                part = members[start : start + most]
+                places |= {member: Place(len(groups), index) for index, member in enumerate(part)}
+                its = tuple(jobs[member] for member in part)
+                name = _name(len(groups) + 1, its)
+                groups.append(Group(name=name, placement=placement, jobs=its, after=after, behind=earlier))
+        earlier = tuple(range(first, len(groups)))
+    return tuple(groups)
+
+
+def _round_of(together: tuple[tuple[int, Placement, frozenset[int]], list[int]]) -> int:
+    return together[0][0]
 
 
 def whole_groups(after: Sequence[Place], groups: Sequence[Group]) -> tuple[set[int], tuple[Place, ...]]:
     """The same as groups of which every job is needed, and single jobs of others."""
-    counts: dict[int, int] = {}
-    for place in after:
-        counts[place.group] = counts.get(place.group, 0) + 1
+    counts = Counter(place.group for place in after)
     whole = {group for group, count in counts.items() if count == len(groups[group].jobs)}
     return whole, tuple(place for place in after if place.group not in whole)
 
@@ -82,11 +85,7 @@ def whole_groups(after: Sequence[Place], groups: Sequence[Group]) -> tuple[set[i
 def _name(number: int, jobs: Sequence[ExportJob]) -> str:
     """A group's name by its number and what its jobs' names begin with; else the first job's."""
     names = [_UNSAFE.sub("-", job.name) for job in (jobs[0], jobs[-1])]
-    common = names[0]
-    if len(jobs) > 1:
-        length = next((at for at, pair in enumerate(zip(*names, strict=False)) if pair[0] != pair[1]), len(names[0]))
-        common = names[0][:length]
-    words = (text[:_LONGEST_WORD].strip(".-_") for text in (common, *names))
+    words = (text[:_LONGEST_WORD].strip(".-_") for text in (os.path.commonprefix(names), *names))  # noqa: RUF071 - of characters
     word = next((word for word in words if word), None)
     return f"{number:02d}" if word is None else f"{number:02d}-{word}"
 

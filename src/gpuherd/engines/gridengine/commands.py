@@ -83,10 +83,10 @@ class GridEngineSystem(BatchSystem):
         """qstat's answer as XML."""
         return self.answer("qstat", *words, "-xml")
 
-    def details(self, jobs: Sequence[str]) -> str | None:
-        """All that Grid Engine knows of these jobs, as XML; None where one of them is gone by now."""
+    def details(self, jobs: Sequence[str]) -> str:
+        """All that Grid Engine knows of these jobs, as XML; nothing where one of them is gone by now."""
         done = self.run("qstat", "-j", ",".join(jobs), "-xml")
-        return done.out if done.code == 0 and "<unknown_jobs" not in done.out else None
+        return done.out if done.code == 0 and "<unknown_jobs" not in done.out else "<gone/>"
 
     def qacct(self, names: str) -> list[Record] | None:
         """The accounting records of jobs by these names, a pattern; None where accounting can't be read from here."""

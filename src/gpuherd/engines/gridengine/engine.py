@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
@@ -34,6 +36,23 @@ _REASON_EVERY_S = 20.0
 RowT = TypeVar("RowT", Row, Record)
 
 
+@dataclass(slots=True)
+class _Had:
+    """What was seen of a job that Grid Engine has had: whether a look asked for it, whether it was being deleted, and
+    since when qstat shows it no more."""
+
+    followed: bool = False
+    is_deleted: bool = False
+    missing_since: float | None = None
+
+    def is_missing_for(self, seconds: float) -> bool:
+        """Whether qstat has not shown it for so long; the time begins with the first call."""
+        now = time.monotonic()
+        if self.missing_since is None:
+            self.missing_since = now
+        return now - self.missing_since >= seconds
+
+
 class GridEngine:
     """See ``base.Engine``. Raises UsageError for ``--sge-args`` that can't be."""
 
@@ -49,12 +68,9 @@ class GridEngine:
         self._options = options
         self._requests: dict[Placement, list[str]] = {}
         self._after: dict[str, frozenset[str]] = {}
-        # Handles that Grid Engine has had: of the last look, and of those submitted since.
-        self._known: set[str] = set()
-        self._fresh: set[str] = set()
-        self._deleting: set[str] = set()
+        # Handles that Grid Engine has had: those that were followed in the last look, and those submitted since.
+        self._had: dict[str, _Had] = {}
         self._in_error: dict[str, str] = {}
-        self._missing_since: dict[str, float] = {}
         self._unknown_since: dict[str, float] = {}
         self._unknown_at = float("-inf")
         self._reasons: dict[str, str] = {}
@@ -64,12 +80,8 @@ class GridEngine:
         """See ``base.Engine``; also raises UsageError for a queue that takes no jobs. Grid Engine itself says whether
         an empty cluster could run a job (``qsub -w v``)."""
         self._refuse_unknown_names()
-        found = {}
-        for placement in wanted:
-            reason = self._why_never(placement)
-            if reason is not None:
-                found[placement] = reason
-        return found
+        reasons = {placement: self._why_never(placement) for placement in wanted}
+        return {placement: reason for placement, reason in reasons.items() if reason is not None}
 
     def submit(self, batch: Batch) -> Sequence[str]:
         """See ``base.Engine``."""
@@ -85,7 +97,7 @@ class GridEngine:
         keep_script(batch.folder / f"{batch.name}.sh", text)
         job = GRID_ENGINE.submit(words, text)
         handles = GRID_ENGINE.handles(job, len(batch.parcels))
-        self._fresh.update(handles)
+        self._had.update({each: _Had() for each in handles})
         if any(GRID_ENGINE.mark in each for each in batch.after):
             self._after[job] = frozenset(batch.after)
         return handles
@@ -98,8 +110,7 @@ class GridEngine:
         """
         if not tickets:
             return {}
-        handles = {ticket.handle for ticket in tickets if ticket.handle is not None}
-        self._forget_all_but(handles)
+        self._forget_all_but({ticket.handle for ticket in tickets if ticket.handle is not None})
         rows = commands.read_qstat(GRID_ENGINE.qstat("-u", user_name(os.geteuid()).removeprefix("uid ")))
         by_name = _by_name(rows)
         found, missing = {}, []
@@ -114,11 +125,9 @@ class GridEngine:
         lost = self._lost_hosts(found.values())
         sightings = {}
         for ticket, row in found.items():
-            handle = row.handle(ticket.index)
-            self._known.add(handle)
-            self._missing_since.pop(handle, None)
-            if row.is_being_deleted:
-                self._deleting.add(handle)
+            had = self._had.setdefault(row.handle(ticket.index), _Had(followed=True))
+            had.missing_since = None
+            had.is_deleted = had.is_deleted or row.is_being_deleted
             sightings[ticket.attempt] = self._sighting(row, ticket.index, lost)
         for ticket, sighting in self._ended(missing).items():
             sightings[ticket.attempt] = sighting
@@ -192,12 +201,11 @@ class GridEngine:
             return _no_environment(placement, self._options.sge_pe)
         return f"Grid Engine has no queue for it: {reasons[0]}"
 
-    def _forget_all_but(self, handles: Collection[str]) -> None:
+    def _forget_all_but(self, handles: AbstractSet[str]) -> None:
         """A queue may be served for months: jobs whose end has been recorded are not kept."""
-        self._known = {each for each in (*self._known, *self._fresh) if each in handles}
-        self._fresh.difference_update(handles)
-        self._deleting.intersection_update(handles)
-        self._missing_since = {each: since for each, since in self._missing_since.items() if each in handles}
+        self._had = {each: had for each, had in self._had.items() if each in handles or not had.followed}
+        for each in handles & self._had.keys():
+            self._had[each].followed = True
 
     # --- how they stand -------------------------------------------------------------------------------------------
 
@@ -216,8 +224,7 @@ class GridEngine:
     def _explain_errors(self, jobs: Collection[str]) -> None:
         new = sorted({job for job in jobs if not self._in_error.get(job)})
         if new:
-            text = GRID_ENGINE.details(new)
-            messages = commands.errors_of(text) if text else {}
+            messages = commands.errors_of(GRID_ENGINE.details(new))
             self._in_error.update({job: messages.get(job, "") for job in new})
 
     def _explain_a_wait(self, jobs: Sequence[str]) -> None:
@@ -227,8 +234,7 @@ class GridEngine:
         if jobs and now >= self._reason_at + _REASON_EVERY_S:
             self._reason_at = now
             first = min(jobs, key=int)
-            text = GRID_ENGINE.details([first])
-            reason = commands.why_it_waits(text) if text else None
+            reason = commands.why_it_waits(GRID_ENGINE.details([first]))
             if reason is not None:
                 self._reasons[first] = reason
 
@@ -263,28 +269,19 @@ class GridEngine:
         if not missing:
             return {}
         names = sorted({translate.job_name(ticket.batch) for ticket in missing})
-        pattern = names[0] if len(names) == 1 else f"{_beginning(names)}*"
+        pattern = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*"  # noqa: RUF071 - of characters
         accounted = GRID_ENGINE.qacct(pattern)
         records = _by_name(accounted or ())
         found = {}
         for ticket in missing:
-            own = _about(ticket, records)
+            own, handle = _about(ticket, records), ticket.handle or ""
+            had = self._had.get(handle)
             if own:
-                found[ticket] = own[-1].sighting(deleted=(ticket.handle or "") in self._deleting)
-            elif accounted is not None and ticket.handle is not None:
-                deleted = self._deleted_while_waiting(ticket.handle)
-                if deleted is not None:
-                    found[ticket] = deleted
+                found[ticket] = own[-1].sighting(deleted=had is not None and had.is_deleted)
+            elif accounted is not None and had is not None and had.is_missing_for(_ACCOUNTED_S):
+                # It never ran: Grid Engine keeps no record of those.
+                found[ticket] = Sighting(handle=handle, phase=Phase.ENDED, end=End.CANCELLED, reason="deleted")
         return found
-
-    def _deleted_while_waiting(self, handle: str) -> Sighting | None:
-        """The end of a job that Grid Engine had and that never ran: it keeps no record of those."""
-        if handle not in self._known:
-            return None
-        now = time.monotonic()
-        if now - self._missing_since.setdefault(handle, now) < _ACCOUNTED_S:
-            return None
-        return Sighting(handle=handle, phase=Phase.ENDED, end=End.CANCELLED, reason="deleted")
 
     def _release(self, rows: Collection[Row]) -> None:
         """Releases jobs that were submitted behind tasks of an array and wait for all of it: Grid Engine can't hold a
@@ -299,12 +296,6 @@ class GridEngine:
                 del self._after[job]
             if not waits and job in there:
                 GRID_ENGINE.release(job)
-
-
-def _beginning(words: Sequence[str]) -> str:
-    """What all of these begin with."""
-    first, last = min(words), max(words)
-    return next((first[:at] for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), first)
 
 
 def _by_name(rows: Iterable[RowT]) -> Mapping[str, Sequence[RowT]]:
