@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from typing import ClassVar, TypeVar
 
 from gpuherd.checks import CheckResult, Status
-from gpuherd.engines.base import EngineAway, EngineMissing, Refused
+from gpuherd.engines.base import EngineAway, EngineMissing, Refused, Ticket
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
 from gpuherd.options import did_you_mean
 
@@ -30,6 +31,9 @@ _MOST_NAMES = 12
 _CANCEL_AT_ONCE = 500
 _NUMBER = re.compile(r"\s*(\d{1,20})(?:[.;]\S*)?\s*")
 _RANGE = re.compile(r"(\d{1,12})(?:-(\d{1,12})(?::(\d{1,12}))?)?")
+
+
+RowT = TypeVar("RowT", bound="JobRow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +200,33 @@ class BatchSystem:
         """The words for these spans of an array's numbers (``0-41``, ``43``)."""
         return [f"{job}{self.mark}{span}" for span in several]
 
+    def rows_of(self, places: Mapping[Ticket, tuple[str, int]], rows: Iterable[RowT]) -> dict[Ticket, RowT]:
+        """The row of each ticket: by its handle, or by the name alone where the handle is not known. The name must
+        match in any case: a controller that has crashed may give a number a second time.
+
+        Args:
+            places: the name of the job that holds each ticket's parcel, and the place in it.
+        """
+        by_name: dict[str, dict[str, list[RowT]]] = {}
+        for row in rows:
+            by_name.setdefault(row.name, {}).setdefault(row.job, []).append(row)
+        found = {}
+        for ticket, (name, place) in places.items():
+            jobs = by_name.get(name, {})
+            if ticket.handle is None:
+                candidates = [row for rows_of_job in jobs.values() for row in rows_of_job]
+            else:
+                job, place = self.parts(ticket.handle)
+                candidates = jobs.get(job, [])
+            # An array whose waiting rest was cancelled names no place any more; its row then stands for the places that
+            # no other row names. Its places that have begun go on.
+            speaking = [row for row in candidates if row.speaks_of(place)] or [
+                row for row in candidates if row.is_whole
+            ]
+            if speaking:
+                found[ticket] = max(reversed(speaking), key=lambda row: int(row.job))
+        return found
+
     # --- what people say --------------------------------------------------------------------------------------------
 
     def refuse_unknown(self, flag: str, word: str, there: Iterable[str], lack: str) -> None:
@@ -225,6 +256,37 @@ class BatchSystem:
         return found
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRow:
+    """What a line of a system's output is about: a job, or places of an array.
+
+    Attributes:
+        job: the number of the job or array, in digits. ``name``: its name.
+        places: of an array, counted from 0; None for a plain job, or an array that names none.
+        node: where it runs or ran; the first of several.
+    """
+
+    system: ClassVar[BatchSystem]
+
+    job: str
+    name: str
+    places: tuple[range, ...] | None = None
+    node: str | None = None
+
+    def speaks_of(self, place: int) -> bool:
+        """Whether this place is named."""
+        return self.places is not None and any(place in each for each in self.places)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is about the job as a whole, which may be a single parcel."""
+        return self.places is None
+
+    def handle(self, place: int) -> str:
+        """The id of the parcel at this place."""
+        return self.system.handle(self.job, None if self.is_whole and place == 0 else place)
+
+
 def job_number(printed: str) -> str | None:
     """The job's number in the output of a submission (``123``, ``123;cluster``, ``123.1-5:1``); None where there is
     none."""
@@ -232,15 +294,15 @@ def job_number(printed: str) -> str | None:
     return next((match[1] for match in found if match is not None), None)
 
 
-def places_in(text: str) -> tuple[range, ...]:
-    """The numbers in a list as batch systems write it; parts of another form are left out.
+def places_in(text: str, first: int = 0) -> tuple[range, ...]:
+    """The places in a list as batch systems write it, counted from 0; parts of another form are left out.
 
-    >>> places_in("1-5:1,7,10-20:5"), places_in("4-9%2"), places_in("N/A")
-    ((range(1, 6), range(7, 8), range(10, 21, 5)), (range(4, 10),), ())
+    >>> places_in("1-5:1,7,10-20:5", 1), places_in("4-9%2"), places_in("N/A")
+    ((range(0, 5), range(6, 7), range(9, 20, 5)), (range(4, 10),), ())
     """
     found = (_RANGE.fullmatch(part.strip()) for part in text.partition("%")[0].split(","))
-    matches = [match for match in found if match is not None]
-    return tuple(range(int(each[1]), int(each[2] or each[1]) + 1, int(each[3] or 1) or 1) for each in matches)
+    numbers = [(int(each[1]), int(each[2] or each[1]), int(each[3] or 1) or 1) for each in found if each is not None]
+    return tuple(range(low - first, high - first + 1, step) for low, high, step in numbers)
 
 
 def spans(numbers: Iterable[int]) -> list[str]:

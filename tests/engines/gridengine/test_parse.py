@@ -20,7 +20,7 @@ def recorded(name: str) -> str:
 
 def test_jobs_and_the_tasks_of_arrays() -> None:
     rows = commands.read_qstat(recorded("qstat.xml"))
-    assert [(row.job, row.name, row.state, row.host, row.phase) for row in rows] == [
+    assert [(row.job, row.name, row.state, row.node, row.phase) for row in rows] == [
         ("8", "rec-5", "t", "vm", Phase.RUNNING),
         ("8", "rec-5", "t", "vm", Phase.RUNNING),
         ("11", "rec-8", "dr", "vm", Phase.RUNNING),
@@ -30,7 +30,7 @@ def test_jobs_and_the_tasks_of_arrays() -> None:
     ]
     assert [place for place in range(10) if rows[4].speaks_of(place)] == [8]
     assert rows[4].handle(8) == "8.9"
-    assert (rows[5].handle(0), rows[5].speaks_of(0), rows[5].speaks_of(1)) == ("10", True, False)
+    assert (rows[5].handle(0), rows[5].is_whole, rows[5].speaks_of(1)) == ("10", True, False)
     assert rows[2].is_being_deleted
     assert rows[3].sighting(0, "why").end is End.FAILED
 
@@ -53,7 +53,10 @@ def test_what_is_no_answer_is_believed_to_be_none(text: str) -> None:
 
 
 def test_ends_by_accounting() -> None:
-    found = {(each.name, each.task): each.sighting() for each in commands.read_qacct(recorded("qacct.txt"))}
+    found = {
+        (each.name, each.places[0].stop if each.places else None): each.sighting()
+        for each in commands.read_qacct(recorded("qacct.txt"))
+    }
     assert {name: (each.end, each.reason) for name, each in found.items()} == {
         ("rec-1", None): (End.FAILED, "exit status 3"),
         ("rec-2", 1): (End.CANCELLED, "deleted"),
@@ -77,8 +80,7 @@ def record(**more: object) -> Record:
     values: dict[str, object] = {
         "job": "1",
         "name": "a",
-        "host": "n1",
-        "task": None,
+        "node": "n1",
         "failed": 0,
         "why": "",
         "exit_status": 0,

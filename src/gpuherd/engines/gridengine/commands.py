@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree
 
 from gpuherd.engines.base import End, EngineAway, EngineMissing, Phase, Sighting
-from gpuherd.engines.batch_system import BatchSystem, places_in
+from gpuherd.engines.batch_system import BatchSystem, JobRow, places_in
 from gpuherd.errors import printable
 
 # qacct reads all of a file that may hold years of jobs.
@@ -134,29 +134,13 @@ _FIRST_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A job, or one or several tasks of an array, as ``qstat -xml`` shows it.
+class Row(JobRow):
+    """A job, or one or several tasks of an array, as ``qstat -xml`` shows it. ``state``: letters like ``qw``, ``hqw``,
+    ``r``, ``dr``, ``Eqw``."""
 
-    Attributes:
-        job: its number, in digits. ``name``: the whole of it.
-        tasks: which tasks it speaks of; None for a job that is no array.
-        state: letters like ``qw``, ``hqw``, ``r``, ``dr``, ``Eqw``.
-        host: where it runs, None while it waits.
-    """
+    system = GRID_ENGINE
 
-    job: str
-    name: str
     state: str
-    tasks: tuple[range, ...] | None = None
-    host: str | None = None
-
-    def speaks_of(self, place: int) -> bool:
-        """Whether the parcel at this place of its batch is meant. Task numbers begin with 1."""
-        return place == 0 if self.tasks is None else any(place + 1 in each for each in self.tasks)
-
-    def handle(self, place: int) -> str:
-        """Grid Engine's word for the parcel at this place."""
-        return GRID_ENGINE.handle(self.job, None if self.tasks is None else place)
 
     @property
     def is_in_error(self) -> bool:
@@ -185,7 +169,7 @@ class Row:
             phase=self.phase,
             reason=None if said is None else printable(said),
             end=End.FAILED if self.is_in_error else None,
-            node=self.host,
+            node=self.node,
         )
 
 
@@ -216,8 +200,8 @@ def read_qstat(text: str) -> list[Row]:
                 job=job,
                 name=each.findtext("JB_name", ""),
                 state=each.findtext("state", ""),
-                tasks=None if tasks is None else places_in(tasks),
-                host=printable(queue.partition("@")[2]) or None,
+                places=None if tasks is None else places_in(tasks, GRID_ENGINE.first),
+                node=printable(queue.partition("@")[2]) or None,
             )
         )
     return found
@@ -248,20 +232,17 @@ def unknown_hosts(text: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
+class Record(JobRow):
     """What accounting tells of a job or task that has run. Seconds; memory in bytes.
 
     Attributes:
-        task: its task number; None for a job that is no array.
-        failed: the code by which Grid Engine says at what it failed, and its words for that.
+        failed: the code by which Grid Engine says at what it failed. ``why``: its words for that.
         exit_status: of the script, as shells say it.
         limits: the resources that were requested by ``-l``.
     """
 
-    job: str
-    name: str
-    host: str
-    task: int | None
+    system = GRID_ENGINE
+
     failed: int
     why: str
     exit_status: int
@@ -269,15 +250,11 @@ class Record:
     most_memory: float
     limits: Mapping[str, str]
 
-    def speaks_of(self, place: int) -> bool:
-        """As ``Row.speaks_of``."""
-        return place == (0 if self.task is None else self.task - 1)
-
     def sighting(self, *, deleted: bool = False) -> Sighting:
         """The end of it. ``deleted``: Grid Engine was seen to delete it."""
         end, reason = self._end(deleted=deleted)
-        handle = GRID_ENGINE.handle(self.job, None if self.task is None else self.task - GRID_ENGINE.first)
-        return Sighting(handle=handle, phase=Phase.ENDED, reason=reason, end=end, node=self.host or None)
+        place = 0 if self.places is None else self.places[0].start
+        return Sighting(handle=self.handle(place), phase=Phase.ENDED, reason=reason, end=end, node=self.node)
 
     def _end(self, *, deleted: bool) -> tuple[End, str | None]:
         if self.failed == 0 and self.exit_status == 0:
@@ -316,8 +293,8 @@ def read_qacct(text: str) -> list[Record]:
             Record(
                 job=job,
                 name=fields.get("jobname", ""),
-                host=printable(fields.get("hostname", "")),
-                task=int(task) if task.isdigit() else None,
+                node=printable(fields.get("hostname", "")) or None,
+                places=places_in(task, GRID_ENGINE.first) or None,
                 failed=int(_first_number(failed[0])),
                 why=printable(failed[2].strip()),
                 exit_status=int(_first_number(fields.get("exit_status", ""))),

@@ -11,14 +11,13 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 from gpuherd.checks import CheckResult, Status
 from gpuherd.engines import host
 from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
 from gpuherd.engines.batch_system import keep_script, some
 from gpuherd.engines.gridengine import commands, translate
-from gpuherd.engines.gridengine.commands import GRID_ENGINE, Complex, Record, Row
+from gpuherd.engines.gridengine.commands import GRID_ENGINE, Complex, Row
 from gpuherd.engines.gridengine.options import GridEngineOptions
 from gpuherd.engines.gridengine.translate import CannotRequest
 from gpuherd.errors import UsageError
@@ -33,7 +32,6 @@ _LOST_S = 300.0
 _UNKNOWN_EVERY_S = 15.0
 # Seconds between two queries for the scheduler's reason why a job waits: each is about one job.
 _REASON_EVERY_S = 20.0
-RowT = TypeVar("RowT", Row, Record)
 
 
 @dataclass(slots=True)
@@ -112,14 +110,8 @@ class GridEngine:
             return {}
         self._forget_all_but({ticket.handle for ticket in tickets if ticket.handle is not None})
         rows = commands.read_qstat(GRID_ENGINE.qstat("-u", user_name(os.geteuid()).removeprefix("uid ")))
-        by_name = _by_name(rows)
-        found, missing = {}, []
-        for ticket in tickets:
-            speaking = _about(ticket, by_name)
-            if speaking:
-                found[ticket] = max(speaking, key=lambda row: int(row.job))
-            else:
-                missing.append(ticket)
+        found = GRID_ENGINE.rows_of(_places(tickets), rows)
+        missing = [ticket for ticket in tickets if ticket not in found]
         self._explain_errors([row.job for row in found.values() if row.is_in_error])
         self._explain_a_wait([row.job for row in found.values() if row.state == "qw"])
         lost = self._lost_hosts(found.values())
@@ -212,12 +204,12 @@ class GridEngine:
     def _sighting(self, row: Row, place: int, lost: frozenset[str]) -> Sighting:
         if row.is_in_error:
             return row.sighting(place, f"Grid Engine could not start it: {self._in_error[row.job] or row.state}")
-        if row.host in lost:
+        if row.node in lost:
             reason = "its node does not answer any more"
             return Sighting(
-                handle=row.handle(place), phase=Phase.ENDED, end=End.NODE_LOST, reason=reason, node=row.host
+                handle=row.handle(place), phase=Phase.ENDED, end=End.NODE_LOST, reason=reason, node=row.node
             )
-        silent = row.host in self._unknown_since
+        silent = row.node in self._unknown_since
         waits = self._reasons.get(row.job) if row.state == "qw" else None
         return row.sighting(place, "its node does not answer" if silent else waits)
 
@@ -249,7 +241,7 @@ class GridEngine:
     def _lost_hosts(self, rows: Collection[Row]) -> frozenset[str]:
         """The hosts of these jobs of which sge_qmaster has heard nothing for long. Their jobs are deleted, for Grid
         Engine would take them for running until the node is back, and let them run on then."""
-        now, running = time.monotonic(), {row.host for row in rows if row.host is not None}
+        now, running = time.monotonic(), {row.node for row in rows if row.node is not None}
         if not running:
             return frozenset()
         if now >= self._unknown_at + _UNKNOWN_EVERY_S:
@@ -259,7 +251,7 @@ class GridEngine:
                 name: self._unknown_since.get(name, now) for name in sorted(running & unknown) if name is not None
             }
         lost = frozenset(name for name, since in self._unknown_since.items() if now - since >= _LOST_S)
-        gone = [row.job if row.tasks is None else f"{row.job}.{row.tasks[0].start}" for row in rows if row.host in lost]
+        gone = [row.handle(row.places[0].start if row.places else 0) for row in rows if row.node in lost]
         if gone:
             self.cancel(gone)
         return lost
@@ -271,13 +263,13 @@ class GridEngine:
         names = sorted({translate.job_name(ticket.batch) for ticket in missing})
         pattern = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*"  # noqa: RUF071 - of characters
         accounted = GRID_ENGINE.qacct(pattern)
-        records = _by_name(accounted or ())
+        records = GRID_ENGINE.rows_of(_places(missing), accounted or ())
         found = {}
         for ticket in missing:
-            own, handle = _about(ticket, records), ticket.handle or ""
+            handle = ticket.handle or ""
             had = self._had.get(handle)
-            if own:
-                found[ticket] = own[-1].sighting(deleted=had is not None and had.is_deleted)
+            if ticket in records:
+                found[ticket] = records[ticket].sighting(deleted=had is not None and had.is_deleted)
             elif accounted is not None and had is not None and had.is_missing_for(_ACCOUNTED_S):
                 # It never ran: Grid Engine keeps no record of those.
                 found[ticket] = Sighting(handle=handle, phase=Phase.ENDED, end=End.CANCELLED, reason="deleted")
@@ -291,25 +283,17 @@ class GridEngine:
         there = {row.job for row in rows}
         for job, after in list(self._after.items()):
             needed = [GRID_ENGINE.parts(each) for each in after]
-            waits = any(row.job == other and row.speaks_of(place) for other, place in needed for row in rows)
+            waits = any(
+                row.job == other and (row.is_whole or row.speaks_of(place)) for other, place in needed for row in rows
+            )
             if not waits or job not in there:
                 del self._after[job]
             if not waits and job in there:
                 GRID_ENGINE.release(job)
 
 
-def _by_name(rows: Iterable[RowT]) -> Mapping[str, Sequence[RowT]]:
-    found: dict[str, list[RowT]] = {}
-    for row in rows:
-        found.setdefault(row.name, []).append(row)
-    return found
-
-
-def _about(ticket: Ticket, by_name: Mapping[str, Sequence[RowT]]) -> list[RowT]:
-    """The rows or records that speak of a ticket, by the names of their jobs."""
-    job = None if ticket.handle is None else GRID_ENGINE.parts(ticket.handle)[0]
-    rows = by_name.get(translate.job_name(ticket.batch), ())
-    return [row for row in rows if row.speaks_of(ticket.index) and job in (None, row.job)]
+def _places(tickets: Iterable[Ticket]) -> dict[Ticket, tuple[str, int]]:
+    return {ticket: (translate.job_name(ticket.batch), ticket.index) for ticket in tickets}
 
 
 def _no_environment(placement: Placement, named: str | None) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gpuherd.engines import host
 from gpuherd.engines.base import End, EngineAway, EngineMissing, Phase, Sighting
-from gpuherd.engines.batch_system import ASK_S, BatchSystem, Done, places_in
+from gpuherd.engines.batch_system import ASK_S, BatchSystem, Done, JobRow, places_in
 from gpuherd.engines.slurm.node import hosts
 from gpuherd.errors import UsageError, printable
 
@@ -212,32 +212,15 @@ _BY = re.compile(r"CANCELLED by (\d{1,20})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """A line of squeue or sacct.
+class Row(JobRow):
+    """A line of squeue or sacct. ``state``: SLURM's word, like RUNNING; ``by``: the user id that sacct gives with
+    CANCELLED."""
 
-    Attributes:
-        job: the number of the job or array, in digits.
-        places: the parcels of an array that it is about; None for a plain job, or an array that names none.
-        state: SLURM's word, like RUNNING; ``by``: the user id that sacct gives with CANCELLED.
-        name: the job's.
-    """
+    system = SLURM
 
-    job: str
-    places: tuple[range, ...] | None
     state: str
-    name: str
-    node: str | None = None
     reason: str | None = None
     by: int | None = None
-
-    def speaks_of(self, place: int) -> bool:
-        """Whether the parcel at this place of its piece is named."""
-        return self.places is not None and any(place in each for each in self.places)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is about the job as a whole, which may be a single parcel."""
-        return self.places is None
 
     @property
     def phase(self) -> Phase:
@@ -250,10 +233,6 @@ class Row:
         end = _STATES.get(self.state, _UNKNOWN)[1]
         never = end is End.CANCELLED and self.by is None and (self.reason or "").startswith("Dependency")
         return End.NEVER if never else end
-
-    def handle(self, place: int) -> str:
-        """SLURM's id of the parcel at this place."""
-        return SLURM.handle(self.job, None if self.is_whole and place == 0 else place)
 
     def sighting(self, place: int, by: str | None = None) -> Sighting:
         """The state of the parcel at this place. ``by``: who cancelled it."""

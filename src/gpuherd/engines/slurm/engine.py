@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -295,7 +295,7 @@ class SlurmEngine:
         places = {ticket: named(ticket.batch, ticket.index, size) for ticket in tickets}
         names = sorted({name for name, _ in places.values()})
         now = list(SLURM.squeue(names))
-        rows = _found(places, now)
+        rows = SLURM.rows_of(places, now)
         # Accounting also knows who has cancelled a job.
         unclear = [ticket for ticket in tickets if ticket not in rows or rows[ticket].end is End.CANCELLED]
         recorded = self._recorded({ticket: places[ticket] for ticket in unclear}, now)
@@ -328,7 +328,7 @@ class SlurmEngine:
                     # The database may be away for a long time while the controller works on.
                     continue
                 self._accounting = rows is not None
-                found |= {**_dropped(places, now, rows or ()), **_found(places, rows or ())}
+                found |= {**_dropped(places, now, rows or ()), **SLURM.rows_of(places, rows or ())}
         return found
 
     def _told(self, row: Row | None, recorded: Row | None, place: int) -> Sighting | None:
@@ -344,29 +344,6 @@ class SlurmEngine:
             if now - self._nameless_since.setdefault(sighting.handle, now) < _WAIT_FOR_A_NAME_S:
                 return Sighting(handle=sighting.handle, phase=Phase.RUNNING, reason="cancelled", node=sighting.node)
         return sighting
-
-
-def _found(places: Mapping[Ticket, tuple[str, int]], rows: Iterable[Row]) -> dict[Ticket, Row]:
-    """The row of each ticket: by its handle, or by the name alone where the handle is not known. The name must match in
-    any case: a controller that has crashed may give a number a second time.
-    """
-    by_name: dict[str, dict[str, list[Row]]] = {}
-    for row in rows:
-        by_name.setdefault(row.name, {}).setdefault(row.job, []).append(row)
-    found = {}
-    for ticket, (name, place) in places.items():
-        jobs = by_name.get(name, {})
-        if ticket.handle is None:
-            candidates = [row for rows_of_job in jobs.values() for row in rows_of_job]
-        else:
-            job, place = SLURM.parts(ticket.handle)
-            candidates = jobs.get(job, [])
-        # An array whose waiting rest was cancelled names no place any more; its row then stands for the places that no
-        # other row names. Its places that have begun go on.
-        speaking = [row for row in candidates if row.speaks_of(place)] or [row for row in candidates if row.is_whole]
-        if speaking:
-            found[ticket] = max(speaking, key=lambda row: int(row.job))
-    return found
 
 
 def _dropped(
