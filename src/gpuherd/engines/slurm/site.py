@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import le
 
 from gpuherd.checks import CheckResult, Status
 from gpuherd.engines.base import EngineAway, EngineMissing, Placement
@@ -55,6 +56,14 @@ class Node:
         """The number of its GPUs of this type; None: of any."""
         return sum(self.gpus.values()) if gpu_type is None else self.gpus.get(gpu_type, 0)
 
+    def has(self, gpu_type: str | None) -> tuple[int, int, int]:
+        """Its GPUs of this type, CPUs and memory, in the order of ``_amounts``."""
+        return self.count(gpu_type), self.cpus, self.memory_mb
+
+    def fits(self, wanted: Placement, gpu_type: str | None) -> bool:
+        """Whether it has all that a placement requests on a node."""
+        return all(map(le, _amounts(wanted), self.has(gpu_type)))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Partition:
@@ -86,11 +95,11 @@ class Allocation:
                 return f"--{name} {value} is not the job's"
         if len(self.nodes) < wanted.nodes:
             return f"{wanted.nodes} nodes are asked for, and it has {len(self.nodes)}"
-        fitting = [node for node in self.nodes if _fits(node, wanted, options.gpu_type)]
+        fitting = [node for node in self.nodes if node.fits(wanted, options.gpu_type)]
         if len(fitting) < wanted.nodes:
-            best = max(self.nodes, key=lambda node: (node.count(options.gpu_type), node.cpus, node.memory_mb))
-            gpus = f"{best.count(options.gpu_type)} GPUs" + (f" of type {options.gpu_type}" if options.gpu_type else "")
-            where = f"{best.name} gives it {gpus}, {best.cpus} CPUs and {best.memory_mb} MB"
+            best = max(self.nodes, key=lambda node: node.has(options.gpu_type))
+            gpus, cpus, memory_mb = best.has(options.gpu_type)
+            where = f"{best.name} gives it {gpus} {_gpu_words(options.gpu_type)}, {cpus} CPUs and {memory_mb} MB"
             return f"too few of its nodes have all that is asked for; {where}"
         if wanted.time_s is not None and self.left_s is not None and wanted.time_s > self.left_s:
             return f"{wanted.time_s / 60:.0f} minutes are asked for, and {self.left_s / 60:.0f} are left"
@@ -128,18 +137,15 @@ class Allocation:
 
     def _part(self, wanted: Placement, gpu_type: str | None) -> float:
         """The share of the whole job that this request takes while it runs."""
-        having = [
-            (wanted.gpus, sum(node.count(gpu_type) for node in self.nodes)),
-            (wanted.cpus or 0, sum(node.cpus for node in self.nodes)),
-            (wanted.memory_mb or 0, sum(node.memory_mb for node in self.nodes)),
-        ]
-        return max((asked * wanted.nodes / has for asked, has in having if has), default=0.0)
+        in_all = map(sum, zip(*(node.has(gpu_type) for node in self.nodes), strict=True))
+        parts = (asked * wanted.nodes / has for asked, has in zip(_amounts(wanted), in_all, strict=True) if has)
+        return max(parts, default=0.0)
 
     def share(self, wanted: Placement, gpu_type: str | None) -> Placement:
         """The request with the CPUs and the memory in proportion to its GPUs where it names none, so that several steps
         can run at once."""
         node = min(
-            (each for each in self.nodes if _fits(each, wanted, gpu_type)), key=lambda each: (each.cpus, each.memory_mb)
+            (each for each in self.nodes if each.fits(wanted, gpu_type)), key=lambda each: each.has(gpu_type)[1:]
         )
         cpus = wanted.cpus
         if cpus is None:
@@ -389,23 +395,19 @@ def impossible(
 def _reason(partition: Partition, wanted: Placement, gpu_type: str | None) -> str | None:
     """Why this partition can't grant it; None if it can."""
     where = f"SLURM's partition {partition.name}"
-    gpu_words = "GPUs" if gpu_type is None else f"GPUs of type {gpu_type}"
-    asked: list[tuple[int, str, dict[str, int]]] = [
-        (wanted.gpus, gpu_words, {node.name: node.count(gpu_type) for node in partition.nodes}),
-        (wanted.cpus or 0, "CPUs", {node.name: node.cpus for node in partition.nodes}),
-        (wanted.memory_mb or 0, "MB of memory", {node.name: node.memory_mb for node in partition.nodes}),
-    ]
     if not partition.nodes:
         return f"{where} has no nodes"
-    for amount, words, having in asked:
-        best = max(having, key=lambda name: having[name])
-        if amount > 0 == having[best] and words == gpu_words:
-            return f"no node of {where} has {gpu_words}; name another --partition, or ask for no GPU"
-        if amount > having[best]:
-            return f"no node of {where} has {amount} {words}: the most is {having[best]} ({best})"
-    fitting = [each.name for each in partition.nodes if all(amount <= has[each.name] for amount, _, has in asked)]
+    asked = [*zip(_amounts(wanted), (_gpu_words(gpu_type), "CPUs", "MB of memory"), strict=True)]
+    for place, (amount, words) in enumerate(asked):
+        best = max(partition.nodes, key=lambda node: node.has(gpu_type)[place])
+        most = best.has(gpu_type)[place]
+        if amount > 0 == most and place == 0:
+            return f"no node of {where} has {words}; name another --partition, or ask for no GPU"
+        if amount > most:
+            return f"no node of {where} has {amount} {words}: the most is {most} ({best.name})"
+    fitting = [each.name for each in partition.nodes if each.fits(wanted, gpu_type)]
     if not fitting:
-        together = ", ".join(f"{amount} {words}" for amount, words, _ in asked if amount)
+        together = ", ".join(f"{amount} {words}" for amount, words in asked if amount)
         return f"no node of {where} has all at once: {together}"
     if len(fitting) < wanted.nodes:
         return f"{wanted.nodes} nodes are asked for, and {where} has {len(fitting)} that fit ({some(fitting)})"
@@ -419,12 +421,14 @@ def _reason(partition: Partition, wanted: Placement, gpu_type: str | None) -> st
     return None
 
 
-def _fits(node: Node, wanted: Placement, gpu_type: str | None) -> bool:
-    return (
-        wanted.gpus <= node.count(gpu_type)
-        and max(wanted.cpus or 0, wanted.tasks) <= node.cpus
-        and (wanted.memory_mb or 0) <= node.memory_mb
-    )
+def _amounts(wanted: Placement) -> tuple[int, int, int]:
+    """The GPUs, CPUs and memory that a placement requests on a node; each of several processes takes a CPU."""
+    cpus = max(wanted.cpus or 0, wanted.tasks if wanted.tasks > 1 else 0)
+    return wanted.gpus, cpus, wanted.memory_mb or 0
+
+
+def _gpu_words(gpu_type: str | None) -> str:
+    return "GPUs" if gpu_type is None else f"GPUs of type {gpu_type}"
 
 
 def _known(what: str, word: str, there: Iterable[str]) -> None:

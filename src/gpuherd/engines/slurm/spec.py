@@ -101,7 +101,7 @@ class _Slurm(EngineSpec):
     def foreground(self, command: Command, options: EngineOptions) -> Replacement | None:
         from gpuherd.engines.slurm.foreground import replacement
 
-        return replacement(command, options, os.environ)
+        return replacement(command, options)
 
     def inside(
         self,
@@ -114,19 +114,19 @@ class _Slurm(EngineSpec):
             return None
         from gpuherd.engines.slurm.foreground import inside
 
-        return inside(wanted(), options, submitted, tell, os.environ)
+        return inside(wanted(), options, submitted, tell)
 
     def take_over(self, given: EngineOptions, usual: EngineOptions, argv: Sequence[str]) -> Inside | Replacement | None:
         if not usual.in_allocation:
             return None
         from gpuherd.engines.slurm.foreground import take_over
 
-        return take_over(given, argv, os.environ)
+        return take_over(given, argv)
 
     def queue_notice(self, options: EngineOptions) -> str | None:
         from gpuherd.engines.slurm.foreground import queue_notice
 
-        return queue_notice(options, os.environ)
+        return queue_notice(options)
 
     def installed(self) -> str | None:
         from gpuherd.engines.slurm.commands import SLURM
