@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gpuherd.engines import host
 from gpuherd.gpus.lease_files import user_name
+from gpuherd.gpus.visible import variable_of
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import FailureClass, clean
 from gpuherd.jobs.attempts.launch import Launcher
@@ -99,7 +100,7 @@ class Cycle(Decisions):
     ):
         self._queue = queue
         self._supervisor = supervisor
-        self._desk = desk
+        self._desk, self._watch = desk, desk.watch
         self._health = health
         self._reporter = reporter
         self._serve = serve
@@ -119,9 +120,9 @@ class Cycle(Decisions):
         self._sizes, self._jobs = {job.gpus for job in jobs}, len(jobs)
         if any(self._sizes) or options.gpu_ids:
             # GPUs that are named are looked up at once, also when the jobs are not known yet.
-            desk.open()
-        if jobs and not desk.awaits_driver:
-            refuse_if_none_fits(jobs, desk.gpus, self.limits())
+            self._watch.open()
+        if jobs and not self._watch.awaits_driver:
+            refuse_if_none_fits(jobs, self._watch.gpus, self.limits())
 
     def look_at_queue(self) -> None:
         """Reads from the queue what the jobs need, unless the caller has named the jobs."""
@@ -129,14 +130,14 @@ class Cycle(Decisions):
             kinds = self._queue.kinds()
             self._sizes = {gpus for gpus, _ in kinds} | ({1} if self._serve else set())
             self._jobs = _MANY
-        if self._desk.awaits_driver:
+        if self._watch.awaits_driver:
             self._reporter.notice(
-                f"no GPUs yet: {self._desk.problem}; jobs that need a GPU wait until the driver answers"
-                f" (with {self._desk.hiding_variable}= they run on the CPU)"
+                f"no GPUs yet: {self._watch.problem}; jobs that need a GPU wait until the driver answers"
+                f" (with {variable_of(self._watch.maker)}= they run on the CPU)"
             )
-        elif self._desk.problem is not None:
+        elif self._watch.problem is not None:
             slots = self.limits().cpu_slots
-            self._reporter.notice(f"no GPUs: {self._desk.problem}; jobs run on the CPU, {slots} at once")
+            self._reporter.notice(f"no GPUs: {self._watch.problem}; jobs run on the CPU, {slots} at once")
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Sets options and settings from now on."""
@@ -155,7 +156,7 @@ class Cycle(Decisions):
     def at_once(self) -> int:
         """How many jobs can run side by side now, without the GPUs that are left out."""
         left_out = self._health.returns(clock.wall())
-        usable = [gpu for gpu in self._desk.gpus if gpu.uuid not in left_out]
+        usable = [gpu for gpu in self._watch.gpus if gpu.uuid not in left_out]
         if left_out and not usable and 0 not in self._sizes:
             return 0
         return most_at_once(self._sizes, self._jobs, usable, self.limits())
@@ -167,14 +168,14 @@ class Cycle(Decisions):
 
     def limits(self) -> Limits:
         """The limits on what runs at once, now."""
-        gpus = self._desk.gpus if self._desk.is_open else None
+        gpus = self._watch.gpus if self._watch.is_open else None
         most, why = self._gpus_now()
         bounds = limits(self.options, gpus, self._cores, self._most_ever, self._host_mb)
         return replace(
             bounds,
             # Jobs on GPUs wait for a late driver, and for GPUs that were taken away from the run; none runs on the CPU
             # instead.
-            cpu_only=bounds.cpu_only and not (self._is_narrowed or self._desk.awaits_driver),
+            cpu_only=bounds.cpu_only and not (self._is_narrowed or self._watch.awaits_driver),
             running=len(self._supervisor.running),
             closed=self._closed(),
             gpus_now=most,
@@ -194,7 +195,7 @@ class Cycle(Decisions):
         return most, why
 
     def _at_once(self, bounds: Limits) -> int:
-        return most_at_once(self._sizes, self._jobs, self._desk.gpus, bounds)
+        return most_at_once(self._sizes, self._jobs, self._watch.gpus, bounds)
 
     # --- one decision -----------------------------------------------------------------------------------------
 
@@ -212,14 +213,14 @@ class Cycle(Decisions):
         if self._lookahead.by_kind:
             first = self._queue.first_of_kinds(gpus, wall, self.options.order)
             head |= {queued.id: queued for queued in first}
-        if not self._desk.is_open and any(queued.gpus for queued in head.values()):
-            self._desk.open()
+        if not self._watch.is_open and any(queued.gpus for queued in head.values()):
+            self._watch.open()
             self.look_at_queue()
             return True
         if bounds.closed is None and self._postpone_for_space(tuple(head.values()), wall):
             return True
         waiting = self._waiting(tuple(head.values()))
-        decision = decide(waiting, views, bounds, self._desk.choose, cpu_running=self._supervisor.on_cpu)
+        decision = decide(waiting, views, bounds, self._watch.choose, cpu_running=self._supervisor.on_cpu)
         # An option changed during the run may be changed back, so that a temporary limit refuses no job for good.
         for_now = [wait for wait in decision.refused if self._may_be_had_later(head[wait.job])]
         refused = [wait for wait in decision.refused if wait not in for_now]
@@ -270,10 +271,10 @@ class Cycle(Decisions):
         return fewer or not self._kept_from_us <= self._kept_at_start
 
     def _may_be_had_later(self, queued: QueuedJob) -> bool:
-        return self._is_narrowed or (self._desk.awaits_driver and queued.gpus > 0)
+        return self._is_narrowed or (self._watch.awaits_driver and queued.gpus > 0)
 
     def _for_now(self, refused: Sequence[Wait]) -> Sequence[Wait]:
-        problem = None if self._desk.gpus else self._desk.problem
+        problem = None if self._watch.gpus else self._watch.problem
         return refused if problem is None else [Wait(wait.job, problem) for wait in refused]
 
     def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
@@ -285,7 +286,7 @@ class Cycle(Decisions):
         request, job = queued.request, queued.job
         share = request.share and self.options.share and request.memory_mb is not None
         memory_mb = request.memory_mb
-        most_mb = self._desk.most_mb(request.gpus)
+        most_mb = self._watch.most_mb(request.gpus)
         # Without so many GPUs at the moment the family's memory does not count, so that no job requests more than
         # exists.
         if family is not None and most_mb is not None:
@@ -313,7 +314,7 @@ class Cycle(Decisions):
 
     def _report_first_wait(self, wanted: bool, now: float) -> None:
         """Reports once what a run waits for while none of its jobs runs: without a terminal no status line shows it."""
-        if self._has_reported_wait or not wanted or self._supervisor.running or self._desk.awaits_driver:
+        if self._has_reported_wait or not wanted or self._supervisor.running or self._watch.awaits_driver:
             self._waits_since = None
             return
         self._waits_since = now if self._waits_since is None else self._waits_since

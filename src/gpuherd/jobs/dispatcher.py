@@ -181,7 +181,7 @@ class Dispatcher(Loop):
             self._launcher.prefork.ended(now - attempt.record.started_mono, now)
             self._orphans.expect(now, attempt.process.traces)
             self._desk.released(attempt.record, now)
-        self._completion.machine = [gpu.uuid for gpu in self._desk.gpus]
+        self._completion.machine = [gpu.uuid for gpu in self._desk.watch.gpus]
         self._completion.in_use = self._supervisor.gpus
         self._completion.complete(ends, now)
         for label, sentence in self._desk.fetch_left_out(at):
@@ -208,7 +208,7 @@ class Dispatcher(Loop):
             else:
                 ends.append(found)
         if self._supervisor.gpus:
-            self._desk.open()
+            self._desk.watch.open()
             self._desk.started(now)
         if ends:
             self._completion.complete(ends, now)
@@ -257,7 +257,7 @@ class Dispatcher(Loop):
         self._reporter.show(attempts, deciding.waiting_for, deciding.at_once(), back_in_s=deciding.back_in_s())
 
     def _state(self) -> DispatcherState:
-        views = self._desk.views(clock.mono(), clock.wall()) if self._desk.is_open else ()
+        views = self._desk.views(clock.mono(), clock.wall()) if self._desk.watch.is_open else ()
         return replace(
             super()._state(),
             closed=self._closed(),

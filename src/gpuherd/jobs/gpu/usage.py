@@ -25,10 +25,9 @@ from gpuherd.jobs.options import YieldTo
 class GpuFaults:
     """Memory errors, critical errors and losses of GPUs since our jobs took them."""
 
-    def __init__(self, gpus: Iterable[Gpu]) -> None:
+    def __init__(self) -> None:
         self._last: dict[str, tuple[int | None, int]] = {}
         self._before: dict[str, tuple[int | None, int]] = {}
-        self.look(gpus)
 
     def look(self, gpus: Iterable[Gpu]) -> None:
         """The GPUs as the driver describes them now, with their errors."""
