@@ -340,5 +340,5 @@ class Cycle(Decisions):
 
     def _next_count_down(self, wall: float) -> float | None:
         """When the next GPU comes back, or sooner: the reason why a job waits contains a countdown."""
-        back = self._health.next_return(wall)
+        back = min(self._health.returns(wall).values(), default=None)
         return None if back is None else min(back, wall + _COUNT_DOWN_S)

@@ -190,11 +190,6 @@ def returns(healths: Healths, now: float) -> dict[str, float]:
     return {uuid: health.until or now for uuid, health in healths.items() if health.is_out(now)}
 
 
-def next_return(healths: Healths, now: float) -> float | None:
-    """The wall-clock second at which the next GPU that is left out comes back, None when none is."""
-    return min(returns(healths, now).values(), default=None)
-
-
 def to_json(health: Health) -> str:
     """One GPU's state as a line of JSON."""
     return json.dumps(asdict(health), sort_keys=True)
@@ -294,10 +289,6 @@ class GpuHealth:
     def excluded(self, now: float) -> dict[str, str]:
         """The GPUs that are left out now, with a sentence each."""
         return excluded(self._known, now)
-
-    def next_return(self, now: float) -> float | None:
-        """The wall-clock second at which the next of them comes back."""
-        return next_return(self._known, now)
 
     def returns(self, now: float) -> dict[str, float]:
         """The GPUs that are left out now, with the wall-clock second at which each comes back."""

@@ -9,6 +9,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify
@@ -37,7 +38,7 @@ class GpuFaults:
                 self._before.setdefault(gpu.uuid, self._last[gpu.uuid])
 
     def taken(self, uuids: Iterable[str]) -> None:
-        """Our job takes these GPUs: what they are known to have had so far is not its doing."""
+        """Our job takes these GPUs: the errors so far are not its doing."""
         self._before |= {uuid: self._last[uuid] for uuid in uuids if uuid in self._last}
 
     def problem(self, gpus: Mapping[str, Gpu], uuids: Collection[str]) -> str | None:
@@ -64,12 +65,12 @@ class GpuFaults:
 # GPU is taken too, so that a stranger between two phases of work doesn't stop and start it again and again.
 
 PRESENCE_S = 2.0
-# A stranger who comes back within this time is not told of again.
+# A stranger that comes back within this time is not reported again.
 REMEMBERED_S = 60.0
 
 
 class ActionKind(Enum):
-    """What to do with an attempt; each comes with a sentence for people."""
+    """An action on an attempt; each comes with a sentence for people."""
 
     REPORT = "report"
     PAUSE = "pause"
@@ -81,7 +82,7 @@ class ActionKind(Enum):
 class Stranger:
     """Another user's process on a GPU of ours. ``who`` identifies it; ``sentence`` is for people.
 
-    ``pid`` and ``memory_mb`` are None where the driver does not tell.
+    ``pid`` and ``memory_mb`` are None where the driver does not report them.
     """
 
     gpu: str
@@ -94,7 +95,7 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class OurAttempt:
-    """A running attempt of ours: its id, what people call the job, and its GPUs by UUID."""
+    """A running attempt of ours: its id, the job's title, and its GPUs by UUID."""
 
     id: int
     job: str
@@ -103,7 +104,7 @@ class OurAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Do this with this attempt, and say so."""
+    """An action to carry out on an attempt, and the sentence to report."""
 
     kind: ActionKind
     attempt: int
@@ -134,7 +135,7 @@ def contention_actions(
     """The actions after a look, and the sightings for the next one.
 
     Args:
-        strangers: who was on our GPUs at this look.
+        strangers: other users' processes on our GPUs at this look.
         running: our attempts, the paused ones too; those that are being stopped should be left out.
         paused: ids of the attempts that were paused for a stranger (not those that a person has paused).
         now: the look's time in seconds, of a clock that nobody sets back.
@@ -169,7 +170,7 @@ def _on_strangers(
     told: AbstractSet[tuple[str, str]],
     paused: AbstractSet[int],
 ) -> list[Action]:
-    """What to do with an attempt on whose GPUs there are strangers."""
+    """The action on an attempt on whose GPUs there are strangers, if any."""
     if mode == "requeue":
         return [Action(ActionKind.REQUEUE, attempt.id, f"{attempt.job} goes back into the queue: {_who(here)}")]
     if mode == "pause":
@@ -209,14 +210,13 @@ class GpuUsage:
 
     def __init__(self, slack_mb: int) -> None:
         self._slack_mb = slack_mb
-        self._attempts: dict[tuple[int, int], tuple[str, ...]] = {}
         self._baseline: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self._pids_are_true = _numbering() == _MACHINE_PIDS
 
     def change(self, slack_mb: int) -> None:
-        """Another threshold holds from now on."""
+        """Sets the threshold from now on."""
         self._slack_mb = slack_mb
 
     @property
@@ -226,15 +226,15 @@ class GpuUsage:
 
     @property
     def in_use(self) -> Mapping[str, int]:
-        """By attempt's tag, what it used at the last look on that of its GPUs where it used the most, in MB."""
+        """By attempt's tag, MB in use at the last look, on the one of its GPUs where it used the most."""
         return self._now
 
     def idle_mb(self, uuid: str) -> int | None:
-        """What was in use on this GPU before our jobs came, in MB; None where that is not known."""
+        """Memory in use on this GPU before our jobs came, in MB; None where that is not known."""
         return self._baseline.get(uuid)
 
     def taken(self, gpus: Iterable[Gpu]) -> None:
-        """Our job is about to start on these GPUs, which nobody uses now: what is in use here and now is nobody's."""
+        """Our job is about to start on these GPUs, which are free: memory that is in use now belongs to no job."""
         for gpu in gpus:
             self._baseline[gpu.uuid] = gpu.used_mb
 
@@ -255,20 +255,18 @@ class GpuUsage:
         self._peaks = {tag: peak for tag, peak in self._peaks.items() if tag in tags}
         self._now = {}
         found: list[Stranger] = []
-        known: set[tuple[int, int]] = set()
         for uuid, here in own.items():
             gpu = gpus.get(uuid)
             if gpu is None or gpu.problem is not None:
                 continue
-            attempts = {process.pid: self._attempt_of(process.pid, here, known) for process in gpu.processes}
+            tags_of = {process.pid: attempts_of(process.pid) for process in gpu.processes}
+            attempts = {pid: next((tag for tag in tags if tag in here), None) for pid, tags in tags_of.items()}
             self._note_memory(gpu, here, attempts)
-            others = [process for process in gpu.processes if process.compute and attempts[process.pid] is None]
-            told = self._pids_are_true and bool(gpu.processes)
-            if told:
+            if self._pids_are_true and gpu.processes:
+                others = [process for process in gpu.processes if process.compute and attempts[process.pid] is None]
                 found += [_stranger(gpu, process) for process in others]
             else:
                 found += self._by_memory(gpu, declared_mb.get(uuid))
-        self._attempts = {key: tag for key, tag in self._attempts.items() if key in known}
         self._baseline = {uuid: used for uuid, used in self._baseline.items() if uuid in own}
         return tuple(found)
 
@@ -298,32 +296,6 @@ class GpuUsage:
         sentence = f"someone, or our own job, uses {more} MB more than our jobs declare"
         return [Stranger(gpu.uuid, gpu.label, "memory", sentence, memory_mb=more)]
 
-    def _attempt_of(self, pid: int, here: Collection[str], known: set[tuple[int, int]]) -> str | None:
-        """Which of these attempts the process belongs to, by its own environment or an ancestor's."""
-        return next((tag for tag in self._tags_of(pid, known) if tag in here), None)
-
-    def _tags_of(self, pid: int, known: set[tuple[int, int]]) -> tuple[str, ...]:
-        """The tags of a process and its ancestors: there are two where a job is itself a gpuherd."""
-        asked: list[tuple[int, int]] = []
-        found: list[tuple[str, ...]] = []
-        for _ in range(_LONGEST_DESCENT):
-            process = identify(pid) if pid > 1 else None
-            if process is None:
-                break
-            key = (pid, process.start_ticks)
-            known.add(key)
-            if key in self._attempts:
-                found.append(self._attempts[key])
-                break
-            asked.append(key)
-            found.append(_tag_in_environment(pid))
-            pid = _parent(pid)
-        tags = tuple(dict.fromkeys(tag for tags in found for tag in tags))
-        if asked:
-            # Only the process itself: an ancestor has fewer.
-            self._attempts[asked[0]] = tags
-        return tags
-
 
 def _stranger(gpu: Gpu, process: GpuProcess) -> Stranger:
     return Stranger(gpu.uuid, gpu.label, str(process.pid), describe(process), process.pid, process.memory_mb)
@@ -343,6 +315,25 @@ def _tag_in_environment(pid: int) -> tuple[str, ...]:
             if variable.startswith(wanted):
                 return (variable[len(wanted) :].decode("utf-8", "replace"),)
     return ()
+
+
+def attempts_of(pid: int) -> tuple[str, ...]:
+    """The tags of the attempts that started this process or an ancestor: two where a job is itself a gpuherd."""
+    process = identify(pid) if pid > 1 else None
+    return () if process is None else _tags(pid, process.start_ticks)
+
+
+@lru_cache(maxsize=1024)
+def _tags(pid: int, start_ticks: int) -> tuple[str, ...]:
+    """Kept for each process, which its start time tells from another of the same pid: an ancestor may end before it."""
+    del start_ticks
+    found: list[str] = []
+    for _ in range(_LONGEST_DESCENT):
+        if pid <= 1:
+            break
+        found += _tag_in_environment(pid)
+        pid = _parent(pid)
+    return tuple(dict.fromkeys(found))
 
 
 def _parent(pid: int) -> int:

@@ -16,10 +16,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.process_tree import ATTEMPT_VARIABLE
 from gpuherd.errors import NoSuchGpu
 from gpuherd.gpus import idle
 from gpuherd.gpus.choose import LinkMap, choose, links_between
@@ -29,7 +27,7 @@ from gpuherd.gpus.state import Gpu, GpuProcess, Machine, Maker
 from gpuherd.gpus.visible import find, hides_all, is_named, variable_of, visible_in
 from gpuherd.jobs import clock
 from gpuherd.jobs.gpu.leasing import GpuLeases
-from gpuherd.jobs.gpu.usage import NOTHING, GpuFaults, GpuUsage, Stranger
+from gpuherd.jobs.gpu.usage import NOTHING, GpuFaults, GpuUsage, Stranger, attempts_of
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.scheduler.policy import GpuView
 from gpuherd.jobs.scheduler.types import fits
@@ -89,7 +87,7 @@ class GpuWatch:
         self, options: GpuOptions, queue_tag: str, settings: Settings = NO_SETTINGS, *, at_once: bool = True
     ) -> None:
         self._options, self._settings = options, settings
-        self._tag = f"{ATTEMPT_VARIABLE}={queue_tag}/".encode()
+        self._tag = queue_tag
         self._user = user_name(os.geteuid())
         self.is_open = self.awaits_driver = False
         self.problem: str | None = None
@@ -419,11 +417,8 @@ class GpuWatch:
             self._busy[uuid] = found.reason or f"free for {clean} of {self._rule.max_checks} checks"
 
     def _is_ours(self, process: GpuProcess) -> bool:
-        """Whether a process belongs to an attempt of this queue: what it inherited says so."""
-        try:
-            return self._tag in Path(f"/proc/{process.pid}/environ").read_bytes()
-        except OSError:
-            return False
+        """Whether a process belongs to an attempt of this queue."""
+        return any(tag.startswith(f"{self._tag}/") for tag in attempts_of(process.pid))
 
     def _is_free(self, uuid: str) -> bool:
         return idle.is_free(self._streaks, uuid, self._rule)
