@@ -11,16 +11,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from gpuherd.gpus.amdsmi import AmdSmi
 from gpuherd.gpus.driver import DRIVER_PAUSE_S, Driver, Event, Events, Failure, Memory
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import UNREAD, Gpu, GpuProcess, Machine, Peer
-
-if TYPE_CHECKING:
-    import psutil
 
 logger = logging.getLogger(__name__)
 
@@ -34,40 +32,27 @@ PAUSES_S = (0.02, 0.1, 0.3)
 _NO_MEMORY_FIGURE = "the driver does not report how much of its memory is in use"
 
 
-@dataclass(slots=True)
-class OwnerTable:
-    """Remembers the owner and program name of a pid, so that looking at the same GPUs ten times a second stays cheap.
+def _owner(pid: int) -> tuple[str | None, str | None]:
+    """User and program of a process; None for both when it has ended, or runs in another container."""
+    import psutil  # slow to import, and commands that only plan need none
 
-    An entry counts only while the process is the one that was looked up: a pid that was given to another process
-    meanwhile (other start time) is looked up again. Only the program's name is read, never its arguments, which may
-    hold secrets.
-    """
+    try:
+        return _owner_since(pid, psutil.Process(pid).create_time())
+    except (psutil.Error, ValueError, OverflowError):
+        return None, None
 
-    _known: dict[int, tuple[psutil.Process, str, str]] = field(default_factory=dict)
 
-    def owner(self, pid: int) -> tuple[str | None, str | None]:
-        """User and program of the process with this pid; unknown when it is not (or no longer) visible to us: another
-        container's, or ended."""
-        known = self._known.get(pid)
-        if known is not None and known[0].is_running():
-            return known[1:]
-        self._known.pop(pid, None)
-        import psutil  # slow to import, and commands that only plan need none
+@lru_cache(maxsize=4096)
+def _owner_since(pid: int, started: float) -> tuple[str, str]:
+    """The owner of the process that was started then, kept so that looking at the same GPUs ten times a second stays
+    cheap. Only the program's name is read, never its arguments, which may hold secrets."""
+    del started
+    import psutil
 
-        try:
-            process = psutil.Process(pid)
-            # A process may call itself anything, also what moves a terminal's cursor.
-            name = "".join(character if character.isprintable() else "?" for character in process.name())
-            user = process.username()
-        except (psutil.Error, ValueError, OverflowError):
-            return None, None
-        self._known[pid] = (process, user, name)
-        return user, name
-
-    def keep_only(self, pids: set[int]) -> None:
-        """Forgets all other pids, so that the table does not grow without end."""
-        for pid in self._known.keys() - pids:
-            del self._known[pid]
+    process = psutil.Process(pid)
+    # A process may call itself anything, also what moves a terminal's cursor.
+    name = "".join(character if character.isprintable() else "?" for character in process.name())
+    return process.username(), name
 
 
 @dataclass(slots=True)
@@ -113,9 +98,8 @@ class _Request:
 class _DriverReader:
     """One maker's driver: its session, and what is known of its GPUs over sessions."""
 
-    def __init__(self, driver: Driver, owners: OwnerTable) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._owners = owners
         self._session: _Session | None = None
         self.has_shown_gpus = False
         self._ever_answered = False
@@ -249,8 +233,6 @@ class _DriverReader:
         if request.topology:
             peers = self._peers(session)
             gpus = [replace(gpu, peers=peers.get(gpu.uuid, ())) for gpu in gpus]
-        if request.processes and request.only is None:
-            self._owners.keep_only({process.pid for gpu in gpus for process in gpu.processes})
         maker = self._driver.maker
         problem = None if session.devices else f"the {maker} driver finds no GPU"
         return Machine(tuple(gpus), *session.versions, problem, may_pass=problem is not None, maker=maker)
@@ -333,7 +315,7 @@ class _DriverReader:
         found: dict[int, GpuProcess] = {}
         for process in self._driver.processes(handle):
             if process.pid not in found:
-                user, command = self._owners.owner(process.pid)
+                user, command = _owner(process.pid)
                 found[process.pid] = replace(process, user=user, command=command)
         return tuple(found.values())
 
@@ -347,8 +329,7 @@ class GpuReader:
     """The drivers, started when first needed and kept open. Threads may share one; a forked child starts its own."""
 
     def __init__(self) -> None:
-        self._owners = OwnerTable()
-        self._readers = [_DriverReader(make(), self._owners) for make in DRIVERS]
+        self._readers = [_DriverReader(make()) for make in DRIVERS]
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
