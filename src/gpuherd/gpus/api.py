@@ -23,7 +23,7 @@ from gpuherd.gpus import visible
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.query import machine
-from gpuherd.gpus.state import Gpu, Machine, Maker
+from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.gpus.visible import count_in_pci_order, find, show_only, visible_from_start, visible_now
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def get_optimal_device(gpu_ids: Sequence[GpuId] | None = None) -> torch.device:
         wanted = named(now, gpu_ids[:1])[0]
         if wanted not in shown:
             ids = ", ".join(gpu.label for gpu in shown) or "none"
-            variable, runtime = visible.variable_of(now.maker), "CUDA" if now.maker is Maker.NVIDIA else "ROCm"
+            variable, runtime = visible.variable_of(now.maker), visible.RUNTIMES[now.maker].name
             raise NoSuchGpu(f"GPU {wanted.label} is not visible to {runtime} in this process ({variable} shows: {ids})")
         position = shown.index(wanted)
     obstacle = _obstacle(torch_module, now, position)
@@ -348,8 +348,8 @@ def _cpu(torch_module: Any) -> torch.device:
 
 def _obstacle(torch_module: Any, now: Machine, position: int) -> str | None:
     """Why torch can't use the visible GPU at this position, None if it can."""
-    runtime = "CUDA" if now.maker is Maker.NVIDIA else "ROCm"
-    built_for = torch_module.version.cuda if now.maker is Maker.NVIDIA else torch_module.version.hip
+    runtime = visible.RUNTIMES[now.maker].name
+    built_for = getattr(torch_module.version, visible.RUNTIMES[now.maker].torch_version)
     if built_for is None:
         return f"torch {torch_module.__version__} is built without {runtime}; install a {runtime} build of torch"
     if now.cuda_version is not None and _major(built_for) > _major(now.cuda_version):
