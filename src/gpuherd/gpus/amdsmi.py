@@ -234,7 +234,7 @@ class AmdSmi:
             except AmdSmiError as error:
                 if error.value != _OUT_OF_RESOURCES or left == 0:
                     raise
-                continue  # more have come meanwhile than there was room for
+                continue  # more processes have started meanwhile than fit
             return min(count.value, len(listed) // self._layout.process), listed
         return 0, create_string_buffer(0)
 

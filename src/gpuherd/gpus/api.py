@@ -37,7 +37,7 @@ _MB_PER_GB = 1024
 
 
 class GpuInfo(TypedDict):
-    """One GPU in ``get_gpu_info``. Memory in MB; None for what the driver does not tell."""
+    """One GPU in ``get_gpu_info``. Memory in MB; None for what the driver does not report."""
 
     id: GpuId
     name: str
@@ -54,7 +54,7 @@ class GpuInfo(TypedDict):
 
 
 def gpu_id(gpu: Gpu) -> GpuId:
-    """What names this GPU in this module: an int, or ``"3:1"`` for a MIG instance."""
+    """The id of this GPU in this module: an int, or ``"3:1"`` for a MIG instance."""
     return gpu.index if gpu.mig_position is None else gpu.label
 
 
@@ -64,7 +64,7 @@ def get_available_gpus() -> list[GpuId]:
 
 
 def get_gpu_info() -> list[GpuInfo]:
-    """What is known of each available GPU."""
+    """Properties and figures of each available GPU."""
     return [_info(gpu) for gpu in available(machine(processes=False))]
 
 
@@ -104,7 +104,7 @@ def select_gpus(
     *,
     driver_wait_s: float = 0,
 ) -> list[GpuId]:
-    """GPU ids by these wishes. ``gpu_ids`` wins over the others.
+    """The ids of the GPUs that meet these requirements. ``gpu_ids`` takes precedence over the others.
 
     Args:
         gpu_ids: exactly these, in this order.
@@ -114,7 +114,7 @@ def select_gpus(
             not: on a machine that has a driver and no GPU that would be for nothing.
 
     Returns:
-        Ids, all available ones without any wish; [] with a warning on a machine without GPUs.
+        Ids, all available ones without any requirement; [] with a warning on a machine without GPUs.
 
     Raises:
         NoSuchGpu: a ValueError; one of ``gpu_ids`` is not there, no GPU has ``min_memory_mb``, or ``num_gpus`` is
@@ -134,7 +134,7 @@ def select_gpus(
         largest = max(gpu.total_mb for gpu in gpus)
         raise NoSuchGpu(f"no GPU has {min_memory_mb} MB of memory; the largest available has {largest} MB")
     if num_gpus is not None and num_gpus > len(large):
-        logger.warning("%d GPUs were asked for and %d are available: %s", num_gpus, len(large), _ids(large))
+        logger.warning("%d GPUs were requested and %d are available: %s", num_gpus, len(large), _ids(large))
     return _ids(large[:num_gpus])
 
 
@@ -145,7 +145,7 @@ def auto_select_gpus_for_model(
 
     Room is free memory, whoever uses the rest. GPUs that are free by the rule of ``gpuherd.gpus.idle`` are taken
     before those that others use, if as few of them do. Among sets of equal size the best linked wins, then the least
-    used (see ``gpuherd.gpus.choose``). A size says nothing of layers, dtypes and answers: for a model that has a name
+    used (see ``gpuherd.gpus.choose``). A size alone ignores layers, dtypes and answers: for a model that has a name
     or a folder ``gpuherd.models.plan.selecting`` has a function of this name, which plans it.
 
     Args:

@@ -1,9 +1,9 @@
-"""What gpuherd needs of a GPU maker: one ``Driver`` for each management library (``nvml``, ``amdsmi``).
+"""The interface to a maker of GPUs: one ``Driver`` for each management library (``nvml``, ``amdsmi``).
 
 A driver makes single calls and decides nothing: sessions, retries and the assembly of a ``Machine`` are
 ``gpuherd.gpus.query``'s part, and the environment variables that show GPUs to a process, by ``maker``, that of
-``gpuherd.gpus.visible``. To support another maker, write one class here described, add it to ``query.DRIVERS``, and add
-its variables to ``visible``.
+``gpuherd.gpus.visible``. To support another maker, write a class with these methods, and add it to ``query.DRIVERS``,
+and its variables to ``visible.RUNTIMES``.
 
 Calls are of two kinds. Those that decide whether a GPU can be used (``device``, ``identity``, ``place``,
 ``partitions``, ``memory``, ``processes``) raise ``error``, but return None where the library has no such figure for
@@ -56,7 +56,7 @@ class Event:
 class Failure:
     """Why the whole driver, or one GPU, can't be used, as a sentence for people.
 
-    ``lasting``: another try at once is in vain. ``installed``: the driver's library is there, so it may work later.
+    ``lasting``: another try at once can't help. ``installed``: the driver's library is there, so it may work later.
     """
 
     sentence: str
@@ -75,7 +75,7 @@ class Events(Protocol):
 
 
 class Driver(Protocol):
-    """One maker's management library. A handle is the library's own word for a GPU or a partition of one."""
+    """One maker's management library. A handle is the library's own reference to a GPU or a partition of one."""
 
     maker: Maker
     error: type[Exception]
@@ -97,7 +97,7 @@ class Driver(Protocol):
         """The handle of a GPU, by the library's own number. Raises ``error``."""
 
     def identity(self, handle: Any) -> Gpu:
-        """Which GPU it is: what never changes, without index and figures. Raises ``error``."""
+        """The GPU with its properties that never change, without index and figures. Raises ``error``."""
 
     def place(self, handle: Any) -> tuple[int, ...] | None:
         """Sorts GPUs as the maker's runtime counts them. Raises ``error``."""
@@ -127,7 +127,7 @@ class Driver(Protocol):
         """For each of these GPUs by UUID, the paths to all others."""
 
     def machine_failure(self, error: Exception) -> Failure:
-        """What an error of the whole driver means."""
+        """The sentence for an error of the whole driver, and whether to try again."""
 
     def gpu_failure(self, error: Exception) -> Failure:
-        """What an error of one GPU means."""
+        """The sentence for an error of one GPU, and whether to try again."""

@@ -21,10 +21,10 @@ from gpuherd.gpus.policy_file import read_policy
 
 # --- lock files ------------------------------------------------------------------------------------------------------
 
-# A GPU's locks are ``<uuid>.lock`` and, when one file does not do (``gpuherd.gpus.leases`` says when),
+# A GPU's locks are ``<uuid>.lock`` and, when one file is not enough (see ``gpuherd.gpus.leases``),
 # ``<uuid>.1.lock``, ``<uuid>.2.lock`` and so on.
 
-# How often a lock file may be found replaced or removed before we say that something is wrong.
+# A lock file may be found replaced or removed so often before that is an error.
 TRIES = 50
 # A process that only looks whether a GPU is taken holds its lock for some microseconds.
 _LOOKERS = 3
@@ -44,7 +44,7 @@ class FileId:
 
 @lru_cache(maxsize=1024)
 def base_name(uuid: str) -> str:
-    """A UUID as a file name: the old form of MIG UUIDs has slashes. Raises ValueError for what is no UUID."""
+    """A UUID as a file name: the old form of MIG UUIDs has slashes. Raises ValueError for anything but a UUID."""
     name = uuid.replace("/", "_")
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", name):
         raise ValueError(f"{uuid!r} is no GPU UUID")
@@ -125,7 +125,7 @@ def open_readable(path: Path) -> int | None:
 def create_lock(path: Path, *, locked: bool = False) -> int | None:
     """A new lock file, open; None if another process was faster. ``locked``: no process sees it before it is locked.
 
-    It gets its name when all users can read it, whatever the umask says: if we are killed on the way, no lock is left
+    It gets its name when all users can read it, whatever the umask is: if we are killed on the way, no lock is left
     behind that is closed to the others for good.
     """
     import tempfile  # slow to import, and most lock files are there
@@ -151,7 +151,7 @@ def create_lock(path: Path, *, locked: bool = False) -> int | None:
 
 
 def lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Locks the file (LOCK_EX or LOCK_SH); False when someone holds it. Lookers are waited for."""
+    """Locks the file (LOCK_EX or LOCK_SH); False when another process holds it. Waits for lookers."""
     for _ in range(_LOOKERS):
         try:
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
@@ -165,7 +165,7 @@ def lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
 def is_locked(path: Path, kind: int = fcntl.LOCK_SH) -> bool:
     """Whether a lock of this kind can't be had now; False too when there is no such file, or it can't be read.
 
-    With LOCK_SH: someone holds it as their own. With LOCK_EX: someone holds it at all, or looks at this moment.
+    With LOCK_SH: a process holds it exclusively. With LOCK_EX: a process holds it at all, or looks at this moment.
     """
     try:
         fd = os.open(path, _OPEN)
@@ -209,7 +209,7 @@ def file_id(path: Path) -> FileId | None:
 # Sources: the kernel's own table of locks, and a note that the taker leaves next to the lock. A note,
 # ``<uuid>.<uid>.note``, names the user, time and job; never a command line. It counts only as far as the system
 # confirms it: the file must belong to the user whom it names, and the kernel must report its pid. Nothing is decided by
-# a note: only the lock says whether a GPU is taken.
+# a note: only the lock decides whether a GPU is taken.
 
 # Notes are padded with blanks to this size, so that a new one covers the whole of an old one; more is not read.
 _NOTE_BYTES = 4096
@@ -230,7 +230,7 @@ class Note:
 def write_note(folder: Path, name: str, note: Note) -> None:
     """Leaves the note for the lock of this name. A lock is a lock without it too: failing fails nothing.
 
-    Only who holds the lock may call it: two at a time would be in each other's way.
+    Only the holder of the lock may call it: two at a time would overwrite each other.
     """
     text = json.dumps(asdict(note)).encode()
     file_name = _file_name(name, note.uid)
@@ -253,7 +253,7 @@ def write_note(folder: Path, name: str, note: Note) -> None:
 def _overwrite(path: str, text: bytes) -> bool:
     """Writes a new note over our own older one, in one write; False when there is none that can be written over.
 
-    A rename for every short job would cost several times as much. A reader who sees a part of both finds no note.
+    A rename for every short job would cost ten times as much. A reader that sees a part of both finds no note.
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -326,7 +326,7 @@ def lock_takers() -> dict[str, int]:
 
 
 def lock_key(path: Path) -> str:
-    """What the kernel's table of locks calls this file. Raises OSError when it is not there."""
+    """The name of this file in the kernel's table of locks. Raises OSError when it is not there."""
     file = path.lstat()
     return f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
 

@@ -1,4 +1,4 @@
-"""Who may use a GPU, among all gpuherds of the machine: a kernel lock per GPU in a folder that all users share.
+"""Leases of GPUs among all gpuherds of the machine: a kernel lock per GPU in a folder that all users share.
 
 The lock (``flock`` on ``<uuid>.lock``) belongs to the open file, not to a process. The dispatcher takes it and hands
 its file descriptor to the job, so that it lives as long as any process of the job, outlives a dispatcher that is
@@ -56,7 +56,7 @@ class Holder:
     job: str | None = None
 
     def sentence(self, now: float | None = None) -> str:
-        """Who holds it, for people; with ``now`` (seconds since 1970) also for how long.
+        """The holder for people; with ``now`` (seconds since 1970) also for how long.
 
         >>> Holder("GPU-1", 4711, "alice", 100.0, "gpt2").sentence(now=340.0)
         'held by gpuherd: alice (pid 4711) for 4 min, job gpt2'
@@ -112,7 +112,7 @@ class LeaseFolder:
 
     Raises:
         CannotWrite: the folder is a symbolic link, no folder, closed to this user, or lets everyone replace the files
-            of others. The message says what to do.
+            of others. The message has the remedy.
     """
 
     def __init__(self, path: Path) -> None:

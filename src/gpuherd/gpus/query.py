@@ -23,7 +23,8 @@ from gpuherd.gpus.state import UNREAD, Gpu, GpuProcess, Machine, Peer
 logger = logging.getLogger(__name__)
 
 # The first that shows GPUs is used, and no other as long as it is installed: on a machine whose NVIDIA driver fails for
-# a while, jobs must not go to the processor's own graphics. Where none shows any, the first that is installed says why.
+# a while, jobs must not go to the processor's own graphics. Where none shows any, the first that is installed gives the
+# reason.
 DRIVERS: tuple[Callable[[], Driver], ...] = (Nvml, AmdSmi)
 # Seconds to wait before querying a failing driver again. A driver reload takes longer; then the caller's next snapshot
 # finds it back.
@@ -71,7 +72,7 @@ class _Device:
 
 @dataclass(slots=True)
 class _Session:
-    """What is kept between two snapshots as long as the driver goes on answering."""
+    """Kept from one snapshot to the next, as long as the driver answers."""
 
     versions: tuple[str | None, str | None]
     devices: list[_Device]
@@ -81,7 +82,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a snapshot reads."""
+    """The parts of a snapshot to read."""
 
     processes: bool
     topology: bool
@@ -96,7 +97,7 @@ class _Request:
 
 
 class _DriverReader:
-    """One maker's driver: its session, and what is known of its GPUs over sessions."""
+    """One maker's driver: its session, and the identities of its GPUs over sessions."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -169,7 +170,7 @@ class _DriverReader:
             raise
 
     def _is_out_of_order(self, session: _Session) -> bool:
-        """Whether a GPU has told its place among the others since the session began, so that indices are wrong."""
+        """Whether the place of a GPU among the others became known since the session began: indices are then wrong."""
         places = [device.place for device in session.devices]
         return not self._driver.numbers_in_order and places != sorted(places)
 
@@ -186,7 +187,7 @@ class _DriverReader:
         return _Device(number, *known, handle)
 
     def _give_up(self, error: Exception, uuid: str, *, last: bool) -> Failure:
-        """What to report of a GPU that fails. Raises the error instead when the whole snapshot is worth another try: a
+        """The failure to report of a GPU. Raises the error instead when the whole snapshot is worth another try: a
         GPU that failed before, or for good, is reported at once."""
         failure = self._driver.gpu_failure(error)
         if not (failure.lasting or last or uuid in self._failing):
@@ -347,7 +348,7 @@ class GpuReader:
         Args:
             processes: list the processes on each GPU; without, the tuples are empty and the snapshot is cheaper.
             topology: list each GPU's peers. Read once and kept.
-            errors: report memory errors, and critical errors since this was first asked for.
+            errors: report memory errors, and critical errors since the first snapshot with them.
             sensors: read utilisation, temperature and power of whole GPUs that are not split: two thirds of the calls.
             only: the UUIDs that the caller is interested in: other whole GPUs may be missing. None for all.
         """
@@ -374,7 +375,7 @@ class GpuReader:
         """Memory in use now on each of these whole GPUs, by UUID: a tenth of the cost of a snapshot.
 
         A GPU is missing when it is split, or can't be read at once; {} without a snapshot before, or a driver that
-        answers. A snapshot then says why.
+        answers. A snapshot then has the reason.
         """
         if self._pid != os.getpid():
             return {}

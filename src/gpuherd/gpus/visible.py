@@ -1,7 +1,7 @@
-"""Which GPUs a process may use: the environment variables of CUDA and ROCm, and GPUs by the ids that people give.
+"""Which GPUs a process may use: the environment variables of CUDA and ROCm, and GPUs by the ids that users give.
 
-The only module that names these variables; others ask it what an environment shows (``visible_in``), and what a process
-needs in its environment to see some GPUs (``environment``).
+The only module that names these variables; others use it to find out what an environment shows
+(``visible_in``), and what a process needs in its environment to see some GPUs (``environment``).
 
 NVIDIA: CUDA_VISIBLE_DEVICES names GPUs, as CUDA counts them under CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
@@ -41,13 +41,13 @@ class Runtime:
     """How programs on one maker's GPUs find them.
 
     Attributes:
-        name: what people call it.
+        name: its usual name.
         naming: the variables whose values name GPUs, in the order in which they count. The first shows none when empty.
         showing: the variables that show the GPUs of these names, in this order, and no other of this maker.
         visible: the GPUs that a process with this environment may use, in the order in which the runtime counts them.
         torch_version: where ``torch.version`` has the version that torch is built for.
         count: a program that prints an error code and how many GPUs the runtime finds, the options of Python that it
-            runs with, and what is wrong when it can't run.
+            runs with, and the problem when it can't run.
     """
 
     name: str
@@ -362,7 +362,7 @@ _PATIENCE_S = 120
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What we set the variables to, and what they were before."""
+    """The variables as we have set them, and as they were before."""
 
     after: Mapping[str, str]
     before: Mapping[str, str]
@@ -436,12 +436,12 @@ def started() -> bool:
     """Whether CUDA runs in this process, whichever library has started it; HIP, if torch has started it.
 
     torch.cuda.is_available() is enough to start CUDA, and torch.cuda.is_initialized() does not report that; the driver
-    does. It is not started here: who has started it can't choose GPUs any more.
+    does. It is not started here: a process that has started it can't choose GPUs any more.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
-    import ctypes  # here: what starts jobs needs none of it
+    import ctypes  # here: starting jobs needs none of it
 
     try:
         library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)
@@ -475,7 +475,7 @@ def count_in_child(maker: Maker = Maker.NVIDIA) -> tuple[int, str]:
 def _warn_of_other_order(gpus: Sequence[Gpu]) -> None:
     """Indices mean other GPUs to CUDA when it counts from the fastest and the GPUs differ."""
     if os.environ.get(ORDER) == "FASTEST_FIRST" and len({gpu.name for gpu in gpus if gpu.mig_parent is None}) > 1:
-        import logging  # here: what starts jobs needs none of it
+        import logging  # here: starting jobs needs none of it
 
         logging.getLogger(__name__).warning(
             "%s=FASTEST_FIRST on a machine with different GPUs: GPU ids here are in PCI order; set %s=%s",

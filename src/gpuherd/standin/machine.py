@@ -52,7 +52,7 @@ GpuId = int | str  # 3 or "3" for a GPU, "3:1" for MIG instance 1 on it
 
 
 class OutOfMemory(GpuherdError):
-    """A simulated GPU has not as much memory free as was asked for."""
+    """A simulated GPU has less memory free than was requested."""
 
 
 class Occupation:
@@ -138,7 +138,7 @@ class Machine:
         os.environ.update(self.environment())
 
     def deactivate(self) -> None:
-        """Makes this process see no driver again (its library stays loaded and says so)."""
+        """Makes this process see no driver again (its library stays loaded and reports none)."""
         driver.forget()
 
     @contextmanager
@@ -150,7 +150,7 @@ class Machine:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield self._state
 
-    # ---- what is there ----
+    # ---- reading ----
 
     @property
     def maker(self) -> Maker:
@@ -208,7 +208,7 @@ class Machine:
             found.append(matches[0])
         return tuple(self._label(number) for number in found) if len(set(found)) == len(found) else ()
 
-    # ---- what a test or a fake job can do to it ----
+    # ---- changes by a test or a fake job ----
 
     def occupy(
         self,
@@ -222,8 +222,8 @@ class Machine:
         """Takes memory on a GPU, all or nothing.
 
         Args:
-            pid: the process that holds it: the memory is free when that dies. None: a phantom, somebody who is
-                there for good but can't be looked up.
+            pid: the process that holds it: the memory is free when that dies. None: a phantom, a process that
+                stays for good but can't be looked up.
             until_s: seconds from now after which it is free in any case.
             graphics: a display process in place of a computing one.
 
@@ -282,7 +282,7 @@ class Machine:
         self._set(gpu, ecc_errors=uncorrectable)
 
     def xid(self, gpu: GpuId, number: int) -> None:
-        """The driver reports a critical Xid error now, to whoever has asked for such events."""
+        """The driver reports a critical Xid error now, to every process that subscribed to such events."""
         with self.change() as state:
             device = state.device[self.number(gpu)]
             device.xid = number
@@ -299,7 +299,7 @@ class Machine:
     def fail(
         self, code: int | None, *, function: str | None = None, gpu: GpuId | None = None, calls: int | None = None
     ) -> None:
-        """Driver calls answer this code of the maker's library from now on; None ends it. A new order replaces the one
+        """Driver calls answer this code of the maker's library from now on; None ends it. A new call replaces the one
         before.
 
         Args:
@@ -379,7 +379,7 @@ class Machine:
         return device
 
     def _first_usable(self, number: int) -> int:
-        """What CUDA runs on when it is given this GPU: of a split one the first instance."""
+        """The device that CUDA uses for this GPU: of a split one the first instance."""
         return next((n for n in range(self._state.devices) if self._device(n).parent == number + 1), number)
 
     def _label(self, number: int) -> str:
@@ -428,7 +428,7 @@ def start(spec: str) -> Machine:
     machine.activate()
     os.environ[_LEASES] = str(leases)
     os.environ.update(hide_makers_but(machine.maker))
-    # torch may be told to count GPUs by asking NVML in place of CUDA; it would then find simulated ones.
+    # torch can be set to count GPUs by NVML in place of CUDA; it would then find simulated ones.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
     # This process too must keep off real GPUs, should it come to load torch.
     ctypes.CDLL(str(driver.library_folder() / driver.CUDA), ctypes.RTLD_GLOBAL)

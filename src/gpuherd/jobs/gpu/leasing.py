@@ -53,7 +53,7 @@ class GpuLeases:
         self._settings = settings
 
     def allowance(self, ours: Collection[str]) -> Allowance:
-        """What this run may hold now; ``ours`` are the GPUs that it holds."""
+        """The GPUs that this run may hold now; ``ours``: those that it holds."""
         now = self._allowance(0)
         if now.max_gpus is None:
             return now
@@ -91,7 +91,7 @@ class GpuLeases:
         return any(uuid in self._held and not self._leases.is_held(uuid) for uuid in uuids)
 
     def held(self, uuid: str, now: float) -> str | None:
-        """Why the GPU can't be had by its lease, as a sentence; None when it can."""
+        """Why the GPU can't be leased, as a sentence; None when it can."""
         if uuid in self._held and self._breaker is not None and self._breaker.may_pass(uuid, now):
             return None
         return self._held.get(uuid)
@@ -250,7 +250,7 @@ class IdleLeaseBreaker:
         return now - self._watched[uuid].since if uuid in self._watched else 0.0
 
     def may_pass(self, uuid: str, now: float) -> bool:
-        """Whether the GPU's lease may be passed over now, as far as can be told without trying."""
+        """Whether the GPU's lease may be passed over now, as far as is known without trying."""
         watched = self._watched.get(uuid)
         return watched is not None and watched.seat is not None and now - watched.seated_at >= self._idle_lease_s
 

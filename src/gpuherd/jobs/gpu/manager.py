@@ -59,7 +59,7 @@ class GpuManager:
         self._supervisor = supervisor
         self._health = health
         self._shared: dict[str, Lease] = {}
-        self._sightings = Sightings()
+        self._sightings: Sightings = {}
         self._notices: tuple[str, ...] = ()
         self._overuse_reported: set[str] = set()
         self._wanted = False
@@ -68,7 +68,7 @@ class GpuManager:
         self._ours_at: float | None = None
         self._seen_at = 0.0
 
-    # --- what there is ----------------------------------------------------------------------------------------
+    # --- options and reports ----------------------------------------------------------------------------------
 
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Sets which GPUs, the free test and the limits from now on. Raises NoSuchGpu; then nothing has changed."""
@@ -77,7 +77,7 @@ class GpuManager:
         self._check_at = 0.0
 
     def allowance(self) -> Allowance:
-        """How many GPUs the run may hold now, by the user's and the machine's settings."""
+        """The number of GPUs that the run may hold now, by the user's and the machine's settings."""
         return self.watch.leases.allowance(self._supervisor.gpus) if self.watch.is_open else Allowance()
 
     def fetch_notices(self) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ class GpuManager:
         self._shared.clear()
 
     def count_elsewhere(self) -> int:
-        """How many GPUs our jobs use that the run may not use any more."""
+        """The number of GPUs that our jobs use and the run may not use any more."""
         return len(self._supervisor.gpus - {gpu.uuid for gpu in self.watch.gpus})
 
     # --- when to look -----------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class GpuManager:
         self._haste_at = None if wait is None else now + wait
 
     def next_at(self, *, may_start: bool) -> float | None:
-        """When ``keep_time`` has something to do, None for never."""
+        """Time of the next look that ``keep_time`` makes; None for none."""
         times = [self._ours_at]
         if self._wanted and may_start:
             times += [self._check_at, self._haste_at]
@@ -195,16 +195,16 @@ class GpuManager:
                 if memory_mb is None:
                     unknown.add(uuid)
                 else:
-                    # Promised more than it declared, or less: by what was learned of its family.
+                    # Promised more than it declared, or less: by the measured peak of its family.
                     declared[uuid] += max(memory_mb, attempt.record.shared_mb or 0)
         return own, {uuid: mb for uuid, mb in declared.items() if uuid not in unknown}
 
-    # --- what may be had --------------------------------------------------------------------------------------
+    # --- which GPUs may be used -------------------------------------------------------------------------------
 
     def views(self, now: float, wall: float) -> tuple[GpuView, ...]:
         """Each GPU with the verdict on it."""
         if self._shared and now - self._seen_at > _STALE_S:
-            # What is promised on shared GPUs is compared with what is free on them now.
+            # Memory promised on shared GPUs is compared with the memory that is free on them now.
             self._note_use(now)
         left_out = self._health.excluded(wall)
         views = self.watch.views(now, self._supervisor.gpus)
@@ -231,7 +231,7 @@ class GpuManager:
         return view
 
     def _tenants(self) -> dict[str, list[memory.Tenant]]:
-        """By UUID, who shares the GPU; without those on which a job of ours does not share."""
+        """By UUID, the jobs that share the GPU; without those on which a job of ours does not share."""
         found: dict[str, list[memory.Tenant]] = defaultdict(list)
         alone: set[str] = set()
         for attempt in self._supervisor.running.values():
@@ -266,7 +266,7 @@ class GpuManager:
         """The leases for a start, None when another process was faster.
 
         ``held`` closes our copies of them when the job has its own. We keep that of a GPU which others may share.
-        ``ahead``: what ``open_ahead`` opened for this job, {} for nothing.
+        ``ahead``: the lock files that ``open_ahead`` opened for this job.
         """
         if not start.gpus:
             return ()

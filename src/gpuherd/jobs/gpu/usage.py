@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -92,6 +92,11 @@ class Stranger:
     pid: int | None = None
     memory_mb: int | None = None
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identifies it from look to look."""
+        return self.gpu, self.who
+
 
 @dataclass(frozen=True, slots=True)
 class OurAttempt:
@@ -112,13 +117,16 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Sightings:
-    """The strangers seen so far, by GPU and ``who``: since when each is there without a break, when each was last seen,
-    and which have been reported."""
+class Sighting:
+    """A stranger seen: since when without a break (None: not at the last look), when last, and whether reported."""
 
-    since: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    last: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    told: AbstractSet[tuple[str, str]] = frozenset()
+    since: float | None
+    last: float
+    reported: bool = False
+
+
+# By ``Stranger.key``, the strangers seen so far.
+Sightings = Mapping[tuple[str, str], Sighting]
 
 
 def contention_actions(
@@ -138,36 +146,38 @@ def contention_actions(
         strangers: other users' processes on our GPUs at this look.
         running: our attempts, the paused ones too; those that are being stopped should be left out.
         paused: ids of the attempts that were paused for a stranger (not those that a person has paused).
-        now: the look's time in seconds, of a clock that nobody sets back.
+        now: the look's time in seconds, of a monotonic clock.
         quiet_s: seconds without a stranger after which a paused job goes on.
     """
-    present = {(stranger.gpu, stranger.who): stranger for stranger in strangers}
-    since = {key: seen.since.get(key, now) for key in present}
     ours = {gpu for attempt in running for gpu in attempt.gpus}
     kept_s = max(quiet_s, REMEMBERED_S)
-    last = {key: time for key, time in seen.last.items() if key[0] in ours and now - time < kept_s}
-    last |= dict.fromkeys(present, now)
-    settled = {key: stranger for key, stranger in present.items() if now - since[key] >= presence_s}
+    kept = {key: each for key, each in seen.items() if key[0] in ours and now - each.last < kept_s}
+    sightings = {key: replace(each, since=None) for key, each in kept.items()}
+    settled: list[Stranger] = []
+    for stranger in strangers:
+        before = seen.get(stranger.key, Sighting(None, now))
+        since = now if before.since is None else before.since
+        settled += [stranger] if now - since >= presence_s else []
+        sightings[stranger.key] = Sighting(since, now, before.reported or stranger in settled)
     actions: list[Action] = []
-    told = seen.told & last.keys()
     for attempt in running:
-        here = [stranger for key, stranger in settled.items() if stranger.gpu in attempt.gpus]
+        here = [stranger for stranger in settled if stranger.gpu in attempt.gpus]
         if attempt.id in paused and mode == "ignore":
             actions.append(
                 Action(ActionKind.RESUME, attempt.id, f"{attempt.job} goes on: it need not give way any more")
             )
         elif here:
-            actions += _on_strangers(mode, attempt, here, told, paused)
-        elif attempt.id in paused and _quiet(attempt, last, now, quiet_s):
+            actions += _on_strangers(mode, attempt, here, seen, paused)
+        elif attempt.id in paused and _quiet(attempt, sightings, now, quiet_s):
             actions.append(Action(ActionKind.RESUME, attempt.id, f"{attempt.job} goes on: nobody else uses its GPUs"))
-    return tuple(actions), Sightings(since, last, told | settled.keys())
+    return tuple(actions), sightings
 
 
 def _on_strangers(
     mode: YieldTo,
     attempt: OurAttempt,
     here: Sequence[Stranger],
-    told: AbstractSet[tuple[str, str]],
+    seen: Sightings,
     paused: AbstractSet[int],
 ) -> list[Action]:
     """The action on an attempt on whose GPUs there are strangers, if any."""
@@ -176,12 +186,12 @@ def _on_strangers(
     if mode == "pause":
         sentence = f"{attempt.job} is paused: {_who(here)}"
         return [] if attempt.id in paused else [Action(ActionKind.PAUSE, attempt.id, sentence)]
-    fresh = [stranger for stranger in here if (stranger.gpu, stranger.who) not in told]
+    fresh = [stranger for stranger in here if stranger.key not in seen or not seen[stranger.key].reported]
     return [Action(ActionKind.REPORT, attempt.id, f"{_who(fresh)}, where {attempt.job} runs")] if fresh else []
 
 
-def _quiet(attempt: OurAttempt, last: Mapping[tuple[str, str], float], now: float, quiet_s: float) -> bool:
-    return all(now - time >= quiet_s for (gpu, _), time in last.items() if gpu in attempt.gpus)
+def _quiet(attempt: OurAttempt, seen: Sightings, now: float, quiet_s: float) -> bool:
+    return all(now - each.last >= quiet_s for (gpu, _), each in seen.items() if gpu in attempt.gpus)
 
 
 def _who(strangers: Sequence[Stranger]) -> str:
@@ -280,7 +290,7 @@ class GpuUsage:
                 unknown = unknown or process.memory_mb is None
                 used[tag] = used.get(tag, 0) + (process.memory_mb or 0)
         if len(here) == 1 and (unknown or not used) and not (self._pids_are_true and gpu.processes and not used):
-            # The driver does not say who uses how much; all that has come since is the only job's.
+            # The driver does not report how much each process uses; all memory since the start is the only job's.
             used = {tag: max(0, gpu.used_mb - self._baseline.get(gpu.uuid, 0)) for tag in here}
         for tag, mb in used.items():
             self._now[tag] = max(mb, self._now.get(tag, 0))

@@ -1,4 +1,4 @@
-"""The state of the GPUs over time: how long each has been free, who holds it, and which were just left.
+"""The state of the GPUs over time: for how long each has been free, who holds its lease, which our jobs just left.
 
 Joins driver, idle rule and leases of ``gpuherd.gpus`` and keeps the state between two looks. A cheap look queries
 memory only, at most eight times a second, so that a GPU which another user frees is noticed at once. A full look, with
@@ -103,7 +103,7 @@ class GpuWatch:
         self._busy: dict[str, str] = {}
         self._checks: dict[str, idle.Check] = {}
         self._haste: dict[str, float] = {}
-        # What is free on a GPU that nobody uses: less than all, by the driver's own part.
+        # Memory that is free on an idle GPU: less than its total, by the driver's own part.
         self._room_mb: dict[str, int] = {}
         # As of the last look that gave a verdict: the driver is queried for other reasons as well.
         self._was_low: dict[str, bool] = {}
@@ -196,8 +196,7 @@ class GpuWatch:
         return tuple(self._gpus.values())
 
     def able(self, gpus: int) -> tuple[Gpu, ...]:
-        """Those that a job on so many GPUs could be given: none that the driver says fails, and MIG instances to a job
-        on one GPU alone."""
+        """Those that a job on so many GPUs could get: none that fails, and MIG instances only for a job on one GPU."""
         return tuple(gpu for gpu in self._gpus.values() if gpu.problem is None and fits(gpu, gpus, None))
 
     def most_mb(self, gpus: int) -> int | None:
@@ -233,7 +232,7 @@ class GpuWatch:
         self._streaks = idle.forgotten(self._streaks, self._rule, now)
         self._refresh(self._gpus)
         if any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for):
-            # Also what tells the better of two that are free, like how much they compute; and who else is here.
+            # With figures that rank two free GPUs, such as utilisation; and with the other users of the machine.
             self._note_others(self._refresh(), now)
         self._observe(waited_for, now)
         unused = {uuid: self._checks[uuid].free for uuid in waited_for if uuid in self._checks}
@@ -258,30 +257,30 @@ class GpuWatch:
         return before != self.problem
 
     def _get_to_know(self) -> None:
-        """A GPU that the driver could not tell anything of at the start may have a name by now."""
+        """A GPU that the driver could not read at the start may have a name by now."""
         unread = {gpu.index for gpu in self._gpus.values() if gpu.is_unread}
         if not unread:
             return
         machine = self._reader.snapshot(topology=True)
         if any(gpu.index in unread and not gpu.is_unread for gpu in machine.gpus):
-            with suppress(NoSuchGpu):  # Another one is in trouble just now: the next look will do.
+            with suppress(NoSuchGpu):  # another one fails just now; the next look tries again
                 self._choose_gpus(machine, self._options, self._settings)
 
     def look_in_s(self, now: float) -> float:
-        """Seconds until the next ``look`` is wanted. While our own jobs use all GPUs nobody else can free one."""
+        """Seconds until the next ``look`` is wanted. While our own jobs use all GPUs no other user can free one."""
         if self._all_ours or self.awaits_driver:
             return max(0.0, self._full_look_at - now)
         return max(0.0, min(self._rule.look_s, self._full_look_at - now))
 
     def rest(self) -> None:
-        """No job waits for a GPU any more: nothing of ours shall be in the way of those who do."""
+        """No job waits for a GPU any more: gives up what would hinder other gpuherds that do."""
         self.leases.rest()
 
     def _has_changed(self, uuids: Collection[str]) -> bool:
         """A cheap look: whether a GPU's memory is on the other side of the threshold now, or a lease has ended."""
         used = self._reader.used_mb(uuids)
         for uuid in uuids:
-            # What the cheap look does not tell of is left to the full ones.
+            # GPUs that the cheap look can't read are left to the full ones.
             if uuid in used and self._is_low(used[uuid]) is not self._was_low.get(uuid):
                 return True
         return self.leases.any_given_back(uuids)
@@ -316,7 +315,7 @@ class GpuWatch:
         return min(self._haste.values(), default=None)
 
     def views(self, now: float, ours: Collection[str]) -> tuple[GpuView, ...]:
-        """Each GPU with the verdict of the last look. One so long ago that it says nothing any more is forgotten."""
+        """Each GPU with the verdict of the last look, unless that is too long ago to count."""
         verdicts = self._verdicts(now)
         left = self._streaks.left
         return tuple(
@@ -342,7 +341,7 @@ class GpuWatch:
         )
 
     def fetch_notices(self) -> tuple[str, ...]:
-        """What people should be told of the GPUs, once each: leases that were passed over."""
+        """Sentences about the GPUs for people, once each: leases that were passed over, a driver that answers."""
         notices, self._notices = self._notices, []
         return (*notices, *self.leases.fetch_notices())
 
@@ -351,7 +350,7 @@ class GpuWatch:
     def strangers(
         self, own: Mapping[str, Collection[str]], declared_mb: Mapping[str, int] = NOTHING
     ) -> tuple[Stranger, ...]:
-        """A look at the GPUs on which our jobs run, every ``WATCH_EVERY_S``: who else is there. It feeds ``peaks`` too.
+        """A look at the GPUs on which our jobs run: other users' processes there. It updates ``usage`` too.
 
         Args:
             own: by GPU's UUID, the tags (GPUHERD_ATTEMPT) of our attempts on it.
@@ -362,15 +361,14 @@ class GpuWatch:
         return self.usage.look(self._gpus, own, declared_mb)
 
     def gpu_problem(self, uuids: Collection[str]) -> str | None:
-        """What the driver says against these GPUs since our job took them, as a sentence: asked when a job has failed.
-        None for nothing."""
+        """Faults of these GPUs since our job took them, as a sentence; None without any. For a job that has failed."""
         self._refresh(uuids, errors=True)
         return self._faults.problem(self._gpus, uuids)
 
     # --- taking -----------------------------------------------------------------------------------------------
 
     def still_free(self, uuids: Collection[str], now: float) -> set[str]:
-        """One more look, under the leases: which of these GPUs nobody has begun to use since the last one."""
+        """One more look, under the leases: which of these GPUs no process has begun to use since the last one."""
         self._refresh(uuids)
         checks = {uuid: idle.check(self._gpus[uuid], self._rule) for uuid in uuids}
         # A clean look here is no further step in the row of checks; an unclean one ends the row.
@@ -424,12 +422,12 @@ class GpuWatch:
         return idle.is_free(self._streaks, uuid, self._rule)
 
     def _picture(self, now: float) -> dict[str, str | int]:
-        """What a decision goes by: why each GPU is not to be had, or how much memory is free on it."""
+        """The facts that a decision depends on: why each GPU can't be used, or how much memory is free on it."""
         verdicts = self._verdicts(now)
         return {uuid: self._gpus[uuid].free_mb if why is None else why for uuid, why in verdicts.items()}
 
     def _verdicts(self, now: float) -> dict[str, str | None]:
-        """Why each GPU is not to be had; None for one that is."""
+        """Why each GPU can't be used; None for one that can."""
         recent = idle.forgotten(self._streaks, self._rule, now)
         verdicts: dict[str, str | None] = {}
         for uuid in self._gpus:
