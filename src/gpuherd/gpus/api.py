@@ -134,7 +134,7 @@ def select_gpus(
         largest = max(gpu.total_mb for gpu in gpus)
         raise NoSuchGpu(f"no GPU has {min_memory_mb} MB of memory; the largest available has {largest} MB")
     if num_gpus is not None and num_gpus > len(large):
-        logger.warning("%d GPUs were requested and %d are available: %s", num_gpus, len(large), _ids(large))
+        logger.warning("%d GPUs were asked for and %d are available: %s", num_gpus, len(large), _ids(large))
     return _ids(large[:num_gpus])
 
 
