@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpuherd.engines import progress
 from gpuherd.engines.process_tree import (
@@ -113,29 +113,15 @@ class Exit:
     ran_s: float | None = field(default=None, compare=False)
 
 
-class Command(Protocol):
-    """What a job runs (``jobs.job.Job``)."""
-
-    @property
-    def argv(self) -> Sequence[str]:
-        """The command; its first word is looked up in PATH as a shell would."""
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """Variables that the job adds to ours."""
-
-    @property
-    def cwd(self) -> str | None:
-        """Working folder, None for ours."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """All that is needed to start one attempt.
 
     Attributes:
         tag: ``<queue id>/<attempt id>``, carried in the environment by everything that the job starts.
-        job: what to run.
+        argv: the command; its first word is looked up in PATH as a shell would.
+        env: variables that the job adds to ours.
+        cwd: working folder, None for ours.
         log: file that gets the output, appended to.
         status: file that the shell adds the exit status to; its folder exists. Attempts may share it.
         progress: file in which the job may tell how far it is.
@@ -148,10 +134,12 @@ class Launch:
     """
 
     tag: str
-    job: Command
+    argv: Sequence[str]
     log: Path
     status: Path
     progress: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
     gpus: tuple[Gpu, ...] = ()
     lease_fds: tuple[int, ...] = ()
     ahead_fds: tuple[int, ...] = ()
@@ -279,15 +267,15 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
     ``inherited`` is the environment that the job's own comes on top of, usually ``os.environ``.
     """
     environment = job_environment(inherited, launch)
-    program = _find(launch.job.argv[0], environment.get("PATH", os.defpath), launch.job.cwd)
-    words = [_SHELL, "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.job.argv[1:]]
+    program = _find(launch.argv[0], environment.get("PATH", os.defpath), launch.cwd)
+    words = [_SHELL, "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.argv[1:]]
     read_end, write_end = os.pipe()
     try:
         child = _spawn(words, launch, environment, read_end)
     except (OSError, ValueError) as problem:
         os.close(write_end)
         may_pass = isinstance(problem, OSError) and problem.errno in _MAY_PASS
-        raise CannotStart(f"can't start {launch.job.argv[0]!r}: {_reason(problem)}", may_pass=may_pass) from problem
+        raise CannotStart(f"can't start {launch.argv[0]!r}: {_reason(problem)}", may_pass=may_pass) from problem
     finally:
         os.close(read_end)
     try:
@@ -324,7 +312,7 @@ def _spawn(words: list[str], launch: Launch, environment: Mapping[str, str], std
             stdin=stdin,
             stdout=log,
             stderr=log,
-            cwd=launch.job.cwd,
+            cwd=launch.cwd,
             env=environment,
             pass_fds=(*launch.lease_fds, *launch.ahead_fds),
             start_new_session=True,
@@ -376,7 +364,7 @@ def _seconds(words: list[str]) -> float | None:
 
 def job_environment(inherited: Mapping[str, str], launch: Launch) -> dict[str, str]:
     """The job's environment: ours, its own additions, and what only gpuherd decides: GPUs, tag and progress file."""
-    environment = {**inherited, **launch.job.env}
+    environment = {**inherited, **launch.env}
     if launch.threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         # Each library would otherwise start a thread a core in every job at once.
         environment |= dict.fromkeys(THREAD_VARIABLES, str(launch.threads))

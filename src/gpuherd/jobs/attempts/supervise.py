@@ -143,7 +143,9 @@ class Supervisor:
         process = start(
             Launch(
                 tag=self._tag(attempt_id),
-                job=queued.job,
+                argv=queued.job.argv,
+                env=queued.job.env,
+                cwd=queued.job.cwd,
                 log=log,
                 status=self.run.attempt_status(attempt_id),
                 progress=self.run.attempt_progress(attempt_id),
