@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuherd.engines.base import End, Phase, Sighting, Ticket
 from gpuherd.engines.local.process import Exit
@@ -36,9 +35,6 @@ from gpuherd.jobs.records import AttemptRecord, Handed, PauseReason
 from gpuherd.jobs.remote import LONGEST_WAIT_S
 from gpuherd.jobs.remote.protocol import Claim, EndReport
 from gpuherd.jobs.run_dir import RunDirectory
-
-if TYPE_CHECKING:
-    pass
 
 # So many queries in a row must find it gone before that is believed, over some time (``patience_s``).
 LOOKS = 3
