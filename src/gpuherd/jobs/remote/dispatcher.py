@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import sqlite3
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -25,7 +24,7 @@ from gpuherd.atomic import private_write
 from gpuherd.engines.base import Engine, Inside, Placement
 from gpuherd.engines.options import EngineOptions, engine_values, for_this_machine
 from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.gpus.visible import hide_unless_named
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
@@ -39,6 +38,7 @@ from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.remote import AGAIN_S, REPORT_DELAY_S
 from gpuherd.jobs.remote.outcome import RemoteAttempt
+from gpuherd.jobs.remote.protocol import say
 from gpuherd.jobs.remote.submit import Submitter
 from gpuherd.jobs.remote.tracker import EngineQueries, Tracker
 from gpuherd.jobs.reporter import Reporter
@@ -79,7 +79,7 @@ def place_inside(
     Raises as ``EngineSpec.inside``.
     """
     submitted = None if run is None or recall(run) is None else str(run.root)
-    found = options.spec.inside(wanted, options, submitted, _tell)
+    found = options.spec.inside(wanted, options, submitted, say)
     if found is not None:
         # Where the engine has given this process no GPU, those that the machine has are others'.
         hide_unless_named(os.environ)
@@ -96,11 +96,6 @@ def settled(jobs: Sequence[Job], options: DispatchT, run: RunDirectory | None) -
         return options
     most = [each for each in (options.max_concurrent, found.at_once) if each is not None]
     return replace(for_this_machine(options), max_concurrent=min(most, default=None))
-
-
-def _tell(sentence: str) -> None:
-    sys.stderr.write(f"gpuherd: {printable(sentence)}\n")
-    sys.stderr.flush()
 
 
 def refuse_other_engine(queue: QueueFile, run: RunDirectory, options: EngineOptions) -> None:
