@@ -43,7 +43,7 @@ def followed(run: RunDirectory, number: int) -> RemoteAttempt:
         started_at=0.0,
         started_mono=0.0,
     )
-    return RemoteAttempt(record, handed, run.attempt_progress(number))
+    return RemoteAttempt(record, handed)
 
 
 @pytest.fixture

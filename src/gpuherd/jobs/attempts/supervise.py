@@ -59,10 +59,6 @@ class Attempt(Supervised):
     cancelled_by: str | None = None
     paused: frozenset[PauseReason] = frozenset()
 
-    def paused_s(self, now: float, /) -> float:
-        """Seconds for which we have paused it until now."""
-        return self.timer.paused_s(now)
-
     def ended(
         self, end: Exit, *, at: float, now: float, gpu_problem: str | None = None, observed: Observed | None = None
     ) -> Known:

@@ -101,29 +101,23 @@ def follow(
         on_wait: gets a sentence when the job waits and the reason has changed, and when a job ends that never started.
     """
     with opened(run) as reader:
-        current = _attempt(reader, job, attempt)
-        if attempt is not None and current is None:
+        if _attempt(reader, job, attempt) is None and attempt is not None:
             raise UsageError(f"job {clean(job)!r} has no attempt {attempt} yet")
-        waits = _WaitReporter(run, reader, job, on_wait)
-        while current is None:
-            waits.look()
-            if _state(reader, job) in ENDED:
-                return
-            time.sleep(look_s)
-            current = _attempt(reader, job, None)
-        if current.in_line:
-            waits.look()
-        yield from _follow_attempt(run, reader, job, current, last_lines, look_s)
-        while attempt is None:
-            later = _later(reader, job, current.number)
-            if later is not None:
-                current = later
-                yield from _follow_attempt(run, reader, job, current, None, look_s)
-            elif _state(reader, job) in ENDED:
-                return
-            else:
+        waits, followed = _WaitReporter(run, reader, job, on_wait), 0
+        while True:
+            current = _later(reader, job, followed) if followed else _attempt(reader, job, attempt)
+            if current is None:
                 waits.look()
+                if _state(reader, job) in ENDED:
+                    return
                 time.sleep(look_s)
+                continue
+            if current.in_line:
+                waits.look()
+            yield from _follow_attempt(run, reader, job, current, None if followed else last_lines, look_s)
+            if attempt is not None:
+                return
+            followed = current.number
 
 
 class _WaitReporter:

@@ -226,7 +226,7 @@ class RemoteDispatcher(Loop):
     def _is_over(self) -> bool:
         out = bool(self._tracker.open)
         if self._completion.again_at is not None:
-            if self._leaves or (not out and self.asked >= StopLevel.STOP):
+            if self._leaves or (not out and self.stop_level >= StopLevel.STOP):
                 raise self._cannot_end()
             return False
         if self._leaves or out:
@@ -246,7 +246,7 @@ class RemoteDispatcher(Loop):
 
     def _due(self) -> Sequence[float | None]:
         busy = [self._tracker.due_at]
-        if self.asked is StopLevel.GO_ON:
+        if self.stop_level is StopLevel.GO_ON:
             # Otherwise no decision is made any more, and one that is due would keep the loop spinning.
             busy.append(self._submitter.due_at)
         return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
@@ -254,7 +254,7 @@ class RemoteDispatcher(Loop):
     # --- decisions ----------------------------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
-        if self.asked is StopLevel.GO_ON and clock.mono() >= self._held_until:
+        if self.stop_level is StopLevel.GO_ON and clock.mono() >= self._held_until:
             self._submitter.submit_what_can()
 
     def _note_change(self) -> None:
@@ -264,15 +264,15 @@ class RemoteDispatcher(Loop):
     # --- signals and requests -----------------------------------------------------------------------------------
 
     def _signalled(self, signals: StopSignals) -> None:
-        if signals.asked is StopLevel.STOP_NOW or (signals.terminated and self.asked < StopLevel.STOP):
-            self._leave(signals.asked)
+        if signals.level is StopLevel.STOP_NOW or (signals.terminated and self.stop_level < StopLevel.STOP):
+            self._leave(signals.level)
         else:
             super()._signalled(signals)
 
-    def _leave(self, asked: StopLevel) -> None:
+    def _leave(self, level: StopLevel) -> None:
         """Ends at once. Unlike a job of this machine, an engine's job does not need this process: a shutdown of this
         machine must not lose days of a cluster's work."""
-        self.asked, self._leaves = asked, True
+        self.stop_level, self._leaves = level, True
         if self._tracker.open:
             self._reporter.notice(
                 f"leaving {len(self._tracker.open)} jobs in the hands of {self._title}; the same command follows"
@@ -286,16 +286,12 @@ class RemoteDispatcher(Loop):
             return text, "cancels them there and puts them back in the queue"
         return f"cancelling what {self._title} has and putting it back in the queue ({out} jobs)", ""
 
-    def _end_work(self, asked: StopLevel) -> None:
-        if asked is not StopLevel.DRAIN:
+    def _end_work(self, level: StopLevel) -> None:
+        if level is not StopLevel.DRAIN:
             self._tracker.take_back_all()
 
-    def retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
-        """Sets the options from now on; those of this machine's GPUs have no effect here."""
-        self.options = options
+    def _retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
         self._submitter.options = options
-        self._disk.change(options.min_disk)
-        self.decide_soon(clock.mono())
 
     def enforce_marks(self) -> None:
         """Cancels the attempts that are marked in the queue by now."""
@@ -304,11 +300,9 @@ class RemoteDispatcher(Loop):
 
     # --- state --------------------------------------------------------------------------------------------------
 
-    def _show(self) -> None:
-        running, out = self._tracker.running, self._tracker.open
-        sentences = [in_line_sentence(out.values(), self._title), self._submitter.waiting_for]
-        waiting_for = "; ".join(each for each in sentences if each) or None
-        self._reporter.show(running, waiting_for, max(1, len(running)), len(out) - len(running))
+    def _waiting_for(self) -> str | None:
+        sentences = [in_line_sentence(self._tracker.open.values(), self._title), super()._waiting_for()]
+        return "; ".join(each for each in sentences if each) or None
 
     def _state(self) -> DispatcherState:
         reasons = ((number, each.in_line) for number, each in self._tracker.open.items())

@@ -21,20 +21,16 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
 
 from gpuherd.engines.base import End, Phase, Sighting, Ticket
 from gpuherd.engines.local.process import Exit
-from gpuherd.engines.progress import Progress
-from gpuherd.engines.progress import read as read_progress
 from gpuherd.jobs.attempts.failures import back_off_s
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.dispatcher_state import engine_name
-from gpuherd.jobs.records import AttemptRecord, Handed, PauseReason
+from gpuherd.jobs.records import AttemptRecord, Handed
 from gpuherd.jobs.remote import LONGEST_WAIT_S
 from gpuherd.jobs.remote.protocol import Claim, EndReport
-from gpuherd.jobs.run_dir import RunDirectory
 
 # So many queries in a row must find it gone before that is believed, over some time (``patience_s``).
 LOOKS = 3
@@ -71,7 +67,6 @@ class RemoteAttempt:
 
     record: AttemptRecord
     handed: Handed
-    progress_file: Path
     claim: Claim | None = None
     further: Mapping[int, Claim] = field(default_factory=dict)
     report: EndReport | None = None
@@ -84,16 +79,11 @@ class RemoteAttempt:
     cancelled_by: str | None = None
     recalled: NoFault | None = None
     called_off: bool = False
-    paused: frozenset[PauseReason] = frozenset()
 
     @staticmethod
-    def among(records: Iterable[AttemptRecord], run: RunDirectory) -> dict[int, RemoteAttempt]:
+    def among(records: Iterable[AttemptRecord]) -> dict[int, RemoteAttempt]:
         """The attempts among these that an engine has, by number; nothing was read of them yet."""
-        return {
-            record.id: RemoteAttempt(record, record.handed, run.attempt_progress(record.id))
-            for record in records
-            if record.handed is not None
-        }
+        return {record.id: RemoteAttempt(record, record.handed) for record in records if record.handed is not None}
 
     @property
     def ticket(self) -> Ticket:
@@ -112,14 +102,6 @@ class RemoteAttempt:
         if self.has_begun or self.sighting is None or self.sighting.phase is not Phase.WAITING:
             return None
         return self.sighting.reason
-
-    def paused_s(self, _now: float, /) -> float:
-        """How long it was paused by us until now."""
-        return self.record.paused_s
-
-    def progress(self) -> Progress | None:
-        """The job's last report of its progress."""
-        return read_progress(self.progress_file) if self.has_begun else None
 
     def seen(self, sighting: Sighting | None, now: float, asked_at: float) -> None:
         """The engine's answer to a query sent at ``asked_at``; None: it does not know the attempt."""

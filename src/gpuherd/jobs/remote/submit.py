@@ -30,7 +30,7 @@ from gpuherd.jobs.attempts.complete import Completion, give_up
 from gpuherd.jobs.attempts.failures import FailureClass, back_off_s, clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.time_limits import TimeLimits
-from gpuherd.jobs.cycle import Decisions
+from gpuherd.jobs.event_loop import Decisions
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.schema import may_pass
@@ -217,7 +217,8 @@ class Submitter(Decisions):
         self._queue = queue
         self._run = run
         self._reporter = reporter
-        super().__init__(options)
+        super().__init__()
+        self.options = options
         self._queries = queries
         self._tracker = tracker
         self._completion = completion
@@ -366,7 +367,7 @@ class Submitter(Decisions):
             raise problem
 
     def _note_waits(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:
-        self._note(waits, jobs)
+        self.note(waits, jobs)
         if not waits and self._queue.held():
             self.waiting_for = "what still waits is paused"
 
@@ -389,7 +390,7 @@ class Submitter(Decisions):
         except (OSError, sqlite3.OperationalError) as problem:
             self._forget(batch.name)
             return self._cannot_write(problem)
-        submitted, asked_at, goes_on = RemoteAttempt.among(records, self._run), clock.mono(), True
+        submitted, asked_at, goes_on = RemoteAttempt.among(records), clock.mono(), True
         try:
             handles = self._queries.engine.submit(batch)
         except EngineAway as problem:

@@ -291,7 +291,7 @@ class Tracker:
 
     def take_over(self, records: Iterable[AttemptRecord]) -> None:
         """Tracks the attempts that an earlier dispatcher submitted, with what it had begun to do with them."""
-        self.open = RemoteAttempt.among(records, self._run)
+        self.open = RemoteAttempt.among(records)
         self.spool.recall_gone(self.open)
         names = self.spool.names()
         for number, each in self.open.items():
