@@ -330,16 +330,16 @@ def kill(find: Callable[[], Sequence[Seen]]) -> None:
 
 
 def until_none(find: Callable[[], Sequence[Seen]], number: int) -> None:
-    told: set[ProcessId] = set()
+    signalled: set[ProcessId] = set()
     nothing_new = 0
     for _ in range(_MOST_ROUNDS):
-        found = [process for process in find() if process.process not in told]
+        found = [process for process in find() if process.process not in signalled]
         nothing_new = 0 if found else nothing_new + 1
         if nothing_new == _LOOKS_TO_BE_SURE:
             return
         for process in found:
             send(process.process, number)
-            told.add(process.process)
+            signalled.add(process.process)
         # The whole group as well: that reaches also processes that were born since the look, all in one instant.
         for group in {process.group for process in found}:
             with suppress(ProcessLookupError, PermissionError):
@@ -356,14 +356,14 @@ def end_rest(traces: Traces, patience_s: float = _REST_PATIENCE_S) -> bool:
     Returns whether there was anything."""
 
     until = time.monotonic() + patience_s
-    told = set()
+    asked = set()
     while found := traces.members():
         for each in found:
-            if each.process not in told:
+            if each.process not in asked:
                 ask_to_end(each.process)
-                told.add(each.process)
+                asked.add(each.process)
         if time.monotonic() >= until:
             kill(traces.members)
             break
         time.sleep(_REST_LOOK_S)
-    return bool(told)
+    return bool(asked)

@@ -102,14 +102,14 @@ def refuse_other_engine(queue: QueueFile, run: RunDirectory, options: EngineOpti
     """Raises UsageError when another engine than that of ``options`` has jobs of this folder: they must end there, or
     be cancelled, first.
     """
-    elsewhere: dict[str, int] = {}
+    elsewhere = Counter[str]()
     for record in queue.running():
         if not queue.owns(record):
             continue
         if record.handed is not None:
-            elsewhere[record.handed.engine] = elsewhere.get(record.handed.engine, 0) + 1
+            elsewhere[record.handed.engine] += 1
         elif record.process is not None and record.process.is_alive():
-            elsewhere[LOCAL] = elsewhere.get(LOCAL, 0) + 1
+            elsewhere[LOCAL] += 1
     for engine, jobs in elsewhere.items():
         how = f"go on with --engine {engine}, or end them first: gpuherd cancel --run {run.root} --all"
         if engine != options.engine:
