@@ -17,11 +17,10 @@ from contextlib import closing
 from dataclasses import replace
 
 from gpuherd.engines.options import EngineOptions
-from gpuherd.errors import GpuherdError, QueueBusy, UsageError
+from gpuherd.errors import GpuherdError, QueueBusy, UsageError, clean
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import Completion
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Attempt, Orphans, Supervisor
 from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Response, priority_of, wake
 from gpuherd.jobs.control.server import ControlServer

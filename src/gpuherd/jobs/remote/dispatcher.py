@@ -24,10 +24,9 @@ from gpuherd.atomic import private_write
 from gpuherd.engines.base import Engine, Inside, Placement
 from gpuherd.engines.options import EngineOptions, engine_values, for_this_machine
 from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import CannotWrite, GpuherdError, UsageError
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError, clean
 from gpuherd.gpus.visible import hide_unless_named
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.control.messages import StopLevel, StopSignals, wake
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name

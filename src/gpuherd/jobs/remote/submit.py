@@ -24,10 +24,10 @@ from pathlib import Path
 
 from gpuherd.atomic import private_write
 from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement, Refused
-from gpuherd.errors import CannotWrite, JobCannotFit
+from gpuherd.errors import CannotWrite, JobCannotFit, clean
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import Completion, give_up
-from gpuherd.jobs.attempts.failures import FailureClass, back_off_s, clean
+from gpuherd.jobs.attempts.failures import FailureClass, back_off_s
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.event_loop import Decisions
