@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import select
+import sqlite3
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
@@ -29,7 +30,7 @@ from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.options import DispatchOptions, changes
 from gpuherd.jobs.queue.reader import is_there
-from gpuherd.jobs.queue.schema import raising_cannot_write
+from gpuherd.jobs.queue.schema import may_pass, raising_cannot_write
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord
 from gpuherd.jobs.remote import dispatcher
@@ -219,7 +220,9 @@ class _MarkEnforcer:
                     tracker.keep_time(clock.mono())
                     due_at = tracker.due_at
                     queries.wait(until if due_at is None else min(due_at, until))
-        except GpuherdError as problem:
+        except (GpuherdError, sqlite3.OperationalError) as problem:
+            if isinstance(problem, sqlite3.OperationalError) and not may_pass(problem):
+                raise
             logger.warning("can't cancel jobs in %s: %s", engine_name(name), problem)
 
 
