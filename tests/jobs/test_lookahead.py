@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs.scheduler.ordering import Lookahead
-from gpuherd.jobs.scheduler.types import Decision
+from gpuherd.jobs.scheduler.types import Decision, Lookahead
 
 # What a decision that starts nobody says: seconds for which kept GPUs can be lent, GPUs left, jobs unseen.
 _Said = tuple[bool, bool, bool]

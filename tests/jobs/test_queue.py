@@ -24,7 +24,7 @@ from gpuherd.jobs.queue import schema
 from gpuherd.jobs.queue.store import ImpossibleTransition, Queue
 from gpuherd.jobs.records import AttemptRecord, AttemptState, Handed, PauseReason, ResourceRequest
 from gpuherd.jobs.scheduler.memory import FamilyMemory
-from gpuherd.jobs.scheduler.ordering import MOST_KINDS
+from gpuherd.jobs.scheduler.types import MOST_KINDS
 
 
 @pytest.fixture

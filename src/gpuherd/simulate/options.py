@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from gpuherd.jobs.attempts.failures import FailureClass
     from gpuherd.jobs.settings import Settings
-    from gpuherd.simulate.cluster import Background, Machine
-    from gpuherd.simulate.workload import Mix, Recipe, Spread
+    from gpuherd.simulate.workload import Background, Machine, Mix, Recipe, Spread
 
 # From a job's end to the next start on its GPU, as measured (benchmarks/dispatch.py): the poll that finds it clean, the
 # lease, the poll under the lease, the start.
@@ -55,16 +54,16 @@ def number(word: str, accepts: Callable[[float], bool], message: str) -> float:
     return value
 
 
-def _parser(module: str, name: str, *more: Any) -> Callable[[str], Any]:
-    """The parser of this name in a module of this room, which is imported with the first word."""
+def _parser(name: str, *more: Any) -> Callable[[str], Any]:
+    """The parser of this name in ``workload``, which is imported with the first word."""
 
     def parsed(word: str) -> Any:
-        return getattr(import_module(f"gpuherd.simulate.{module}"), name)(word, *more)
+        return getattr(import_module("gpuherd.simulate.workload"), name)(word, *more)
 
     return parsed
 
 
-_spread = _parser("workload", "spread")
+_spread = _parser("spread")
 
 
 def job_seconds(word: str) -> Spread | float:
@@ -100,14 +99,14 @@ class SimulateOptions:
     machine: tuple[Machine, ...] | None = option(
         None,
         help="one machine: 8x80GB, or 4x24GB+2x80GB",
-        parse=_parser("cluster", "machine"),
+        parse=_parser("machine"),
         metavar="SPEC",
         group="machines",
     )
     machines: tuple[Machine, ...] | None = option(
         None,
         help="a cluster: 125x8x80GB for 125 machines of 8 GPUs; several kinds with commas",
-        parse=_parser("cluster", "machines"),
+        parse=_parser("machines"),
         metavar="SPEC",
         group="machines",
     )
@@ -115,14 +114,14 @@ class SimulateOptions:
         None,
         help="external users: busy=0.3,mean=2h,barge=0.1 for the share of time in which they would use a GPU, the mean "
         "length of a session, and the share of sessions that start on GPUs in use",
-        parse=_parser("cluster", "background"),
+        parse=_parser("background"),
         metavar="SPEC",
         group="machines",
     )
     begin: datetime | None = option(
         None,
         help='day and time at which the simulation begins, like "Fri 17:00" (default: Mon 00:00)',
-        parse=_parser("cluster", "start_time"),
+        parse=_parser("start_time"),
         metavar="TIME",
         group="machines",
     )
@@ -144,21 +143,21 @@ class SimulateOptions:
     num_gpus: Mix[int] | None = option(
         None,
         help="GPUs of a drawn job: 2, or with weights 1:8,4:2 (default: 1)",
-        parse=_parser("workload", "mix", count),
+        parse=_parser("mix", count),
         metavar="N",
         group="workload",
     )
     num_nodes: Mix[int] | None = option(
         None,
         help="nodes of a drawn job, with --num-gpus on each: 1:9,2:1; for --policy handover (default: 1)",
-        parse=_parser("workload", "mix", positive_int),
+        parse=_parser("mix", positive_int),
         metavar="N",
         group="workload",
     )
     mem: Mix[int] | None = option(
         None,
         help="memory of a drawn job on each GPU: 20GB, or with weights 8GB:3,40GB:1; --share needs it",
-        parse=_parser("workload", "mix", size_mb),
+        parse=_parser("mix", size_mb),
         metavar="SIZE",
         group="workload",
     )
@@ -172,7 +171,7 @@ class SimulateOptions:
     failures: Mapping[FailureClass, float] | None = option(
         None,
         help="share of attempts that fail, by class: crash=0.02,gpu-fault=0.001",
-        parse=_parser("workload", "failure_shares"),
+        parse=_parser("failure_shares"),
         metavar="SHARES",
         group="workload",
     )

@@ -33,7 +33,7 @@ from gpuherd.jobs.queue.schema import (
 )
 from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, Predecessor, QueuedJob
 from gpuherd.jobs.scheduler.memory import FamilyMemory
-from gpuherd.jobs.scheduler.ordering import BEYOND, MOST_KINDS
+from gpuherd.jobs.scheduler.types import BEYOND, MOST_KINDS
 
 COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submission = ? AND state = 'waiting'"
 # Names in one query: SQLite takes a thousand values, and some builds no more.

@@ -24,7 +24,7 @@ from gpuherd.jobs.records import (
     ResourceRequest,
 )
 from gpuherd.jobs.scheduler.memory import FamilyMemory
-from gpuherd.jobs.scheduler.ordering import rank
+from gpuherd.jobs.scheduler.types import rank
 
 # How jobs and attempts stand in the queue's rows, and how they come back from there.
 

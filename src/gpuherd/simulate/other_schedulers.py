@@ -1,9 +1,4 @@
-"""Jobs handed to a cluster's own scheduler, in virtual time: what the hand-over costs.
-
-Our policy does not decide here what runs where; ``ClusterScheduler``, a simple model of SLURM or Ray, does. Our part is
-that of ``jobs/remote``: at most ``at_most`` jobs are in the cluster's hands, handed over as arrays; ends are seen at
-the next poll, and then other jobs are handed over. The cost is GPU time that no job uses.
-"""
+"""Runs by other schedulers than ours, in virtual time, to compare with: a cluster's own, and the guides' loop."""
 
 from __future__ import annotations
 
@@ -18,14 +13,16 @@ from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.remote.batches import stepped
-from gpuherd.jobs.scheduler.ordering import SEARCHED
-from gpuherd.jobs.scheduler.policy import Limits
-from gpuherd.simulate.cluster import Machine
-from gpuherd.simulate.engine import Run
-from gpuherd.simulate.options import Rules
-from gpuherd.simulate.queue import JobQueue
-from gpuherd.simulate.results import Ending, FinishedAttempt
-from gpuherd.simulate.workload import Work
+from gpuherd.jobs.scheduler.types import SEARCHED, Limits
+from gpuherd.simulate.options import GUIDES_INTERVAL_S, GUIDES_READ_S, GUIDES_SLEEP_S, Rules
+from gpuherd.simulate.results import Ending, FinishedAttempt, History, Visit
+from gpuherd.simulate.state import JobQueue, Run
+from gpuherd.simulate.workload import ExternalUsers, Machine, Session, Work
+
+# Jobs handed to a cluster's own scheduler: what the hand-over costs. Our policy does not decide here what runs where;
+# ``ClusterScheduler``, a simple model of SLURM or Ray, does. Our part is that of ``jobs/remote``: at most ``at_most``
+# jobs are in the cluster's hands, handed over as arrays; ends are seen at the next poll, and then other jobs are handed
+# over. The cost is GPU time that no job uses.
 
 # SLURM's default for the size of an array.
 _LARGEST_ARRAY = 1000
@@ -318,8 +315,8 @@ class Handover(Run):
         self._credit, self._credited_at = 0.0, 0.0
         self._could_run: dict[tuple[int, int, int | None], bool] = {}
 
-    def _arrive(self, numbers: Sequence[int], now: float) -> None:
-        super()._arrive(numbers, now)
+    def _arrive(self, numbers: Sequence[int]) -> None:
+        super()._arrive(numbers)
         self._poll_soon()
 
     # --- our part -----------------------------------------------------------------------------------------------
@@ -360,7 +357,11 @@ class Handover(Run):
                 queued = self._jobs.start(job.id)
                 request = (queued.job.nodes, queued.gpus, queued.memory_mb)
                 if not self._could_ever_run(request):
-                    self._refuse(queued, request)
+                    nodes, gpus, memory_mb = request
+                    each = f"{gpus} GPUs" if memory_mb is None else f"{gpus} GPUs of {memory_mb} MB"
+                    where = "a node" if nodes == 1 else f"each of {nodes} nodes"
+                    self._refuse(queued, f"asks for {each} on {where}; the cluster has none such")
+                    self._poll_soon()
                     continue
                 places -= 1
                 kind = (*request, None if job.limit_s is None else stepped(job.limit_s))
@@ -379,14 +380,6 @@ class Handover(Run):
         if request not in self._could_run:
             self._could_run[request] = self._nodes.could_hold(*request)
         return self._could_run[request]
-
-    def _refuse(self, queued: QueuedJob, request: tuple[int, int, int | None]) -> None:
-        nodes, gpus, memory_mb = request
-        each = f"{gpus} GPUs" if memory_mb is None else f"{gpus} GPUs of {memory_mb} MB"
-        where = "a node" if nodes == 1 else f"each of {nodes} nodes"
-        self._refused[queued.id] = f"asks for {each} on {where}; the cluster has none such"
-        self._jobs.give_up(queued.id, self._now)
-        self._poll_soon()
 
     # --- the cluster's part -------------------------------------------------------------------------------------
 
@@ -420,18 +413,124 @@ class Handover(Run):
     def _end(self, running: RunningJob, start: float, failure: FailureClass | None) -> None:
         queued = running.job.queued
         self._scheduler.end(running)
-        self._attempts.append(
-            FinishedAttempt(
-                job=queued.id,
-                gpus=running.gpus,
-                start=start,
-                end=self._now,
-                wait_s=start - queued.ready_at,
-                ending=Ending.DONE if failure is None else Ending.FAILED,
-                failure=failure,
-            )
-        )
+        self._record(queued, running.gpus, start, Ending.DONE if failure is None else Ending.FAILED, failure)
         self._ended.append((running, failure))
         self._poll_soon()
         if self._scheduler:
             self._pass_soon()
+
+
+# The scheduler of the guides, literally and in virtual time, to compare with. It is the loop that the guides' public
+# tracker runs: it polls every 10 s, a GPU counts as free after 10 polls in a row that found it so, the count begins
+# anew for each start, and one start is made at a time: 10 polls (90 s), 0.5 s to read the GPUs, the start, then 5 s of
+# sleep, 95.5 s in all even when every GPU is free. Jobs go in the order of the list; there are no priorities, no
+# retries and no sharing. On several machines each runs its own loop on its part of the list, dealt out in turn.
+
+
+_GUIDES_CHECKS = 10
+_PROGRESS_EVERY_JOBS = 256
+
+
+def run_guides(
+    machines: Sequence[Machine],
+    works: Sequence[Work],
+    background: ExternalUsers | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> History:
+    """Runs the works under the loop of the guides."""
+    attempts: list[FinishedAttempt] = []
+    visits: list[Visit] = []
+    refused: dict[int, str] = {}
+    first = ended = 0
+    for number, gpus in enumerate(machines):
+        loop = _GuidesLoop(gpus, first, background, seed)
+        for job in range(number, len(works), len(machines)):
+            requested = works[job].job.gpus
+            if requested > len(gpus):
+                refused[job] = f"asks for {requested} GPUs; there are {len(gpus)} to use"
+            else:
+                attempts.append(loop.start(job, works[job]))
+            ended += 1
+            if progress is not None and ended % _PROGRESS_EVERY_JOBS == 0:
+                progress(ended, len(works))
+        visits += loop.visits()
+        first += len(gpus)
+    failed = sum(attempt.ending is Ending.FAILED for attempt in attempts) + len(refused)
+    if progress is not None:
+        progress(len(works), len(works))
+    return History(
+        machines=tuple(len(gpus) for gpus in machines),
+        attempts=tuple(sorted(attempts, key=lambda attempt: attempt.end)),
+        visits=tuple(visits),
+        done=len(works) - failed,
+        failed=failed,
+        cancelled=0,
+        refused=refused,
+    )
+
+
+class _GuidesLoop:
+    """One machine's loop, between two starts. ``first``: number of its first GPU."""
+
+    def __init__(self, gpus: Machine, first: int, background: ExternalUsers | None, seed: int):
+        self._first = first
+        self._gpus = [_GuidesGpu(gpu.uuid, background, seed) for gpu in gpus]
+        self._now = 0.0
+
+    def start(self, job: int, work: Work) -> FinishedAttempt:
+        """Waits until the job can start, starts it, and sleeps."""
+        self._now = max(self._now, work.arrives_s)
+        requested = max(1, work.job.gpus)
+        counts = [0] * len(self._gpus)
+        while True:
+            for position, gpu in enumerate(self._gpus):
+                counts[position] = counts[position] + 1 if gpu.is_free(self._now) else 0
+            free = [position for position, count in enumerate(counts) if count >= _GUIDES_CHECKS]
+            if len(free) >= requested:
+                break
+            self._now += GUIDES_INTERVAL_S
+        start = self._now + GUIDES_READ_S
+        trial = work.trials[0]
+        end = start + trial.seconds
+        chosen = free[:requested]
+        for position in chosen:
+            self._gpus[position].ours_until = end
+        self._now = start + GUIDES_SLEEP_S
+        return FinishedAttempt(
+            job=job,
+            gpus=tuple(self._first + position for position in chosen),
+            start=start,
+            end=end,
+            wait_s=start - work.arrives_s,
+            ending=Ending.DONE if trial.failure is None else Ending.FAILED,
+            failure=trial.failure,
+        )
+
+    def visits(self) -> list[Visit]:
+        """The visits of external users on this machine so far."""
+        return [
+            Visit(self._first + position, session.start, session.end)
+            for position, gpu in enumerate(self._gpus)
+            for session in gpu.sessions
+        ]
+
+
+class _GuidesGpu:
+    """One GPU: used by a job of ours until ``ours_until``, and by external users in ``sessions``. Time only goes on."""
+
+    def __init__(self, uuid: str, background: ExternalUsers | None, seed: int):
+        self._plan: Iterator[Session] = iter(()) if background is None else background.sessions(seed, uuid)
+        self._next = next(self._plan, None)
+        self._external_until = 0.0
+        self.ours_until = 0.0
+        self.sessions: list[Session] = []
+
+    def is_free(self, now: float) -> bool:
+        """Whether a poll at this second finds it free."""
+        while self._next is not None and self._next.start <= now:
+            if self._next.start >= self.ours_until or self._next.barges:
+                self.sessions.append(self._next)
+                self._external_until = max(self._external_until, self._next.end)
+            self._next = next(self._plan, None)
+        return now >= self.ours_until and now >= self._external_until
