@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs.scheduler.types import Decision, Lookahead
+from gpuherd.jobs.scheduler.ordering import Lookahead
+from gpuherd.jobs.scheduler.types import Decision
 
 # What a decision that starts nobody says: seconds for which kept GPUs can be lent, GPUs left, jobs unseen.
 _Said = tuple[bool, bool, bool]

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import eta as eta_module
+from gpuherd.jobs.scheduler import ordering as order_module
 from gpuherd.jobs.scheduler import pool as pool_module
-from gpuherd.jobs.scheduler import types as order_module
+from gpuherd.jobs.scheduler.ordering import DOUBLES_EVERY_S, rank
 from gpuherd.jobs.scheduler.policy import decide, decide_with
 from gpuherd.jobs.scheduler.pool import Pool
-from gpuherd.jobs.scheduler.types import DOUBLES_EVERY_S, Decision, GpuView, Limits, WaitingJob, rank, why_never
+from gpuherd.jobs.scheduler.types import Decision, GpuView, Limits, WaitingJob, why_never
 
 LARGE = Limits(max_gpus=99, cpu_slots=99)
 

@@ -26,8 +26,9 @@ from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.scheduler.limits import limits, most_at_once, most_ever, refuse_if_none_fits
 from gpuherd.jobs.scheduler.memory import FamilyMemory, asks_for
+from gpuherd.jobs.scheduler.ordering import Lookahead
 from gpuherd.jobs.scheduler.policy import decide
-from gpuherd.jobs.scheduler.types import Limits, Lookahead, Wait, WaitingJob
+from gpuherd.jobs.scheduler.types import Limits, Wait, WaitingJob
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 # After so long without a start a run reports what it waits for.

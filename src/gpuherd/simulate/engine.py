@@ -26,9 +26,10 @@ from gpuherd.jobs.gpu.usage import PRESENCE_S
 from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.scheduler.limits import allowance
 from gpuherd.jobs.scheduler.memory import Tenant, shareable_mb
+from gpuherd.jobs.scheduler.ordering import BEYOND, SEARCHED, Lookahead
 from gpuherd.jobs.scheduler.policy import decide_with
 from gpuherd.jobs.scheduler.pool import Pool
-from gpuherd.jobs.scheduler.types import BEYOND, SEARCHED, Decision, GpuView, Limits, Lookahead, Start, WaitingJob
+from gpuherd.jobs.scheduler.types import Decision, GpuView, Limits, Start, WaitingJob
 from gpuherd.simulate.options import STUCK_AFTER_S, TURNAROUND_S, Rules
 from gpuherd.simulate.results import Ending, Visit
 from gpuherd.simulate.state import EventQueue, JobQueue, Run

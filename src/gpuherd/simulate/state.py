@@ -15,7 +15,8 @@ from gpuherd.jobs.attempts.retry import next_try
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.records import QueuedJob, ResourceRequest
 from gpuherd.jobs.scheduler.memory import could_share
-from gpuherd.jobs.scheduler.types import Limits, WaitingJob, order_key, rank
+from gpuherd.jobs.scheduler.ordering import order_key, rank
+from gpuherd.jobs.scheduler.types import Limits, WaitingJob
 from gpuherd.simulate.results import Ending, FinishedAttempt, History, Visit
 from gpuherd.simulate.workload import Machine, Trial, Work, diagnosis
 

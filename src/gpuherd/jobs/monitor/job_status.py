@@ -20,8 +20,7 @@ from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
 from gpuherd.jobs.eta import job_eta_s
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.queue.submission import FAMILIES, attempt_row, family_memory, process_of, queued
+from gpuherd.jobs.queue.reader import FAMILIES, QueueReader, attempt_row, family_memory, process_of, queued
 from gpuherd.jobs.records import AttemptRow, AttemptState, Counts, Handed, JobStatus, PauseReason
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.memory import Ask, FamilyMemory, asks_for

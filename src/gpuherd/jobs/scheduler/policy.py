@@ -7,18 +7,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from gpuherd.gpus.state import Gpu
+from gpuherd.jobs.scheduler.ordering import order_key
 from gpuherd.jobs.scheduler.pool import Node, Pool, comes
-from gpuherd.jobs.scheduler.types import (
-    Chooser,
-    Decision,
-    GpuView,
-    Limits,
-    Start,
-    Wait,
-    WaitingJob,
-    fits,
-    order_key,
-)
+from gpuherd.jobs.scheduler.types import Chooser, Decision, GpuView, Limits, Start, Wait, WaitingJob, fits
 
 # A decision sees the head of the queue, the running jobs, and each GPU with a verdict (free, or why not); it knows no
 # database, no driver and no clock. Rules, in this order:
