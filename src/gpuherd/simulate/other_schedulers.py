@@ -444,18 +444,20 @@ def run_guides(
     visits: list[Visit] = []
     refused: dict[int, str] = {}
     first = ended = 0
-    for number, gpus in enumerate(machines):
-        loop = _GuidesLoop(gpus, first, background, seed)
+    for number, machine in enumerate(machines):
+        sessions = (iter(()) if background is None else background.sessions(seed, gpu.uuid) for gpu in machine)
+        gpus = [_PolledGpu(first + place, each) for place, each in enumerate(sessions)]
+        now = 0.0
         for job in range(number, len(works), len(machines)):
-            requested = works[job].job.gpus
-            if requested > len(gpus):
-                refused[job] = f"asks for {requested} GPUs; there are {len(gpus)} to use"
+            if works[job].job.gpus > len(gpus):
+                refused[job] = f"asks for {works[job].job.gpus} GPUs; there are {len(gpus)} to use"
             else:
-                attempts.append(loop.start(job, works[job]))
+                attempts.append(_run_when_free(gpus, job, works[job], now))
+                now = attempts[-1].start + GUIDES_SLEEP_S
             ended += 1
             if progress is not None and ended % _PROGRESS_EVERY_JOBS == 0:
                 progress(ended, len(works))
-        visits += loop.visits()
+        visits += (visit for gpu in gpus for visit in gpu.visits)
         first += len(gpus)
     failed = sum(attempt.ending is Ending.FAILED for attempt in attempts) + len(refused)
     if progress is not None:
@@ -471,67 +473,47 @@ def run_guides(
     )
 
 
-class _GuidesLoop:
-    """One machine's loop, between two starts. ``first``: number of its first GPU."""
-
-    def __init__(self, gpus: Machine, first: int, background: ExternalUsers | None, seed: int):
-        self._first = first
-        self._gpus = [_GuidesGpu(gpu.uuid, background, seed) for gpu in gpus]
-        self._now = 0.0
-
-    def start(self, job: int, work: Work) -> FinishedAttempt:
-        """Waits until the job can start, starts it, and sleeps."""
-        self._now = max(self._now, work.arrives_s)
-        requested = max(1, work.job.gpus)
-        counts = [0] * len(self._gpus)
-        while True:
-            for position, gpu in enumerate(self._gpus):
-                counts[position] = counts[position] + 1 if gpu.is_free(self._now) else 0
-            free = [position for position, count in enumerate(counts) if count >= _GUIDES_CHECKS]
-            if len(free) >= requested:
-                break
-            self._now += GUIDES_INTERVAL_S
-        start = self._now + GUIDES_READ_S
-        trial = work.trials[0]
-        end = start + trial.seconds
-        chosen = free[:requested]
-        for position in chosen:
-            self._gpus[position].ours_until = end
-        self._now = start + GUIDES_SLEEP_S
-        return FinishedAttempt(
-            job=job,
-            gpus=tuple(self._first + position for position in chosen),
-            start=start,
-            end=end,
-            wait_s=start - work.arrives_s,
-            ending=Ending.DONE if trial.failure is None else Ending.FAILED,
-            failure=trial.failure,
-        )
-
-    def visits(self) -> list[Visit]:
-        """The visits of external users on this machine so far."""
-        return [
-            Visit(self._first + position, session.start, session.end)
-            for position, gpu in enumerate(self._gpus)
-            for session in gpu.sessions
-        ]
+def _run_when_free(gpus: Sequence[_PolledGpu], job: int, work: Work, now: float) -> FinishedAttempt:
+    """Polls the GPUs of a machine from this second on until the job has enough, and starts it."""
+    now, requested = max(now, work.arrives_s), max(1, work.job.gpus)
+    counts = dict.fromkeys(gpus, 0)
+    while True:
+        for gpu in gpus:
+            counts[gpu] = counts[gpu] + 1 if gpu.is_free(now) else 0
+        chosen = [gpu for gpu in gpus if counts[gpu] >= _GUIDES_CHECKS][:requested]
+        if len(chosen) == requested:
+            break
+        now += GUIDES_INTERVAL_S
+    start, trial = now + GUIDES_READ_S, work.trials[0]
+    for gpu in chosen:
+        gpu.ours_until = start + trial.seconds
+    return FinishedAttempt(
+        job=job,
+        gpus=tuple(gpu.number for gpu in chosen),
+        start=start,
+        end=start + trial.seconds,
+        wait_s=start - work.arrives_s,
+        ending=Ending.DONE if trial.failure is None else Ending.FAILED,
+        failure=trial.failure,
+    )
 
 
-class _GuidesGpu:
-    """One GPU: used by a job of ours until ``ours_until``, and by external users in ``sessions``. Time only goes on."""
+class _PolledGpu:
+    """One GPU: used by a job of ours until ``ours_until``, and by external users in ``visits``. Time only goes on."""
 
-    def __init__(self, uuid: str, background: ExternalUsers | None, seed: int):
-        self._plan: Iterator[Session] = iter(()) if background is None else background.sessions(seed, uuid)
-        self._next = next(self._plan, None)
+    def __init__(self, number: int, sessions: Iterator[Session]):
+        self.number = number
+        self._sessions = sessions
+        self._next = next(sessions, None)
         self._external_until = 0.0
         self.ours_until = 0.0
-        self.sessions: list[Session] = []
+        self.visits: list[Visit] = []
 
     def is_free(self, now: float) -> bool:
         """Whether a poll at this second finds it free."""
         while self._next is not None and self._next.start <= now:
             if self._next.start >= self.ours_until or self._next.barges:
-                self.sessions.append(self._next)
+                self.visits.append(Visit(self.number, self._next.start, self._next.end))
                 self._external_until = max(self._external_until, self._next.end)
-            self._next = next(self._plan, None)
+            self._next = next(self._sessions, None)
         return now >= self.ours_until and now >= self._external_until

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -365,24 +365,36 @@ def drawn(count: int, recipe: Recipe, chance: Random) -> tuple[Work, ...]:
         raise UsageError(f"{count} jobs; 1 to {MOST_JOBS} can be simulated")
     if not isinstance(recipe.seconds, Spread):
         raise UsageError("drawn jobs have no cost of their own; give their length: --seconds lognormal:300,1")
+    return _arriving(
+        (_draw(f"job-{index + 1}", recipe, recipe.seconds, chance) for index in range(count)), recipe, chance
+    )
+
+
+def _draw(name: str, recipe: Recipe, seconds: Spread, chance: Random) -> tuple[Job, tuple[Trial, ...]]:
+    length = seconds.draw(chance)
+    gpus = recipe.gpus.draw(chance)
+    nodes = recipe.nodes.draw(chance)
+    memory_mb = None if recipe.memory_mb is None or not gpus else recipe.memory_mb.draw(chance)
+    job = Job(
+        name=name,
+        argv=("simulated",),
+        gpus=gpus,
+        nodes=nodes,
+        memory_mb=memory_mb,
+        retries=recipe.retries,
+        timeout_s=None if recipe.limits is None else length * recipe.limits,
+        cost=length * math.exp(chance.gauss(0, recipe.guess)) if recipe.guess else length,
+    )
+    return job, _trials(length, recipe.retries, recipe.failures, chance)
+
+
+def _arriving(jobs: Iterable[tuple[Job, tuple[Trial, ...]]], recipe: Recipe | None, chance: Random) -> tuple[Work, ...]:
+    """The jobs with the time of their arrival: at the start, or as the recipe says. Each arrival is drawn after its
+    job, so that the same seed gives the same work."""
     works, arrives_s = [], 0.0
-    for index in range(count):
-        length = recipe.seconds.draw(chance)
-        gpus = recipe.gpus.draw(chance)
-        nodes = recipe.nodes.draw(chance)
-        memory_mb = None if recipe.memory_mb is None or not gpus else recipe.memory_mb.draw(chance)
-        job = Job(
-            name=f"job-{index + 1}",
-            argv=("simulated",),
-            gpus=gpus,
-            nodes=nodes,
-            memory_mb=memory_mb,
-            retries=recipe.retries,
-            timeout_s=None if recipe.limits is None else length * recipe.limits,
-            cost=length * math.exp(chance.gauss(0, recipe.guess)) if recipe.guess else length,
-        )
-        works.append(Work(job, _trials(length, recipe.retries, recipe.failures, chance), arrives_s))
-        if recipe.every is not None:
+    for job, trials in jobs:
+        works.append(Work(job, trials, arrives_s))
+        if recipe is not None and recipe.every is not None:
             arrives_s += recipe.every.draw(chance)
     return tuple(works)
 
@@ -393,18 +405,17 @@ def listed(jobs: Sequence[Job], recipe: Recipe, chance: Random) -> tuple[Work, .
     Raises UsageError when a length can't be determined, and for needs that name no job or go in a circle.
     """
     check_needs(jobs)
-    works, arrives_s = [], 0.0
-    for job in jobs:
+
+    def length_of(job: Job) -> float:
         if isinstance(recipe.seconds, Spread):
-            length = recipe.seconds.draw(chance)
-        elif job.cost is not None:
-            length = job.cost * recipe.seconds
-        else:
+            return recipe.seconds.draw(chance)
+        if job.cost is None:
             raise UsageError(f"job {job.name!r} has no cost to take its length from; give it one, or use --seconds 10m")
-        works.append(Work(job, _trials(length, job.retries, recipe.failures, chance), arrives_s))
-        if recipe.every is not None:
-            arrives_s += recipe.every.draw(chance)
-    return tuple(works)
+        return job.cost * recipe.seconds
+
+    return _arriving(
+        ((job, _trials(length_of(job), job.retries, recipe.failures, chance)) for job in jobs), recipe, chance
+    )
 
 
 def _trials(length: float, retries: int, failures: Mapping[FailureClass, float], chance: Random) -> tuple[Trial, ...]:
@@ -462,23 +473,20 @@ def replayed(recorded: Recorded, recipe: Recipe | None, chance: Random) -> tuple
     unknown = [job for job in recorded.jobs if job.name not in recorded.trials]
     drawn = {} if recipe is None else {work.job.name: work for work in _drawn(unknown, recipe, chance)}
     typical = _typical(recorded)
-    works, arrives_s = [], 0.0
-    for job in recorded.jobs:
+
+    def trials_of(job: Job) -> tuple[Trial, ...]:
         if job.name in recorded.trials:
-            trials = recorded.trials[job.name]
-        elif job.name in drawn:
-            trials = drawn[job.name].trials
-        else:
-            length = typical.get(job.family, typical.get(None))
-            if length is None:
-                raise UsageError(
-                    f"job {job.name!r} has not run yet, and no other has; give the length of jobs with --seconds 10m"
-                )
-            trials = (Trial(length),)
-        works.append(Work(job, trials, arrives_s))
-        if recipe is not None and recipe.every is not None:
-            arrives_s += recipe.every.draw(chance)
-    return tuple(works)
+            return recorded.trials[job.name]
+        if job.name in drawn:
+            return drawn[job.name].trials
+        length = typical.get(job.family, typical.get(None))
+        if length is None:
+            raise UsageError(
+                f"job {job.name!r} has not run yet, and no other has; give the length of jobs with --seconds 10m"
+            )
+        return (Trial(length),)
+
+    return _arriving(((job, trials_of(job)) for job in recorded.jobs), recipe, chance)
 
 
 def _drawn(jobs: list[Job], recipe: Recipe, chance: Random) -> tuple[Work, ...]:
