@@ -1,8 +1,8 @@
 """A run by our own policy, in virtual time, over GPUs with attempts and external users.
 
 The decisions are those of a real run, by the same code: ``policy.decide_with`` decides what starts where,
-``retry.next_try`` what becomes of a failed job, ``jobs.gpu.health`` which GPUs are left out, ``gpus.idle`` when a GPU
-counts as free. This module adds what a dispatcher's loop and its surroundings do: attempts start and end, external
+``complete.next_try`` what becomes of a failed job, ``jobs.gpu.health`` which GPUs are left out, ``gpus.idle`` when a
+GPU counts as free. This module adds what a dispatcher's loop and its surroundings do: attempts start and end, external
 users come and go, GPUs become free. The same input gives the same history. The machines of a cluster share one queue; a
 job gets GPUs of one machine.
 """
