@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 # No path, name or setting that somebody wrote by hand is so long.
-_ENDLESS = re.compile(r"\S{1000,}")
+_ENDLESS = r"\S{1000,}"
 _BEGINNING = 60
 
 
@@ -51,7 +51,7 @@ def one_line(text: str) -> str:
     >>> one_line("'" + "9" * 10_000 + "' is not a whole number").partition("99…")[2]
     ' (10002 characters) is not a whole number'
     """
-    return _ENDLESS.sub(lambda word: f"{word[0][:_BEGINNING]}… ({len(word[0])} characters)", printable(text))
+    return re.sub(_ENDLESS, lambda word: f"{word[0][:_BEGINNING]}… ({len(word[0])} characters)", printable(text))
 
 
 def escape_unencodable(stream: object) -> None:

@@ -13,16 +13,15 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, NoReturn, TypeVar
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from gpuherd.errors import ExitCode, UsageError, one_line
 
 ConfigT = TypeVar("ConfigT")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """How people write the value of a field.
 
     Attributes:

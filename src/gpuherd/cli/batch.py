@@ -10,21 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch.assemble import BadJobFile, read_engine
-from gpuherd.batch.batch import BatchOptions, PlannedJob
 from gpuherd.cli.common import add_json, add_run_name
 from gpuherd.cli.job_start import JOB_FILE_KEYS, fill_from_block, gpus_of_run, load_for, planner
 from gpuherd.cli.output import console_for, print_json, print_note
-from gpuherd.engines.options import EngineOptions, engine_values
 from gpuherd.engines.registry import LOCAL, EngineSpec, specs
 from gpuherd.errors import ExitCode, UsageError, printable
-from gpuherd.jobs.options import DispatchOptions
 from gpuherd.options import Parser, add_options, build
 from gpuherd.units import count
 
 if TYPE_CHECKING:
+    from gpuherd.batch.batch import PlannedJob
     from gpuherd.batch.export import Found
+    from gpuherd.batch.options import BatchOptions
+    from gpuherd.engines.options import EngineOptions
     from gpuherd.jobs.job import Planner
+    from gpuherd.jobs.options import DispatchOptions
     from gpuherd.jobs.records import Outcome
     from gpuherd.jobs.run_dir import RunDirectory
 
@@ -54,6 +54,8 @@ _MOST_PROBLEMS = 100
 
 
 def add_batch(parser: Parser) -> None:
+    from gpuherd.batch.options import BatchOptions
+
     parser.add_argument("file", metavar="FILE", help="commands.txt, jobs.yaml, or - for commands on standard input")
     add_options(parser, BatchOptions)
     add_json(parser, "the plan or the outcome")
@@ -61,6 +63,9 @@ def add_batch(parser: Parser) -> None:
 
 def run_batch(args: argparse.Namespace) -> int:
     """Runs the file's jobs. Returns the exit code."""
+    from gpuherd.batch.assemble import BadJobFile, read_engine
+    from gpuherd.batch.options import BatchOptions
+
     try:
         fill_from_block(args, read_engine(args.file))
         load_for(args, BatchOptions)
@@ -80,7 +85,7 @@ def run_batch(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
-    from gpuherd.batch.batch import plan
+    from gpuherd.batch.batch import plan, print_plan
 
     planned = plan(args.file, options, _planner(options, options.max_gpus))
     # Inside a job of the cluster the jobs may run on this machine.
@@ -88,8 +93,6 @@ def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
     if args.json:
         print_json({"engine": engine, "jobs": [_planned_entry(each) for each in planned]})
     else:
-        from gpuherd.batch.batch import print_plan
-
         print_plan(console_for(args, highlight=False), planned, None if engine == LOCAL else engine)
     return ExitCode.FAILED if any(each.never is not None for each in planned) else ExitCode.OK
 
@@ -183,6 +186,8 @@ examples:
 
 
 def add_export(parser: Parser) -> None:
+    from gpuherd.engines.options import EngineOptions
+
     help_text = "a job file, - for standard input, or a run's folder"
     add_run_name(parser, "path", metavar="FILE|DIR", help_text=help_text, required=True)
     parser.add_argument("--to", required=True, choices=tuple(_exporters()), help="what runs the files")
@@ -214,6 +219,8 @@ def run_export(args: argparse.Namespace) -> int:
     """Writes or shows the files."""
     from gpuherd.batch.export import files as files_of
     from gpuherd.batch.export import of, write
+    from gpuherd.engines.options import engine_values
+    from gpuherd.jobs.options import DispatchOptions
 
     options = _export_options(args)
     dispatch = DispatchOptions(**engine_values(options))
@@ -248,6 +255,8 @@ def _export_options(args: argparse.Namespace) -> EngineOptions:
 
     Raises UsageError for an option that the files do not use.
     """
+    from gpuherd.engines.options import EngineOptions, engine_values
+
     spec = _exporters()[args.to]
     possible = _options_of(spec)
     for name in engine_values(args):
@@ -256,6 +265,7 @@ def _export_options(args: argparse.Namespace) -> EngineOptions:
             raise UsageError(f"--{name.replace('_', '-')} is for --to {users}")
     args.engine = spec.name  # not that of the job file or the settings, which is for running the jobs
     if spec.name != LOCAL:
+        from gpuherd.batch.assemble import read_engine
         from gpuherd.jobs.settings import load
 
         fill_from_block(args, read_engine(args.path))

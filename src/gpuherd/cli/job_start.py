@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.cli.output import print_note
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError, printable
-from gpuherd.jobs.job import ModelUse, Need, Planner
 from gpuherd.options import option_fields
 
 if TYPE_CHECKING:
     from gpuherd.engines.options import EngineOptions
     from gpuherd.gpus.state import Gpu
+    from gpuherd.jobs.job import ModelUse, Need, Planner
     from gpuherd.jobs.options import DispatchOptions
     from gpuherd.jobs.settings import Settings
     from gpuherd.models.plan.card import Card
@@ -70,6 +70,7 @@ def planner(
 
     def plan(use: ModelUse) -> Need:
         nonlocal planned
+        from gpuherd.jobs.job import Need
         from gpuherd.models.plan.asking import demand_for
 
         if not gpus:

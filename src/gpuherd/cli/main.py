@@ -16,7 +16,6 @@ from gpuherd import __version__
 from gpuherd.cli import COMMANDS
 from gpuherd.errors import Enqueued, ExitCode, GpuherdError, escape_unencodable, printable
 from gpuherd.options import Parser, did_you_mean
-from gpuherd.report.log import configure_console
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -125,6 +124,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return ExitCode.USAGE
+    from gpuherd.report.log import configure_console
+
     try:
         configure_console()
         if args.simulate is not None:

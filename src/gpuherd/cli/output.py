@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.columns import Column, fitted, window
 from gpuherd.errors import CannotWrite, ExitCode, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
 
+    from gpuherd.columns import Column
     from gpuherd.models.plan.drawing import Line, Window
 
 
@@ -138,6 +138,8 @@ def _with_time(table: RenderableType, every_s: float) -> RenderableType:
 def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """Prints a heading and one line per row; each row has one printable word per column."""
     from rich.console import Console
+
+    from gpuherd.columns import fitted, window
 
     for line in fitted(columns, rows, window(Console())).lines:
         print(line)

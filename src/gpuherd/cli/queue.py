@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,10 @@ from gpuherd.cli.job_start import check_node_gpus, gpus_of_cluster, gpus_of_own_
 from gpuherd.cli.output import console_for, print_json, print_note
 from gpuherd.engines.registry import LOCAL, ClusterOptions, names
 from gpuherd.errors import ExitCode, UsageError, printable
-from gpuherd.jobs.job import Job, ModelUse, job_fields
-from gpuherd.options import Parser, add_options, build, given, same_option
+from gpuherd.options import Parser, add_options, build, given, option_fields, same_option
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.job import Planner
+    from gpuherd.jobs.job import Job, Planner
 
 SUBMIT = """\
 Puts a command into your own queue, which gpuherd up works off in the background, and prints the name of the job. The
@@ -38,6 +38,8 @@ queue.
 
 
 def add_submit(parser: Parser) -> None:
+    from gpuherd.jobs.job import Job, ModelUse
+
     add_options(parser, Job)
     add_options(parser, ModelUse)
     add_own_queue(parser, "what is to run it: your queue for this engine (default: that of your settings, or local)")
@@ -52,6 +54,7 @@ def add_submit(parser: Parser) -> None:
 def run_submit(args: argparse.Namespace) -> int:
     """Submits the command and prints the job's name."""
     from gpuherd.batch.user_queue import check, submit, with_surroundings
+    from gpuherd.jobs.job import Job, ModelUse, job_fields
 
     argv = command_words(args)
     _warn_of_missing_program(argv[0])
@@ -138,9 +141,11 @@ Exit codes: 0 it works, 75 another one works already; with --foreground 130 and 
 
 
 def add_up(parser: Parser) -> None:
-    from gpuherd.jobs.options import UpOptions
+    from gpuherd.jobs.options import DispatchOptions
 
-    add_options(parser, UpOptions)
+    # No --share: a job shares its GPU if it was submitted with that.
+    add_options(parser, DispatchOptions, only={field.name for field, _ in option_fields(DispatchOptions)} - {"share"})
+    parser.add_argument("--foreground", action="store_true", help="stay in the foreground and show what happens")
     add_json(parser, "the dispatcher's pid and folder")
 
 
@@ -148,23 +153,23 @@ def run_up(args: argparse.Namespace) -> int:
     """Starts the dispatcher, or with ``--foreground`` becomes it."""
     from gpuherd.batch.daemon import forget_environment, log_file, up
     from gpuherd.batch.user_queue import open_folder
-    from gpuherd.jobs.options import UpOptions, dispatch_options
+    from gpuherd.jobs.options import DispatchOptions
 
-    load_for(args, UpOptions, stays=False)
-    options = build(UpOptions, args)
+    load_for(args, DispatchOptions, stays=False)
+    options = replace(build(DispatchOptions, args), share=True)
     notice = options.spec.queue_notice(options)
     if notice is not None:
         print_note(notice)
     directory = open_folder(engine=options.engine)
-    if options.foreground:
+    if args.foreground:
         from gpuherd.jobs.monitor.display import display
         from gpuherd.jobs.run import work_off
 
         console = console_for(args, highlight=False)
         forget_environment(options.engine)
         with display(console) as live:
-            return work_off(directory, dispatch_options(options), serve=True, display=live).exit_code
-    pid = up(dispatch_options(options), directory)
+            return work_off(directory, options, serve=True, display=live).exit_code
+    pid = up(options, directory)
     if args.json:
         print_json({"pid": pid, "queue": str(directory.root), "log": str(log_file(directory))})
     else:

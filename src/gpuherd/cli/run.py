@@ -8,15 +8,18 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING
 
-from gpuherd.batch.run import CannotBecome, RunOptions, Waiter, become, find_program, open_descriptors
+from gpuherd.batch.options import RunOptions
 from gpuherd.cli.common import add_command_words, command_words
 from gpuherd.cli.job_start import gpus_of_cluster, gpus_of_run, load_for, planner
 from gpuherd.cli.output import print_json, print_note
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError, printable
-from gpuherd.jobs.feasibility import refuse_beyond_this_machine
 from gpuherd.options import Parser, add_options, build
+
+if TYPE_CHECKING:
+    from gpuherd.batch.run import Waiter
 
 RUN = """\
 Waits until GPUs are free, takes them, and becomes the command: signals, terminal, pipes and exit status are those of
@@ -44,6 +47,9 @@ def add_run(parser: Parser) -> None:
 
 def run_run(args: argparse.Namespace) -> int:
     """Becomes the command. Returns only if that is impossible, or with ``--dry-run``."""
+    from gpuherd.batch.run import CannotBecome, Waiter, become, find_program, open_descriptors
+    from gpuherd.jobs.feasibility import refuse_beyond_this_machine
+
     inherited = open_descriptors()
     argv = command_words(args)
     settings = load_for(args, RunOptions, stays=False)

@@ -41,7 +41,7 @@ def for_many(declared: Any) -> Any:
     return declared
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class LocalOptions:
     """Which engine runs the jobs: all that can be said of this machine's engine. Other engines inherit from
     ``ClusterOptions``.
@@ -67,7 +67,7 @@ class LocalOptions:
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ClusterOptions(LocalOptions):
     """Options that every engine beyond this machine has. Times are seconds, memory MB (2^20 bytes)."""
 
@@ -151,8 +151,8 @@ class EngineSpec:
     """An engine as its folder registers it: ``engines/NAME/spec.py`` holds one instance, ``ENGINE``.
 
     A subclass sets the attributes and overrides the methods that it has something for; each default means "this engine
-    does not have that". The module is imported at every start that has options of engines: it imports ``base`` and the
-    options' module only, and everything else inside of its methods.
+    does not have that". The module is imported at every start that has options of engines: it imports this
+    module only, and everything else inside of its methods.
 
     What a *node* has to know of the engine is a ``world.NodeSide`` named ``NODE`` in the folder's module ``node``.
 
@@ -163,7 +163,8 @@ class EngineSpec:
         order: its place in lists: by this number, then by name.
         options: its options, a dataclass that inherits from ``ClusterOptions``; the fields become flags, keys of
             ``engine:`` in YAML, keys of the settings and keywords of the Python API. Two engines may declare a field of
-            the same name only with the same default.
+            the same name only with the same default. An engine of ours imports them when they are asked for: most
+            commands need only its name.
         variables: beginnings of the names of environment variables that describe one machine or one job of the engine,
             and are not sent to nodes.
         kept_variables: beginnings of the names of those that say how to reach the engine, which a dispatcher in the
@@ -181,7 +182,6 @@ class EngineSpec:
     title: str
     about: str
     order: int = 100
-    options: type[LocalOptions] = ClusterOptions
     variables: tuple[str, ...] = ()
     kept_variables: tuple[str, ...] = ()
     doctor_options: tuple[str, ...] = ()
@@ -191,6 +191,10 @@ class EngineSpec:
     ranks_by: str = "the engine"
     gpu_type_flag: str | None = None
     examples: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def options(self) -> type[LocalOptions]:
+        return ClusterOptions
 
     @property
     def fields(self) -> Mapping[str, Field[Any]]:
@@ -337,11 +341,6 @@ def _known() -> Mapping[str, EngineSpec]:
     folders = [name for name in os.listdir(here) if (here / name / "spec.py").is_file()]  # noqa: PTH208
     found = [import_module(f"{__package__}.{name}.spec").ENGINE for name in folders]
     found += [point.load() for point in _entry_points()]
-    defaults: dict[str, Any] = {}
-    for spec in found:
-        for name, declared in spec.fields.items():
-            if defaults.setdefault(name, declared.default) != declared.default:
-                raise TypeError(f"engine {spec.name}: option {name} has another default in another engine")
     return {spec.name: spec for spec in sorted(found, key=lambda each: (each.order, each.name))}
 
 
