@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.common import add_json
-from gpuherd.cli.output import print_json
+from gpuherd.cli.common import add_json, print_json
 from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import ExitCode
 from gpuherd.options import Parser, add_options, build

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.output import print_note
+from gpuherd.cli.common import print_note
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError, printable
 from gpuherd.options import option_fields

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_json
+from gpuherd.cli.common import add_json, print_json, progress_bar, write_file
 from gpuherd.cli.job_start import JOB_FILE_KEYS, AvailableGpus, gpus_as_idle, planner
-from gpuherd.cli.output import print_json, progress_bar, write_file
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser, add_options, build
 from gpuherd.simulate.options import Rules, SimulateOptions
