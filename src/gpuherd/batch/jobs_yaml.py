@@ -55,10 +55,10 @@ from gpuherd.units import positive_int, whole_number
 
 # --- the document as a tree ------------------------------------------------------------------------------------------
 #
-# Plain nodes that know their lines, made of the events of PyYAML's parser, a state machine in C. A hostile document can't
-# run code (tags are refused), turn a name into a number (scalars stay as they are written), repeat a key unnoticed, or
-# grow: an alias is the same node again, and depth is bounded, for the parser, which needs no stack, as for the
-# recursion here.
+# Plain nodes that know their lines, made of the events of PyYAML's parser, a state machine in C. A hostile document
+# can't run code (tags are refused), turn a name into a number (scalars stay as they are written), repeat a key
+# unnoticed, or grow: an alias is the same node again, and depth is bounded, for the parser, which needs no stack, as
+# for the recursion here.
 
 _MOST_DEPTH = 20
 _NOTHING = frozenset({"", "~", "null", "Null", "NULL"})

@@ -11,9 +11,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuherd.cli.common import print_note
 from gpuherd.engines.registry import LOCAL
@@ -44,8 +44,7 @@ JOB_FILE_KEYS: Mapping[str, str | None] = {
 # ---- memory plans ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AvailableGpus:
+class AvailableGpus(NamedTuple):
     """GPUs that jobs may get, with the memory that is free while nothing runs on them; ``limit``: how many of them a
     run uses at once (None: all)."""
 

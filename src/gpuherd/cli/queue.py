@@ -26,14 +26,6 @@ from gpuherd.cli.common import (
     run_of,
     split_jobs,
 )
-from gpuherd.cli.job_start import (
-    check_node_gpus,
-    gpus_of_cluster,
-    gpus_of_own_queue,
-    load_for,
-    planner,
-    simulate_here,
-)
 from gpuherd.engines.registry import LOCAL, ClusterOptions, names
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.options import Option, Parser, add_options, build, given, option_fields, same_option, spellings
@@ -77,6 +69,7 @@ def add_submit(parser: Parser) -> None:
 def run_submit(args: argparse.Namespace) -> int:
     """Submits the command and prints the job's name."""
     from gpuherd.batch.user_queue import check, submit, with_surroundings
+    from gpuherd.cli.job_start import simulate_here
     from gpuherd.jobs.job import Job, ModelUse, job_fields
 
     argv = command_words(args)
@@ -132,6 +125,7 @@ def _sentence(job: Job, name: str | None, engine: str) -> str:
 
 
 def _planner(engine: str, node_gpus: str | None) -> Planner:
+    from gpuherd.cli.job_start import check_node_gpus, gpus_of_cluster, gpus_of_own_queue, planner
     from gpuherd.engines.options import EngineOptions
 
     check_node_gpus(node_gpus)
@@ -176,6 +170,7 @@ def run_up(args: argparse.Namespace) -> int:
     """Starts the dispatcher, or with ``--foreground`` becomes it."""
     from gpuherd.batch.daemon import forget_environment, log_file, up
     from gpuherd.batch.user_queue import open_folder
+    from gpuherd.cli.job_start import load_for
     from gpuherd.jobs.options import DispatchOptions
 
     load_for(args, DispatchOptions, stays=False)

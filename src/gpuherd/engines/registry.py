@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -337,8 +336,9 @@ def foreign(name: str) -> frozenset[str]:
 
 @cache
 def _known() -> Mapping[str, EngineSpec]:
-    here = Path(__file__).parent
-    folders = [name for name in os.listdir(here) if (here / name / "spec.py").is_file()]  # noqa: PTH208
+    # Plain calls here and below: this is done at every start.
+    here = os.path.dirname(__file__)  # noqa: PTH120
+    folders = [name for name in os.listdir(here) if os.path.isfile(f"{here}/{name}/spec.py")]  # noqa: PTH113, PTH208
     found = [import_module(f"{__package__}.{name}.spec").ENGINE for name in folders]
     found += [point.load() for point in _entry_points()]
     return {spec.name: spec for spec in sorted(found, key=lambda each: (each.order, each.name))}
@@ -349,7 +349,6 @@ def _entry_points() -> Collection[Any]:
     section = f"[{ENTRY_POINTS}]".encode()
     for place in sys.path:
         with suppress(OSError):
-            # Plain calls: this is done at every start.
             for name in os.listdir(place or "."):  # noqa: PTH208
                 if name.endswith("-info"):
                     with suppress(OSError), open(f"{place or '.'}/{name}/entry_points.txt", "rb") as file:  # noqa: PTH123
