@@ -11,7 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from io import TextIOWrapper
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # No path, name or setting that somebody wrote by hand is so long.
 _ENDLESS = r"\S{1000,}"

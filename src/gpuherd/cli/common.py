@@ -6,20 +6,20 @@ With ``--json`` standard output holds JSON alone; all other output goes to stand
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.registry import LOCAL, names
 from gpuherd.errors import CannotWrite, ExitCode, UsageError, printable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console, RenderableType
     from rich.progress import Progress
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 def print_json(value: Any, *, allow_nan: bool = False) -> None:
     """Prints a value as indented JSON. Raises ValueError for NaN and infinities, which are no JSON, unless
     ``allow_nan``."""
+    import json
+
     print(json.dumps(value, indent=2, allow_nan=allow_nan))
 
 

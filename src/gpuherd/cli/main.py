@@ -10,7 +10,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from gpuherd import __version__
 from gpuherd.cli import COMMANDS
@@ -161,7 +160,7 @@ def _unexpected_error(problem: BaseException) -> GpuherdError:
     import traceback
 
     try:
-        cwd = str(Path.cwd())
+        cwd = os.getcwd()  # noqa: PTH109 - as text
     except OSError:
         cwd = "a folder that was removed"
     summary = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
@@ -281,7 +280,7 @@ def _is_environmental(problem: Exception) -> bool:
     if not isinstance(problem, OSError):
         return False
     try:
-        Path.cwd()
+        os.getcwd()  # noqa: PTH109 - whether it is there
     except FileNotFoundError:
         return True
     return problem.errno in _NO_SPACE
