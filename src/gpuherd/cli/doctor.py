@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -83,6 +82,8 @@ def _progress(console: Console, title: str) -> Iterator[None]:
         with console.status(f"checking {title} ..."):
             yield
         return
+    import threading
+
     timer = threading.Timer(_LONG_S, console.print, [f"checking {title} ..."])
     timer.daemon = True
     timer.start()
