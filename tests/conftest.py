@@ -19,6 +19,9 @@ from gpuherd.standin.machine import Machine
 
 MakeModel = Callable[..., Path]
 
+# A job's share of the cores is not handed to it where users have set their own, here or on the nodes of a test's cluster.
+os.environ.pop("OMP_NUM_THREADS", None)
+
 # No test hangs on the machine's speed.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
