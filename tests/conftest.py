@@ -19,7 +19,7 @@ from gpuherd.standin.machine import Machine
 
 MakeModel = Callable[..., Path]
 
-# A job's share of the cores is not handed to it where users have set their own, here or on the nodes of a test's cluster.
+# Where users set their own number of threads, jobs are not given theirs: neither here nor on a test's nodes.
 os.environ.pop("OMP_NUM_THREADS", None)
 
 # No test hangs on the machine's speed.

@@ -56,7 +56,7 @@ class GridEngineFiles(ClusterFiles):
         """As ``ClusterFiles.directives``."""
         jobs, limit = len(group.jobs), self._options.array_limit
         words = [f"-N {translate.job_name(group.name)}", "-S /bin/bash", "-cwd", "-j y", "-r n", "-notify"]
-        # Unlike sbatch, qsub hands nothing of the environment on: with the submitter's PATH a job finds the same programs.
+        # qsub, unlike sbatch, hands no environment on: with the PATH of the submitter a job finds the same programs.
         words.append("-v PATH")
         words.append(f"-o logs/{group.name}{'.$TASK_ID' if jobs > 1 else ''}.log")
         if jobs > 1:
