@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from gpuherd.jobs import clock
-from gpuherd.jobs.monitor.job_status import Page
+from gpuherd.jobs.monitor.job_status import Page, ran_s
 from gpuherd.jobs.monitor.status import RunStatus, status_of
 from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.queue.submission import process_of
 from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -140,23 +138,11 @@ def _gpus(reader: QueueReader) -> tuple[dict[str, GpuMetrics], dict[str, float]]
             gpu.running += row["n"] if running else 0
             gpu.shared |= row["shared"] > 0
             gpu.remote |= row["remote"] > 0
-    for uuid, seconds in _running_s(reader):
-        gpus[uuid].running_s += seconds
-    return dict(gpus), dict(by_state)
-
-
-def _running_s(reader: QueueReader) -> Iterator[tuple[str, float]]:
-    """For each GPU of each running attempt how long it has run. An attempt that is recorded as running, and has ended
-    while no dispatcher was there, counts once its end is known.
-    """
-    now, wall = clock.mono(), clock.wall()
+    # An attempt that is recorded as running, and has ended while no dispatcher was there, counts once its end is known.
     for row in reader.rows("SELECT * FROM attempts WHERE state = 'running'"):
-        process = process_of(row)
-        # Beyond this machine by the wall clock: there it goes on while this one is started anew.
-        ran_s = wall - row["started_at"] if process is None else now - row["started_mono"]
-        if process is None or process.is_alive():
-            for uuid in json.loads(row["gpus"]):
-                yield uuid, max(0.0, ran_s)
+        for uuid in json.loads(row["gpus"]):
+            gpus[uuid].running_s += ran_s(row) or 0.0
+    return dict(gpus), dict(by_state)
 
 
 # --- gpu_metrics.json ---------------------------------------------------------------------------------------------
