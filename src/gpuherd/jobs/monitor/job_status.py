@@ -111,8 +111,7 @@ def places(page: Page) -> Iterator[int | None]:
 
 
 def _count(reader: QueueReader, where: str, values: tuple[object, ...]) -> int:
-    found = reader.one(f"SELECT count(*) FROM jobs WHERE {where}", values)  # noqa: S608 - our own words
-    return 0 if found is None else int(found[0])
+    return int(reader.value(f"SELECT count(*) FROM jobs WHERE {where}", values))  # noqa: S608 - our own words
 
 
 def _waiting(reader: QueueReader, submission: int, longest_first: bool, most: int, skip: int) -> Iterator[sqlite3.Row]:
@@ -198,9 +197,8 @@ class JobStatuses:
     def of(self, rows: Iterable[sqlite3.Row]) -> Iterator[JobStatus]:
         """The status of the jobs of these rows, in their order, as the queue stands now; each row of the page once."""
         self._now = clock.wall()
-        self._round = self._reader.rows("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")[0][0]
-        recorded = self._reader.one("SELECT value FROM meta WHERE key = 'round'")
-        number, at = round_opened(None if recorded is None else recorded["value"])
+        self._round = self._reader.value("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")
+        number, at = round_opened(self._reader.value("SELECT value FROM meta WHERE key = 'round'"))
         self._round_opened_at = at if number == self._round else 0.0
         rest = iter(rows)
         while chunk := list(itertools.islice(rest, _AT_ONCE)):

@@ -202,13 +202,12 @@ def _later(reader: QueueReader, job: str, number: int) -> AttemptRow | None:
 
 
 def _has_ended(reader: QueueReader, attempt: AttemptRow) -> bool:
-    row = reader.one("SELECT state FROM attempts WHERE id = ?", (attempt.id,))
-    return row is None or row["state"] != AttemptState.RUNNING
+    return bool(reader.value("SELECT state FROM attempts WHERE id = ?", (attempt.id,)) != AttemptState.RUNNING)
 
 
 def _state(reader: QueueReader, job: str) -> JobState | None:
-    row = reader.one("SELECT state FROM jobs WHERE name = ?", (job,))
-    return None if row is None else JobState(row["state"])
+    state = reader.value("SELECT state FROM jobs WHERE name = ?", (job,))
+    return None if state is None else JobState(state)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------

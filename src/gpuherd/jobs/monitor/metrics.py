@@ -193,7 +193,7 @@ def gpu_metrics(
         "total_wait_time": round(sum(waits.ordered), 3),
         "avg_wait_time": round(sum(waits.ordered) / len(waits.ordered), 3) if waits.ordered else None,
         "max_wait_time": round(waits.ordered[-1], 3) if waits.ordered else None,
-        "attempts": sum(metrics.ended.values()) + _count(reader, "state = 'running'"),
+        "attempts": sum(metrics.ended.values()) + reader.value("SELECT count(*) FROM attempts WHERE state = 'running'"),
         "failed_attempts": sum(failed.values()),
         "failed_attempts_by_class": failed,
         "retries_by_class": {row[0]: row[1] for row in reader.rows(_RETRIES)},
@@ -217,11 +217,6 @@ def gpu_metrics(
         "attempts_by_engine": _counter(reader, "engine"),
         "attempts_by_node": _counter(reader, "node"),
     }
-
-
-def _count(reader: QueueReader, where: str) -> int:
-    found = reader.one(f"SELECT count(*) FROM attempts WHERE {where}")  # noqa: S608 - our own words
-    return 0 if found is None else int(found[0])
 
 
 def _counter(reader: QueueReader, column: str) -> dict[str, int]:

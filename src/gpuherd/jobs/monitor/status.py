@@ -241,21 +241,21 @@ def attempts_of(reader: QueueReader, job: str) -> tuple[AttemptRow, ...]:
 
 
 def _submission(reader: QueueReader) -> int:
-    row = reader.one("SELECT value FROM meta WHERE key = 'submission'")
-    if row is None:
+    number = reader.value("SELECT value FROM meta WHERE key = 'submission'")
+    if number is None:
         raise damaged(reader.path, "its table meta has no submission")
-    return int(row["value"])
+    return int(number)
 
 
 def _paused(reader: QueueReader, submission: int) -> int:
     """Waiting jobs that are held, and running ones whose processes are stopped."""
-    row = reader.one(
+    number = reader.value(
         # The plus has SQLite use the index of held jobs, which are few, and not that of the submission.
         "SELECT (SELECT count(*) FROM jobs WHERE held = 1 AND +submission = ?)"
         " + (SELECT count(*) FROM attempts WHERE state = 'running' AND paused <> '')",
         (submission,),
     )
-    return 0 if row is None else int(row[0])
+    return int(number)
 
 
 def _held(reader: QueueReader, submission: int) -> tuple[str, ...]:
@@ -273,12 +273,12 @@ def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | No
     row = reader.one("SELECT pid, boot, started_at, started_mono, ended_at FROM runs ORDER BY id DESC LIMIT 1")
     if row is None or row["ended_at"] is not None or row["boot"] != boot_id():
         return None
-    inode = reader.one("SELECT value FROM meta WHERE key = 'inode'")
+    inode = reader.value("SELECT value FROM meta WHERE key = 'inode'")
     try:
         here = reader.path.stat().st_ino
     except OSError:
         return None  # the folder was removed or moved meanwhile
-    if inode is None or inode["value"] != str(here):
+    if inode != str(here):
         return None  # a copied folder: the original's dispatcher works on the original
     process = identify(row["pid"])
     if process is None or process.start_ticks / os.sysconf("SC_CLK_TCK") > row["started_mono"] + 1:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from gpuherd.errors import CannotOpenQueue, GpuherdError, QueueUnreadable, UsageError
 from gpuherd.gpus.state import SIMULATED
@@ -111,6 +112,11 @@ class QueueReader:
         """The first row, or None."""
         found = self.rows(query, values)
         return found[0] if found else None
+
+    def value(self, query: str, values: tuple[object, ...] = ()) -> Any:
+        """The first column of the first row, or None."""
+        found = self.one(query, values)
+        return None if found is None else found[0]
 
     def _refuse_elsewhere(self) -> None:
         """Checks again and again: another machine may start on the queue while a log is followed on this one."""
