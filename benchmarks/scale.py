@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any, TypeVar
 
 from gpuherd.engines.local.process import Exit
-from gpuherd.engines.slurm import parse
+from gpuherd.engines.slurm.commands import read_sacct, read_squeue
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import Job, JobState, Queue, RunDirectory
@@ -339,9 +339,9 @@ def slurm_text(size: int) -> dict[str, float]:
     clock = _Clock()
     of_squeue = "".join(f"4711|{n}|RUNNING|n{n % 1250:04}|gpuherd-0123456789ab|None\n" for n in range(size))
     of_sacct = "".join(f"4711_{n}|COMPLETED|n{n % 1250:04}|None|gpuherd-0123456789ab\n" for n in range(size))
-    assert sum(1 for _ in parse.squeue(of_squeue)) == sum(1 for _ in parse.sacct(of_sacct)) == size
-    clock("squeue", lambda: sum(1 for _ in parse.squeue(of_squeue)), 3)
-    clock("sacct", lambda: sum(1 for _ in parse.sacct(of_sacct)), 3)
+    assert sum(1 for _ in read_squeue(of_squeue)) == sum(1 for _ in read_sacct(of_sacct)) == size
+    clock("squeue", lambda: sum(1 for _ in read_squeue(of_squeue)), 3)
+    clock("sacct", lambda: sum(1 for _ in read_sacct(of_sacct)), 3)
     return clock.told
 
 

@@ -17,7 +17,7 @@ from tests.qa.judging.conftest import capitals_run
 from gpuherd.batch.run import RunOptions
 from gpuherd.batch.run_remote import refuse_if_never
 from gpuherd.cli.main import run
-from gpuherd.engines.slurm.commands import Programs
+from gpuherd.engines.slurm.commands import Slurm
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs.control.client import send
 from gpuherd.jobs.control.messages import ControlKind, Request
@@ -340,7 +340,7 @@ JobId=105 JobName=mine
 @pytest.fixture
 def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the only node of a SLURM job."""
-    monkeypatch.setattr(Programs, "job", lambda _, number: IN_JOB.replace("105", number))
+    monkeypatch.setattr(Slurm, "job", lambda _, number: IN_JOB.replace("105", number))
     monkeypatch.setenv("SLURM_JOB_ID", "105")
     monkeypatch.setenv("SLURMD_NODENAME", "n1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -459,10 +459,10 @@ def test_where_no_job_can_run_in_an_allocation_it_says_what_to_do(
     commands: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["batch", str(commands), "--engine=slurm", "--in-allocation"]
-    monkeypatch.setattr(Programs, "job", lambda *_: IN_JOB.replace("Nodes=n1", "Nodes=n[1-2]"))
+    monkeypatch.setattr(Slurm, "job", lambda *_: IN_JOB.replace("Nodes=n1", "Nodes=n[1-2]"))
     with pytest.raises(UsageError, match=r"has 2 nodes, .*--engine local on each .*; leave --in-allocation out to sub"):
         run(words)
-    monkeypatch.setattr(Programs, "job", lambda *_: IN_JOB.replace("RUNNING", "COMPLETED"))
+    monkeypatch.setattr(Slurm, "job", lambda *_: IN_JOB.replace("RUNNING", "COMPLETED"))
     with pytest.raises(UsageError, match=r"SLURM job 105, .*does not run any more; leave --in-allocation out"):
         run(words)
     monkeypatch.delenv("SLURM_JOB_ID")

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from gpuherd.checks import Status
-from gpuherd.doctor import checkup
-from gpuherd.engines.ray import doctor as ray
-from gpuherd.engines.slurm import doctor as slurm
+from gpuherd.doctor import checks
+from gpuherd.engines.ray import cluster as ray
 from gpuherd.engines.slurm import site
-from gpuherd.engines.slurm.commands import PROGRAMS, Programs
+from gpuherd.engines.slurm.commands import SLURM
 from gpuherd.jobs import lock as one_host
 
 CONFIG = "ClusterName             = lab\nSLURM_VERSION           = 22.05.8\nAccountingStorageType   = {}\n"
@@ -31,16 +30,16 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_slurm_and_without_being_asked_it_is_one_line_and_no_problem(programs: Path) -> None:
-    assert checkup.engines_here().status is Status.SKIP
-    for name in PROGRAMS:
+    assert checks.engines_here().status is Status.SKIP
+    for name in SLURM.programs:
         program(programs, name, "")
-    found = checkup.engines_here()
+    found = checks.engines_here()
     assert found.status is Status.SKIP and "SLURM's programs" in found.detail
     assert found.remedy == "gpuherd doctor --engine slurm looks at it"
 
 
 def test_asked_for_and_not_there(programs: Path) -> None:
-    (found,) = slurm.find_slurm(Programs())
+    (found,) = site.find_slurm()
     assert found.status is Status.FAIL
     assert found.detail == "not here: sbatch, squeue, scontrol, sinfo, scancel"
     assert found.remedy is not None and "scontrol is not here" in found.remedy
@@ -48,19 +47,19 @@ def test_asked_for_and_not_there(programs: Path) -> None:
 
 def test_some_of_it_there(programs: Path) -> None:
     program(programs, "scontrol", f"echo '{CONFIG.format('none')}'")
-    (found,) = slurm.find_slurm(Programs())
+    (found,) = site.find_slurm()
     assert (found.status, found.detail) == (Status.FAIL, "not here: sbatch, squeue, sinfo, scancel")
 
 
 def test_a_controller_that_is_away(programs: Path) -> None:
-    for name in PROGRAMS:
+    for name in SLURM.programs:
         program(programs, name, "echo 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2; exit 1")
-    (found,) = slurm.find_slurm(Programs())
+    (found,) = site.find_slurm()
     assert found.status is Status.FAIL and "Unable to contact slurm controller" in found.detail
 
 
 def test_a_cluster_that_is_well(programs: Path) -> None:
-    for name in PROGRAMS:
+    for name in SLURM.programs:
         program(programs, name, "")
     program(programs, "scontrol", f"echo '{CONFIG.format('accounting_storage/slurmdbd')}'")
     nodes, listed = (
@@ -68,7 +67,7 @@ def test_a_cluster_that_is_well(programs: Path) -> None:
         "gpu*|up|infinite\\ncpu|down|1:00\\n",
     )
     program(programs, "sinfo", f'case "$*" in *--Node*) printf "{nodes}";; *) printf "{listed}";; esac')
-    found = slurm.find_slurm(Programs())
+    found = site.find_slurm()
     assert [(each.name, each.status) for each in found] == [
         ("SLURM", Status.OK),
         ("SLURM accounting", Status.OK),
@@ -79,7 +78,7 @@ def test_a_cluster_that_is_well(programs: Path) -> None:
 
 
 def test_accounting_that_is_off_is_a_warning() -> None:
-    assert slurm.accounting(CONFIG.format("accounting_storage/none")).status is Status.WARN
+    assert site.check_accounting(CONFIG.format("accounting_storage/none")).status is Status.WARN
 
 
 def partition(name: str, *, default: bool = False, gpus: int = 0) -> site.Partition:
@@ -88,24 +87,24 @@ def partition(name: str, *, default: bool = False, gpus: int = 0) -> site.Partit
 
 
 def test_partitions_that_will_not_do() -> None:
-    assert slurm.partitions({}).status is Status.FAIL
-    without = slurm.partitions({"a": partition("a", default=True)})
+    assert site.check_partitions({}).status is Status.FAIL
+    without = site.check_partitions({"a": partition("a", default=True)})
     assert without.status is Status.WARN and "no node has a GPU that SLURM knows" in without.detail
-    unnamed = slurm.partitions({"a": partition("a", gpus=4)})
+    unnamed = site.check_partitions({"a": partition("a", gpus=4)})
     assert (unnamed.status, unnamed.remedy) == (Status.WARN, "name one with --partition")
-    many = slurm.partitions({f"p{n}": partition(f"p{n}", default=not n, gpus=1) for n in range(20)})
+    many = site.check_partitions({f"p{n}": partition(f"p{n}", default=not n, gpus=1) for n in range(20)})
     assert many.status is Status.OK and many.detail.endswith("p11: 1 node, 1 GPU and 8 more")
 
 
 @pytest.mark.parametrize(("kind", "status"), [("nfs4", Status.OK), ("ext4", Status.WARN), ("", Status.WARN)])
 def test_the_folder(kind: str, status: Status) -> None:
-    assert checkup.folder_on(Path("/x"), kind, "slurm").status is status
+    assert checks.folder_on(Path("/x"), kind, "slurm").status is status
 
 
 def test_the_folder_is_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "table").write_text("1 0 0:5 / / rw - lustre mds:/x rw\n")
     monkeypatch.setattr(one_host, "_TABLE", tmp_path / "table")
-    assert "is on lustre" in checkup.folder_on(tmp_path, one_host.kind_of(tmp_path), "ray").detail
+    assert "is on lustre" in checks.folder_on(tmp_path, one_host.kind_of(tmp_path), "ray").detail
 
 
 def test_ray_that_nobody_answers_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,5 +126,5 @@ def test_a_ray_cluster() -> None:
 
 
 def test_a_queue_that_other_machines_may_see_is_told() -> None:
-    assert [each.status for each in checkup.queues_on(Path("/x"), "nfs4")] == [Status.WARN]
-    assert checkup.queues_on(Path("/x"), "xfs") == checkup.queues_on(Path("/x"), "") == []
+    assert [each.status for each in checks.queues_on(Path("/x"), "nfs4")] == [Status.WARN]
+    assert checks.queues_on(Path("/x"), "xfs") == checks.queues_on(Path("/x"), "") == []

@@ -72,8 +72,8 @@ def test_a_lease_folder_that_works_and_one_that_does_not(tmp_path: Path, monkeyp
 
 
 def test_the_compiler_is_needed_for_simulation_only() -> None:
-    assert checks.compiler(["/usr/bin/cc"]).status is Status.OK
-    assert checks.compiler(None).status is Status.SKIP
+    assert checks.simulation(["/usr/bin/cc"]).status is Status.OK
+    assert checks.simulation(None).status is Status.SKIP
 
 
 def test_every_complaint_has_a_remedy_and_only_failures_count() -> None:

@@ -84,7 +84,8 @@ def test_an_engines_options_are_part_of_all(spec: EngineSpec) -> None:
     for name, declared in spec.fields.items():
         assert declared.default == known[name].default
         assert name == "engine" or declared.metadata["option"].group == "engine", name
-    assert spec.not_exported - spec.fields.keys() <= {"at_most"} and set(spec.doctor_options) <= spec.fields.keys()
+    assert spec.exporter is None or spec.exporter.ignores - spec.fields.keys() <= {"at_most"}
+    assert set(spec.doctor_options) <= spec.fields.keys()
     assert issubclass(spec.options, ClusterOptions) == (spec.name != LOCAL)
     with pytest.raises(TypeError, match="LocalOptions has no"):
         LocalOptions().of(ClusterOptions)
@@ -113,6 +114,12 @@ def test_finding_them_is_light() -> None:
         "print([name for name in sys.modules if name in heavy or name.endswith(('.engine', '.process', '.commands'))])"
     )
     assert python(program).strip() == "[]"
+
+
+def test_the_dispatcher_imports_no_ray() -> None:
+    """Ray sets signal handlers, takes a second to import, and may not be installed: a process next to it has it."""
+    program = "import sys, gpuherd.engines.ray.engine, gpuherd.engines.ray.cluster; print('ray' in sys.modules)"
+    assert python(program).strip() == "False"
 
 
 def test_a_node_loads_the_module_for_nodes_alone() -> None:

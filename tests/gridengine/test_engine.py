@@ -13,7 +13,7 @@ from tests.gridengine.conftest import HandTo
 from tests.patience import Gate, wait_until
 
 from gpuherd.engines.base import End, EngineAway, Phase, Placement, Refused, Ticket
-from gpuherd.engines.gridengine import parse
+from gpuherd.engines.gridengine.commands import read_qstat
 from gpuherd.errors import UsageError
 
 
@@ -214,4 +214,4 @@ def test_a_node_that_is_lost(
     cluster.kill_node(cluster.names[0])
     to.until(lambda seen: seen[attempt].reason == "its node does not answer")
     assert to.until_ended(attempt)[attempt].end is End.NODE_LOST
-    assert [row.is_being_deleted for row in parse.qstat(cluster.command("qstat", "-xml"))] == [True]
+    assert [row.is_being_deleted for row in read_qstat(cluster.command("qstat", "-xml"))] == [True]

@@ -12,7 +12,7 @@ from tests.gridengine.configuration import Plan
 from tests.patience import Gate, wait_until
 from tests.slurm.running import handle_of, has_handle, labels, run, sh, start, states, write_jobs
 
-from gpuherd.engines.gridengine.doctor import find_grid_engine
+from gpuherd.engines.gridengine.engine import find_grid_engine
 from gpuherd.engines.gridengine.options import GridEngineOptions
 from gpuherd.standin.machine import Machine
 

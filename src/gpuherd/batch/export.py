@@ -1,5 +1,5 @@
 """``gpuherd export``: a plan of jobs as files that a person can read, change and submit by hand. Which files, each
-engine knows itself (``EngineSpec.export``); here jobs become lines of bash in an order that respects their needs, and
+engine knows itself (``EngineSpec.exporter``); here jobs become lines of bash in an order that respects their needs, and
 all files are written or none.
 """
 
@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 from gpuherd.atomic import replacing
@@ -35,7 +36,10 @@ def files(jobs: Sequence[Job], options: EngineOptions, folder: str) -> Mapping[s
 
     Raises UsageError for needs, jobs and options that can't be exported.
     """
-    return options.spec.export(to_export(jobs, options, folder), options)
+    exporter = options.spec.exporter
+    if exporter is None:
+        raise UsageError(f"jobs can't be exported for {options.spec.title}")
+    return exporter.files(to_export(jobs, options, folder), options)
 
 
 def to_export(jobs: Sequence[Job], options: EngineOptions, folder: str) -> tuple[ExportJob, ...]:
@@ -74,33 +78,25 @@ def in_order(jobs: Sequence[Job]) -> tuple[Job, ...]:
     could come next first the one of the highest priority, then the oldest. Raises UsageError for wrong needs.
     """
     check_needs(jobs)
-    missing = {job.name: len(set(job.needs)) for job in jobs}
-    dependents: dict[str, list[int]] = {}
-    for number, job in enumerate(jobs):
-        for need in set(job.needs):
-            dependents.setdefault(need, []).append(number)
-    ready = [(job.round, -job.priority, number) for number, job in enumerate(jobs) if not missing[job.name]]
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        job = jobs[heapq.heappop(ready)[2]]
-        found.append(job)
-        for number in dependents.get(job.name, ()):
-            later = jobs[number]
-            missing[later.name] -= 1
-            if not missing[later.name]:
-                heapq.heappush(ready, (later.round, -later.priority, number))
+    numbers = {job.name: number for number, job in enumerate(jobs)}
+    sorter = TopologicalSorter({job.name: job.needs for job in jobs})
+    sorter.prepare()
+    ready: list[tuple[int, int, int]] = []
+    found: list[Job] = []
+    while sorter.is_active():
+        for name in sorter.get_ready():
+            number = numbers[name]
+            heapq.heappush(ready, (jobs[number].round, -jobs[number].priority, number))
+        found.append(jobs[heapq.heappop(ready)[2]])
+        sorter.done(found[-1].name)
     return tuple(found)
 
 
 def left_over(jobs: Sequence[Job]) -> Mapping[str, int]:
     """Options of these jobs that files run by hand ignore, and how many jobs have them."""
-    said = {
-        "time limits for stages and heartbeats": sum(
-            job.stage_timeout_s is not None or job.heartbeat_s is not None for job in jobs
-        ),
-        "GPU memory (mem=)": sum(job.memory_mb is not None for job in jobs),
-    }
+    stages = sum(job.stage_timeout_s is not None or job.heartbeat_s is not None for job in jobs)
+    memory = sum(job.memory_mb is not None for job in jobs)
+    said = {"time limits for stages and heartbeats": stages, "GPU memory (mem=)": memory}
     return {what: count for what, count in said.items() if count}
 
 
@@ -138,11 +134,6 @@ class Found:
     left_out: Mapping[str, str]
 
 
-def of_file(path: str, *, shell: bool, gpus: int, planner: Planner | None) -> Found:
-    """The jobs of a job file. Raises NoJobFile and BadJobFile."""
-    return Found(read_jobs(path, FileRules(shell=shell, gpus=gpus, planner=planner)), str(Path.cwd()), {})
-
-
 def of_folder(run: RunDirectory) -> Found:
     """The jobs of a run that wait. Those that run are left out, and all that need them: whether they will succeed is
     not known. Raises UsageError without a queue, and QueueUnreadable.
@@ -171,14 +162,14 @@ def _needing(job: Job, these: Collection[str]) -> Job:
 
 
 def of(path: str, *, shell: bool, gpus: int, planner: Planner | None = None) -> Found:
-    """The jobs of a path: a run's folder, or a job file. Raises UsageError when no job waits."""
+    """The jobs of a path: a run's folder, or a job file. Raises UsageError when no job waits, NoJobFile, BadJobFile."""
     run = RunDirectory(path)
     if run.root.is_dir():
         if not is_there(run.queue):
             raise UsageError(f"there is no queue in {run.root}; name the folder of a run, or a job file")
         found = of_folder(run)
     else:
-        found = of_file(path, shell=shell, gpus=gpus, planner=planner)
+        found = Found(read_jobs(path, FileRules(shell=shell, gpus=gpus, planner=planner)), str(Path.cwd()), {})
     if not found.jobs:
         running = f"; {len(found.left_out)} are left out, which run now or need one that does" if found.left_out else ""
         raise UsageError(f"no job waits in {run.root}, so there is nothing to export{running}")

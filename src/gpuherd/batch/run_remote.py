@@ -12,10 +12,9 @@ import signal
 import socket
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -100,35 +99,6 @@ def become(found: Replacement, inherited: Sequence[int]) -> NoReturn:
 # --- one job that is followed -----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Followed:
-    """The job so far.
-
-    Attributes:
-        log: where it writes, None until it has begun.
-        outcome, problem: how the run ended.
-        asked_to_end: the first signal that arrived.
-        gave_up: it has not begun in time.
-        unwritable: why standard output takes nothing more.
-    """
-
-    log: Path | None = None
-    outcome: Outcome | None = None
-    problem: BaseException | None = None
-    asked_to_end: signal.Signals | None = None
-    gave_up: bool = False
-    unwritable: OSError | None = None
-
-    @property
-    def ending(self) -> str | None:
-        """Why the job has to end now; None while it goes on."""
-        if self.asked_to_end is not None:
-            return "ending it"
-        if self.unwritable is not None:
-            return f"ending it: its output can't be written ({self.unwritable.strerror})"
-        return "it has not begun in time; it is taken back" if self.gave_up else None
-
-
 def follow(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]) -> int:
     """Runs the command as a job of the cluster, copies its output to standard output, and returns its exit code.
 
@@ -141,76 +111,118 @@ def follow(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]
     if options.no_wait:
         raise UsageError(f"--no-wait: {options.engine} does not tell what is free at once; say --wait TIME")
     with _place(options) as run, _stopping(lambda number: _leave(run, options, number, tell)) as heard, _own_words():
-        state = _Followed()
+        return _Follower(options, run, tell, heard).follow(argv)
 
-        def hear(event: Event) -> None:
-            if event.kind is EventKind.STARTED and event.log is not None:
-                state.log = Path(event.log)
-            if event.kind in (EventKind.HANDED, EventKind.STARTED, EventKind.REQUEUED, EventKind.NOTICE):
-                tell(event.text)
 
+class _Follower:
+    """Follows one job. ``heard``: the signals that have arrived."""
+
+    def __init__(
+        self, options: RunOptions, run: RunDirectory, tell: Callable[[str], None], heard: Sequence[signal.Signals]
+    ):
+        self._options = options
+        self._run = run
+        self._tell = tell
+        self._heard = heard
+        self._log: Path | None = None  # where the job writes; None until it has begun
+        self._copied: tuple[Path | None, int] = None, 0  # how much of which file is copied
+        self._asked_to_end: signal.Signals | None = None  # the first signal that arrived while the job ran
+        self._gave_up = False  # it has not begun in time
+        self._unwritable: OSError | None = None  # why standard output takes nothing more
+
+    def follow(self, argv: Sequence[str]) -> int:
+        """As the function ``follow``."""
+        from gpuherd.jobs.run import run_jobs
+
+        options = self._options
+        job = Job(
+            name=_NAME,
+            title=options.name,
+            argv=tuple(argv),
+            gpus=options.gpus,
+            nodes=options.nodes or 1,
+            cpus=options.cpus,
+            host_memory_mb=options.host_mem,
+            retries=0,
+            cwd=os.getcwd(),  # noqa: PTH109 - as text, whatever it is
+        )
         # Not in this thread: there signals would have the meaning that they have for a run of many jobs.
-        thread = threading.Thread(target=_work, args=(options, tuple(argv), run, state, hear))
-        thread.start()
+        with ThreadPoolExecutor(1) as pool:
+            dispatch = DispatchOptions(**engine_values(options))
+            running = pool.submit(run_jobs, [job], dispatch, self._run, on_event=self._hear)
+            self._watch(running)
+        return self._end(running.result())
+
+    def _hear(self, event: Event) -> None:
+        if event.kind is EventKind.STARTED and event.log is not None:
+            self._log = Path(event.log)
+        if event.kind in (EventKind.HANDED, EventKind.STARTED, EventKind.REQUEUED, EventKind.NOTICE):
+            self._tell(event.text)
+
+    def _watch(self, running: Future[Outcome]) -> None:
+        """Until the job is over: copies its output; ends it on a signal, when it has not begun in time, or when its
+        output has no reader any more."""
+        began, cancelled, wait_s = clock.mono(), False, self._options.wait
+        while True:
+            over, more = running.done(), False
+            if self._log is not None and self._unwritable is None:
+                try:
+                    more = self._copy(self._log)
+                except OSError as problem:
+                    self._unwritable = problem
+            if over and (not more or self._heard):
+                return
+            self._asked_to_end = self._heard[0] if self._heard else None
+            self._gave_up |= wait_s is not None and self._log is None and clock.mono() - began > wait_s
+            if not cancelled and (why := self._ending()) is not None:
+                self._tell(why)
+                cancelled = _cancel(self._run)
+            if not more:
+                wait([running], _LOOK_S)
+
+    def _ending(self) -> str | None:
+        """Why the job has to end now; None while it goes on."""
+        if self._asked_to_end is not None:
+            return "ending it"
+        if self._unwritable is not None:
+            return f"ending it: its output can't be written ({self._unwritable.strerror})"
+        return "it has not begun in time; it is taken back" if self._gave_up else None
+
+    def _copy(self, log: Path) -> bool:
+        """Copies what is new of the log to standard output, as much as its reader takes in a moment, so that signals
+        are noticed in between. Returns whether there is more. Raises OSError."""
+        path, position = self._copied
+        if path != log:
+            position = 0
+        output, until = sys.stdout.fileno(), position + _MOST_AT_ONCE
         try:
-            _watch(thread, run, state, heard, options.wait, tell)
+            file = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            while block := os.pread(file, _BLOCK, position):
+                if position >= until or not select.select([], [output], [], _LOOK_S)[1]:
+                    return True
+                with suppress(BlockingIOError):
+                    position += os.write(output, block)
+            return False
         finally:
-            thread.join()
-        return _end(run, state, options)
+            os.close(file)
+            self._copied = log, position
 
-
-def _work(
-    options: RunOptions, argv: tuple[str, ...], run: RunDirectory, state: _Followed, hear: Callable[[Event], None]
-) -> None:
-    from gpuherd.jobs.run import run_jobs
-
-    job = Job(
-        name=_NAME,
-        title=options.name,
-        argv=argv,
-        gpus=options.gpus,
-        nodes=options.nodes or 1,
-        cpus=options.cpus,
-        host_memory_mb=options.host_mem,
-        retries=0,
-        cwd=os.getcwd(),  # noqa: PTH109 - as text, whatever it is
-    )
-    try:
-        state.outcome = run_jobs([job], DispatchOptions(**engine_values(options)), run, on_event=hear)
-    except BaseException as problem:
-        state.problem = problem
-
-
-def _watch(
-    thread: threading.Thread,
-    run: RunDirectory,
-    state: _Followed,
-    heard: Sequence[signal.Signals],
-    wait_s: float | None,
-    tell: Callable[[str], None],
-) -> None:
-    """Until the job is over: copies its output; ends it on a signal, when it has not begun in time, or when its output
-    has no reader any more."""
-    began, cancelled = clock.mono(), False
-    position, path = 0, None
-    while True:
-        over, more = not thread.is_alive(), False
-        if state.log != path:
-            path, position = state.log, 0
-        if path is not None and state.unwritable is None:
-            try:
-                position, more = _hand_on(path, position)
-            except OSError as problem:
-                state.unwritable = problem
-        if over and (not more or heard):
-            return
-        state.asked_to_end = heard[0] if heard else None
-        state.gave_up = state.gave_up or (wait_s is not None and path is None and clock.mono() - began > wait_s)
-        if not cancelled and state.ending is not None:
-            tell(state.ending)
-            cancelled = _cancel(run)
-        if not more:
-            thread.join(_LOOK_S)
+    def _end(self, outcome: Outcome) -> int:
+        if self._asked_to_end is not None:
+            return _ENDS[self._asked_to_end]
+        if isinstance(self._unwritable, BrokenPipeError):
+            return _UNREAD
+        if self._unwritable is not None:
+            raise self._unwritable
+        if self._gave_up:
+            raise NoGpuFree(f"the command has not begun in {self._options.wait:g} s")
+        code = _code(self._run)
+        if outcome.failures and code in (None, 0):
+            raise GpuherdError(outcome.failures[0].reason)
+        return ExitCode.FAILED if code is None else code
 
 
 def _cancel(run: RunDirectory) -> bool:
@@ -223,43 +235,6 @@ def _cancel(run: RunDirectory) -> bool:
     except GpuherdError:
         return False
     return True
-
-
-def _hand_on(path: Path, position: int) -> tuple[int, bool]:
-    """Copies the file from this position to standard output, as much as its reader takes in a moment, so that signals
-    are noticed in between. Returns the new position, and whether there is more. Raises OSError."""
-    output, until = sys.stdout.fileno(), position + _MOST_AT_ONCE
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return position, False
-    try:
-        while block := os.pread(file, _BLOCK, position):
-            if position >= until or not select.select([], [output], [], _LOOK_S)[1]:
-                return position, True
-            with suppress(BlockingIOError):
-                position += os.write(output, block)
-        return position, False
-    finally:
-        os.close(file)
-
-
-def _end(run: RunDirectory, state: _Followed, options: RunOptions) -> int:
-    if state.problem is not None:
-        raise state.problem
-    if state.asked_to_end is not None:
-        return _ENDS[state.asked_to_end]
-    if isinstance(state.unwritable, BrokenPipeError):
-        return _UNREAD
-    if state.unwritable is not None:
-        raise state.unwritable
-    if state.gave_up:
-        raise NoGpuFree(f"the command has not begun in {options.wait:g} s")
-    outcome = state.outcome
-    code = _code(run)
-    if outcome is not None and outcome.failures and code in (None, 0):
-        raise GpuherdError(outcome.failures[0].reason)
-    return ExitCode.FAILED if code is None else code
 
 
 def _code(run: RunDirectory) -> int | None:

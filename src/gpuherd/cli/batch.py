@@ -203,11 +203,11 @@ def add_export(parser: Parser) -> None:
 
 def _exporters() -> dict[str, EngineSpec]:
     """Engines by their word for ``--to``, clusters first."""
-    return {spec.export_to: spec for spec in (*specs()[1:], specs()[0]) if spec.export_to is not None}
+    return {spec.exporter.to: spec for spec in (*specs()[1:], specs()[0]) if spec.exporter is not None}
 
 
 def _options_of(spec: EngineSpec) -> frozenset[str]:
-    return frozenset(spec.fields) - spec.not_exported
+    return frozenset() if spec.exporter is None else frozenset(spec.fields) - spec.exporter.ignores
 
 
 def run_export(args: argparse.Namespace) -> int:
@@ -238,7 +238,7 @@ def run_export(args: argparse.Namespace) -> int:
             sys.stdout.buffer.write(_as_bytes(f"==> {name} <==\n{text}\n"))
         sys.stdout.flush()
     else:
-        _print_exported(options.spec.submit_file, found, folder)
+        _print_exported(found, folder, options.spec)
     return ExitCode.OK
 
 
@@ -269,9 +269,10 @@ def _as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _print_exported(script: str, found: Found, folder: Path) -> None:
+def _print_exported(found: Found, folder: Path, spec: EngineSpec) -> None:
     from gpuherd.batch.export import left_over
 
+    script = spec.exporter.submit_file if spec.exporter else ""
     jobs = f"{len(found.jobs)} job{'s' if len(found.jobs) != 1 else ''}"
     print(printable(f"{jobs} written to {folder}; to run them: bash {shlex.quote(str(folder / script))}"))
     for option, number in left_over(found.jobs).items():

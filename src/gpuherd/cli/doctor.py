@@ -51,7 +51,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from gpuherd.checks import all_well
-    from gpuherd.doctor import checkup
+    from gpuherd.doctor import checks
     from gpuherd.standin import driver
     from gpuherd.standin.driver import STATE_VARIABLE
 
@@ -60,7 +60,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     results: list[CheckResult] = []
     options = build(EngineOptions, argparse.Namespace(**engine_values(args) | {"engine": args.engine or LOCAL}))
     engine = None if args.engine is None else options
-    for step in checkup.steps(simulated=simulated, compiler=driver.compiler(), options=engine):
+    for step in checks.steps(simulated=simulated, compiler=driver.compiler(), options=engine):
         with _progress(waiting, step.title):
             found = step.run()
         results += found

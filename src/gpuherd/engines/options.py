@@ -10,9 +10,9 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from types import new_class
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuherd.engines.registry import LOCAL, foreign, names, specs
+from gpuherd.engines.registry import LOCAL, engine_option, foreign, names, specs
 from gpuherd.errors import UsageError
-from gpuherd.options import Option, did_you_mean, option, parse_value
+from gpuherd.options import Option, did_you_mean, parse_value
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -36,11 +36,10 @@ _ABOUT = [spec.about for spec in specs()]
 class EngineOptions(_OfAllEngines):
     """Which engine runs the jobs, and what they request from it. Raises UsageError as ``LocalOptions``."""
 
-    engine: str = option(
+    engine: str = engine_option(
         LOCAL,
         help=f"what runs the jobs: {', '.join(_ABOUT[:-1])}, or {_ABOUT[-1]}",
         choices=ENGINES,
-        group="engine",
     )
 
 

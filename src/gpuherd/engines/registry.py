@@ -35,10 +35,13 @@ OptionsT = TypeVar("OptionsT")
 # --- Options ----------------------------------------------------------------------------------------------------------
 
 
-def for_many(declared: Any) -> Any:
-    """Marks an option that only commands with many jobs have: ``gpuherd run`` and ``gpuherd train`` do not."""
-    declared.metadata = {**declared.metadata, "many_jobs": True}
-    return declared
+def engine_option(default: Any, *, many_jobs: bool = False, **declared: Any) -> Any:
+    """An option of engines, declared as ``options.option``. ``many_jobs``: only commands with many jobs have it;
+    ``gpuherd run`` and ``gpuherd train`` do not."""
+    found = option(default, group="engine", **declared)
+    if many_jobs:
+        found.metadata = {**found.metadata, "many_jobs": True}
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ class LocalOptions:
     Raises UsageError for an unknown engine, for an option of another engine than the one named, and for an empty one.
     """
 
-    engine: str = option(LOCAL, help="what runs the jobs", group="engine")
+    engine: str = engine_option(LOCAL, help="what runs the jobs")
 
     def __post_init__(self) -> None:
         _check(self)
@@ -71,56 +74,65 @@ class LocalOptions:
 class ClusterOptions(LocalOptions):
     """Options that every engine beyond this machine has. Times are seconds, memory MB (2^20 bytes)."""
 
-    cpus_per_job: int | None = for_many(
-        option(
-            None,
-            help="CPU cores that each job gets on each node, like 8",
-            parse=positive_int,
-            metavar="N",
-            group="engine",
-        )
+    cpus_per_job: int | None = engine_option(
+        None,
+        help="CPU cores that each job gets on each node, like 8",
+        parse=positive_int,
+        metavar="N",
+        many_jobs=True,
     )
-    host_mem: int | None = for_many(
-        option(
-            None,
-            help="main memory that each job gets on each node, like 64GB",
-            parse=size_mb,
-            metavar="SIZE",
-            group="engine",
-        )
+    host_mem: int | None = engine_option(
+        None,
+        help="main memory that each job gets on each node, like 64GB",
+        parse=size_mb,
+        metavar="SIZE",
+        many_jobs=True,
     )
-    time_limit: float | None = option(
+    time_limit: float | None = engine_option(
         None,
         help="time limit of a job on the cluster, like 4h; a job that is not done then is submitted again to continue",
         parse=duration_s,
         metavar="TIME",
-        group="engine",
     )
-    notice: float = for_many(
-        option(
-            120.0,
-            help="a job gets SIGTERM this long before its time limit, to save its state, like 5m",
-            parse=duration_s,
-            metavar="TIME",
-            group="engine",
-        )
+    notice: float = engine_option(
+        120.0,
+        help="a job gets SIGTERM this long before its time limit, to save its state, like 5m",
+        parse=duration_s,
+        metavar="TIME",
+        many_jobs=True,
     )
-    at_most: int = for_many(
-        option(
-            1000,
-            help="most jobs in the cluster's queue at once, like 200",
-            parse=positive_int,
-            metavar="N",
-            group="engine",
-            settable=True,
-        )
+    at_most: int = engine_option(
+        1000,
+        help="most jobs in the cluster's queue at once, like 200",
+        parse=positive_int,
+        metavar="N",
+        settable=True,
+        many_jobs=True,
     )
-    node_gpus: str | None = option(
+    node_gpus: str | None = engine_option(
         None,
         help="the GPUs of one of the cluster's nodes, like 4xA100-80GB: jobs that name a model are planned for them "
         "(default: as the cluster reports them)",
         metavar="GPUS",
-        group="engine",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSystemOptions(ClusterOptions):
+    """Options that every batch system has (``batch_system``): it has arrays, and its nodes run a script."""
+
+    array_limit: int | None = engine_option(
+        None,
+        help="most jobs of one array of the batch system that run at once, like 16",
+        parse=positive_int,
+        metavar="N",
+        many_jobs=True,
+    )
+    setup: tuple[str, ...] = engine_option(
+        (),
+        help="shell lines that are run first on a node, like 'module load cuda'",
+        many=True,
+        metavar="LINE",
     )
 
 
@@ -147,6 +159,24 @@ def _check(options: LocalOptions) -> None:
 # --- The registry -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exporter:
+    """How jobs become files that people submit by hand.
+
+    Attributes:
+        to: the word of ``gpuherd export --to``.
+        files: texts by file name, from jobs in an order that respects their needs and rounds. Raises UsageError for
+            options and jobs that can't be exported.
+        submit_file: the file that starts all.
+        ignores: names of the options that say nothing to the files.
+    """
+
+    to: str
+    files: Callable[[Sequence[ExportJob], EngineOptions], Mapping[str, str]]
+    submit_file: str = "submit.sh"
+    ignores: frozenset[str] = frozenset({"engine", "at_most"})
+
+
 class EngineSpec:
     """An engine as its folder registers it: ``engines/NAME/spec.py`` holds one instance, ``ENGINE``.
 
@@ -169,9 +199,7 @@ class EngineSpec:
         kept_variables: beginnings of the names of those that say how to reach the engine, which a dispatcher in the
             background keeps.
         doctor_options: names of the options that ``gpuherd doctor --engine NAME`` has.
-        export_to: the word of ``gpuherd export --to``; None where nothing can be exported.
-        not_exported: names of the options that say nothing to exported files.
-        submit_file: the exported file that starts all.
+        exporter: how ``gpuherd export`` writes jobs for it; None where nothing can be exported.
         ranks_by: the program that starts several processes of a job on a node, like srun.
         gpu_type_flag: the flag that chooses the GPUs' type where a site has several; None where there is none.
         examples: lines for the examples in the ``--help`` of commands, by the command's name, each with its line end.
@@ -185,9 +213,7 @@ class EngineSpec:
     variables: tuple[str, ...] = ()
     kept_variables: tuple[str, ...] = ()
     doctor_options: tuple[str, ...] = ()
-    export_to: str | None = None
-    not_exported: frozenset[str] = frozenset({"engine", "at_most"})
-    submit_file = "submit.sh"
+    exporter: Exporter | None = None
     ranks_by: str = "the engine"
     gpu_type_flag: str | None = None
     examples: Mapping[str, str] = MappingProxyType({})
@@ -216,9 +242,9 @@ class EngineSpec:
         """How the processes of a job are brought together, as ``NodeSide.start_ranks`` takes it (SLURM: ``--mpi``)."""
         return None
 
-    def at_once(self, options: EngineOptions) -> int | None:  # noqa: ARG002
+    def at_once(self, options: EngineOptions) -> int | None:
         """``Batch.at_once``."""
-        return None
+        return getattr(options, "array_limit", None)
 
     def where(self, options: EngineOptions) -> str | None:  # noqa: ARG002
         """Where the jobs are to run, for a dry run, like "partition gpu"; None for wherever the engine sends them."""
@@ -281,12 +307,7 @@ class EngineSpec:
         ask a queue to run in it."""
         return None
 
-    # --- export and doctor
-
-    def export(self, jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
-        """Texts by file name. The jobs stand in an order that respects their needs and rounds. Raises UsageError for
-        options and jobs that can't be exported."""
-        raise NotImplementedError
+    # --- the doctor
 
     def installed(self) -> str | None:
         """What of the engine is installed, like "SLURM's programs"; None for nothing. Must be quick."""

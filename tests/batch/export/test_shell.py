@@ -13,6 +13,7 @@ from tests.batch.export.jobs import HOSTILE, job, telling
 
 from gpuherd.batch import export
 from gpuherd.batch.export import write
+from gpuherd.engines.export import IS_AMD
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.jobs.job import Job
@@ -91,6 +92,17 @@ def test_gpus_are_variables_and_single_jobs_can_be_chosen(tmp_path: Path) -> Non
     assert not (tmp_path / "2").exists()
     assert run(jobs, tmp_path / "x").returncode == 0
     assert json.loads((tmp_path / "2").read_bytes())[3] == "0,1"
+
+
+def test_on_a_machine_of_amd_the_variables_are_those_of_rocm(tmp_path: Path) -> None:
+    tell = "echo $ROCR_VISIBLE_DEVICES/$HIP_VISIBLE_DEVICES/${CUDA_VISIBLE_DEVICES-unset} >$0"
+    jobs = [job(f"{gpus}", argv=("sh", "-c", tell, str(tmp_path / f"{gpus}")), gpus=gpus) for gpus in (0, 2)]
+    text = export.files(jobs, EngineOptions(), "/")["run.sh"]
+    assert IS_AMD in text
+    write(tmp_path / "x", {"run.sh": text.replace(IS_AMD, "true")}, force=False)
+    environment = {**os.environ, "GPU_1": "GPU-ab", "CUDA_VISIBLE_DEVICES": "7"}
+    subprocess.run([tmp_path / "x/run.sh"], check=True, env=environment)
+    assert [(tmp_path / name).read_text() for name in ("0", "2")] == ["//\n", "0,GPU-ab/0,1/unset\n"]
 
 
 def test_programs_named_as_bashs_own_words_are_the_programs(tmp_path: Path) -> None:

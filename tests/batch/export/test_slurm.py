@@ -30,7 +30,7 @@ SLURM = EngineOptions(engine="slurm")
 
 
 def files(jobs: Sequence[Job], options: EngineOptions = SLURM, most: int = 1000) -> dict[str, str]:
-    return dict(export.files_of(groups_of(to_export(jobs, options, "/"), most), options))
+    return dict(export.SlurmFiles(groups_of(to_export(jobs, options, "/"), most), options).files())
 
 
 def directives(text: str) -> list[str]:

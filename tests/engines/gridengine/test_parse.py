@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from gpuherd.engines.base import End, EngineAway, EngineMissing, Phase
-from gpuherd.engines.gridengine import parse
-from gpuherd.engines.gridengine.parse import Complex, Record
+from gpuherd.engines.batch_system import job_number
+from gpuherd.engines.gridengine import commands
+from gpuherd.engines.gridengine.commands import GRID_ENGINE, Complex, Record
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -18,8 +19,8 @@ def recorded(name: str) -> str:
 
 
 def test_jobs_and_the_tasks_of_arrays() -> None:
-    rows = parse.qstat(recorded("qstat.xml"))
-    assert [(row.job, row.name, row.state, row.host, row.phase) for row in rows] == [
+    rows = commands.read_qstat(recorded("qstat.xml"))
+    assert [(row.job, row.name, row.state, row.node, row.phase) for row in rows] == [
         ("8", "rec-5", "t", "vm", Phase.RUNNING),
         ("8", "rec-5", "t", "vm", Phase.RUNNING),
         ("11", "rec-8", "dr", "vm", Phase.RUNNING),
@@ -29,30 +30,33 @@ def test_jobs_and_the_tasks_of_arrays() -> None:
     ]
     assert [place for place in range(10) if rows[4].speaks_of(place)] == [8]
     assert rows[4].handle(8) == "8.9"
-    assert (rows[5].handle(0), rows[5].speaks_of(0), rows[5].speaks_of(1)) == ("10", True, False)
+    assert (rows[5].handle(0), rows[5].is_whole, rows[5].speaks_of(1)) == ("10", True, False)
     assert rows[2].is_being_deleted
     assert rows[3].sighting(0, "why").end is End.FAILED
 
 
 def test_why_a_job_could_not_be_started() -> None:
-    assert parse.errors_of(recorded("error.xml")) == {"9": "can't chdir to /nowhere: No such file or directory"}
+    assert commands.errors_of(recorded("error.xml")) == {"9": "can't chdir to /nowhere: No such file or directory"}
 
 
 def test_why_a_job_waits() -> None:
-    assert parse.why_it_waits(recorded("error.xml")) == "Job is in error state"
-    assert parse.why_it_waits("<detailed_job_info><messages/></detailed_job_info>") is None
+    assert commands.why_it_waits(recorded("error.xml")) == "Job is in error state"
+    assert commands.why_it_waits("<detailed_job_info><messages/></detailed_job_info>") is None
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "<job_info>"])
 def test_what_is_no_answer_is_believed_to_be_none(text: str) -> None:
     with pytest.raises(EngineAway):
-        parse.qstat(text)
-    assert parse.qacct(text) == []
-    assert parse.job_number(text) is None
+        commands.read_qstat(text)
+    assert commands.read_qacct(text) == []
+    assert job_number(text) is None
 
 
 def test_ends_by_accounting() -> None:
-    found = {(each.name, each.task): each.sighting() for each in parse.qacct(recorded("qacct.txt"))}
+    found = {
+        (each.name, each.places[0].stop if each.places else None): each.sighting()
+        for each in commands.read_qacct(recorded("qacct.txt"))
+    }
     assert {name: (each.end, each.reason) for name, each in found.items()} == {
         ("rec-1", None): (End.FAILED, "exit status 3"),
         ("rec-2", 1): (End.CANCELLED, "deleted"),
@@ -76,8 +80,7 @@ def record(**more: object) -> Record:
     values: dict[str, object] = {
         "job": "1",
         "name": "a",
-        "host": "n1",
-        "task": None,
+        "node": "n1",
         "failed": 0,
         "why": "",
         "exit_status": 0,
@@ -122,16 +125,18 @@ def test_a_job_that_was_seen_to_be_deleted_was_cancelled() -> None:
     ],
 )
 def test_whether_anybody_has_answered(errors: str, kind: type) -> None:
-    assert isinstance(parse.unavailable(errors), kind)
+    assert isinstance(GRID_ENGINE.unavailable(errors), kind)
 
 
 def test_refusals_and_whether_they_may_pass() -> None:
-    lasting = parse.refusal('Unable to run job: job rejected: the requested project "nope" does not exist\nExiting.\n')
+    lasting = GRID_ENGINE.refusal(
+        'Unable to run job: job rejected: the requested project "nope" does not exist\nExiting.\n'
+    )
     assert (str(lasting), lasting.may_pass) == ('the requested project "nope" does not exist', False)
     told = "Unable to run job: job rejected: only 2 jobs are allowed per user (current job count: 2)\nExiting.\n"
-    passing = parse.refusal(told)
+    passing = GRID_ENGINE.refusal(told)
     assert (str(passing), passing.may_pass) == ("only 2 jobs are allowed per user (current job count: 2)", True)
-    assert parse.refusal("job rejected: you tried to submit a job with more than 3 tasks\n").may_pass
+    assert GRID_ENGINE.refusal("job rejected: you tried to submit a job with more than 3 tasks\n").may_pass
 
 
 def test_why_nothing_is_suitable_leaves_other_queues_out() -> None:
@@ -140,23 +145,23 @@ def test_why_nothing_is_suitable_leaves_other_queues_out() -> None:
         'Job 30 (-l gpu=9) cannot run at host "n1" because it offers only hc:gpu=8.000000\n'
         "verification: no suitable queues\nExiting.\n"
     )
-    assert parse.why_unsuitable(told) == '(-l gpu=9) cannot run at host "n1" because it offers only hc:gpu=8.000000'
+    assert commands.why_unsuitable(told) == '(-l gpu=9) cannot run at host "n1" because it offers only hc:gpu=8.000000'
 
 
 def test_resources_by_name() -> None:
-    known = parse.complexes(recorded("complexes.txt"))
+    known = commands.complexes(recorded("complexes.txt"))
     assert known["gpu"] == Complex("INT", "YES")
     assert known["mf"] == known["mem_free"] == Complex("MEMORY", "NO")
 
 
 def test_fields_of_a_parallel_environment() -> None:
-    assert parse.fields_of(recorded("smp.txt"))["allocation_rule"] == "$pe_slots"
-    assert parse.fields_of("hostname  n1\ncomplex_values  gpu=8, \\\n               h_vmem=64G\n") == {
+    assert commands.fields_of(recorded("smp.txt"))["allocation_rule"] == "$pe_slots"
+    assert commands.fields_of("hostname  n1\ncomplex_values  gpu=8, \\\n               h_vmem=64G\n") == {
         "hostname": "n1",
         "complex_values": "gpu=8, h_vmem=64G",
     }
 
 
 def test_qdel_complains_only_of_what_has_ended() -> None:
-    assert parse.only_ended('denied: job "1" does not exist\nroot has registered the job 4 for deletion\n')
-    assert not parse.only_ended("denied: you have no permission to delete job 3\n")
+    assert GRID_ENGINE.only_ended('denied: job "1" does not exist\nroot has registered the job 4 for deletion\n')
+    assert not GRID_ENGINE.only_ended("denied: you have no permission to delete job 3\n")

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from gpuherd.engines.base import Batch, Parcel, Placement
+from gpuherd.engines.export import IS_AMD
+from gpuherd.engines.gridengine.commands import Complex
 from gpuherd.engines.gridengine.options import GridEngineOptions
-from gpuherd.engines.gridengine.parse import Complex
 from gpuherd.engines.gridengine.translate import CannotRequest, arguments, checked, job_name, requests, script, suitable
 from gpuherd.errors import UsageError
 
@@ -142,6 +143,19 @@ def test_the_script_runs_its_own_parcel_with_its_gpus(tmp_path: Path, variables:
     assert done.returncode == 0
     assert (folder / "7a-1.1.out").read_text() == f"{gpus} cuda 1\n"
     assert [path.name for path in tmp_path.rglob("no")] == []
+
+
+def test_gpus_of_amd_that_the_site_names(tmp_path: Path) -> None:
+    command = ("/bin/sh", "-c", 'echo "$ROCR_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES ${CUDA_VISIBLE_DEVICES-unset}"')
+    two = batch(tmp_path, command=command, placement=Placement(gpus=2))
+    text = script(two, GridEngineOptions(engine="gridengine"), {}).replace(IS_AMD, "true")
+    for own, seen in (
+        ({"SGE_GPU": "3 1"}, "3,1 0,1 unset\n"),
+        ({"ROCR_VISIBLE_DEVICES": "2,0", "SGE_GPU": "3 1"}, "2,0  unset\n"),
+    ):
+        (tmp_path / "7a-1.0.out").unlink(missing_ok=True)
+        assert subprocess.run(["/bin/bash", "-s"], input=text, text=True, env=own, timeout=30).returncode == 0
+        assert (tmp_path / "7a-1.0.out").read_text() == seen
 
 
 def test_without_gpus_none_are_seen_and_where_the_site_names_none_they_are_leased(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.ray.messages import Address, Kind, resolve
+from gpuherd.engines.ray.cluster import Address, Kind, resolve
 from gpuherd.errors import UsageError
 
 

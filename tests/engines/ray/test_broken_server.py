@@ -13,8 +13,9 @@ import pytest
 
 from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement, Refused
 from gpuherd.engines.options import EngineOptions
+from gpuherd.engines.ray.cluster import resolve
+from gpuherd.engines.ray.engine import Setup
 from gpuherd.engines.ray.job_server import JobServer
-from gpuherd.engines.ray.messages import Setup, resolve
 from gpuherd.jobs.remote.agent import join, lead
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from gpuherd.engines.base import EngineAway
 from gpuherd.engines.ray import engine
-from gpuherd.engines.ray.engine import Channel
-from gpuherd.engines.ray.messages import Address, Kind, Setup
+from gpuherd.engines.ray.cluster import Address, Kind
+from gpuherd.engines.ray.engine import Channel, Setup
 from gpuherd.jobs.remote.agent import lead
 
 

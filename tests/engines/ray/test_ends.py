@@ -14,7 +14,7 @@ exceptions = pytest.importorskip("ray.exceptions")
 
 
 def ends() -> Any:
-    from gpuherd.engines.ray import resources as ends
+    from gpuherd.engines.ray import driver as ends
 
     return ends
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.engines.base import Placement
-from gpuherd.engines.ray.resources import NodeRoom, custom, never, turn_of, waits_for, wanted
+from gpuherd.engines.ray.cluster import NodeRoom, custom, never, turn_of, waits_for, wanted
 from gpuherd.errors import UsageError
 
 GB = 2**30

@@ -8,7 +8,8 @@ from typing import Never
 import pytest
 
 from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement
-from gpuherd.engines.ray.messages import Address, Kind, Setup
+from gpuherd.engines.ray.cluster import Address, Kind
+from gpuherd.engines.ray.engine import Setup
 from gpuherd.jobs.remote.agent import join, lead
 
 exceptions = pytest.importorskip("ray.exceptions")
@@ -19,11 +20,11 @@ def test_a_head_that_reserves_no_nodes_is_an_engine_that_is_away(
 ) -> None:
     from gpuherd.engines.ray import driver, tasks
 
-    def away(*_: object) -> Never:
+    def away(*_: object, **__: object) -> Never:
         raise exceptions.RaySystemError("the head has gone")
 
     monkeypatch.setattr(driver, "connect", lambda *_: driver.Cluster("head:6379", None))
-    monkeypatch.setattr(tasks, "reserve", away)
+    monkeypatch.setattr(tasks, "placement_group", away)
     setup = Setup(address=Address(Kind.JOINED, "head:6379"), lead=lead, join=join, resources={}, notice_s=60.0)
     batch = Batch(
         name="gpuherd-1-1",

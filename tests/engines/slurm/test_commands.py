@@ -11,7 +11,7 @@ import pytest
 from gpuherd.engines.base import Batch, Parcel, Placement
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.registry import find
-from gpuherd.engines.slurm.commands import Programs
+from gpuherd.engines.slurm.commands import SLURM
 from gpuherd.engines.slurm.engine import SlurmEngine
 
 
@@ -39,9 +39,9 @@ def test_jobs_find_modules_from_the_folder_that_they_are_handed_over_in(
         monkeypatch.delenv("PYTHONPATH", raising=False)
     else:
         monkeypatch.setenv("PYTHONPATH", given)
-    assert Programs().sbatch([], "#!/bin/sh\n") == "7"
+    assert SLURM.submit([], "#!/bin/sh\n") == "7"
     assert (here / "sbatch.path").read_text().strip() == found.format(here=here, above=here.parent)
-    Programs().squeue(["a"])
+    list(SLURM.squeue(["a"]))
     assert (here / "squeue.path").read_text().strip() == (given or "none")
 
 

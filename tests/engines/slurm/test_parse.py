@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.engines.base import End, Phase
-from gpuherd.engines.slurm.parse import Row, first_node, job_number, place_of, sacct, short_lists, squeue
+from gpuherd.engines.batch_system import job_number
+from gpuherd.engines.slurm.commands import SLURM, Row, first_node
+from gpuherd.engines.slurm.commands import read_sacct as sacct
+from gpuherd.engines.slurm.commands import read_squeue as squeue
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -140,7 +143,7 @@ def test_a_range_of_a_million_costs_nothing() -> None:
 def test_handles_in_short_lists_are_the_same_handles(handles: set[tuple[int, int]], most: int) -> None:
     words = [f"{job}_{place}" for job, place in handles]
     found = []
-    for part in short_lists([*words, "9"], most):
+    for part in SLURM.short_lists([*words, "9"], most):
         named = [match for word in part for match in _spelled_out(word)]
         assert 1 <= len(named) <= most
         found += named
@@ -180,8 +183,8 @@ def test_the_first_of_several_nodes(nodes: str, first: str) -> None:
 
 
 def test_a_handle_taken_apart() -> None:
-    assert place_of("12_7") == ("12", 7)
-    assert place_of("12") == ("12", 0)
+    assert SLURM.parts("12_7") == ("12", 7)
+    assert SLURM.parts("12") == ("12", 0)
 
 
 def test_one_row_speaks_only_of_its_own() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuherd.engines.base import EngineAway, EngineMissing
-from gpuherd.engines.slurm.commands import only_ended, refusal, said, unavailable
+from gpuherd.engines.slurm.commands import SLURM
 
 FAILED = "sbatch: error: Batch job submission failed: "
 
@@ -27,13 +27,13 @@ FAILED = "sbatch: error: Batch job submission failed: "
     ],
 )
 def test_nobody_answers(errors: str) -> None:
-    found = unavailable(errors)
+    found = SLURM.unavailable(errors)
     assert isinstance(found, EngineAway)
-    assert said(errors) == str(found)
+    assert SLURM.said(errors) == str(found)
 
 
 def test_programs_without_a_cluster() -> None:
-    found = unavailable(
+    found = SLURM.unavailable(
         "sacct: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\n"
         "sacct: error: fetch_config: DNS SRV lookup failed\n"
         "sacct: fatal: Could not establish a configuration source\n"
@@ -60,24 +60,24 @@ def test_programs_without_a_cluster() -> None:
     ],
 )
 def test_refusals_that_may_pass_and_those_that_stay(words: str, may_pass: bool) -> None:
-    found = refusal(FAILED + words + "\n")
+    found = SLURM.refusal(FAILED + words + "\n")
     assert found.may_pass is may_pass
     assert words in str(found)
 
 
 def test_slurm_said_nothing() -> None:
-    assert "said nothing" in str(refusal(""))
+    assert "said nothing" in str(SLURM.refusal(""))
 
 
 def test_what_was_said_in_one_line() -> None:
     errors = "sbatch: error: invalid partition specified: nosuch\n" + FAILED + "Invalid partition name specified\n"
-    assert said(errors) == "invalid partition specified: nosuch; Invalid partition name specified"
-    assert said("slurm_load_jobs error: Unable to contact\n") == "Unable to contact"
+    assert SLURM.said(errors) == "invalid partition specified: nosuch; Invalid partition name specified"
+    assert SLURM.said("slurm_load_jobs error: Unable to contact\n") == "Unable to contact"
 
 
 def test_what_has_ended_need_not_be_cancelled() -> None:
     ended = "scancel: error: Kill job error on job id 3: Job/step already completing or completed\n"
     forgotten = "scancel: error: Kill job error on job id 999: Invalid job id specified\n"
-    assert only_ended(ended + forgotten)
-    assert only_ended("")
-    assert not only_ended(ended + "scancel: error: Kill job error on job id 4: Access/permission denied\n")
+    assert SLURM.only_ended(ended + forgotten)
+    assert SLURM.only_ended("")
+    assert not SLURM.only_ended(ended + "scancel: error: Kill job error on job id 4: Access/permission denied\n")

@@ -1,26 +1,28 @@
-"""Grid Engine as an engine: batches go to qsub as arrays, and qstat and qacct say how they stand."""
+"""Grid Engine as an engine: batches go to qsub as arrays, and qstat and qacct say how they stand. At the end the
+doctor's checks of the site.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
+from gpuherd.checks import CheckResult, Status
 from gpuherd.engines import host
 from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
-from gpuherd.engines.gridengine import parse, translate
-from gpuherd.engines.gridengine.commands import Programs, user_name
+from gpuherd.engines.batch_system import keep_script, some
+from gpuherd.engines.gridengine import commands, translate
+from gpuherd.engines.gridengine.commands import GRID_ENGINE, Complex, Row
 from gpuherd.engines.gridengine.options import GridEngineOptions
-from gpuherd.engines.gridengine.parse import Complex, Record, Row
 from gpuherd.engines.gridengine.translate import CannotRequest
-from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.options import did_you_mean
+from gpuherd.errors import UsageError
+from gpuherd.gpus.lease_files import user_name
 
-# Words of one call of qdel: each is a request to sge_qmaster.
-_CANCEL_AT_ONCE = 500
 # A job that has ended stands in the accounting file a moment later: after the site's accounting_flush_time, 15 s
 # where it says nothing. One that is in neither place for so long was deleted before it began.
 _ACCOUNTED_S = 20.0
@@ -30,7 +32,23 @@ _LOST_S = 300.0
 _UNKNOWN_EVERY_S = 15.0
 # Seconds between two queries for the scheduler's reason why a job waits: each is about one job.
 _REASON_EVERY_S = 20.0
-_MOST_NAMES = 12
+
+
+@dataclass(slots=True)
+class _Had:
+    """What was seen of a job that Grid Engine has had: whether a look asked for it, whether it was being deleted, and
+    since when qstat shows it no more."""
+
+    followed: bool = False
+    is_deleted: bool = False
+    missing_since: float | None = None
+
+    def is_missing_for(self, seconds: float) -> bool:
+        """Whether qstat has not shown it for so long; the time begins with the first call."""
+        now = time.monotonic()
+        if self.missing_since is None:
+            self.missing_since = now
+        return now - self.missing_since >= seconds
 
 
 class GridEngine:
@@ -46,15 +64,11 @@ class GridEngine:
     def __init__(self, options: GridEngineOptions):
         translate.checked(options.sge_args)
         self._options = options
-        self._programs = Programs()
         self._requests: dict[Placement, list[str]] = {}
         self._after: dict[str, frozenset[str]] = {}
-        # Handles that Grid Engine has had: of the last look, and of those submitted since.
-        self._known: set[str] = set()
-        self._fresh: set[str] = set()
-        self._deleting: set[str] = set()
+        # Handles that Grid Engine has had: those that were followed in the last look, and those submitted since.
+        self._had: dict[str, _Had] = {}
         self._in_error: dict[str, str] = {}
-        self._missing_since: dict[str, float] = {}
         self._unknown_since: dict[str, float] = {}
         self._unknown_at = float("-inf")
         self._reasons: dict[str, str] = {}
@@ -64,12 +78,8 @@ class GridEngine:
         """See ``base.Engine``; also raises UsageError for a queue that takes no jobs. Grid Engine itself says whether
         an empty cluster could run a job (``qsub -w v``)."""
         self._refuse_unknown_names()
-        found = {}
-        for placement in wanted:
-            reason = self._why_never(placement)
-            if reason is not None:
-                found[placement] = reason
-        return found
+        reasons = {placement: self._why_never(placement) for placement in wanted}
+        return {placement: reason for placement, reason in reasons.items() if reason is not None}
 
     def submit(self, batch: Batch) -> Sequence[str]:
         """See ``base.Engine``."""
@@ -82,11 +92,11 @@ class GridEngine:
         # The jobs start in another folder, and modules are to be found from this one.
         own = {**os.environ, host.NAME: host.absolute(os.environ.get(host.NAME, ""))}
         text = translate.script(batch, self._options, own)
-        _keep(batch.folder / f"{batch.name}.sh", text)
-        job = self._programs.qsub(words, text)
-        handles = translate.handles(job, len(batch.parcels))
-        self._fresh.update(handles)
-        if any(parse.job_of(each) != each for each in batch.after):
+        keep_script(batch.folder / f"{batch.name}.sh", text)
+        job = GRID_ENGINE.submit(words, text)
+        handles = GRID_ENGINE.handles(job, len(batch.parcels))
+        self._had.update({each: _Had() for each in handles})
+        if any(GRID_ENGINE.mark in each for each in batch.after):
             self._after[job] = frozenset(batch.after)
         return handles
 
@@ -98,29 +108,18 @@ class GridEngine:
         """
         if not tickets:
             return {}
-        handles = {ticket.handle for ticket in tickets if ticket.handle is not None}
-        self._forget_all_but(handles)
-        rows = parse.qstat(self._programs.qstat("-u", user_name()))
-        by_name: dict[str, list[Row]] = {}
-        for row in rows:
-            by_name.setdefault(row.name, []).append(row)
-        found, missing = {}, []
-        for ticket in tickets:
-            speaking = _of(ticket, by_name.get(translate.job_name(ticket.batch), ()))
-            if speaking is None:
-                missing.append(ticket)
-            else:
-                found[ticket] = speaking
+        self._forget_all_but({ticket.handle for ticket in tickets if ticket.handle is not None})
+        rows = commands.read_qstat(GRID_ENGINE.qstat("-u", user_name(os.geteuid()).removeprefix("uid ")))
+        found = GRID_ENGINE.rows_of(_places(tickets), rows)
+        missing = [ticket for ticket in tickets if ticket not in found]
         self._explain_errors([row.job for row in found.values() if row.is_in_error])
         self._explain_a_wait([row.job for row in found.values() if row.state == "qw"])
         lost = self._lost_hosts(found.values())
         sightings = {}
         for ticket, row in found.items():
-            handle = row.handle(ticket.index)
-            self._known.add(handle)
-            self._missing_since.pop(handle, None)
-            if row.is_being_deleted:
-                self._deleting.add(handle)
+            had = self._had.setdefault(row.handle(ticket.index), _Had(followed=True))
+            had.missing_since = None
+            had.is_deleted = had.is_deleted or row.is_being_deleted
             sightings[ticket.attempt] = self._sighting(row, ticket.index, lost)
         for ticket, sighting in self._ended(missing).items():
             sightings[ticket.attempt] = sighting
@@ -130,8 +129,7 @@ class GridEngine:
 
     def cancel(self, handles: Collection[str]) -> None:
         """See ``base.Engine``."""
-        for words in parse.short_lists(list(handles), _CANCEL_AT_ONCE):
-            self._programs.qdel(words)
+        GRID_ENGINE.cancel(handles)
 
     def close(self) -> None:
         """Removes the jobs that Grid Engine keeps in error, as far as it answers; nothing else of ours stays there but
@@ -143,33 +141,34 @@ class GridEngine:
 
     @cached_property
     def _complexes(self) -> Mapping[str, Complex]:
-        return parse.complexes(self._programs.show("-sc"))
+        return GRID_ENGINE.resources()
 
     @cached_property
     def _environments(self) -> Mapping[str, Mapping[str, str]]:
         """The parallel environments, or the one that the user names. Raises UsageError for one that is not there."""
-        names = self._programs.show("-spl").split()
+        names = GRID_ENGINE.answer("qconf", "-spl").split()
         chosen = self._options.sge_pe
         if chosen is not None:
-            _refuse_unknown("--sge-pe", chosen, "parallel environment", names)
+            GRID_ENGINE.refuse_unknown("--sge-pe", chosen, names, "there is no parallel environment")
             names = [chosen]
-        return {name: parse.fields_of(self._programs.show("-sp", name)) for name in names}
+        return {name: commands.fields_of(GRID_ENGINE.answer("qconf", "-sp", name)) for name in names}
 
     def _refuse_unknown_names(self) -> None:
         options = self._options
         if options.sge_project is not None:
-            _refuse_unknown("--sge-project", options.sge_project, "project", self._programs.show("-sprjl").split())
+            projects = GRID_ENGINE.answer("qconf", "-sprjl").split()
+            GRID_ENGINE.refuse_unknown("--sge-project", options.sge_project, projects, "there is no project")
         if options.sge_queue is None:
             return
-        there = self._programs.show("-sql").split()
+        there = GRID_ENGINE.answer("qconf", "-sql").split()
         for word in options.sge_queue.split(","):
             if word.isidentifier() or set(word).isdisjoint("*?[]@!&|()"):
-                _refuse_unknown("--sge-queue", word, "queue", there)
-        instances = self._programs.select("-q", options.sge_queue)
-        if instances and set(instances) <= set(self._programs.select("-q", options.sge_queue, "-qs", "d")):
+                GRID_ENGINE.refuse_unknown("--sge-queue", word, there, "there is no queue")
+        instances = GRID_ENGINE.select("-q", options.sge_queue)
+        if instances and set(instances) <= set(GRID_ENGINE.select("-q", options.sge_queue, "-qs", "d")):
             raise UsageError(
                 f"Grid Engine's queue {options.sge_queue} takes no jobs now (it is disabled); "
-                f"there are: {_some(sorted(there))}"
+                f"there are: {some(sorted(there))}"
             )
 
     def _why_never(self, placement: Placement) -> str | None:
@@ -183,43 +182,41 @@ class GridEngine:
             reasons = []
             for choice in choices:
                 words = translate.requests(placement, self._options, self._complexes, choice)
-                refusal = self._programs.verify(translate.verification(words, self._complexes))
+                refusal = GRID_ENGINE.verify(translate.verification(words, self._complexes))
                 if refusal is None:
                     self._requests[placement] = words
                     return None
-                reasons.append(parse.why_unsuitable(refusal) or "no queue is suitable")
+                reasons.append(commands.why_unsuitable(refusal) or "no queue is suitable")
         except CannotRequest as problem:
             return str(problem)
         if not reasons:
             return _no_environment(placement, self._options.sge_pe)
         return f"Grid Engine has no queue for it: {reasons[0]}"
 
-    def _forget_all_but(self, handles: Collection[str]) -> None:
+    def _forget_all_but(self, handles: AbstractSet[str]) -> None:
         """A queue may be served for months: jobs whose end has been recorded are not kept."""
-        self._known = {each for each in (*self._known, *self._fresh) if each in handles}
-        self._fresh.difference_update(handles)
-        self._deleting.intersection_update(handles)
-        self._missing_since = {each: since for each, since in self._missing_since.items() if each in handles}
+        self._had = {each: had for each, had in self._had.items() if each in handles or not had.followed}
+        for each in handles & self._had.keys():
+            self._had[each].followed = True
 
     # --- how they stand -------------------------------------------------------------------------------------------
 
     def _sighting(self, row: Row, place: int, lost: frozenset[str]) -> Sighting:
         if row.is_in_error:
             return row.sighting(place, f"Grid Engine could not start it: {self._in_error[row.job] or row.state}")
-        if row.host in lost:
+        if row.node in lost:
             reason = "its node does not answer any more"
             return Sighting(
-                handle=row.handle(place), phase=Phase.ENDED, end=End.NODE_LOST, reason=reason, node=row.host
+                handle=row.handle(place), phase=Phase.ENDED, end=End.NODE_LOST, reason=reason, node=row.node
             )
-        silent = row.host in self._unknown_since
+        silent = row.node in self._unknown_since
         waits = self._reasons.get(row.job) if row.state == "qw" else None
         return row.sighting(place, "its node does not answer" if silent else waits)
 
     def _explain_errors(self, jobs: Collection[str]) -> None:
         new = sorted({job for job in jobs if not self._in_error.get(job)})
         if new:
-            text = self._programs.details(new)
-            messages = parse.errors_of(text) if text else {}
+            messages = commands.errors_of(GRID_ENGINE.details(new))
             self._in_error.update({job: messages.get(job, "") for job in new})
 
     def _explain_a_wait(self, jobs: Sequence[str]) -> None:
@@ -229,8 +226,7 @@ class GridEngine:
         if jobs and now >= self._reason_at + _REASON_EVERY_S:
             self._reason_at = now
             first = min(jobs, key=int)
-            text = self._programs.details([first])
-            reason = parse.why_it_waits(text) if text else None
+            reason = commands.why_it_waits(GRID_ENGINE.details([first]))
             if reason is not None:
                 self._reasons[first] = reason
 
@@ -245,17 +241,17 @@ class GridEngine:
     def _lost_hosts(self, rows: Collection[Row]) -> frozenset[str]:
         """The hosts of these jobs of which sge_qmaster has heard nothing for long. Their jobs are deleted, for Grid
         Engine would take them for running until the node is back, and let them run on then."""
-        now, running = time.monotonic(), {row.host for row in rows if row.host is not None}
+        now, running = time.monotonic(), {row.node for row in rows if row.node is not None}
         if not running:
             return frozenset()
         if now >= self._unknown_at + _UNKNOWN_EVERY_S:
             self._unknown_at = now
-            unknown = parse.unknown_hosts(self._programs.qstat("-f", "-qs", "u"))
+            unknown = commands.unknown_hosts(GRID_ENGINE.qstat("-f", "-qs", "u"))
             self._unknown_since = {
                 name: self._unknown_since.get(name, now) for name in sorted(running & unknown) if name is not None
             }
         lost = frozenset(name for name, since in self._unknown_since.items() if now - since >= _LOST_S)
-        gone = [row.job if row.tasks is None else f"{row.job}.{row.tasks[0].start}" for row in rows if row.host in lost]
+        gone = [row.handle(row.places[0].start if row.places else 0) for row in rows if row.node in lost]
         if gone:
             self.cancel(gone)
         return lost
@@ -265,38 +261,19 @@ class GridEngine:
         if not missing:
             return {}
         names = sorted({translate.job_name(ticket.batch) for ticket in missing})
-        pattern = names[0] if len(names) == 1 else f"{_beginning(names)}*"
-        try:
-            text = self._programs.qacct(pattern)
-        except (EngineAway, EngineMissing):
-            text = None  # a long file, or none here: the nodes' own reports say most
-        records: dict[str, list[Record]] = {}
-        for record in parse.qacct(text or ""):
-            records.setdefault(record.name, []).append(record)
+        pattern = names[0] if len(names) == 1 else f"{os.path.commonprefix(names)}*"  # noqa: RUF071 - of characters
+        accounted = GRID_ENGINE.qacct(pattern)
+        records = GRID_ENGINE.rows_of(_places(missing), accounted or ())
         found = {}
         for ticket in missing:
-            own = [
-                each
-                for each in records.get(translate.job_name(ticket.batch), ())
-                if each.speaks_of(ticket.index) and (ticket.handle is None or each.job == parse.job_of(ticket.handle))
-            ]
-            if own:
-                sighting = own[-1].sighting(deleted=(ticket.handle or "") in self._deleting)
-                found[ticket] = sighting
-            elif text is not None and ticket.handle is not None:
-                deleted = self._deleted_while_waiting(ticket.handle)
-                if deleted is not None:
-                    found[ticket] = deleted
+            handle = ticket.handle or ""
+            had = self._had.get(handle)
+            if ticket in records:
+                found[ticket] = records[ticket].sighting(deleted=had is not None and had.is_deleted)
+            elif accounted is not None and had is not None and had.is_missing_for(_ACCOUNTED_S):
+                # It never ran: Grid Engine keeps no record of those.
+                found[ticket] = Sighting(handle=handle, phase=Phase.ENDED, end=End.CANCELLED, reason="deleted")
         return found
-
-    def _deleted_while_waiting(self, handle: str) -> Sighting | None:
-        """The end of a job that Grid Engine had and that never ran: it keeps no record of those."""
-        if handle not in self._known:
-            return None
-        now = time.monotonic()
-        if now - self._missing_since.setdefault(handle, now) < _ACCOUNTED_S:
-            return None
-        return Sighting(handle=handle, phase=Phase.ENDED, end=End.CANCELLED, reason="deleted")
 
     def _release(self, rows: Collection[Row]) -> None:
         """Releases jobs that were submitted behind tasks of an array and wait for all of it: Grid Engine can't hold a
@@ -305,31 +282,18 @@ class GridEngine:
             return
         there = {row.job for row in rows}
         for job, after in list(self._after.items()):
+            needed = [GRID_ENGINE.parts(each) for each in after]
             waits = any(
-                row.job == parse.job_of(each) and row.speaks_of(_place_of(each)) for each in after for row in rows
+                row.job == other and (row.is_whole or row.speaks_of(place)) for other, place in needed for row in rows
             )
             if not waits or job not in there:
                 del self._after[job]
             if not waits and job in there:
-                self._programs.release(job)
+                GRID_ENGINE.release(job)
 
 
-def _beginning(words: Sequence[str]) -> str:
-    """What all of these begin with."""
-    first, last = min(words), max(words)
-    return next((first[:at] for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), first)
-
-
-def _place_of(handle: str) -> int:
-    task = handle.partition(".")[2]
-    return int(task) - 1 if task else 0
-
-
-def _of(ticket: Ticket, rows: Collection[Row]) -> Row | None:
-    """The row that speaks of a ticket, among those of its batch's name."""
-    job = None if ticket.handle is None else parse.job_of(ticket.handle)
-    speaking = [row for row in rows if row.speaks_of(ticket.index) and (job is None or row.job == job)]
-    return max(speaking, key=lambda row: int(row.job), default=None)
+def _places(tickets: Iterable[Ticket]) -> dict[Ticket, tuple[str, int]]:
+    return {ticket: (translate.job_name(ticket.batch), ticket.index) for ticket in tickets}
 
 
 def _no_environment(placement: Placement, named: str | None) -> str:
@@ -344,25 +308,49 @@ def _no_environment(placement: Placement, named: str | None) -> str:
     return f"Grid Engine has no parallel environment that {rule}; the administrator makes them with qconf -ap"
 
 
-def _refuse_unknown(flag: str, word: str, what: str, there: Sequence[str]) -> None:
-    if word in there:
-        return
-    hint = did_you_mean(word, there, cutoff=0.5) or "."
-    listed = f" There are: {_some(sorted(there))}" if there else " There is none"
-    raise UsageError(f"{flag} {word}: there is no {what} {word} in Grid Engine{hint}{listed}")
+# --- the doctor's checks ----------------------------------------------------------------------------------------------
 
 
-def _some(words: Sequence[str]) -> str:
-    shown = ", ".join(words[:_MOST_NAMES])
-    return f"{shown} and {len(words) - _MOST_NAMES} more" if len(words) > _MOST_NAMES else shown
+def find_grid_engine(options: GridEngineOptions) -> list[CheckResult]:
+    """Grid Engine in as many lines as there is something to say."""
+    return GRID_ENGINE.check(lambda: _checks(options))
 
 
-def _keep(path: Path, text: str) -> None:
-    """For people: the script as it is submitted, for its owner alone, since lines of --setup may hold secrets. Raises
-    CannotWrite."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}") from problem
+def _checks(options: GridEngineOptions) -> list[CheckResult]:
+    queues = GRID_ENGINE.answer("qconf", "-sql").split()
+    if queues:
+        found = CheckResult("Grid Engine", Status.OK, f"sge_qmaster answers; queues: {some(queues)}")
+    else:
+        found = CheckResult(
+            "Grid Engine", Status.FAIL, "it has no queue", "its administrator makes them with qconf -aq"
+        )
+    gpus = _check_gpus(GRID_ENGINE.resources().get(options.sge_gpu), options.sge_gpu)
+    return [found, gpus, _check_environments(GRID_ENGINE.answer("qconf", "-spl").split()), _check_accounting()]
+
+
+def _check_gpus(found: Complex | None, name: str) -> CheckResult:
+    title = "Grid Engine GPUs"
+    if found is None:
+        remedy = "name the resource that `qconf -sc` lists by --sge-gpu; without one only jobs without GPUs can run"
+        return CheckResult(title, Status.WARN, f"there is no resource {name}", remedy)
+    counted = {"YES": "by slot", "JOB": "once for a job"}.get(found.consumable)
+    if counted is None:
+        remedy = "its administrator can make it consumable (qconf -mc), so that no two jobs get one GPU"
+        return CheckResult(title, Status.WARN, f"the resource {name} is not counted (consumable NO)", remedy)
+    return CheckResult(title, Status.OK, f"jobs request them by -l {name}=N, counted {counted}")
+
+
+def _check_environments(names: list[str]) -> CheckResult:
+    title = "Grid Engine parallel environments"
+    if names:
+        return CheckResult(title, Status.OK, some(names))
+    remedy = "jobs with several CPU cores or nodes can't be submitted; its administrator makes them with qconf -ap"
+    return CheckResult(title, Status.WARN, "there are none", remedy)
+
+
+def _check_accounting() -> CheckResult:
+    title = "Grid Engine accounting"
+    if GRID_ENGINE.qacct("gpuherd-doctor") is not None:
+        return CheckResult(title, Status.OK, "qacct says how jobs have ended")
+    remedy = "jobs run all the same and report their own ends; only its administrator can share common/accounting"
+    return CheckResult(title, Status.WARN, "qacct can't read it here: who deleted a job is not known", remedy)

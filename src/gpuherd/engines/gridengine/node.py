@@ -15,14 +15,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from gpuherd.engines.host import NAME as PYTHONPATH
 from gpuherd.engines.world import NodeSide, Rank, World
 from gpuherd.errors import UsageError
-from gpuherd.gpus.visible import CUDA
+from gpuherd.gpus import visible
+from gpuherd.gpus.state import Maker
+from gpuherd.gpus.visible import CUDA, ROCR, VARIABLES, chosen_in, showing
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MODULE = "gpuherd.engines.gridengine.node"
@@ -113,21 +116,35 @@ def _on_all_nodes(argv: Sequence[str], stops: Sequence[int]) -> int:
             pipe.write(json.dumps(message).encode() + b"\n")
             pipe.flush()
         pipes.append(pipe)
-    failed, ending_since = 0, 0.0
-    while None in [each.poll() for each in (here, *others)]:
-        failed = failed or next((each.returncode for each in (here, *others) if each.returncode), 0)
-        if not ending_since and (failed or stops):
+    return _wait(here, others, pipes, lambda: bool(stops))
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    others: Sequence[subprocess.Popen[bytes]],
+    pipes: Sequence[BinaryIO],
+    has_to_end: Callable[[], bool],
+) -> int:
+    """Until all have ended, all together where one fails. Returns the exit code: that of the first that failed.
+
+    Args:
+        process: leads a session. ``others`` end when their ``pipes`` are closed.
+    """
+    everybody, failed, ending_since = (process, *others), 0, 0.0
+    while None in [each.poll() for each in everybody]:
+        failed = failed or next((each.returncode for each in everybody if each.returncode), 0)
+        if not ending_since and (failed or has_to_end()):
             ending_since = time.monotonic()
-            _signal_all(here, signal.SIGTERM)
+            _signal_all(process, signal.SIGTERM)
             for pipe in pipes:
                 with suppress(BrokenPipeError):
                     pipe.close()
         elif ending_since and time.monotonic() > ending_since + _GRACE_S:
-            _signal_all(here, signal.SIGKILL)
+            _signal_all(process, signal.SIGKILL)
             for each in others:
                 each.kill()
         time.sleep(_LOOK_S)
-    failed = failed or next((each.returncode for each in (here, *others) if each.returncode), 0)
+    failed = failed or next((each.returncode for each in everybody if each.returncode), 0)
     return failed if failed >= 0 else 128 - failed
 
 
@@ -156,34 +173,36 @@ def _on_other_node(stops: Sequence[int]) -> int:
     process = subprocess.Popen(
         argv, env=environment, cwd=order["cwd"], stdin=subprocess.DEVNULL, start_new_session=True
     )
-    ended = os.pidfd_open(process.pid)
-    ending_since = 0.0
-    while process.poll() is None:
-        ready = select.select([ended, *([] if ending_since else [0])], [], [], _LOOK_S)[0]
-        if not ending_since and (stops or (0 in ready and not os.read(0, 65536))):
-            ending_since = time.monotonic()
-            _signal_all(process, signal.SIGTERM)
-        elif ending_since and time.monotonic() > ending_since + _GRACE_S:
-            _signal_all(process, signal.SIGKILL)
-    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+    return _wait(process, (), (), lambda: bool(stops) or _is_closed(0))
+
+
+def _is_closed(pipe: int) -> bool:
+    """Whether the other end is gone; what it has sent is read, and not wanted."""
+    return bool(select.select([pipe], [], [], 0)[0]) and not os.read(pipe, 65536)
 
 
 def _lease(environment: dict[str, str]) -> list[str]:
     """What runs before the words, so that they get this node's GPUs: nothing where the site says which, as the script
     has it for the first node."""
-    count = environment.get(GPUS, "0")
+    count = int(environment.get(GPUS, "0"))
     given = environment.get("SGE_HGR_gpu") or environment.get("SGE_GPU")
-    environment.pop(CUDA, None)
-    if count == "0":
-        environment[CUDA] = ""
-        return []
-    if CUDA in os.environ:
-        environment[CUDA] = os.environ[CUDA]
-        return []
-    if given:
-        environment[CUDA] = given.replace(" ", ",")
-        return []
-    return lease(int(count), f"gpuherd-{environment.get('JOB_ID', '')}")
+    for name in VARIABLES:  # those of the first node
+        environment.pop(name, None)
+    if count == 0:
+        environment.update(visible.environment(()))
+    elif CUDA in os.environ or ROCR in os.environ:
+        environment.update(chosen_in(os.environ))
+    elif given:
+        environment.update(showing(given.replace(",", " ").split(), _maker()))
+    else:
+        return lease(count, f"gpuherd-{environment.get('JOB_ID', '')}")
+    return []
+
+
+def _maker() -> Maker:
+    """The maker of this node's GPUs; as ``engines.export.IS_AMD``."""
+    is_amd = Path("/dev/kfd").exists() and not Path("/dev/nvidiactl").exists()
+    return Maker.AMD if is_amd else Maker.NVIDIA
 
 
 def lease(gpus: int, name: str) -> list[str]:

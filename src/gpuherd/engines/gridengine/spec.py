@@ -6,13 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.gridengine.options import GridEngineOptions
-from gpuherd.engines.registry import EngineSpec
+from gpuherd.engines.registry import EngineSpec, Exporter
 
 if TYPE_CHECKING:
     from gpuherd.checks import CheckResult
     from gpuherd.engines.base import Engine, ExportJob
     from gpuherd.engines.options import EngineOptions
     from gpuherd.engines.world import Join, Lead
+
+
+def _export(jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
+    from gpuherd.engines.gridengine.export import files
+
+    return files(jobs, options.of(GridEngineOptions))
 
 
 class _GridEngine(EngineSpec):
@@ -28,34 +34,24 @@ class _GridEngine(EngineSpec):
         *("JOB_ID", "JOB_NAME", "JOB_SCRIPT", "NHOSTS", "NQUEUES", "NSLOTS", "PE_HOSTFILE", "RESTARTED"),
     )
     kept_variables = ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT")
-
-    export_to = "gridengine"
+    exporter = Exporter(to="gridengine", files=_export)
 
     def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:  # noqa: ARG002
         from gpuherd.engines.gridengine.engine import GridEngine
 
         return GridEngine(options.of(GridEngineOptions))
 
-    def at_once(self, options: EngineOptions) -> int | None:
-        return options.of(GridEngineOptions).array_limit
-
     def where(self, options: EngineOptions) -> str | None:
         queue = options.of(GridEngineOptions).sge_queue
         return None if queue is None else f"queue {queue}"
 
-    def export(self, jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
-        from gpuherd.engines.gridengine.commands import known_resources
-        from gpuherd.engines.gridengine.export import files
-
-        return files(jobs, options.of(GridEngineOptions), known_resources())
-
     def installed(self) -> str | None:
-        from gpuherd.engines.gridengine.commands import missing_programs
+        from gpuherd.engines.gridengine.commands import GRID_ENGINE
 
-        return None if missing_programs() else "Grid Engine's programs"
+        return None if GRID_ENGINE.missing() else "Grid Engine's programs"
 
     def doctor(self, options: EngineOptions) -> list[CheckResult]:
-        from gpuherd.engines.gridengine.doctor import find_grid_engine
+        from gpuherd.engines.gridengine.engine import find_grid_engine
 
         return find_grid_engine(options.of(GridEngineOptions))
 

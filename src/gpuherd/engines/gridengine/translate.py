@@ -11,12 +11,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from gpuherd.engines.base import Batch, Placement
+from gpuherd.engines.batch_system import check_argument, notice_s
+from gpuherd.engines.export import IS_AMD
+from gpuherd.engines.gridengine.commands import DELETED, GRID_ENGINE, MADE_ROOM, Complex
 from gpuherd.engines.gridengine.node import GPUS, lease
 from gpuherd.engines.gridengine.options import GridEngineOptions
-from gpuherd.engines.gridengine.parse import DELETED, MADE_ROOM, Complex, job_of
 from gpuherd.engines.local.process import THREAD_VARIABLES
 from gpuherd.errors import UsageError
-from gpuherd.gpus.visible import CUDA, environment
+from gpuherd.gpus.state import Maker
+from gpuherd.gpus.visible import CUDA, HIP, ORDER, PCI_ORDER, ROCR, environment, showing
 
 # Options of qsub that gpuherd sets itself, and why a user can't.
 _OURS = {
@@ -50,7 +53,8 @@ _HIDDEN = (
     *("MODULEPATH", "LOADEDMODULES", "_LMFILES_"),
 )
 
-
+# Not empty where GPUs have been named for the job.
+_ARE_NAMED = f"${{{CUDA}+set}}${{{ROCR}+set}}"
 _IN_ALL = {"mem_free": "mem_total", "mf": "mem_total", "virtual_free": "virtual_total", "vf": "virtual_total"}
 
 
@@ -63,11 +67,6 @@ def job_name(batch: str) -> str:
     return batch if batch[:1].isalpha() else f"g-{batch}"
 
 
-def handles(job: str, count: int) -> list[str]:
-    """Grid Engine's words for the parcels of a batch, in order, when qsub has called it ``job``."""
-    return [job] if count == 1 else [f"{job}.{place + 1}" for place in range(count)]
-
-
 def arguments(batch: Batch, request: Sequence[str]) -> list[str]:
     """The words for qsub. ``request``: from ``requests``."""
     words = ["-terse", "-N", job_name(batch.name), "-r", "n", "-notify", *_plain()]
@@ -77,7 +76,7 @@ def arguments(batch: Batch, request: Sequence[str]) -> list[str]:
             words += ["-tc", str(batch.at_once)]
     if batch.after:
         # A job can wait for whole arrays only; the engine lets it go when the tasks that it needs have ended.
-        words += ["-hold_jid", ",".join(dict.fromkeys(job_of(each) for each in batch.after))]
+        words += ["-hold_jid", ",".join(dict.fromkeys(GRID_ENGINE.parts(each)[0] for each in batch.after))]
     return [*words, *request]
 
 
@@ -216,7 +215,7 @@ def script(batch: Batch, options: GridEngineOptions, own: Mapping[str, str]) -> 
         *_threads(batch.placement, own),
         f"export {GPUS}={batch.placement.gpus}",
         *options.setup,
-        *_choice_of_gpus(batch, job_name(batch.name)),
+        *_choice_of_gpus(batch.placement.gpus, job_name(batch.name)),
         "gpuherd_deleted=",
         # They are heard when the command has ended.
         "trap gpuherd_deleted=yes USR2",
@@ -237,29 +236,31 @@ def _threads(placement: Placement, own: Mapping[str, str]) -> list[str]:
     return [f"export {name}=$((${{NSLOTS:-1}} / ${{NHOSTS:-1}}))" for name in THREAD_VARIABLES]
 
 
-def _choice_of_gpus(batch: Batch, name: str) -> list[str]:
-    """Lines that find out which GPUs the job has. Grid Engine itself only counts them. Where the site says which, by
-    CUDA_VISIBLE_DEVICES or in SGE_GPU, as its prologs and successors do, those are taken; else gpuherd's leases choose
-    free ones, as they do among all gpuherds of a machine."""
-    gpus = batch.placement.gpus
+def gpus_of_site(gpus: int) -> list[str]:
+    """Lines of bash that show a job the GPUs that the site names for it, of whichever maker: by the variables of CUDA
+    and ROCm, or in SGE_GPU, as its prologs and successors do. Grid Engine itself only counts GPUs."""
     if gpus == 0:
-        return [*(f"export {name}={value}" for name, value in environment(()).items()), "gpuherd_lease=()"]
+        return [f"export {name}={value}" for name, value in environment(()).items()]
     return [
-        "gpuherd_lease=()",
-        f'if [ -z "${{{CUDA}+set}}" ]; then',
-        '    gpuherd_gpus="${SGE_HGR_gpu:-${SGE_GPU:-}}"',
-        '    if [ -n "$gpuherd_gpus" ]; then',
-        f'        export {CUDA}="${{gpuherd_gpus// /,}}"',
+        'site_gpus="${SGE_HGR_gpu:-${SGE_GPU:-}}"',
+        f'if [ -z "{_ARE_NAMED}" ] && [ -n "$site_gpus" ]; then',
+        f"    if {IS_AMD}; then",
+        f'        export {ROCR}="${{site_gpus// /,}}" {HIP}={showing([""] * gpus, Maker.AMD)[HIP]}',
         "    else",
-        f"        gpuherd_lease=({shlex.join(lease(gpus, name))})",
+        f'        export {CUDA}="${{site_gpus// /,}}"',
         "    fi",
         "fi",
+        f"export {ORDER}={PCI_ORDER}",
     ]
 
 
-def notice_s(notice: float, limit_s: int) -> int:
-    """Seconds of notice before the end of the time: as the user wants it, but at most half of the time."""
-    return max(1, int(min(notice, limit_s / 2)))
+def _choice_of_gpus(gpus: int, name: str) -> list[str]:
+    """Lines that find out which GPUs the job has: those that the site names; else gpuherd's leases choose free ones, as
+    they do among all gpuherds of a machine."""
+    lines = [*gpus_of_site(gpus), "gpuherd_lease=()"]
+    if gpus:
+        lines.append(f'if [ -z "{_ARE_NAMED}" ]; then gpuherd_lease=({shlex.join(lease(gpus, name))}); fi')
+    return lines
 
 
 def checked(words: Sequence[str]) -> tuple[str, ...]:
@@ -271,13 +272,7 @@ def checked(words: Sequence[str]) -> tuple[str, ...]:
             parts = shlex.split(word)
         except ValueError as problem:
             raise UsageError(f"--sge-args {word!r}: {problem}") from None
-        if not parts or not parts[0].startswith("-") or parts[0] == "-":
-            raise UsageError(
-                f"--sge-args {word!r} is no option of qsub, which would take it for what is to run; write an option "
-                "and its value in one word, like --sge-args='-m e'"
-            )
-        ours = next((part for part in parts if part in _OURS), None)
-        if ours is not None:
-            raise UsageError(f"--sge-args {word!r}: {ours} can't be given, {_OURS[ours]}")
+        given = next((part for part in parts if part in _OURS), None)
+        check_argument("--sge-args", word if parts else "", given, _OURS, "qsub", "--sge-args='-m e'")
         found += parts
     return tuple(found)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuherd.engines.base import ExportJob
-from gpuherd.engines.export import comment, quoted
+from gpuherd.engines.export import IS_AMD, comment, quoted
 from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import UsageError
-from gpuherd.gpus.visible import CUDA, ORDER, PCI_ORDER
+from gpuherd.gpus.visible import CUDA, HIP, ORDER, PCI_ORDER, ROCR, environment
 
 RUN = "run.sh"
 
@@ -50,7 +50,15 @@ ended() {{
 _GPUS = """\
 # The GPUs to use, by number or UUID; or from outside: {first}=2 bash {name}
 {lines}
-export {order}"""
+export {order}
+# show GPU...: the variables of the GPUs' maker.
+if {is_amd}; then
+    unset {cuda} GPU_DEVICE_ORDINAL
+    show() {{ local IFS=,; export {rocr}="$*" {hip}=$(seq -s, 0 $(($# - 1))); }}
+else
+    show() {{ local IFS=,; export {cuda}="$*"; }}
+fi"""
+_NO_GPUS = "\n".join(f"export {name}={value}" for name, value in environment(()).items())
 _TAIL = """\
 
 if [[ $failures != 0 ]]; then echo "$failures failed"; exit 1; fi
@@ -66,25 +74,26 @@ def files(jobs: Sequence[ExportJob]) -> Mapping[str, str]:
 
 
 def _clusters() -> str:
-    return " or --to ".join(spec.export_to for spec in specs() if spec.export_to and spec.name != LOCAL)
+    return " or --to ".join(spec.exporter.to for spec in specs() if spec.exporter and spec.name != LOCAL)
 
 
 def _head(jobs: Sequence[ExportJob]) -> str:
     most = max((job.placement.gpus for job in jobs), default=0)
     lines = "\n".join(f"GPU_{number}=${{GPU_{number}:-{number}}}" for number in range(most))
-    order = f"{ORDER}={PCI_ORDER}"
-    gpus = _GPUS.format(first="GPU_0", name=RUN, lines=lines, order=order) if most else f"export {CUDA}="
+    words = {"order": f"{ORDER}={PCI_ORDER}", "is_amd": IS_AMD, "rocr": ROCR, "hip": HIP, "cuda": CUDA}
+    gpus = _GPUS.format(first="GPU_0", name=RUN, lines=lines, **words) if most else _NO_GPUS
     return _HEAD.format(jobs="1 job" if len(jobs) == 1 else f"{len(jobs)} jobs", name=RUN, gpus=gpus)
 
 
 def _block(number: int, job: ExportJob) -> str:
     needs = "".join(f" {need + 1}" for need in job.needs)
-    visible = ",".join(f"$GPU_{gpu}" for gpu in range(job.placement.gpus))
+    gpus = " ".join(f'"$GPU_{gpu}"' for gpu in range(job.placement.gpus))
+    shown = f"show {gpus}" if gpus else _NO_GPUS.replace("\n", "; ")
     name = quoted(comment(job.name))
     return (
         f"\n# {number}: {comment(job.name)}\n"
         f"if begin {number} {name}{needs}; then\n"
-        f'    (\n        export {CUDA}="{visible}"\n'
+        f"    (\n        {shown}\n"
         f"        {job.line}\n"
         f"    ) >logs/{number}.log 2>&1 </dev/null\n"
         f"    ended {number} $?\n"

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.registry import LOCAL, EngineSpec, LocalOptions
+from gpuherd.engines.registry import LOCAL, EngineSpec, Exporter, LocalOptions
 
 if TYPE_CHECKING:
     from gpuherd.engines.base import ExportJob
     from gpuherd.engines.options import EngineOptions
+
+
+def _export(jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:  # noqa: ARG001
+    from gpuherd.engines.local.export import files
+
+    return files(jobs)
 
 
 class _Local(EngineSpec):
@@ -18,13 +24,7 @@ class _Local(EngineSpec):
     about = "this machine"
     order = 0
     options = LocalOptions
-    export_to = "shell"
-    submit_file = "run.sh"
-
-    def export(self, jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:  # noqa: ARG002
-        from gpuherd.engines.local.export import files
-
-        return files(jobs)
+    exporter = Exporter(to="shell", files=_export, submit_file="run.sh")
 
 
 ENGINE = _Local()

@@ -1,5 +1,8 @@
-"""The process next to Ray: ``python -m gpuherd.engines.ray.driver DESCRIPTOR``. It joins or starts a
-cluster and answers the dispatcher's queries.
+"""The process next to Ray: ``python -m gpuherd.engines.ray.driver DESCRIPTOR`` joins or starts a cluster and answers
+queries of the dispatcher over a socket until that is closed, which it also is when the dispatcher dies. With ``look
+ADDRESS`` it joins that cluster and prints its totals as JSON, for the doctor.
+
+Also here: the meaning of Ray's errors and of the states of its jobs.
 """
 
 from __future__ import annotations
@@ -15,15 +18,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import ray
+from ray import exceptions
 from ray.exceptions import AuthenticationError, RayError
+from ray.job_submission import JobDetails
 
-from gpuherd.engines.base import EngineAway
-from gpuherd.engines.ray.engine import refused_token
-from gpuherd.engines.ray.messages import SETUP, Address, Answer, Kind, Question, RayClient, Setup, answers
-from gpuherd.engines.ray.resources import NodeRoom, in_short
-from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.engines.base import End, EngineAway
+from gpuherd.engines.ray.cluster import LOOK, Address, Kind, NodeRoom, answers
+from gpuherd.engines.ray.engine import SETUP, Answer, Question, Setup, refused_token
+from gpuherd.errors import ExitCode, GpuherdError, UsageError
+
+if TYPE_CHECKING:
+    from gpuherd.engines.ray.job_server import JobServer
+    from gpuherd.engines.ray.tasks import Tasks
 
 # Joins a Ray cluster as a driver, or starts one of our own on this machine. A cluster that was joined is left as it was
 # found; of one of our own nothing is left.
@@ -130,13 +139,113 @@ def _mismatch(address: str, problem: RuntimeError) -> str:
     )
 
 
-# The process next to Ray: ``python -m gpuherd.engines.ray.driver DESCRIPTOR``. It answers the dispatcher's questions
-# over a socket until that is closed, which it also is when the dispatcher dies.
+# --- a parcel's end, from the error of a task or from the state of a job of the job server ----------------------------
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST = 300
+_MADE_ROOM = ExitCode.BUSY  # as a leader exits that made room
+_TIMEOUT = 124  # as the program ``timeout`` exits
+_OF_RAY = re.compile(r"^Running entrypoint for job |INFO job_manager\.py|^\(truncated to |^No logs available")
+
+
+def end_of(error: BaseException) -> tuple[End, str]:
+    """How a task ended that raised an error, and why in Ray's words."""
+    cause = error
+    if isinstance(error, exceptions.RayTaskError):
+        cause = getattr(error, "cause", None) or error
+    if isinstance(cause, exceptions.TaskCancelledError):
+        return End.CANCELLED, "cancelled in Ray"
+    if isinstance(cause, exceptions.TaskPlacementGroupRemoved):
+        return End.CANCELLED, "its placement group was removed in Ray"
+    if isinstance(cause, exceptions.OutOfMemoryError):
+        return End.OUT_OF_MEMORY, _first_line(str(cause))
+    if isinstance(
+        cause, exceptions.NodeDiedError | exceptions.LocalRayletDiedError | exceptions.TaskUnschedulableError
+    ):
+        return End.NODE_LOST, _first_line(str(cause))
+    if isinstance(cause, exceptions.WorkerCrashedError):
+        return End.FAILED, "Ray's worker died while it led the job"
+    if isinstance(error, exceptions.RayTaskError):
+        return End.FAILED, f"in Ray's worker: {type(cause).__name__}: {_last_line(str(cause))}"
+    return End.FAILED, f"{type(cause).__name__}: {_first_line(str(cause))}"
+
+
+def unfit(error: BaseException) -> str | None:
+    """Why a node failed the trial task, in Ray's words; None where the node has gone meanwhile."""
+    end, reason = end_of(error)
+    return None if end is End.NODE_LOST else reason
+
+
+def end_of_leader(code: int, *, time_was_up: bool) -> tuple[End, str | None]:
+    """The end that the exit code of an attempt's leader means."""
+    if code == 0:
+        return End.OK, None
+    if code == _MADE_ROOM:
+        return (End.TIME_UP, "its time was up") if time_was_up else (End.PREEMPTED, "it has made room")
+    return End.FAILED, f"its leader ended with exit code {code}"
+
+
+def end_of_job(job: JobDetails) -> tuple[End, str | None]:
+    """How a job of the job server ended."""
+    status, kind = str(job.status.value), str(getattr(job, "error_type", None))
+    words = _COLOURS.sub("", job.message or "")
+    if status == "SUCCEEDED":
+        return End.OK, None
+    if status == "STOPPED":
+        return End.CANCELLED, "stopped in Ray"
+    if "START_TIMEOUT" in kind:
+        return End.NEVER, f"Ray has given up waiting for its resources: {_first_line(words)}"
+    if "ACTOR_DIED" in kind:
+        if re.search(r"out of memory|OutOfMemory|memory pressure", words):
+            return End.OUT_OF_MEMORY, _first_line(words)
+        # A supervisor ends only with its node: it runs nothing but a shell's child.
+        return End.NODE_LOST, _first_line(words)
+    if job.driver_exit_code is None:
+        return End.FAILED, _last_line(words) or None
+    if job.driver_exit_code in (_MADE_ROOM, _TIMEOUT):
+        return end_of_leader(_MADE_ROOM, time_was_up=job.driver_exit_code == _TIMEOUT)
+    end, reason = end_of_leader(job.driver_exit_code, time_was_up=False)
+    last = said(words.partition("logs")[2])
+    return end, f"{reason}: {last}" if last else reason
+
+
+def said(log: str) -> str:
+    """The last line of a job's output; "" where Ray alone has written into its log."""
+    lines = [line.strip() for line in _COLOURS.sub("", log).splitlines() if line.strip()]
+    own = [line for line in lines if not _OF_RAY.search(line)]
+    return own[-1][:_LONGEST] if own else ""
+
+
+def in_short(error: BaseException) -> str:
+    """An error in one line: Ray puts stack frames and a page of advice into some."""
+    cause = getattr(error, "cause", None) if isinstance(error, exceptions.RayTaskError) else None
+    if cause is not None:
+        return f"{type(cause).__name__}: {_last_line(str(cause))}"
+    text = str(error)
+    head, frames, rest = text.partition("Traceback (most recent call last)")
+    if frames:
+        before = _first_line(head.rstrip(" :\n"))
+        return f"{before}: {_last_line(rest)}" if before else _last_line(rest)
+    return _first_line(text) or type(error).__name__
+
+
+def _first_line(text: str) -> str:
+    """The first sentence; Ray follows it with a page of advice."""
+    lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
+    return re.split(r"\.(?:\s|$)", lines[0], maxsplit=1)[0][:_LONGEST] if lines else ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
+    return lines[-1][:_LONGEST] if lines else ""
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
 
 
 def serve(connection: Connection) -> None:
     """Answers until the dispatcher has gone; then leaves Ray as it was found."""
-    client: RayClient | None = None
+    client: Tasks | JobServer | None = None
     try:
         while True:
             try:
@@ -172,7 +281,7 @@ def bug(problem: Exception) -> RuntimeError:
     return error
 
 
-def _open(setup: Setup) -> RayClient:
+def _open(setup: Setup) -> Tasks | JobServer:
     if setup.address.kind is Kind.SERVER:
         from gpuherd.engines.ray.job_server import JobServer
 
@@ -182,8 +291,26 @@ def _open(setup: Setup) -> RayClient:
     return Tasks(setup)
 
 
+def look(address: str) -> dict[str, Any]:
+    """The totals of a cluster that this process joins and leaves."""
+    try:
+        cluster = connect(Address(Kind.JOINED, address), None)
+        try:
+            there = rooms()
+        finally:
+            cluster.leave()
+    except GpuherdError as problem:
+        return {"error": str(problem)}
+    totals = [room.total for room in there]
+    gpus, cores = (sum(total.get(name, 0.0) for total in totals) for name in ("GPU", "CPU"))
+    return {"nodes": len(there), "gpus": gpus, "cpus": cores}
+
+
 def main() -> None:
     """The command."""
+    if sys.argv[1] == LOOK:
+        sys.stdout.write(json.dumps(look(sys.argv[2])) + "\n")
+        return
     # The end of the dispatcher is noticed as the end of the socket, while Ray still runs and can be left in order.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from multiprocessing import Pipe
 from pathlib import Path
@@ -21,13 +21,52 @@ from typing import Any
 
 from gpuherd.engines.base import Batch, EngineAway, EngineMissing, Placement, Sighting, Ticket
 from gpuherd.engines.host import finding_us
-from gpuherd.engines.ray.messages import SETUP, Answer, Kind, Setup, handle_of, resolve
+from gpuherd.engines.ray.cluster import Address, Kind, custom, resolve
 from gpuherd.engines.ray.options import RayOptions
-from gpuherd.engines.ray.resources import custom
 from gpuherd.engines.world import Join, Lead
 from gpuherd.errors import UsageError
 
-# The folder for the files of a cluster of our own. Its owner and the process next to Ray hold a lock on it: a folder
+# --- the messages -----------------------------------------------------------------------------------------------------
+
+# A question is the name of a method of ``tasks.Tasks`` or ``job_server.JobServer`` and its argument (``SETUP``: that
+# makes one), an answer whether that went well, and its result or error. Both processes are ours and of one version, so
+# all is pickled.
+
+SETUP = "setup"
+Question = tuple[str, Any]
+Answer = tuple[bool, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The first message to the process.
+
+    Attributes:
+        lead: leads an attempt in a worker of Ray: ``lead(manifest, index, stop, handle=…, others=…)``; a function that
+            is importable from its module.
+        join: runs another node's part of an attempt over several: ``join(manifest, index, world, stop)``; None
+            without one.
+        resources: custom resources of each parcel.
+        notice_s: seconds before its time is up at which a parcel is asked to make room.
+        folder: for the files of a cluster of our own; None for one that runs already.
+    """
+
+    address: Address
+    lead: Lead
+    join: Join | None
+    resources: Mapping[str, float]
+    notice_s: float
+    folder: Path | None = None
+
+
+def handle_of(batch: str, index: int) -> str:
+    """A parcel's handle: known before Ray has it, so that a lost answer loses nothing."""
+    return f"{batch}-{index}"
+
+
+# --- the folder of a cluster of our own -------------------------------------------------------------------------------
+
+# Its owner and the process next to Ray hold a lock on it: a folder
 # without a lock was left by processes that were all killed at once, and is removed when the next one is made.
 
 # Ray's sockets lie below it, and a socket's path must be short.
@@ -84,7 +123,9 @@ def _remove_left(path: Path) -> None:
     os.close(descriptor)
 
 
-# The process next to Ray, from the dispatcher's side. Ray has a process of its own, apart from the dispatcher, because
+# --- the channel to the process next to Ray ---------------------------------------------------------------------------
+
+# Ray has a process of its own, apart from the dispatcher, because
 # it ends its process when its head has gone, sets signal handlers and environment variables, and takes a second to
 # import. When the dispatcher dies, that process notices it, ends what runs, and leaves Ray as it was.
 
@@ -143,7 +184,7 @@ class Channel:
         return self._process.pid
 
     def ask(self, method: str, argument: object, within_s: float) -> Any:
-        """The result of a method of ``RayClient`` there. Raises what it raises, and EngineAway when no answer comes;
+        """The result of a method there. Raises what it raises, and EngineAway when no answer comes;
         then the channel can't be used any more."""
         try:
             self._connection.send((method, argument))
@@ -222,7 +263,7 @@ def _environment(*, own: bool) -> dict[str, str]:
     return environment
 
 
-# The connection.
+# --- the connection ---------------------------------------------------------------------------------------------------
 
 _ASK_S = 60.0
 # The job server takes a request for each parcel.

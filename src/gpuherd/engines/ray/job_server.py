@@ -19,20 +19,9 @@ from ray.util.state import list_nodes
 from ray.util.state.exception import RayStateApiException
 
 from gpuherd.engines.base import Batch, End, EngineAway, Phase, Placement, Refused, Sighting
-from gpuherd.engines.ray.engine import refused_token
-from gpuherd.engines.ray.messages import Setup, handle_of
-from gpuherd.engines.ray.resources import (
-    CPU,
-    GPU,
-    MEMORY,
-    NodeRoom,
-    end_of_job,
-    in_short,
-    refused,
-    said,
-    turn_of,
-    wanted,
-)
+from gpuherd.engines.ray.cluster import CPU, GPU, MEMORY, NodeRoom, refused, turn_of, wanted
+from gpuherd.engines.ray.driver import end_of_job, in_short, said
+from gpuherd.engines.ray.engine import Setup, handle_of, refused_token
 from gpuherd.errors import UsageError
 
 # Seconds between Ray's SIGTERM to a job that is stopped and its SIGKILL. The job's own grace, which its leader keeps,

@@ -54,7 +54,7 @@ class _Ray(EngineSpec):
         return None if version is None else f"Ray {version}"
 
     def doctor(self, options: EngineOptions) -> list[CheckResult]:
-        from gpuherd.engines.ray.doctor import find_ray
+        from gpuherd.engines.ray.cluster import find_ray
 
         return find_ray(options.ray_address)
 

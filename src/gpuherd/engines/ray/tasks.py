@@ -16,21 +16,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gpuherd.engines.base import Batch, End, EngineAway, Phase, Placement, Sighting
 from gpuherd.engines.ray import driver
-from gpuherd.engines.ray.messages import Setup, handle_of
-from gpuherd.engines.ray.resources import (
-    CPU,
-    GPU,
-    MEMORY,
-    NodeRoom,
-    end_of,
-    end_of_leader,
-    in_short,
-    refused,
-    turn_of,
-    unfit,
-    waits_for,
-    wanted,
-)
+from gpuherd.engines.ray.cluster import CPU, GPU, MEMORY, NodeRoom, refused, turn_of, waits_for, wanted
+from gpuherd.engines.ray.driver import end_of, end_of_leader, in_short, unfit
+from gpuherd.engines.ray.engine import Setup, handle_of
 from gpuherd.engines.ray.worker import imports, join_in, work
 from gpuherd.engines.world import Failure, Join, Lead, World
 from gpuherd.errors import UsageError
@@ -49,16 +37,6 @@ class Span:
     join: Join
     nodes: int
     options: Mapping[str, Any]
-
-
-def reserve(handle: str, nodes: int, asked: Mapping[str, float]) -> PlacementGroup:
-    """Requests the bundles. It does not wait for them: a task in the group does."""
-    return placement_group([dict(asked) for _ in range(nodes)], strategy="STRICT_SPREAD", name=handle)
-
-
-def free(group: PlacementGroup) -> None:
-    """Gives the bundles back."""
-    remove_placement_group(group)
 
 
 def in_bundle(span: Span, rank: int) -> dict[str, Any]:
@@ -157,13 +135,13 @@ _FAREWELL_S = 20.0
 
 @dataclass
 class Flight:
-    """A parcel that is a task of Ray. ``node`` is known when it runs, ``ended`` when it has ended."""
+    """A parcel that is a task of Ray. ``node`` is known when it runs, ``ended`` (how, and why) when it has ended."""
 
     stream: Any
     asked: Mapping[str, float]
     span: Span | None = None
     node: str | None = None
-    ended: Sighting | None = None
+    ended: tuple[End, str | None] | None = None
     cancelled: bool = False
 
 
@@ -240,7 +218,9 @@ class Tasks:
     def _span(self, handle: str, nodes: int, asked: Mapping[str, float], options: Mapping[str, Any]) -> Span | None:
         if nodes == 1 or self._setup.join is None:
             return None
-        return Span(reserve(handle, nodes, asked), self._setup.join, nodes, options)
+        # This does not wait for the bundles: a task in the group does.
+        group = placement_group([dict(asked) for _ in range(nodes)], strategy="STRICT_SPREAD", name=handle)
+        return Span(group, self._setup.join, nodes, options)
 
     def _asked(self, placement: Placement) -> dict[str, float]:
         return wanted(placement, self._setup.resources, cpus=_TASK_CPUS)
@@ -260,12 +240,12 @@ class Tasks:
                     del by_stream[stream]
                     if flight.span is not None:
                         with _answering():
-                            free(flight.span.group)
+                            remove_placement_group(flight.span.group)
 
     def _sighting(self, handle: str, flight: Flight) -> Sighting:
         if flight.ended is not None:
-            ended = flight.ended
-            return Sighting(handle=handle, phase=ended.phase, reason=ended.reason, end=ended.end, node=flight.node)
+            end, reason = flight.ended
+            return Sighting(handle=handle, phase=Phase.ENDED, reason=reason, end=end, node=flight.node)
         if flight.node is not None:
             return Sighting(handle=handle, phase=Phase.RUNNING, node=flight.node)
         if time.monotonic() >= self._rooms_at + _ROOMS_AGAIN_S:
@@ -300,20 +280,16 @@ def _take(flight: Flight) -> None:
     try:
         value = ray.get(next(flight.stream))
     except StopIteration:
-        flight.ended = _end(flight, End.CANCELLED if flight.cancelled else End.FAILED, "it ended without a word")
+        flight.ended = (End.CANCELLED if flight.cancelled else End.FAILED, "it ended without a word")
     except RayError as problem:
-        flight.ended = _end(flight, *end_of(problem))
+        flight.ended = end_of(problem)
     else:
         if isinstance(value, str):
             flight.node = value
             return
         code, time_was_up = value
         end, reason = end_of_leader(code, time_was_up=time_was_up)
-        flight.ended = _end(flight, End.CANCELLED if flight.cancelled else end, reason)
-
-
-def _end(flight: Flight, end: End, reason: str | None) -> Sighting:
-    return Sighting(handle="", phase=Phase.ENDED, reason=reason, end=end, node=flight.node)
+        flight.ended = (End.CANCELLED if flight.cancelled else end, reason)
 
 
 def _probe(lead: Lead) -> None:

@@ -1,127 +1,23 @@
-"""SLURM's programs, run with a time limit and in the C locale, and the meaning of their error messages."""
+"""SLURM's programs: how each is called, and the meaning of what they print.
+
+squeue and sacct print one line a job with bars between the fields. The field that could contain a bar comes last:
+SLURM's reasons in squeue, names in sacct. Lines of another form are skipped.
+"""
 
 from __future__ import annotations
 
 import os
-import pwd
 import re
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.engines import host
-from gpuherd.engines.base import EngineAway, EngineMissing, Refused
-from gpuherd.engines.slurm.parse import SACCT_FORMAT, SQUEUE_FORMAT, job_number
-from gpuherd.engines.slurm.site import NODES_FORMAT, PARTITIONS_FORMAT
-from gpuherd.errors import GpuherdError
+from gpuherd.engines.base import End, EngineAway, EngineMissing, Phase, Sighting
+from gpuherd.engines.batch_system import ASK_S, BatchSystem, Done, JobRow, places_in
+from gpuherd.engines.slurm.node import hosts
+from gpuherd.errors import UsageError, printable
 
-PROGRAMS = ("sbatch", "squeue", "scontrol", "sinfo", "scancel")
-
-# The error messages of SLURM's programs, and their meaning. Pure.
-
-GET_SLURM = (
-    "SLURM's commands are on the login node of a cluster, there often after `module load slurm`; "
-    "on this machine --engine local needs none"
-)
-# The controller, the database or munge did not answer, or not in time. The request may have been carried out.
-_AWAY = (
-    "unable to contact slurm controller",
-    "connect failure",
-    "connection refused",
-    "connection timed out",
-    "connection reset",
-    "socket timed out",
-    "zero bytes were transmitted",
-    "transport endpoint is not connected",
-    "no route to host",
-    "network is unreachable",
-    "backup controller",
-    "in standby mode",
-    "munge",
-    "protocol authentication error",
-    "authentication error",
-    "invalid authentication credential",
-    "temporarily unable to",
-    "unexpected message received",
-    "communication connection failure",
-    "communication shutdown failure",
-    "communications connection failure",
-    "problem talking to the database",
-    "failed to open persistent connection",
-)
-# The programs are installed, but no cluster is configured.
-_UNCONFIGURED = (
-    "could not establish a configuration source",
-    "dns srv lookup failed",
-    "unable to process configuration",
-)
-# Temporary limits: the same batch may be accepted later.
-_MAY_PASS = (
-    "job violates accounting/qos policy",
-    "qosmaxsubmitjob",
-    "qosgrpsubmit",
-    "assocmaxsubmitjob",
-    "assocgrpsubmit",
-    "maxsubmitjob",
-    "submit limit",
-    "queue is full",
-    "no space left on device",
-    "disk quota exceeded",
-    "resource temporarily unavailable",
-    "out of memory",
-    "not available now",
-    "required partition not available",
-    "partition is not available",
-    "i/o error",
-    "error writing",
-    "submission disabled",
-    # The job that it is to follow has ended and was forgotten since the last look.
-    "job dependency problem",
-)
-DISABLED = "slurm accounting storage is disabled"
-_PREFIX = re.compile(r"^(?:\w+: )?(?:(?:fatal|error|warning|\w+ error): )*(?:Batch job submission failed: )?")
-
-
-def said(errors: str) -> str:
-    """SLURM's message in one line, without the names of its programs.
-
-    >>> said("sbatch: error: invalid partition specified: x\\nsbatch: error: Batch job submission failed: Invalid y\\n")
-    'invalid partition specified: x; Invalid y'
-    """
-    lines = [_PREFIX.sub("", line).strip() for line in errors.splitlines()]
-    return "; ".join(dict.fromkeys(line for line in lines if line))
-
-
-def unavailable(errors: str) -> GpuherdError | None:
-    """EngineAway or EngineMissing where the message means that SLURM has not answered, else None."""
-    low = errors.lower()
-    if any(words in low for words in _UNCONFIGURED):
-        return EngineMissing(f"SLURM's commands are here, but know no cluster ({said(errors)}); {GET_SLURM}")
-    if any(words in low for words in _AWAY):
-        return EngineAway(said(errors))
-    return None
-
-
-def refusal(errors: str) -> Refused:
-    """The error for a submission that SLURM has refused."""
-    low = errors.lower()
-    words = said(errors) or "sbatch has failed and said nothing"
-    return Refused(words, may_pass=any(limit in low for limit in _MAY_PASS))
-
-
-def only_ended(errors: str) -> bool:
-    """Whether scancel has only complained about jobs that had ended already or are forgotten."""
-    known = ("already completing or completed", "invalid job id", "job/step already completing")
-    lines = [line.lower() for line in errors.splitlines() if line.strip()]
-    return all(any(words in line for words in known) for line in lines)
-
-
-# Running the programs.
-
-_ASK_S = 20.0
-_SUBMIT_S = 60.0
 # The kernel's limit for one argument is 128 KiB.
 _MOST_WORD = 100_000
 # Variables by which users change the output of SLURM's programs, and those of a job that we may be part of: sbatch
@@ -132,13 +28,7 @@ _NOT_OURS = frozenset({"SBATCH_ARRAY_INX", "SBATCH_WAIT", "SBATCH_CLUSTERS", "SB
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER")
 # For queries: no translations, and lists of an array's places in full, however long.
 _ASKING = {"LC_ALL": "C", "SLURM_BITSTR_LEN": "0"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Done:
-    code: int
-    out: str
-    errors: str
+_DISABLED = "slurm accounting storage is disabled"
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
@@ -150,130 +40,265 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _for_jobs(own: Mapping[str, str]) -> dict[str, str]:
-    """Changes for jobs: they start in another folder, and find modules from this one."""
-    places = host.absolute(own.get(host.NAME, ""))
-    return {host.NAME: places} if places else {}
+class Slurm(BatchSystem):
+    title = "SLURM"
+    programs = ("sbatch", "squeue", "scontrol", "sinfo", "scancel")
+    canceller = "scancel"
+    get = (
+        "SLURM's commands are on the login node of a cluster, there often after `module load slurm`; "
+        "on this machine --engine local needs none"
+    )
+    meanings = (
+        (
+            EngineMissing,
+            (
+                "could not establish a configuration source",
+                "dns srv lookup failed",
+                "unable to process configuration",
+            ),
+        ),
+        (
+            # The controller, the database or munge did not answer.
+            EngineAway,
+            (
+                "unable to contact slurm controller",
+                "connect failure",
+                "connection refused",
+                "connection timed out",
+                "connection reset",
+                "socket timed out",
+                "zero bytes were transmitted",
+                "transport endpoint is not connected",
+                "no route to host",
+                "network is unreachable",
+                "backup controller",
+                "in standby mode",
+                "munge",
+                "authentication error",
+                "invalid authentication credential",
+                "temporarily unable to",
+                "unexpected message received",
+                "communication connection failure",
+                "communication shutdown failure",
+                "communications connection failure",
+                "problem talking to the database",
+                "failed to open persistent connection",
+            ),
+        ),
+    )
+    temporary = (
+        "job violates accounting/qos policy",
+        "qosgrpsubmit",
+        "assocgrpsubmit",
+        "maxsubmitjob",
+        "submit limit",
+        "queue is full",
+        "no space left on device",
+        "disk quota exceeded",
+        "resource temporarily unavailable",
+        "out of memory",
+        "not available now",
+        "required partition not available",
+        "partition is not available",
+        "i/o error",
+        "error writing",
+        "submission disabled",
+        # The job that it is to follow has ended and was forgotten since the last look.
+        "job dependency problem",
+    )
+    over = ("already completing or completed", "invalid job id", "job/step already completing")
+    decoration = re.compile(r"^(?:\w+: )?(?:(?:fatal|error|warning|\w+ error): )*(?:Batch job submission failed: )?")
+    mark, first = "_", 0
 
+    def environment(self, program: str) -> Mapping[str, str]:
+        """Jobs inherit that of sbatch; they start in another folder, and find modules from this one."""
+        if program != "sbatch":
+            return {**environment(os.environ), **_ASKING}
+        places = host.absolute(os.environ.get(host.NAME, ""))
+        return {**environment(os.environ), **({host.NAME: places} if places else {})}
 
-def user_name(number: int) -> str:
-    """The user's name on this machine."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except (KeyError, OverflowError):
-        return f"user {number}"
+    def run(self, *words: str, limit_s: float = ASK_S, text: str = "") -> Done:
+        """As ``BatchSystem.run``. SLURM's programs would look for a lost configuration for a minute."""
+        configuration = os.environ.get("SLURM_CONF")
+        if configuration is not None and not Path(configuration).exists():
+            raise EngineMissing(f"SLURM_CONF={configuration} is not there; {self.get}")
+        return super().run(*words, limit_s=limit_s, text=text)
 
+    def array_words(self, job: str, several: Sequence[str]) -> list[str]:
+        """In one word, which is one request.
 
-class Programs:
-    """Each method runs one program once. All raise EngineMissing where it is not installed, and EngineAway where SLURM
-    does not answer.
-    """
+        >>> list(SLURM.short_lists(["8", "7_2", "7_0", "7_1", "7_5"], 3))
+        [['7_[0-2]'], ['7_5', '8']]
+        """
+        if not several:
+            return []
+        single = len(several) == 1 and several[0].isdigit()
+        return [f"{job}_{several[0]}" if single else f"{job}_[{','.join(several)}]"]
 
-    def sbatch(self, arguments: Sequence[str], script: str) -> str:
-        """Submits a script; returns the job's number. Raises Refused."""
-        done = _run(["sbatch", *arguments], _SUBMIT_S, script)
-        number = job_number(done.out)
-        if done.code == 0 and number is not None:
-            return number
-        if done.code == 0:
-            raise EngineAway(f"sbatch has printed no job number: {said(done.out + done.errors) or 'nothing'}")
-        raise unavailable(done.errors) or refusal(done.errors)
+    # --- queries ----------------------------------------------------------------------------------------------------
 
-    def squeue(self, names: Sequence[str]) -> str:
+    def squeue(self, names: Sequence[str]) -> Iterator[Row]:
         """This user's jobs, at least those with these names, also those that have just ended."""
-        words = ["squeue", "--noheader", f"--user={os.getuid()}", "--states=all", f"--format={SQUEUE_FORMAT}"]
         only = ",".join(names)
-        if len(only) <= _MOST_WORD:
-            words.append(f"--name={only}")
-        return _answer(words)
+        return read_squeue(
+            self.answer(
+                *("squeue", "--noheader", f"--user={os.getuid()}", "--states=all", f"--format={_SQUEUE_FORMAT}"),
+                *([f"--name={only}"] if len(only) <= _MOST_WORD else []),
+            )
+        )
 
-    def sacct(self, *, handles: Sequence[str] = (), names: Sequence[str] = ()) -> str | None:
+    def sacct(self, *, jobs: Sequence[str] = (), names: Sequence[str] = ()) -> list[Row] | None:
         """Accounting's records of these jobs, or of all with one of these names in the last week; None where accounting
         is switched off.
         """
-        words = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={SACCT_FORMAT}"]
+        these = [f"--jobs={','.join(jobs)}"]
         if names:
-            words += ["--starttime=now-7days", f"--user={os.getuid()}", f"--name={','.join(names)}"]
-        else:
-            words.append(f"--jobs={','.join(handles)}")
-        done = _run(words, _ASK_S)
-        if DISABLED in done.errors.lower():
+            these = ["--starttime=now-7days", f"--user={os.getuid()}", f"--name={','.join(names)}"]
+        done = self.run("sacct", "--noheader", "--parsable2", "--allocations", f"--format={_SACCT_FORMAT}", *these)
+        if _DISABLED in done.errors.lower():
             return None
-        return _good(words, done)
-
-    def scancel(self, handles: Sequence[str]) -> None:
-        """Ends jobs; those that have ended are no error."""
-        done = _run(["scancel", *handles], _ASK_S)
-        if done.code == 0 or only_ended(done.errors):
-            return
-        raise unavailable(done.errors) or EngineAway(f"scancel: {said(done.errors)}")
+        if done.code != 0:
+            raise self.failure("sacct", done, done.errors)
+        return list(read_sacct(done.out))
 
     def config(self) -> str:
         """slurm.conf as the controller has it."""
-        return _answer(["scontrol", "show", "config"])
-
-    def nodes(self) -> str:
-        """Each node of each partition."""
-        return _answer(["sinfo", "--noheader", "--all", "--Node", f"--format={NODES_FORMAT}"])
+        return self.answer("scontrol", "show", "config")
 
     def job(self, number: str) -> str:
         """One job, with what it has on each node."""
-        return _answer(["scontrol", "show", "job", "--details", number])
-
-    def mpi_types(self) -> str:
-        """The types that ``srun --mpi`` takes."""
-        return _answer(["srun", "--mpi=list"])
-
-    def partitions(self) -> str:
-        """All partitions."""
-        return _answer(["sinfo", "--noheader", "--all", f"--format={PARTITIONS_FORMAT}"])
-
-    def accounts(self) -> str:
-        """This user's accounts; sacctmgr knows users by their names only."""
-        user = f"user={user_name(os.getuid())}"
-        return _answer(["sacctmgr", "--noheader", "--parsable2", "show", "associations", user, "format=Account"])
-
-    def qos(self) -> str:
-        """All qualities of service."""
-        return _answer(["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name"])
+        return self.answer("scontrol", "show", "job", "--details", number)
 
 
-def _answer(words: Sequence[str]) -> str:
-    return _good(words, _run(words, _ASK_S))
+SLURM = Slurm()
+
+# --- squeue and sacct -------------------------------------------------------------------------------------------------
+
+# Job or array, place in it, state, first node, name; then what it waits for or how it ended.
+_SQUEUE_FORMAT = "%F|%K|%T|%B|%j|%r"
+_SACCT_FORMAT = "JobID,State,NodeList,Reason,JobName"
+
+_STATES: dict[str, tuple[Phase, End | None]] = {
+    # REVOKED: another cluster of a federation has it; its node reports through files as always.
+    **dict.fromkeys(
+        (
+            *("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
+            "REVOKED",
+        ),
+        (Phase.WAITING, None),
+    ),
+    **dict.fromkeys(
+        ("RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT", "COMPLETING"), (Phase.RUNNING, None)
+    ),
+    "COMPLETED": (Phase.ENDED, End.OK),
+    "FAILED": (Phase.ENDED, End.FAILED),
+    # Its own deadline, which another try would miss too.
+    "DEADLINE": (Phase.ENDED, End.FAILED),
+    "CANCELLED": (Phase.ENDED, End.CANCELLED),
+    "PREEMPTED": (Phase.ENDED, End.PREEMPTED),
+    "TIMEOUT": (Phase.ENDED, End.TIME_UP),
+    "OUT_OF_MEMORY": (Phase.ENDED, End.OUT_OF_MEMORY),
+    "NODE_FAIL": (Phase.ENDED, End.NODE_LOST),
+    "BOOT_FAIL": (Phase.ENDED, End.NODE_LOST),
+}
+_UNKNOWN = (Phase.RUNNING, None)
+# States that say more than the reason in the same row.
+_TOLD_AS_REASON = frozenset(
+    {"SUSPENDED", "CONFIGURING", "COMPLETING", "SPECIAL_EXIT", "REVOKED", "REQUEUE_HOLD", "STOPPED", "DEADLINE"}
+)
+_NOTHING = frozenset({"", "None", "(null)", "n/a", "N/A", "None assigned"})
+_JOB = re.compile(r"(\d{1,20})(?:_(?:(\d{1,20})|\[([^\]]*)\]))?(?:\+\d+)?")
+_BY = re.compile(r"CANCELLED by (\d{1,20})")
 
 
-def _good(words: Sequence[str], done: _Done) -> str:
-    if done.code == 0:
-        return done.out
-    raise unavailable(done.errors) or EngineAway(f"{words[0]}: {said(done.errors) or f'exit code {done.code}'}")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row(JobRow):
+    """A line of squeue or sacct. ``state``: SLURM's word, like RUNNING; ``by``: the user id that sacct gives with
+    CANCELLED."""
 
+    system = SLURM
 
-def _run(words: Sequence[str], limit_s: float, text: str = "") -> _Done:
-    if shutil.which(words[0]) is None:
-        raise EngineMissing(f"{words[0]} is not here; {GET_SLURM}")
-    configuration = os.environ.get("SLURM_CONF")
-    if configuration is not None and not Path(configuration).exists():
-        # SLURM's programs would retry for a minute.
-        raise EngineMissing(f"SLURM_CONF={configuration} is not there; {GET_SLURM}")
-    try:
-        done = subprocess.run(
-            words,
-            input=text,
-            capture_output=True,
-            env={**environment(os.environ), **(_for_jobs(os.environ) if words[0] == "sbatch" else _ASKING)},
-            timeout=limit_s,
-            encoding="utf-8",
-            errors="replace",
+    state: str
+    reason: str | None = None
+    by: int | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """How far it is; a state that is not known here counts as running."""
+        return _STATES.get(self.state, _UNKNOWN)[0]
+
+    @property
+    def end(self) -> End | None:
+        """How it ended; NEVER for a job that waited for another one that failed."""
+        end = _STATES.get(self.state, _UNKNOWN)[1]
+        never = end is End.CANCELLED and self.by is None and (self.reason or "").startswith("Dependency")
+        return End.NEVER if never else end
+
+    def sighting(self, place: int, by: str | None = None) -> Sighting:
+        """The state of the parcel at this place. ``by``: who cancelled it."""
+        reason = self.reason
+        if self.state in _TOLD_AS_REASON or self.state not in _STATES:
+            word = self.state.lower().replace("_", " ")
+            reason = word if reason is None else f"{word}: {reason}"
+        return Sighting(
+            handle=self.handle(place),
+            phase=self.phase,
+            reason=reason,
+            end=self.end,
+            by=by if self.end is End.CANCELLED else None,
+            node=self.node,
         )
-    except subprocess.TimeoutExpired as late:
-        told = said((late.stderr or b"").decode(errors="replace"))
-        text = f"{words[0]} took more than {limit_s:g} s" + (f" ({told})" if told else "")
-        raise EngineAway(text) from late
-    except OSError as problem:
-        raise EngineAway(f"{words[0]} can't be started: {problem}") from problem
-    return _Done(done.returncode, done.stdout, done.stderr)
 
 
-def missing_programs() -> list[str]:
-    """Those of SLURM's programs that are not in PATH."""
-    return [name for name in PROGRAMS if shutil.which(name) is None]
+def read_squeue(text: str) -> Iterator[Row]:
+    """The rows of ``squeue --noheader -o _SQUEUE_FORMAT``."""
+    for line in text.splitlines():
+        job, place, state, node, name, reason = _fields(line, 6)
+        places = _places(place)
+        if _JOB.fullmatch(job) and job.isdigit() and places != ():
+            yield Row(job=job, places=places, state=state, name=name, node=_word(node), reason=_word(reason))
+
+
+def read_sacct(text: str) -> Iterator[Row]:
+    """The rows of ``sacct --noheader --parsable2 --allocations --format=_SACCT_FORMAT``."""
+    for line in text.splitlines():
+        job, state, nodes, reason, name = _fields(line, 5)
+        found, by = _JOB.fullmatch(job), _BY.match(state)
+        places = None if found is None else _places(found[2] or found[3] or "")
+        if found is not None and places != ():
+            yield Row(
+                job=found[1],
+                places=places,
+                state=state.partition(" ")[0].rstrip("+"),
+                name=name,
+                node=_word(first_node(nodes)),
+                reason=_word(reason),
+                by=int(by[1]) if by else None,
+            )
+
+
+def first_node(nodes: str) -> str:
+    """The first of a list of nodes; the text itself where that is none.
+
+    >>> first_node("n[08-11,20],gpu3"), first_node("a,b"), first_node("rack[1-2]-n7")
+    ('n08', 'a', 'rack1-n7')
+    """
+    try:
+        return next(hosts(nodes))
+    except UsageError:
+        return nodes
+
+
+def _fields(line: str, count: int) -> list[str]:
+    """The fields of a line, empty ones for a line of another form."""
+    found = line.split("|", count - 1)
+    return found if len(found) == count else [""] * count
+
+
+def _places(text: str) -> tuple[range, ...] | None:
+    """The places of an array; None for a plain job, () for a text of another form."""
+    return None if text in ("N/A", "") else places_in(text)
+
+
+def _word(text: str) -> str | None:
+    return None if text in _NOTHING else printable(text)

@@ -16,11 +16,11 @@ from typing import Any
 
 from gpuherd.engines import host
 from gpuherd.engines.base import Command, Inside, Placement, Replacement
-from gpuherd.engines.slurm import commands, translate
-from gpuherd.engines.slurm.engine import refuse_unknown_mpi
-from gpuherd.engines.slurm.node import SHELL_MEETING, SHELL_PLACE
+from gpuherd.engines.slurm import commands
+from gpuherd.engines.slurm.engine import checked, cpus_of_task, resources
+from gpuherd.engines.slurm.node import SHELL_MEETING, SHELL_PLACE, steps
 from gpuherd.engines.slurm.options import SlurmOptions
-from gpuherd.engines.slurm.site import Allocation, Node, allocation
+from gpuherd.engines.slurm.site import Allocation, Node, allocation, refuse_mpi
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.gpus.visible import ORDER, PCI_ORDER, named_in, without
 from gpuherd.gpus.visible import environment as visible_environment
@@ -77,21 +77,19 @@ def srun(
             "--overlap" if in_step else "--exact",
         ]
         options = replace(options, partition=None, account=None, qos=None, constraint=None)
-    words += translate.resources(asked, options)
+    words += resources(asked, options)
     if wait_s is not None:
         words.append(f"--immediate={max(1, math.ceil(wait_s))}")
     words += ["--pty"] if terminal else ["--quit-on-interrupt"]
-    words += translate.checked(options.slurm_args, "srun")
+    words += checked(options.slurm_args, "srun")
     each = _on_the_node(argv, asked, options.setup)
     if asked.nodes * asked.tasks == 1:
         return [*words, *each]
     # The first process leads, as on the first node of a job for sbatch: it alone can see which port is free there, and
     # an address of its node that the others reach. Its srun has all the resources of the outer one.
-    cpus = translate.cpus_of_task(asked)
+    cpus = cpus_of_task(asked)
     more = ["--overlap", "--mem=0", *([] if terminal else ["--quit-on-interrupt"])]
-    inner = translate.steps(
-        asked.nodes, asked.tasks, cpus=None if cpus is None else str(cpus), mpi=options.mpi, more=more
-    )
+    inner = steps(asked.nodes, asked.tasks, cpus=None if cpus is None else str(cpus), mpi=options.mpi, more=more)
     return [*words, "--mpi=none", "--wait=0", "/bin/sh", "-c", _LEADER, "gpuherd-run", *inner, *each]
 
 
@@ -100,20 +98,19 @@ def environment(own: Mapping[str, str], asked: Placement) -> dict[str, str]:
     found = without(commands.environment(own))
     found |= {ORDER: PCI_ORDER} if asked.gpus else visible_environment(())
     if asked.cpus is not None:
-        found["SRUN_CPUS_PER_TASK"] = str(translate.cpus_of_task(asked))
+        found["SRUN_CPUS_PER_TASK"] = str(cpus_of_task(asked))
     return found | dict.fromkeys(_EXIT_CODES, str(int(ExitCode.BUSY)))
 
 
-def replacement(command: Command, options: SlurmOptions, own: Mapping[str, str]) -> Replacement:
+def replacement(command: Command, options: SlurmOptions) -> Replacement:
     """The srun that runs a command: as a step of the SLURM job that we are in where that fits, else as a new job.
-    ``own``: this process's variables.
 
     Raises JobCannotFit and UsageError where it must be a step and can't be, UsageError for wrong options;
     EngineMissing, EngineAway.
     """
     asked = command.placement
-    within = _allocated(asked, options, command.tell, own)
-    refuse_unknown_mpi(options, commands.Programs())
+    within = _allocated(asked, options, command.tell)
+    refuse_mpi(options)
     words = srun(
         command.argv,
         asked,
@@ -122,23 +119,21 @@ def replacement(command: Command, options: SlurmOptions, own: Mapping[str, str])
         wait_s=command.wait_s,
         terminal=asked.nodes * asked.tasks == 1 and _is_terminal(),
         within=within,
-        in_step=in_step(own),
+        in_step=in_step(),
     )
     return Replacement(
         argv=tuple(words),
-        environment=environment(own, asked),
+        environment=environment(os.environ, asked),
         within=None if within is None else f"SLURM job {within.job}",
     )
 
 
-def _allocated(
-    asked: Placement, options: SlurmOptions, tell: Callable[[str], None], own: Mapping[str, str]
-) -> Allocation | None:
+def _allocated(asked: Placement, options: SlurmOptions, tell: Callable[[str], None]) -> Allocation | None:
     """The SLURM job of which a command is to be a step; None for a new job."""
-    if options.in_allocation is False or not (options.in_allocation or _NUMBER in own):
+    if options.in_allocation is False or not (options.in_allocation or _NUMBER in os.environ):
         return None
-    found = _own_job(own)
-    if _NUMBER not in own:
+    found = _own_job()
+    if _NUMBER not in os.environ:
         raise UsageError(f"--in-allocation: {found}")
     if not isinstance(found, str):
         lacks = found.lacks(asked, options)
@@ -151,12 +146,12 @@ def _allocated(
     return None
 
 
-def _own_job(own: Mapping[str, str]) -> Allocation | str:
+def _own_job() -> Allocation | str:
     """The SLURM job that this is typed in; else why there is none. Raises EngineMissing, EngineAway."""
-    if _NUMBER not in own:
+    if _NUMBER not in os.environ:
         return f"this is not typed in a SLURM job ({_NUMBER} is not set); salloc starts one"
-    found = allocation(commands.Programs().job(own[_NUMBER]))
-    return found or f"SLURM job {own[_NUMBER]}, in which this is typed, does not run any more"
+    found = allocation(commands.SLURM.job(os.environ[_NUMBER]))
+    return found or f"SLURM job {os.environ[_NUMBER]}, in which this is typed, does not run any more"
 
 
 def inside(
@@ -164,38 +159,39 @@ def inside(
     options: SlurmOptions,
     submitted: str | None,
     tell: Callable[[str], None],
-    own: Mapping[str, str],
 ) -> Inside | None:
     """As ``EngineSpec.inside``."""
     found: Allocation | str
     if not options.in_allocation and submitted is not None:
         found = f"jobs of {submitted} were submitted before (--in-allocation runs what is left in this one)"
     else:
-        found = place_for(wanted, options, own)
+        found = place_for(wanted, options)
     if not isinstance(found, str):
         tell(f"the jobs run in SLURM job {found.job}, on {found.nodes[0].name} (--no-in-allocation submits them)")
         return _inside(found, wanted, options)
     if options.in_allocation:
         raise JobCannotFit(f"--in-allocation: {found}; leave it out to submit jobs of their own")
-    tell(f"inside of SLURM job {own[_NUMBER]}: new jobs are submitted, and wait in SLURM's queue: {found}")
+    tell(f"inside of SLURM job {os.environ[_NUMBER]}: new jobs are submitted, and wait in SLURM's queue: {found}")
     return None
 
 
-def take_over(options: SlurmOptions, argv: Sequence[str], own: Mapping[str, str]) -> Inside | Replacement:
+def take_over(options: SlurmOptions, argv: Sequence[str]) -> Inside | Replacement:
     """As ``EngineSpec.take_over``, where the user wants the SLURM job that this is typed in."""
     if options.node_gpus is not None:
         raise UsageError("--node-gpus: with --in-allocation models are planned for the GPUs of this node; leave it out")
-    there = _only_node(own)
-    if not isinstance(there, str) and not _is_on(there.nodes[0], own):
+    there = _only_node()
+    if not isinstance(there, str) and not _is_on(there.nodes[0]):
         (node,) = there.nodes
         all_of_it = Placement(gpus=node.count(None), cpus=node.cpus, memory_mb=node.memory_mb)
         plain = SlurmOptions(engine=options.engine)
         words = srun(argv, all_of_it, plain, name="gpuherd", terminal=_is_terminal(), within=there, in_step=True)
-        return Replacement(argv=tuple(words), environment=environment(own, all_of_it), within=f"SLURM job {there.job}")
+        return Replacement(
+            argv=tuple(words), environment=environment(os.environ, all_of_it), within=f"SLURM job {there.job}"
+        )
     defaults: dict[str, Any] = {each.name: each.default for each in fields(SlurmOptions) if each.name in _OF_THE_QUEUE}
     asked = replace(options, **defaults)
     least = Placement(gpus=1 if asked.gpu_type else 0, cpus=asked.cpus_per_job, memory_mb=asked.host_mem)
-    found = place_for([least], asked, own)
+    found = place_for([least], asked)
     if isinstance(found, str):
         raise UsageError(f"--in-allocation: {found}; leave --in-allocation out to submit jobs of their own")
     return _inside(found, [least], options)
@@ -206,18 +202,18 @@ def _inside(found: Allocation, wanted: Sequence[Placement], options: SlurmOption
     return Inside(title=f"SLURM job {found.job}", node=found.nodes[0].name, at_once=min(most, default=None))
 
 
-def queue_notice(options: SlurmOptions, own: Mapping[str, str]) -> str | None:
+def queue_notice(options: SlurmOptions) -> str | None:
     """As ``EngineSpec.queue_notice``."""
     if options.in_allocation:
         raise UsageError(f"--in-allocation: {_NOT_FOR_A_QUEUE}")
-    if _NUMBER not in own or options.in_allocation is False:
+    if _NUMBER not in os.environ or options.in_allocation is False:
         return None
-    return f"inside of SLURM job {own[_NUMBER]}: jobs are submitted to SLURM's queue; {_NOT_FOR_A_QUEUE}"
+    return f"inside of SLURM job {os.environ[_NUMBER]}: jobs are submitted to SLURM's queue; {_NOT_FOR_A_QUEUE}"
 
 
-def _only_node(own: Mapping[str, str]) -> Allocation | str:
+def _only_node() -> Allocation | str:
     """The SLURM job of one node that this is typed in; else why jobs of this machine's engine can't run in one."""
-    found = _own_job(own)
+    found = _own_job()
     if isinstance(found, str) or len(found.nodes) == 1:
         return found
     return (
@@ -230,33 +226,33 @@ def _is_terminal() -> bool:
     return os.isatty(0) and os.isatty(1)
 
 
-def _is_on(node: Node, own: Mapping[str, str]) -> bool:
+def _is_on(node: Node) -> bool:
     """Whether this process runs on the node; the shell of salloc often runs on the login node."""
-    return own.get("SLURMD_NODENAME") == node.name
+    return os.environ.get("SLURMD_NODENAME") == node.name
 
 
-def place_for(wanted: Sequence[Placement], options: SlurmOptions, own: Mapping[str, str]) -> Allocation | str:
+def place_for(wanted: Sequence[Placement], options: SlurmOptions) -> Allocation | str:
     """The SLURM job in which jobs with these placements can all run, on this node; else why they can't.
 
-    ``own``: this process's variables. Raises EngineMissing, EngineAway.
+    Raises EngineMissing, EngineAway.
     """
-    found = _only_node(own)
+    found = _only_node()
     if isinstance(found, str):
         return found
     (node,) = found.nodes
-    if not _is_on(node, own):
+    if not _is_on(node):
         return f"this does not run on {node.name}, the node of that job; --in-allocation runs it there"
     for name in _OF_OWN_JOBS:
         if getattr(options, name):
             return f"--{name.replace('_', '-')} is for SLURM jobs of their own"
-    found = replace(found, nodes=(_part(node, own),))
+    found = replace(found, nodes=(_part(node),))
     return found.lacks_for_all(wanted, options) or found
 
 
-def _part(node: Node, own: Mapping[str, str]) -> Node:
+def _part(node: Node) -> Node:
     """The part of the job's node that this process may use: a step can have less than its job."""
-    visible = len(named_in(own))
-    cpus = own.get("SLURM_CPUS_ON_NODE", "")
+    visible = len(named_in(os.environ))
+    cpus = os.environ.get("SLURM_CPUS_ON_NODE", "")
     return replace(
         node,
         gpus=node.gpus if visible >= node.count(None) else {next(iter(node.gpus)): visible},
@@ -265,9 +261,9 @@ def _part(node: Node, own: Mapping[str, str]) -> Node:
     )
 
 
-def in_step(own: Mapping[str, str]) -> bool:
+def in_step() -> bool:
     """Whether this is a step that holds its resources, by its variables; the shells of sbatch and salloc hold none."""
-    step = own.get("SLURM_STEP_ID", "")
+    step = os.environ.get("SLURM_STEP_ID", "")
     return step.isdigit() and int(step) < _FIRST_SPECIAL_STEP
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 from gpuherd.engines.world import FIRST_PORT, PORTS, NodeSide, Rank, World, resolves
 from gpuherd.errors import UsageError
@@ -33,7 +34,11 @@ if [ "$SLURM_STEP_NUM_TASKS" != "$SLURM_STEP_NUM_NODES" ]; then
     export RANK="$SLURM_PROCID" WORLD_SIZE="$SLURM_STEP_NUM_TASKS" LOCAL_RANK="$SLURM_LOCALID"
 fi"""
 _MOST_HOSTS = 100_000
-_PART = re.compile(r"([^\[\],]*)(?:\[([0-9,-]+)\])?")
+# A list is words with commas between them, a word is text and lists of numbers in brackets: n[08-10,12]-ib.
+_NUMBERS = r"\[[0-9]{1,12}(?:-[0-9]{1,12})?(?:,[0-9]{1,12}(?:-[0-9]{1,12})?)*\]"
+_PART = re.compile(rf"[^\[\],]+|{_NUMBERS}")
+_WORD = re.compile(rf"(?:[^\[\],]|{_NUMBERS})+")
+_LIST = re.compile(rf"{_WORD.pattern}(?:,{_WORD.pattern})*")
 
 
 class _SlurmNode(NodeSide):
@@ -62,8 +67,6 @@ class _SlurmNode(NodeSide):
 
     def start_ranks(self, nodes: int, tasks: int, launcher: str | None, variables: Mapping[str, str]) -> list[str]:
         """As ``NodeSide.start_ranks``, by srun."""
-        from gpuherd.engines.slurm.translate import steps  # here: most attempts have one process
-
         return steps(nodes, tasks, cpus=variables.get("SLURM_CPUS_PER_TASK"), mpi=launcher)
 
     def end_ranks(self, variables: Mapping[str, str]) -> bool:
@@ -98,46 +101,41 @@ class _SlurmNode(NodeSide):
 NODE = _SlurmNode()
 
 
+def steps(
+    nodes: int, tasks: int, *, cpus: str | None = None, mpi: str | None = None, more: Sequence[str] = ("--input=none",)
+) -> list[str]:
+    """The srun that, inside of a SLURM job, starts the processes of an attempt on all of its nodes; the command is to
+    be appended. When one process fails all are ended.
+
+    Args:
+        cpus: CPU cores of each process; srun since 22.05 does not take them from the job.
+    """
+    words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes * tasks}"]
+    words += [f"--ntasks-per-node={tasks}", "--kill-on-bad-exit=1", *more, "--export=ALL"]
+    words += [] if mpi is None else [f"--mpi={mpi}"]
+    return words if cpus is None else [*words, f"--cpus-per-task={cpus}"]
+
+
 def hosts(text: str) -> Iterator[str]:
     """The names in a list of hosts as SLURM writes it. Raises UsageError for what is none.
 
     >>> list(hosts("a,n[08-10,12]-ib,r[0-1]c[3-4]"))
     ['a', 'n08-ib', 'n09-ib', 'n10-ib', 'n12-ib', 'r0c3', 'r0c4', 'r1c3', 'r1c4']
     """
-    left = _MOST_HOSTS
-    for word in _words(text):
-        for name in _names(word, text):
-            left -= 1
-            if left < 0:
-                raise UsageError(f"a list of more than {_MOST_HOSTS} hosts: {text[:100]!r}")
-            yield name
-
-
-def _words(text: str) -> Iterator[str]:
-    """The parts between the commas that stand outside of brackets."""
-    depth, begin = 0, 0
-    for place, sign in enumerate(text):
-        depth += (sign == "[") - (sign == "]")
-        if sign == "," and depth == 0:
-            yield text[begin:place]
-            begin = place + 1
-    yield text[begin:]
-
-
-def _names(word: str, text: str) -> Iterator[str]:
-    match = _PART.match(word)
-    if not word or match is None or match.end() == 0:
+    if _LIST.fullmatch(text) is None:
         raise UsageError(f"{text[:100]!r} is no list of hosts as SLURM writes it")
-    rest = word[match.end() :]
-    for number in _numbers(match[2], text) if match[2] else ("",):
-        for ending in _names(rest, text) if rest else ("",):
-            yield f"{match[1]}{number}{ending}"
+    names = ("".join(parts) for word in _WORD.findall(text) for parts in product(*map(_numbers, _PART.findall(word))))
+    for count, name in enumerate(names):
+        if count == _MOST_HOSTS:
+            raise UsageError(f"a list of more than {_MOST_HOSTS} hosts: {text[:100]!r}")
+        yield name
 
 
-def _numbers(ranges: str, text: str) -> Iterator[str]:
-    for each in ranges.split(","):
-        first, dash, last = each.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise UsageError(f"{text[:100]!r} is no list of hosts as SLURM writes it")
-        for number in range(int(first), int(last or first) + 1):
-            yield f"{number:0{len(first)}d}"
+def _numbers(part: str) -> list[str]:
+    """The numbers of a part in brackets, as wide as the first of each range; of another part the part itself."""
+    if not part.startswith("["):
+        return [part]
+    ranges = [(first, int(last or first)) for first, _, last in (each.partition("-") for each in part[1:-1].split(","))]
+    if sum(last - int(first) for first, last in ranges) > _MOST_HOSTS:
+        raise UsageError(f"a list of more than {_MOST_HOSTS} hosts: {part[:100]!r}")
+    return [f"{number:0{len(first)}d}" for first, last in ranges for number in range(int(first), last + 1)]

@@ -1,22 +1,30 @@
-"""What a SLURM site has, read from the output of its programs, and why it can never grant a placement. Pure."""
+"""What a SLURM site has, read from the output of its programs, why it can never grant a placement, and the doctor's
+checks of it. Pure but for the functions that query the site: ``partitions_now``, ``gpus_of_nodes``, ``refuse_mpi``,
+``find_slurm``.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import le
 
-from gpuherd.engines.base import Placement
+from gpuherd.checks import CheckResult, Status
+from gpuherd.engines.base import EngineAway, EngineMissing, Placement
+from gpuherd.engines.batch_system import some
+from gpuherd.engines.slurm.commands import SLURM
 from gpuherd.engines.slurm.node import hosts
 from gpuherd.engines.slurm.options import SlurmOptions
-from gpuherd.errors import UsageError, printable
-from gpuherd.options import did_you_mean
+from gpuherd.errors import GpuherdError, UsageError, printable
+from gpuherd.gpus.lease_files import user_name
 
 # Node, partition, state of the node, CPUs, memory in MB, generic resources.
-NODES_FORMAT = "%N|%R|%T|%c|%m|%G"
+_NODES_FORMAT = "%N|%R|%T|%c|%m|%G"
 # Partition (the default one ends with a star), its state, the longest time.
-PARTITIONS_FORMAT = "%P|%a|%l"
+_PARTITIONS_FORMAT = "%P|%a|%l"
 
 # A job's GPUs stand as a count in brackets while the controller does not know their numbers.
 _GPU = re.compile(r"gpu(?::([^:(),=]+))?(?:(?::(\d{1,9}))(?:\(.*?\))?|\(CNT:(\d{1,9})\))")
@@ -26,8 +34,12 @@ _ON_NODES = re.compile(r"^\s*Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES=(\S*)", re
 _TAKES_NONE = frozenset({"drain", "inact"})
 _DEFAULT_ARRAY = 1001
 _DEFAULT_MEMORY_S = 300.0
-_MOST_NAMES = 12
-_TITLES = {"gpu-type": "GPU of the type", "mpi": "MPI type"}
+_MOST_PARTITIONS = 12
+_LACKS = {
+    "account": "you have no account",
+    "gpu-type": "there is no GPU of the type",
+    "mpi": "there is no MPI type",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +55,14 @@ class Node:
     def count(self, gpu_type: str | None) -> int:
         """The number of its GPUs of this type; None: of any."""
         return sum(self.gpus.values()) if gpu_type is None else self.gpus.get(gpu_type, 0)
+
+    def has(self, gpu_type: str | None) -> tuple[int, int, int]:
+        """Its GPUs of this type, CPUs and memory, in the order of ``_amounts``."""
+        return self.count(gpu_type), self.cpus, self.memory_mb
+
+    def fits(self, wanted: Placement, gpu_type: str | None) -> bool:
+        """Whether it has all that a placement requests on a node."""
+        return all(map(le, _amounts(wanted), self.has(gpu_type)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,11 +95,11 @@ class Allocation:
                 return f"--{name} {value} is not the job's"
         if len(self.nodes) < wanted.nodes:
             return f"{wanted.nodes} nodes are asked for, and it has {len(self.nodes)}"
-        fitting = [node for node in self.nodes if _fits(node, wanted, options.gpu_type)]
+        fitting = [node for node in self.nodes if node.fits(wanted, options.gpu_type)]
         if len(fitting) < wanted.nodes:
-            best = max(self.nodes, key=lambda node: (node.count(options.gpu_type), node.cpus, node.memory_mb))
-            gpus = f"{best.count(options.gpu_type)} GPUs" + (f" of type {options.gpu_type}" if options.gpu_type else "")
-            where = f"{best.name} gives it {gpus}, {best.cpus} CPUs and {best.memory_mb} MB"
+            best = max(self.nodes, key=lambda node: node.has(options.gpu_type))
+            gpus, cpus, memory_mb = best.has(options.gpu_type)
+            where = f"{best.name} gives it {gpus} {_gpu_words(options.gpu_type)}, {cpus} CPUs and {memory_mb} MB"
             return f"too few of its nodes have all that is asked for; {where}"
         if wanted.time_s is not None and self.left_s is not None and wanted.time_s > self.left_s:
             return f"{wanted.time_s / 60:.0f} minutes are asked for, and {self.left_s / 60:.0f} are left"
@@ -117,18 +137,15 @@ class Allocation:
 
     def _part(self, wanted: Placement, gpu_type: str | None) -> float:
         """The share of the whole job that this request takes while it runs."""
-        having = [
-            (wanted.gpus, sum(node.count(gpu_type) for node in self.nodes)),
-            (wanted.cpus or 0, sum(node.cpus for node in self.nodes)),
-            (wanted.memory_mb or 0, sum(node.memory_mb for node in self.nodes)),
-        ]
-        return max((asked * wanted.nodes / has for asked, has in having if has), default=0.0)
+        in_all = map(sum, zip(*(node.has(gpu_type) for node in self.nodes), strict=True))
+        parts = (asked * wanted.nodes / has for asked, has in zip(_amounts(wanted), in_all, strict=True) if has)
+        return max(parts, default=0.0)
 
     def share(self, wanted: Placement, gpu_type: str | None) -> Placement:
         """The request with the CPUs and the memory in proportion to its GPUs where it names none, so that several steps
         can run at once."""
         node = min(
-            (each for each in self.nodes if _fits(each, wanted, gpu_type)), key=lambda each: (each.cpus, each.memory_mb)
+            (each for each in self.nodes if each.fits(wanted, gpu_type)), key=lambda each: each.has(gpu_type)[1:]
         )
         cpus = wanted.cpus
         if cpus is None:
@@ -163,8 +180,7 @@ class Site:
 
 def settings(text: str) -> Settings:
     """From ``scontrol show config``."""
-    pairs = (line.partition("=") for line in text.splitlines())
-    values = {key.strip(): value.strip() for key, _, value in pairs}
+    values = _values(text)
     size = values.get("MaxArraySize", "")
     enforced = values.get("AccountingStorageEnforce", "").lower().split(",")
     return Settings(
@@ -174,6 +190,11 @@ def settings(text: str) -> Settings:
         enforced=frozenset(word.strip() for word in enforced),
         remembers_s=_memory_s(values.get("MinJobAge", "")),
     )
+
+
+def _values(config: str) -> dict[str, str]:
+    pairs = (line.partition("=") for line in config.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def allocation(text: str) -> Allocation | None:
@@ -198,7 +219,7 @@ def allocation(text: str) -> Allocation | None:
 
 
 def partitions(nodes: str, listed: str) -> dict[str, Partition]:
-    """From ``sinfo -N`` with NODES_FORMAT and ``sinfo`` with PARTITIONS_FORMAT, both with ``--all --noheader``."""
+    """From ``sinfo -N`` with _NODES_FORMAT and ``sinfo`` with _PARTITIONS_FORMAT, both with ``--all --noheader``."""
     found: dict[str, dict[str, Node]] = {}
     for line in nodes.splitlines():
         fields = line.split("|", 5)
@@ -228,6 +249,34 @@ def partitions(nodes: str, listed: str) -> dict[str, Partition]:
             nodes=tuple(found.get(name, {}).values()),
         )
     return result
+
+
+def partitions_now() -> dict[str, Partition]:
+    """The partitions of the site. Raises EngineMissing, EngineAway."""
+    nodes = SLURM.answer("sinfo", "--noheader", "--all", "--Node", f"--format={_NODES_FORMAT}")
+    return partitions(nodes, SLURM.answer("sinfo", "--noheader", "--all", f"--format={_PARTITIONS_FORMAT}"))
+
+
+def site_now(enforced: Collection[str]) -> Site:
+    """The site, with accounts and QOS where users need them (``Settings.enforced``).
+
+    Raises EngineMissing, EngineAway.
+    """
+    # sacctmgr knows users by their names only.
+    associations = ("associations", f"user={user_name(os.getuid())}", "format=Account")
+    return Site(
+        partitions=partitions_now(),
+        accounts=_listed(*associations) if "associations" in enforced else None,
+        qos=_listed("qos", "format=Name") if "qos" in enforced else None,
+    )
+
+
+def _listed(*words: str) -> frozenset[str] | None:
+    """The names that sacctmgr lists; None where it does not answer."""
+    try:
+        return names(SLURM.answer("sacctmgr", "--noheader", "--parsable2", "show", *words))
+    except (EngineAway, EngineMissing):
+        return None
 
 
 def names(text: str) -> frozenset[str]:
@@ -260,11 +309,16 @@ def mpi_types(text: str) -> frozenset[str]:
     return frozenset([*names, *(word for line in versions for word in re.findall(r"\w+", line))])
 
 
-def refuse_unknown_mpi(wanted: str, text: str) -> None:
-    """Raises UsageError for a type that ``srun --mpi=list`` does not name, unless that names none."""
-    known = mpi_types(text)
+def refuse_mpi(options: SlurmOptions) -> None:
+    """Raises UsageError for an ``--mpi`` that srun doesn't know. If srun names none, nodes may still know it."""
+    if options.mpi is None:
+        return
+    try:
+        known = mpi_types(SLURM.answer("srun", "--mpi=list"))
+    except (EngineMissing, EngineAway):
+        return
     if known:
-        _known("mpi", wanted, known)
+        _known("mpi", options.mpi, known)
 
 
 def seconds_of(text: str) -> float | None:
@@ -284,7 +338,7 @@ def chosen(site: Site, options: SlurmOptions, named: str | None) -> tuple[Partit
     """The partitions that jobs go to.
 
     Args:
-        named: ``--partition``, or what the user's environment says for sbatch; None for the site's own choice.
+        named: as ``named_partition``.
 
     Raises UsageError for a partition, account, QOS or type of GPU that is not there, and for partitions that take no
     jobs.
@@ -299,7 +353,7 @@ def chosen(site: Site, options: SlurmOptions, named: str | None) -> tuple[Partit
     if picked and all(each.state in _TAKES_NONE for each in picked):
         others = sorted(each.name for each in site.partitions.values() if each.state not in _TAKES_NONE)
         which = ", ".join(f"{each.name} ({each.state})" for each in picked)
-        raise UsageError(f"SLURM's partition {which} takes no jobs now; others that do: {_some(others) or 'none'}")
+        raise UsageError(f"SLURM's partition {which} takes no jobs now; others that do: {some(others) or 'none'}")
     if options.account is not None and site.accounts:
         _known("account", options.account, site.accounts)
     if options.qos is not None and site.qos:
@@ -308,6 +362,22 @@ def chosen(site: Site, options: SlurmOptions, named: str | None) -> tuple[Partit
         there = {kind for each in picked for node in each.nodes for kind in node.gpus}
         _known("gpu-type", options.gpu_type, there - {""})
     return picked
+
+
+def named_partition(options: SlurmOptions) -> str | None:
+    """``--partition``, or what the user's environment says for sbatch; None for the site's own choice."""
+    return options.partition or os.environ.get("SBATCH_PARTITION")
+
+
+def gpus_of_nodes(options: SlurmOptions) -> tuple[Mapping[str, int], ...]:
+    """The GPUs of each node of the partition (the one that jobs go to which name none), by SLURM's types; "" for GPUs
+    of no type. With ``gpu_type`` only those. Raises EngineMissing, EngineAway, and UsageError for a partition that is
+    not there.
+    """
+    plain, wanted = SlurmOptions(engine=options.engine), options.gpu_type
+    picked = chosen(Site(partitions=partitions_now()), plain, named_partition(options))
+    nodes = {node.name: node.gpus for each in picked for node in each.nodes}
+    return tuple({name: many for name, many in gpus.items() if wanted in (None, name)} for gpus in nodes.values())
 
 
 def impossible(
@@ -325,26 +395,22 @@ def impossible(
 def _reason(partition: Partition, wanted: Placement, gpu_type: str | None) -> str | None:
     """Why this partition can't grant it; None if it can."""
     where = f"SLURM's partition {partition.name}"
-    gpu_words = "GPUs" if gpu_type is None else f"GPUs of type {gpu_type}"
-    asked: list[tuple[int, str, dict[str, int]]] = [
-        (wanted.gpus, gpu_words, {node.name: node.count(gpu_type) for node in partition.nodes}),
-        (wanted.cpus or 0, "CPUs", {node.name: node.cpus for node in partition.nodes}),
-        (wanted.memory_mb or 0, "MB of memory", {node.name: node.memory_mb for node in partition.nodes}),
-    ]
     if not partition.nodes:
         return f"{where} has no nodes"
-    for amount, words, having in asked:
-        best = max(having, key=lambda name: having[name])
-        if amount > 0 == having[best] and words == gpu_words:
-            return f"no node of {where} has {gpu_words}; name another --partition, or ask for no GPU"
-        if amount > having[best]:
-            return f"no node of {where} has {amount} {words}: the most is {having[best]} ({best})"
-    fitting = [each.name for each in partition.nodes if all(amount <= has[each.name] for amount, _, has in asked)]
+    asked = [*zip(_amounts(wanted), (_gpu_words(gpu_type), "CPUs", "MB of memory"), strict=True)]
+    for place, (amount, words) in enumerate(asked):
+        best = max(partition.nodes, key=lambda node: node.has(gpu_type)[place])
+        most = best.has(gpu_type)[place]
+        if amount > 0 == most and place == 0:
+            return f"no node of {where} has {words}; name another --partition, or ask for no GPU"
+        if amount > most:
+            return f"no node of {where} has {amount} {words}: the most is {most} ({best.name})"
+    fitting = [each.name for each in partition.nodes if each.fits(wanted, gpu_type)]
     if not fitting:
-        together = ", ".join(f"{amount} {words}" for amount, words, _ in asked if amount)
+        together = ", ".join(f"{amount} {words}" for amount, words in asked if amount)
         return f"no node of {where} has all at once: {together}"
     if len(fitting) < wanted.nodes:
-        return f"{wanted.nodes} nodes are asked for, and {where} has {len(fitting)} that fit ({_some(fitting)})"
+        return f"{wanted.nodes} nodes are asked for, and {where} has {len(fitting)} that fit ({some(fitting)})"
     if partition.max_time_s is not None and wanted.time_s is not None:
         # SLURM counts in minutes.
         asked_min, most_min = math.ceil(wanted.time_s / 60), int(partition.max_time_s / 60)
@@ -355,27 +421,18 @@ def _reason(partition: Partition, wanted: Placement, gpu_type: str | None) -> st
     return None
 
 
-def _fits(node: Node, wanted: Placement, gpu_type: str | None) -> bool:
-    return (
-        wanted.gpus <= node.count(gpu_type)
-        and max(wanted.cpus or 0, wanted.tasks) <= node.cpus
-        and (wanted.memory_mb or 0) <= node.memory_mb
-    )
+def _amounts(wanted: Placement) -> tuple[int, int, int]:
+    """The GPUs, CPUs and memory that a placement requests on a node; each of several processes takes a CPU."""
+    cpus = max(wanted.cpus or 0, wanted.tasks if wanted.tasks > 1 else 0)
+    return wanted.gpus, cpus, wanted.memory_mb or 0
+
+
+def _gpu_words(gpu_type: str | None) -> str:
+    return "GPUs" if gpu_type is None else f"GPUs of type {gpu_type}"
 
 
 def _known(what: str, word: str, there: Iterable[str]) -> None:
-    every = sorted(there)
-    if word in every:
-        return
-    hint = did_you_mean(word, every, cutoff=0.5) or "."
-    listed = f" There are: {_some(every)}" if every else " There is none"
-    whose = "you have no account" if what == "account" else f"there is no {_TITLES.get(what, what)}"
-    raise UsageError(f"--{what} {word}: {whose} {word} in SLURM{hint}{listed}")
-
-
-def _some(words: Sequence[str]) -> str:
-    shown = ", ".join(words[:_MOST_NAMES])
-    return f"{shown} and {len(words) - _MOST_NAMES} more" if len(words) > _MOST_NAMES else shown
+    SLURM.refuse_unknown(f"--{what}", word, there, _LACKS.get(what, f"there is no {what}"))
 
 
 def _memory_s(text: str) -> float:
@@ -389,3 +446,63 @@ def _memory_s(text: str) -> float:
 def _number(text: str) -> int:
     digits = text.rstrip("+")
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 19 else 0
+
+
+# --- the doctor's checks ----------------------------------------------------------------------------------------------
+
+
+def find_slurm() -> list[CheckResult]:
+    """SLURM in as many lines as there is something to say."""
+    return SLURM.check(_checks)
+
+
+def _checks() -> list[CheckResult]:
+    config = SLURM.config()
+    try:
+        last = check_partitions(partitions_now())
+    except GpuherdError as problem:
+        last = CheckResult("SLURM partitions", Status.FAIL, str(problem), "see sinfo")
+    return [check_controller(config), check_accounting(config), last]
+
+
+def check_controller(config: str) -> CheckResult:
+    """Judges that the controller has answered with this."""
+    values = _values(config)
+    name, version = values.get("ClusterName", "?"), values.get("SLURM_VERSION", "?")
+    return CheckResult("SLURM", Status.OK, f"cluster {name}, SLURM {version}; its controller answers")
+
+
+def check_accounting(config: str) -> CheckResult:
+    """Judges whether jobs are remembered after their end."""
+    if settings(config).accounting:
+        return CheckResult("SLURM accounting", Status.OK, "sacct tells how jobs have ended")
+    detail = "switched off: who ended a job, and how, is forgotten some minutes after its end (MinJobAge)"
+    remedy = "jobs run all the same, and tell their own ends; accounting (slurmdbd) is the administrator's to switch on"
+    return CheckResult("SLURM accounting", Status.WARN, detail, remedy)
+
+
+def check_partitions(found: Mapping[str, Partition]) -> CheckResult:
+    """Judges whether there are GPUs to be had, and tells where."""
+    name = "SLURM partitions"
+    if not found:
+        return CheckResult(name, Status.FAIL, "this user sees none", "ask its administrator for one")
+    told = [_in_words(each) for each in found.values()]
+    more = f" and {len(told) - _MOST_PARTITIONS} more" if len(told) > _MOST_PARTITIONS else ""
+    detail = "; ".join(told[:_MOST_PARTITIONS]) + more
+    if not any(node.count(None) for each in found.values() for node in each.nodes):
+        remedy = "jobs on GPUs can't be submitted; GresTypes=gpu and Gres= of the nodes are the administrator's"
+        return CheckResult(name, Status.WARN, f"{detail}; no node has a GPU that SLURM knows", remedy)
+    if not any(each.default for each in found.values()):
+        return CheckResult(name, Status.WARN, f"{detail}; none is the default", "name one with --partition")
+    return CheckResult(name, Status.OK, detail)
+
+
+def _in_words(found: Partition) -> str:
+    counts: dict[str, int] = {}
+    for node in found.nodes:
+        for kind, number in node.gpus.items():
+            counts[kind or "GPU"] = counts.get(kind or "GPU", 0) + number
+    gpus = " + ".join(f"{number} {kind}" for kind, number in counts.items()) or "no GPUs"
+    nodes = f"{len(found.nodes)} node{'s' if len(found.nodes) != 1 else ''}"
+    marks = ", ".join([*(["default"] if found.default else []), *([found.state] if found.state != "up" else [])])
+    return f"{found.name}{f' ({marks})' if marks else ''}: {nodes}, {gpus}"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.registry import EngineSpec
+from gpuherd.engines.registry import EngineSpec, Exporter
 from gpuherd.engines.slurm.options import SlurmOptions
 
 if TYPE_CHECKING:
@@ -52,6 +52,14 @@ _EXAMPLES = {
 }
 
 
+def _export(jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
+    from gpuherd.engines.slurm.export import files
+    from gpuherd.engines.slurm.site import refuse_mpi
+
+    refuse_mpi(options)
+    return files(jobs, options)
+
+
 class _Slurm(EngineSpec):
     name = "slurm"
     title = "SLURM"
@@ -61,8 +69,7 @@ class _Slurm(EngineSpec):
     variables = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
     # Not all of SLURM_: others describe the job in which a command was typed.
     kept_variables = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_")
-    export_to = "slurm"
-    not_exported = EngineSpec.not_exported | {"in_allocation"}
+    exporter = Exporter(to="slurm", files=_export, ignores=frozenset({"engine", "at_most", "in_allocation"}))
     ranks_by = "srun"
     gpu_type_flag = "--gpu-type"
     examples = _EXAMPLES
@@ -83,21 +90,18 @@ class _Slurm(EngineSpec):
     def launcher(self, options: EngineOptions) -> str | None:
         return options.mpi
 
-    def at_once(self, options: EngineOptions) -> int | None:
-        return options.array_limit
-
     def where(self, options: EngineOptions) -> str | None:
         return None if options.partition is None else f"partition {options.partition}"
 
     def inventory(self, options: EngineOptions) -> tuple[Mapping[str, int], ...] | None:
-        from gpuherd.engines.slurm.engine import gpus_of_nodes
+        from gpuherd.engines.slurm.site import gpus_of_nodes
 
         return gpus_of_nodes(options)
 
     def foreground(self, command: Command, options: EngineOptions) -> Replacement | None:
         from gpuherd.engines.slurm.foreground import replacement
 
-        return replacement(command, options, os.environ)
+        return replacement(command, options)
 
     def inside(
         self,
@@ -110,38 +114,29 @@ class _Slurm(EngineSpec):
             return None
         from gpuherd.engines.slurm.foreground import inside
 
-        return inside(wanted(), options, submitted, tell, os.environ)
+        return inside(wanted(), options, submitted, tell)
 
     def take_over(self, given: EngineOptions, usual: EngineOptions, argv: Sequence[str]) -> Inside | Replacement | None:
         if not usual.in_allocation:
             return None
         from gpuherd.engines.slurm.foreground import take_over
 
-        return take_over(given, argv, os.environ)
+        return take_over(given, argv)
 
     def queue_notice(self, options: EngineOptions) -> str | None:
         from gpuherd.engines.slurm.foreground import queue_notice
 
-        return queue_notice(options, os.environ)
-
-    def export(self, jobs: Sequence[ExportJob], options: EngineOptions) -> Mapping[str, str]:
-        from gpuherd.engines.slurm.commands import Programs
-        from gpuherd.engines.slurm.engine import refuse_unknown_mpi
-        from gpuherd.engines.slurm.export import files
-
-        refuse_unknown_mpi(options, Programs())
-        return files(jobs, options)
+        return queue_notice(options)
 
     def installed(self) -> str | None:
-        from gpuherd.engines.slurm.commands import missing_programs
+        from gpuherd.engines.slurm.commands import SLURM
 
-        return None if missing_programs() else "SLURM's programs"
+        return None if SLURM.missing() else "SLURM's programs"
 
     def doctor(self, options: EngineOptions) -> list[CheckResult]:  # noqa: ARG002
-        from gpuherd.engines.slurm.commands import Programs
-        from gpuherd.engines.slurm.doctor import find_slurm
+        from gpuherd.engines.slurm.site import find_slurm
 
-        return find_slurm(Programs())
+        return find_slurm()
 
 
 ENGINE = _Slurm()

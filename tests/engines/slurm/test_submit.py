@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.engines.base import Batch, Parcel, Placement
+from gpuherd.engines.batch_system import notice_s
 from gpuherd.engines.options import EngineOptions
-from gpuherd.engines.slurm.translate import Piece, arguments, checked, named, notice_s, pieces, script, throttles
+from gpuherd.engines.slurm.commands import SLURM
+from gpuherd.engines.slurm.engine import Piece, arguments, checked, named, pieces, script, throttles
 from gpuherd.errors import UsageError
 
 
@@ -94,7 +96,7 @@ def test_a_per_cent_sign_in_a_folder_is_none_of_slurms_patterns() -> None:
     [(120, None, 120), (120, 3600, 120), (120, 60, 30), (1e9, None, 65535), (0.1, 60, 1)],
 )
 def test_a_notice_leaves_half_of_the_time(wanted_s: float, time_s: float | None, given_s: int) -> None:
-    assert notice_s(wanted_s, time_s) == given_s
+    assert notice_s(wanted_s, time_s, 65535) == given_s
 
 
 @given(st.integers(1, 300), st.integers(0, 60))
@@ -104,7 +106,7 @@ def test_pieces_hold_each_parcel_once_and_are_found_by_name(count: int, largest:
     assert held == [named("b1.2-3", index, largest) for index in range(count)]
     assert len(set(held)) == count
     assert all(part.count <= max(1, largest) and part.single == (part.count == 1) for part in parts)
-    handles = [handle for number, part in enumerate(parts) for handle in part.handles(str(100 + number))]
+    handles = [handle for number, part in enumerate(parts) for handle in SLURM.handles(str(100 + number), part.count)]
     assert len(set(handles)) == count
 
 
