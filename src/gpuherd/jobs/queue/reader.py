@@ -63,7 +63,7 @@ class QueueReader:
         self._looks_next = 0.0
         self._refuse_elsewhere()
         try:
-            self._db, self._sees_changes = _open(path)
+            self._db = _open(path)
         except sqlite3.Error as problem:
             raise _unreadable(path, problem) from problem
         try:
@@ -92,10 +92,6 @@ class QueueReader:
             return  # a name that is not valid text, which no row has
         except sqlite3.Error as problem:
             raise _unreadable(self.path, problem) from problem
-
-    def version(self) -> int | None:
-        """Another number when the file has been changed since the last call; None where this reader can't notice."""
-        return int(self.rows("PRAGMA data_version")[0][0]) if self._sees_changes else None
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -161,25 +157,21 @@ def _none(path: Path) -> UsageError:
     return UsageError(f"there is no queue in {path.parent} yet; name the folder of a run")
 
 
-def _open(path: Path) -> tuple[sqlite3.Connection, bool]:
-    """A read-only connection, and whether it sees what others change. In a folder that this user can't write, SQLite
-    can't make the small file by which readers and writers agree; when no writer is there, the file is read as one that
-    does not change.
+def _open(path: Path) -> sqlite3.Connection:
+    """A read-only connection. In a folder that this user can't write, SQLite can't make the small file by which readers
+    and writers agree; when no writer is there, the file is read as one that does not change.
     """
     address = path.absolute().as_uri() + "?mode=ro"
     try:
-        return _connect(address), True
+        return _connect(address)
     except sqlite3.OperationalError:
         if path.with_name(path.name + "-wal").exists():
             raise
-        return _connect(address + "&immutable=1"), False
+        return _connect(address + "&immutable=1")
 
 
 def _connect(address: str) -> sqlite3.Connection:
-    # A page that is drawn in one thread may be read in another (top): the caller ensures one at a time.
-    connection = sqlite3.connect(
-        address, uri=True, timeout=READER_LOCK_WITHIN_S, isolation_level=None, check_same_thread=False
-    )
+    connection = sqlite3.connect(address, uri=True, timeout=READER_LOCK_WITHIN_S, isolation_level=None)
     connection.row_factory = sqlite3.Row
     try:
         with closing(connection.execute("SELECT count(*) FROM sqlite_master")) as cursor:
