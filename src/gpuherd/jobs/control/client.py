@@ -64,7 +64,7 @@ def send(run: RunDirectory, request: Request, *, wait_s: float = 10.0) -> Respon
     with Queue(run.queue, check=DispatcherLock.holder(run.lock) is None) as queue:
         _refuse_unknown(queue, request)
         by = clean(user_name(os.geteuid()))
-        with raising_cannot_write(run.queue, "ask again; nothing was asked"):
+        with raising_cannot_write(run.queue, "give the command again; no request was written"):
             number = queue.add_request(replace(request, by=by, at=clock.wall()))
         deadline, pause = time.monotonic() + wait_s, _FIRST_LOOK_S
         while True:

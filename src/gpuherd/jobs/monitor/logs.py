@@ -93,7 +93,8 @@ def follow(
     look_s: float = _LOOK_S,
     on_wait: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Part]:
-    """The same, and then all that is added until the attempt has ended; without ``attempt`` until the job has.
+    """The log as ``read`` gives it, then all that is added until the attempt has ended; without ``attempt`` until the
+    job has.
 
     Waits for a job that has not been started yet. Raises as ``read``.
 
