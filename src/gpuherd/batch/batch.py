@@ -20,8 +20,7 @@ from gpuherd.batch.assemble import STDIN, Content, FileRules, JobFile, read_job_
 from gpuherd.batch.user_queue import folder
 from gpuherd.columns import Column, fitted, window
 from gpuherd.engines.registry import LOCAL, names
-from gpuherd.errors import UsageError, printable
-from gpuherd.jobs.attempts.failures import clean
+from gpuherd.errors import UsageError, clean, printable
 from gpuherd.jobs.job import Job, JobState, Planner
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Outcome

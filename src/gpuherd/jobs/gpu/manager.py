@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpuherd.errors import clean
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu.health import GpuHealth

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from gpuherd.engines.process_tree import ProcessId
 from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import UsageError
-from gpuherd.jobs.attempts.failures import clean
+from gpuherd.errors import UsageError, clean
 from gpuherd.jobs.job import Job, JobState, check_needs, job_of, spec_of
 from gpuherd.jobs.records import (
     AttemptRecord,
