@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from io import TextIOWrapper
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # No path, name or setting that somebody wrote by hand is so long.
-_ENDLESS = re.compile(r"\S{1000,}")
+_ENDLESS = r"\S{1000,}"
 _BEGINNING = 60
 # Patterns of what acts on a terminal; compiled when first used, since every command imports this module. Surrogates
 # stand for bytes that are not UTF-8 (in a file name, say); they can't be printed.
@@ -56,7 +59,7 @@ def one_line(text: str) -> str:
     >>> one_line("'" + "9" * 10_000 + "' is not a whole number").partition("99…")[2]
     ' (10002 characters) is not a whole number'
     """
-    return _ENDLESS.sub(lambda word: f"{word[0][:_BEGINNING]}… ({len(word[0])} characters)", printable(text))
+    return re.sub(_ENDLESS, lambda word: f"{word[0][:_BEGINNING]}… ({len(word[0])} characters)", printable(text))
 
 
 def clean(text: str) -> str:

@@ -57,7 +57,7 @@ def _never_here(jobs: Sequence[Job], options: DispatchOptions) -> list[str | Non
     from gpuherd.engines import host
     from gpuherd.jobs.gpu.watch import GpuWatch
     from gpuherd.jobs.scheduler.limits import as_first_asked, limits
-    from gpuherd.jobs.scheduler.policy import why_never
+    from gpuherd.jobs.scheduler.types import why_never
     from gpuherd.jobs.settings import load
 
     watch = GpuWatch(options, "plan", load()) if any(job.gpus for job in jobs) else None

@@ -15,7 +15,8 @@ from gpuherd.simulate.workload import Work
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gpuherd.simulate.scenario import Result, Scenario
+    from gpuherd.simulate.results import Result
+    from gpuherd.simulate.workload import Scenario
 
 
 # The timeline: a line of characters for each GPU, or for several where there are many. Each character is an interval:

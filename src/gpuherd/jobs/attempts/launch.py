@@ -22,7 +22,7 @@ from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
 from gpuherd.jobs.records import AttemptRecord, EventKind, QueuedJob, StartRecord
 from gpuherd.jobs.reporter import Reporter
-from gpuherd.jobs.scheduler.policy import Start
+from gpuherd.jobs.scheduler.types import Start
 
 if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease

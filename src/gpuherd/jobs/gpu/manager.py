@@ -25,7 +25,7 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.scheduler import memory
 from gpuherd.jobs.scheduler.limits import Allowance
-from gpuherd.jobs.scheduler.policy import GpuView, Start
+from gpuherd.jobs.scheduler.types import GpuView, Start
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 if TYPE_CHECKING:

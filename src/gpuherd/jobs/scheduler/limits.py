@@ -11,7 +11,7 @@ from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import settings as quiet_hours
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.scheduler.policy import Limits, WaitingJob, why_never
+from gpuherd.jobs.scheduler.types import Limits, WaitingJob, why_never
 from gpuherd.jobs.settings import Hours, Settings
 
 # How many GPUs this user may hold at some moment: the smallest of the user's own limit, the machine's limit for the
