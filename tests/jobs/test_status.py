@@ -23,8 +23,8 @@ import pytest
 from rich.console import Console
 from tests.jobs.attempts import settled
 
+from gpuherd.cli.common import print_tables
 from gpuherd.cli.main import run as run_command
-from gpuherd.cli.output import print_tables
 from gpuherd.engines.process_tree import identify
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.jobs import FailureClass, Job, JobState, Queue, RunDirectory, clock, dispatcher_state

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from gpuherd.jobs.attempts.failures import clean
+from gpuherd.errors import clean
 from gpuherd.simulate.results import Ending, FinishedAttempt, History, busy_spans
 from gpuherd.simulate.workload import Work
 

@@ -17,8 +17,8 @@ from typing import Any
 from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.engines.registry import LOCAL
+from gpuherd.errors import clean
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.reader import (

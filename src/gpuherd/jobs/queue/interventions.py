@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import UsageError
-from gpuherd.jobs.attempts.failures import clean
+from gpuherd.errors import UsageError, clean
 from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import Job, JobState, check_needs, job_of, spec_of
