@@ -77,16 +77,13 @@ def gpus_of(text: str) -> frozenset[str]:
 
 
 def process_of(attempt: sqlite3.Row) -> ProcessId | None:
-    """The process of a row of ``attempts``, None for one that was handed over."""
-    if "engine" in attempt.keys() and attempt["engine"] != LOCAL:  # noqa: SIM118 - a Row is no mapping
-        return None
-    return ProcessId(attempt["pid"], attempt["start_ticks"], attempt["boot"])
+    """The process of a row of ``attempts``, None for one that was submitted to an engine beyond this machine."""
+    return ProcessId(attempt["pid"], attempt["start_ticks"], attempt["boot"]) if attempt["engine"] == LOCAL else None
 
 
 def handed_of(attempt: sqlite3.Row) -> Handed | None:
-    """How an attempt is found in its engine, from a row of ``attempts``; None for one on this machine, as in a queue
-    older than engines."""
-    if "engine" not in attempt.keys() or attempt["engine"] == LOCAL:  # noqa: SIM118
+    """How an attempt is found in its engine, from a row of ``attempts``; None for one on this machine."""
+    if attempt["engine"] == LOCAL:
         return None
     return Handed(attempt["engine"], attempt["batch"], attempt["place"], attempt["handle"], attempt["node"])
 
