@@ -36,7 +36,7 @@ _REASON_EVERY_S = 20.0
 
 @dataclass(slots=True)
 class _Had:
-    """What was seen of a job that Grid Engine has had: whether a look asked for it, whether it was being deleted, and
+    """The history of a job that Grid Engine has had: whether a look was about it, whether it was being deleted, and
     since when qstat shows it no more."""
 
     followed: bool = False
