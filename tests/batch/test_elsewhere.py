@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.handover.conftest import Cluster, cluster
+from tests.jobs.remote.conftest import Cluster, cluster
 from tests.patience import wait_until
 
 from gpuherd.batch.run import NoGpuFree, RunOptions

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.handover.conftest import Cluster, cluster
+from tests.jobs.remote.conftest import Cluster, cluster
 from tests.patience import wait_until
 from tests.posttrain import tiny
 from tests.qa.conftest import made_once

@@ -20,8 +20,8 @@ from tests.patience import Gate
 
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs import JobState
-from gpuherd.jobs.attempts.log_file import Growing, shown, start_of_last, tail
-from gpuherd.jobs.monitor.logs import follow, read
+from gpuherd.jobs.attempts.failures import tail
+from gpuherd.jobs.monitor.logs import Growing, follow, read, shown, start_of_last
 
 Command = Callable[..., Any]
 NewJob = Callable[..., dict[str, Any]]

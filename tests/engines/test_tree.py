@@ -22,7 +22,6 @@ from gpuherd.engines.process_tree import (
     ProcessId,
     Seen,
     Traces,
-    Tree,
     any_held,
     everyone,
     identify,
@@ -126,7 +125,7 @@ def hidden(tmp_path: Path, lease: int) -> Iterator[Callable[[str], Hidden]]:
 
     yield make
     for one in made:
-        kill(Tree(one.process.traces).members)
+        kill(one.process.traces.members)
         if one.process.pidfd >= 0:
             one.process.collect()
 
@@ -143,7 +142,7 @@ def counting(kind: str) -> int:
 @pytest.mark.parametrize("kind", _HIDERS)
 def test_every_process_is_stopped_goes_on_and_ends(hidden: Callable[[str], Hidden], kind: str) -> None:
     job = hidden(kind)
-    tree = Tree(job.process.traces)
+    tree = job.process.traces
     wait_until(lambda: len(job.counted()) == counting(kind) and len(tree.members()) > processes_expected(kind))
 
     job.process.pause()
@@ -163,9 +162,29 @@ def test_every_process_is_stopped_goes_on_and_ends(hidden: Callable[[str], Hidde
     job.process.collect()
 
 
+def test_no_look_misses_a_chain_of_processes_that_fork_and_end(tmp_path: Path) -> None:
+    """However short each of them lives, and however long the look takes."""
+    program = f"""
+import os, time
+os.setsid()
+while not os.path.exists({str(tmp_path / "over")!r}):
+    if os.fork() != 0:
+        os._exit(0)
+    time.sleep(0.002)
+"""
+    tag = f"chain-{os.getpid()}"
+    subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "GPUHERD_ATTEMPT": tag}).wait()
+    try:
+        for _ in range(50):
+            assert any(each.attempt == tag for each in everyone())
+    finally:
+        (tmp_path / "over").touch()
+    wait_until(lambda: not any(each.attempt == tag for each in everyone()))
+
+
 def test_terminate_reaches_what_has_left_the_group_and_what_is_paused(hidden: Callable[[str], Hidden]) -> None:
     job = hidden("empties its environment")
-    tree = Tree(job.process.traces)
+    tree = job.process.traces
     wait_until(lambda: len(job.counted()) == 2)
     job.process.pause()
     job.process.terminate()
@@ -193,7 +212,7 @@ def test_after_the_end_of_the_main_process_its_traces_still_find_the_rest(hidden
     wait_until(lambda: len(job.counted()) == 2)
     os.killpg(job.process.identity.pid, signal.SIGKILL)
     job.process.collect()
-    tree = Tree(job.process.traces)
+    tree = job.process.traces
     wait_until(lambda: len(tree.members()) == 1)
     assert tree.members()[0].attempt is None
     # It holds the lease: as long as an attempt goes on that has it too, the lock says nothing.

@@ -27,7 +27,7 @@ from gpuherd.jobs.monitor.metrics import gpu_metrics, read_metrics
 from gpuherd.jobs.monitor.prometheus import exposition
 from gpuherd.jobs.monitor.status import InEngine, RunStatus, opened, read_status
 from gpuherd.jobs.records import AttemptState, Begun, Handed, JobStatus, StartRecord
-from gpuherd.top import picture
+from gpuherd.top import look as picture
 from gpuherd.top.look import History, Look
 
 

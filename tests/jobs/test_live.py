@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.jobs.attempts import attempt_of, running_job
+from tests.jobs.attempts import running_job
 
 from gpuherd.engines.progress import Progress
-from gpuherd.jobs import Job, Queue, RunDirectory, clock
 from gpuherd.jobs.monitor.display import PlainDisplay, cells, display, render, summary
-from gpuherd.jobs.records import Counts, Event, EventKind, PauseReason, QueuedJob, RunSnapshot
-from gpuherd.jobs.reporter import Reporter
+from gpuherd.jobs.records import Counts, Event, EventKind, RunSnapshot
 
 HOSTILE = "org/[bold]m\x1b[2J\x1b]0;x\x07\nodel"
 PROGRESS = Progress(3, 12, "h.3\x1b[31m[red]")
@@ -117,43 +114,3 @@ def test_an_encoding_without_an_arrow_ends_no_run_that_shows_one() -> None:
         shown.event(Event(kind=EventKind.DONE, at=0.0, text="b: done"))
     console.file.flush()
     assert raw.getvalue().decode("latin-1") == "a: failed: \\u2192 \u00e4\nb: done\n"
-
-
-class HalfDone:
-    """A job that began 200 s ago, was paused for 150 s of them, and tells that it is half done."""
-
-    paused: frozenset[PauseReason] = frozenset()
-
-    def __init__(self) -> None:
-        queued = QueuedJob(1, Job(name="j", argv=("true",), gpus=0), 0, 0, 0.0, frozenset(), 0.0)
-        self.record = attempt_of(queued, 1, started_mono=clock.mono() - 200.0)
-
-    def paused_s(self, now: float, /) -> float:
-        return 150.0
-
-    def progress(self) -> Progress:
-        return Progress(50, 100, "h.0")
-
-
-class Seen:
-    every_s = 1.0
-
-    def __init__(self) -> None:
-        self.snapshots: list[RunSnapshot] = []
-
-    def event(self, event: Event) -> None:
-        pass
-
-    def snapshot(self, snapshot: RunSnapshot) -> None:
-        self.snapshots.append(snapshot)
-
-
-def test_what_is_left_of_a_job_that_was_paused_goes_by_the_time_in_which_it_worked(tmp_path: Path) -> None:
-    run, seen = RunDirectory(tmp_path), Seen()
-    run.create()
-    with Queue(run.queue) as queue:
-        Reporter(queue, run, seen).show([HalfDone()], None, 1)
-    attempt = seen.snapshots[0].running[0].attempt
-    assert attempt is not None
-    assert attempt.worked_s == pytest.approx(50.0, abs=5.0)
-    assert attempt.eta_s == pytest.approx(50.0, abs=5.0)

@@ -68,9 +68,7 @@ def end(
     if job_state is JobState.WAITING:
         again = NextTry(
             not_before=not_before,
-            gpus=asks.gpus,
-            memory_mb=asks.memory_mb,
-            share=asks.share,
+            request=asks,
             avoid=frozenset(),
             costs_try=costs_try,
         )

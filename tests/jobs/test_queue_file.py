@@ -8,7 +8,6 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -79,38 +78,6 @@ def test_counts_are_those_of_now_whoever_has_changed_the_queue(tmp_path: Path) -
         assert (queue.counts().waiting, queue.counts().cancelled) == (1, 1)
         queue.add([Job(name="c", argv=("true",))])
         assert queue.counts().waiting == other.counts().waiting == 2
-
-
-def test_counts_that_need_not_be_exact_are_a_moment_old_where_counting_takes_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    with Queue(tmp_path / "queue.sqlite") as queue:
-        queue.add([Job(name="a", argv=("true",))])
-        # It takes no time by this clock, so that every one is of now.
-        assert queue.counts(exact=False).waiting == 1
-        queue.add([Job(name="b", argv=("true",))])
-        assert queue.counts(exact=False).waiting == 2
-        monkeypatch.setattr(time, "monotonic", _slow_clock(now))
-        queue.add([Job(name="c", argv=("true",))])
-        assert queue.counts(exact=False).waiting == 3
-        queue.add([Job(name="d", argv=("true",))])
-        assert queue.counts(exact=False).waiting == 3
-        assert queue.counts().waiting == 4
-        queue.add([Job(name="e", argv=("true",))])
-        now.append(now[-1] + 3.0)
-        assert queue.counts(exact=False).waiting == 5
-
-
-def _slow_clock(now: list[float]) -> Callable[[], float]:
-    """A tenth of a second goes by with every look at it."""
-
-    def look() -> float:
-        now.append(now[-1] + 0.1)
-        return now[-1]
-
-    return look
 
 
 def test_counts_of_a_transaction_that_was_taken_back_are_forgotten(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.jobs.attempts import diagnosed
 
+from gpuherd.jobs.attempts.complete import RULES, next_try
 from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass
-from gpuherd.jobs.attempts.retry import RULES, next_try
 from gpuherd.jobs.completion import NextTry, Observed
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import QueuedJob, ResourceRequest
@@ -44,8 +44,7 @@ def waiting(
 
 def after(queued: QueuedJob, found: NextTry) -> QueuedJob:
     """The same job as it waits for its next try."""
-    request = ResourceRequest(found.gpus, found.memory_mb, found.share)
-    return replace(queued, tries=queued.tries + found.costs_try, adapted=request, avoid=found.avoid)
+    return replace(queued, tries=queued.tries + found.costs_try, adapted=found.request, avoid=found.avoid)
 
 
 def job(**fields: object) -> Job:
@@ -80,9 +79,9 @@ def test_the_ladder_of_a_job_that_runs_out_of_memory() -> None:
         found = next_try(queued, OOM, seen, 100.0)
         if found is None:
             break
-        climbed.append((found.gpus, found.memory_mb, found.share, found.costs_try))
+        climbed.append((found.request.gpus, found.request.memory_mb, found.request.share, found.costs_try))
         queued = after(queued, found)
-        seen = replace(seen, larger_exists=seen.larger_exists and found.memory_mb == 10_000)
+        seen = replace(seen, larger_exists=seen.larger_exists and found.request.memory_mb == 10_000)
     assert climbed == [
         (1, 10_000, False, False),
         (1, 40_001, False, True),
@@ -94,22 +93,22 @@ def test_the_ladder_of_a_job_that_runs_out_of_memory() -> None:
 
 def test_out_of_memory_with_nothing_larger_goes_to_another_gpu() -> None:
     found = again(waiting(avoid=frozenset({"GPU-b"})), OOM)
-    assert (found.gpus, found.memory_mb, found.change) == (1, None, None)
+    assert (found.request.gpus, found.request.memory_mb, found.change) == (1, None, None)
     assert found.avoid == {"GPU-a", "GPU-b"}
 
 
 def test_who_ran_out_asks_for_more_than_it_had_where_there_is_more() -> None:
     seen = replace(ON_A, peak_mb=25_000, most_mb=39_000)
     found = again(waiting(job(memory_mb=20_000), memory_mb=20_000), OOM, seen)
-    assert (found.memory_mb, found.change) == (31_250, "on a GPU with 31250 MB free")
+    assert (found.request.memory_mb, found.change) == (31_250, "on a GPU with 31250 MB free")
     shared = again(waiting(job(memory_mb=10_000, share=True), memory_mb=10_000, share=True), OOM, seen)
-    assert (shared.memory_mb, shared.share, shared.change) == (31_250, False, "on a GPU for itself")
+    assert (shared.request.memory_mb, shared.request.share, shared.change) == (31_250, False, "on a GPU for itself")
     # It had all that there is: only another GPU may help, and none that is smaller than what it was seen to use.
     full = again(waiting(job(memory_mb=20_000), memory_mb=20_000), OOM, replace(seen, peak_mb=39_000))
-    assert (full.memory_mb, full.change) == (37_830, "on a GPU with 37830 MB free")
+    assert (full.request.memory_mb, full.change) == (37_830, "on a GPU with 37830 MB free")
     # On more GPUs each holds less.
     more = again(waiting(job(memory_mb=20_000, gpus_at_most=2), memory_mb=20_000), OOM, seen)
-    assert (more.gpus, more.memory_mb) == (2, 20_000)
+    assert (more.request.gpus, more.request.memory_mb) == (2, 20_000)
 
 
 def test_a_rung_that_changes_the_job_holds_nothing_against_its_gpu() -> None:
@@ -120,12 +119,12 @@ def test_a_rung_that_changes_the_job_holds_nothing_against_its_gpu() -> None:
 def test_memory_of_the_machine_is_waited_for_and_not_looked_for_on_another_gpu() -> None:
     host = diagnosed(code=1, log_tail="MemoryError: Unable to allocate 3.0 GiB for an array")
     found = again(waiting(job(gpus_at_most=4)), host, replace(ON_A, larger_exists=True))
-    assert (found.gpus, found.memory_mb, found.avoid, found.not_before) == (1, None, frozenset(), 105.0)
+    assert (found.request.gpus, found.request.memory_mb, found.avoid, found.not_before) == (1, None, frozenset(), 105.0)
 
 
 def test_on_the_cpu_there_is_no_ladder() -> None:
     found = again(waiting(job(gpus_at_most=4)), OOM, Observed())
-    assert (found.gpus, found.costs_try) == (1, True)
+    assert (found.request.gpus, found.costs_try) == (1, True)
 
 
 def test_only_the_faulty_gpu_of_several_is_avoided() -> None:
@@ -158,8 +157,8 @@ def test_who_shared_and_used_no_more_than_it_asked_for_asks_for_as_much_again() 
     """The others there took it, or it was promised less by what its family had needed."""
     queued = waiting(job(share=True, memory_mb=30_000), memory_mb=30_000, share=True)
     seen = replace(ON_A, peak_mb=12_000, most_mb=80_000)
-    assert again(queued, OOM, seen).memory_mb == 30_000
-    assert again(queued, OOM, replace(seen, peak_mb=32_000)).memory_mb == 40_000
+    assert again(queued, OOM, seen).request.memory_mb == 30_000
+    assert again(queued, OOM, replace(seen, peak_mb=32_000)).request.memory_mb == 40_000
 
 
 def test_who_was_given_a_smaller_gpu_than_it_asked_for_gets_what_it_asked_for_without_a_try() -> None:
@@ -167,7 +166,12 @@ def test_who_was_given_a_smaller_gpu_than_it_asked_for_gets_what_it_asked_for_wi
     queued = waiting(job(retries=0, memory_mb=30_000), memory_mb=30_000)
     small = Observed(gpus=("GPU-s",), gpu_total_mb=16_000, peak_mb=15_900, most_mb=40_000, larger_exists=True)
     found = again(queued, OOM, small)
-    assert (found.gpus, found.memory_mb, found.share, found.costs_try) == (1, 30_000, False, False)
+    assert (found.request.gpus, found.request.memory_mb, found.request.share, found.costs_try) == (
+        1,
+        30_000,
+        False,
+        False,
+    )
     assert found.change == "on a GPU with 30000 MB, as it asked"
     # Once: who has failed is given no less than it asks for (``QueuedJob.may_ask_less``).
     assert found.avoid == {"GPU-s"}
@@ -196,7 +200,7 @@ def test_no_job_is_tried_for_ever(
         if found is None:
             assert queued.tries == retries or not diagnosis.retry
             return
-        assert queued.gpus <= found.gpus <= (most or 1)
-        assert not found.share or queued.share
+        assert queued.gpus <= found.request.gpus <= (most or 1)
+        assert not found.request.share or queued.share
         queued = replace(after(queued, found), avoid=queued.avoid)
     raise AssertionError("still tried after all rungs and all tries")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.jobs.attempts import attempt_of
 
 from gpuherd.engines.local.process import Exit
+from gpuherd.jobs.attempts.complete import settle
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.retry import settle
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.job import Job, JobState

@@ -79,9 +79,7 @@ class Scene:
     def end(self, record: AttemptRecord, state: JobState, reason: str | None = None, not_before: float = 0.0) -> None:
         well = state is JobState.DONE
         again = (
-            None
-            if not not_before
-            else NextTry(not_before=not_before, gpus=1, memory_mb=None, share=False, avoid=frozenset())
+            None if not not_before else NextTry(not_before=not_before, request=record.queued.request, avoid=frozenset())
         )
         self.queue.record_end(
             settled(
@@ -160,8 +158,8 @@ def test_a_run_in_the_middle(scene: Scene) -> None:
     assert waiting.title == "the last" and waiting.command == ("true", "e") and waiting.attempt is None
     assert cancelled.reason == "needs c, which failed"
     assert told.dispatcher is not None and told.dispatcher.pid == os.getpid()
-    # The mean is 10 s: 5 s of the one that runs are left, and one waits.
-    assert told.eta_s == pytest.approx(15, abs=3)
+    # By its own progress 15 s of the one that runs are left; one waits, and the mean is 10 s.
+    assert told.eta_s == pytest.approx(25, abs=3)
 
 
 def test_nobody_works_on_it(scene: Scene) -> None:
@@ -429,6 +427,8 @@ def test_a_queue_that_this_user_may_not_read(
     for folder in (tmp_path, *tmp_path.parents[:3]):
         folder.chmod(0o755)
     scene.run.root.chmod(0o700 if forbidden == "the folder" else 0o755)
+    import gpuherd.jobs.control.client  # noqa: F401 - now: the other user may be unable to read Python's own files
+
     os.seteuid(65534)
     try:
         for words in (["status", str(scene.run.root)], ["cancel", str(scene.run.root), "a"]):
@@ -685,18 +685,17 @@ def _equal(ours: object, theirs: object) -> bool:
     return ours == theirs
 
 
-def test_a_view_that_looks_again_reads_no_job_again_that_has_ended(scene: Scene, standin: Callable[..., Any]) -> None:
+def test_a_view_looks_again_and_again(scene: Scene, standin: Callable[..., Any]) -> None:
     scene.queue.submit([job("done"), job("runs"), job("waits")])
     scene.begin()
     scene.end(scene.start("done"), JobState.DONE)
     running = scene.start("runs")
     with closing(Looker(scene.run)) as looker:
-        first, second = looker.look(), looker.look()
+        first = looker.look()
         scene.run.attempt_progress(running.id).write_text(json.dumps({"done": 1, "total": 4}))
         third = looker.look()
-        assert first.status and second.status and third.status
+        assert first.status and third.status
         assert first.status.jobs[2].name == "done"
-        assert first.status.jobs[2] is second.status.jobs[2] is third.status.jobs[2]
         assert third.status.jobs[0].attempt and third.status.jobs[0].attempt.progress
         scene.queue.submit([job("runs"), job("waits"), job("more")])
         last = looker.look()

@@ -128,7 +128,7 @@ def _print_log_json(parts: list[Part]) -> None:
 
 
 def _print_part(part: Part, *, as_json: bool, after_newline: bool) -> None:
-    from gpuherd.jobs.attempts.log_file import shown
+    from gpuherd.jobs.monitor.logs import shown
 
     if as_json:
         for line in part.lines:

@@ -23,6 +23,8 @@ _STATE, _GROUP, _SESSION, _START_TIME = 0, 2, 3, 19  # positions in /proc/<pid>/
 _ENDED = frozenset({"Z", "X"})
 _HELD = frozenset({"T", "t"})
 _MOST_AT_ONCE = 65_536
+# So often it is looked for processes that were born during a look; then too much forks on this machine.
+_MOST_CHASES = 50
 _MARK = f"{ATTEMPT_VARIABLE}=".encode()
 
 
@@ -75,12 +77,31 @@ def everyone(since_ticks: int = 0) -> tuple[Seen, ...]:
     """Every live process of the machine that began at or after ``since_ticks``, the oldest first; and the leaders of
     their sessions, where these are older. About 15 us for an older one and 30 us for each of the others.
     """
-    # Looked at from the youngest on: what forks and ends in a loop is gone a moment after the folder was read.
-    pids = sorted((int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()), reverse=True)
-    seen = [found for pid in pids if (found := _look(pid, since_ticks)) is not None]
+    # A process that forks and ends in a loop is gone a moment after the folder was read, and only its child is there.
+    # Therefore the youngest are looked at first, and then those that were born meanwhile, until none was: what is alive
+    # at that moment has been seen, however short it lives.
+    last = _last_pid()
+    pids = {int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()}
+    seen = [found for pid in sorted(pids, reverse=True) if (found := _look(pid, since_ticks)) is not None]
+    for _ in range(_MOST_CHASES):
+        before, last = last, _last_pid()
+        if before in (0, last):
+            break
+        born = [pid for pid in range(last, before, -1) if pid not in pids]  # none where numbers have begun anew
+        seen += [found for pid in born if (found := _look(pid, since_ticks)) is not None and _is_process(pid)]
     leaders = {each.session for each in seen} - {each.process.pid for each in seen}
     seen += [found for pid in leaders if (found := _look(pid, 0)) is not None]
     return tuple(sorted(seen, key=lambda each: (each.process.start_ticks, each.process.pid)))
+
+
+def _last_pid() -> int:
+    """The number that the kernel has given to a process or thread last, in our namespace; 0 where it does not say."""
+    return int((_read(f"{_PROC}/loadavg") or b"0").split()[-1])
+
+
+def _is_process(pid: int) -> bool:
+    """Whether this is the number of a process, and not of one of its further threads: /proc answers for both."""
+    return b"\nTgid:\t%d\n" % pid in (_read(f"/proc/{pid}/status") or b"")
 
 
 def _look(pid: int, since_ticks: int) -> Seen | None:
@@ -239,6 +260,10 @@ class Traces:
     leader: ProcessId
     locks: frozenset[Lock] = frozenset()
 
+    def members(self) -> tuple[Seen, ...]:
+        """The live processes of the attempt, the oldest first: looked up anew at each call."""
+        return members(everyone(self.leader.start_ticks), self.tag.__eq__, (self,))
+
 
 def members(
     seen: Sequence[Seen],
@@ -294,49 +319,6 @@ def _holds(process: Seen, locks: Collection[Lock]) -> bool:
     return not locks_held(process.process.pid, {lock.path for lock in locks}).isdisjoint(locks)
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """The processes of one attempt whose main process is there, looked up anew at each call."""
-
-    traces: Traces
-
-    def members(self) -> tuple[Seen, ...]:
-        """Its live processes, the oldest first."""
-        return members(everyone(self.traces.leader.start_ticks), self.traces.tag.__eq__, (self.traces,))
-
-    def terminate(self) -> None:
-        """SIGTERM to all; those that were stopped go on, or they could not obey."""
-        group = self._signal_group(signal.SIGTERM)
-        for process in self.members():
-            if process.group != group:
-                send(process.process, signal.SIGTERM)
-            send(process.process, signal.SIGCONT)
-
-    def pause(self) -> None:
-        """SIGSTOP to all, until a look finds none that runs."""
-        self._signal_group(signal.SIGSTOP)
-        _until_none(lambda: tuple(p for p in self.members() if not p.held), signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """SIGCONT to all, also to those that have yet to hear that they are to stop."""
-        for process in self.members():
-            send(process.process, signal.SIGCONT)
-
-    def kill(self) -> None:
-        """SIGKILL to all, until a look finds none."""
-        self._signal_group(signal.SIGKILL)
-        kill(self.members)
-
-    def _signal_group(self, number: int) -> int:
-        """To the main process's group, in one instant: a shell must not go on when what it waits for has been ended.
-
-        The caller knows that the main process is there, or its group's number could be another's. Returns the number.
-        """
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.traces.leader.pid, number)
-        return self.traces.leader.pid
-
-
 def ask_to_end(process: ProcessId) -> None:
     """SIGTERM; and SIGCONT, since what is stopped, or is about to be, could not obey."""
     send(process, signal.SIGTERM)
@@ -345,10 +327,10 @@ def ask_to_end(process: ProcessId) -> None:
 
 def kill(find: Callable[[], Sequence[Seen]]) -> None:
     """SIGKILL to all that ``find`` finds, until it finds none; some looks only, for one may be stuck in the kernel."""
-    _until_none(find, signal.SIGKILL)
+    until_none(find, signal.SIGKILL)
 
 
-def _until_none(find: Callable[[], Sequence[Seen]], number: int) -> None:
+def until_none(find: Callable[[], Sequence[Seen]], number: int) -> None:
     told: set[ProcessId] = set()
     nothing_new = 0
     for _ in range(_MOST_ROUNDS):
@@ -374,18 +356,15 @@ def end_rest(traces: Traces, patience_s: float = _REST_PATIENCE_S) -> bool:
     """Ends what one attempt whose main process has ended has left behind, wherever it hides: SIGTERM, then SIGKILL.
     Returns whether there was anything."""
 
-    def rest() -> tuple[Seen, ...]:
-        return members(everyone(traces.leader.start_ticks), traces.tag.__eq__, (traces,))
-
     until = time.monotonic() + patience_s
     told = set()
-    while found := rest():
+    while found := traces.members():
         for each in found:
             if each.process not in told:
                 ask_to_end(each.process)
                 told.add(each.process)
         if time.monotonic() >= until:
-            kill(rest)
+            kill(traces.members)
             break
         time.sleep(_REST_LOOK_S)
     return bool(told)

@@ -5,7 +5,7 @@ record, the log, the node, the engine, GPUs and disk. ``Diagnosis`` (``attempts.
 and its reason. ``Settlement`` is the transition to record: the attempt's state, the job's, and the next try.
 
 An attempt of this machine (``attempts.supervise``) and one in an engine's hands (``remote.outcome``) both become a
-``Known``. From there the path is the same: ``attempts.retry.settle`` decides, ``attempts.complete`` records.
+``Known``. From there the path is the same: ``attempts.complete.settle`` decides, and ``attempts.complete`` records.
 """
 
 from __future__ import annotations
@@ -120,16 +120,14 @@ class NextTry:
 
     Attributes:
         not_before: wall-clock second of its earliest start.
-        gpus, memory_mb, share: what it asks for from now on.
+        request: what it asks for from now on.
         avoid: UUIDs of GPUs that it should not get if there are others.
         costs_try: whether the failure counts against ``job.retries``.
         change: what is different this time, as a part of a sentence; None when nothing is.
     """
 
     not_before: float
-    gpus: int
-    memory_mb: int | None
-    share: bool
+    request: ResourceRequest
     avoid: frozenset[str]
     costs_try: bool = True
     change: str | None = None
@@ -173,7 +171,6 @@ class Settlement:
     @property
     def adapted(self) -> ResourceRequest | None:
         """What the job asks for from now on; None for no change."""
-        if self.again is None:
+        if self.again is None or self.again.request == self.known.record.queued.request:
             return None
-        request = ResourceRequest(self.again.gpus, self.again.memory_mb, self.again.share)
-        return None if request == self.known.record.queued.request else request
+        return self.again.request

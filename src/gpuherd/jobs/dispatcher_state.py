@@ -13,16 +13,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.registry import title
 from gpuherd.jobs.attempts.failures import clean
 
 if TYPE_CHECKING:
     from gpuherd.jobs.scheduler.types import GpuView
-
-
-T = TypeVar("T")
 
 _MOST_BYTES = 4_000_000
 _EVERY_S = 1.0
@@ -128,34 +125,15 @@ def read(path: Path, pid: int) -> DispatcherState | None:
     try:
         with path.open("rb") as file:
             values = json.loads(file.read(_MOST_BYTES))
-        if values["pid"] != pid:
-            return None
-        return DispatcherState(
-            pid=pid,
-            mode=str(values["mode"]),
-            closed=_optional(str, values["closed"]),
-            waits={int(job): str(reason) for job, reason in values["waits"].items()},
-            gpus=tuple(
-                GpuState(
-                    uuid=str(gpu["uuid"]),
-                    label=str(gpu["label"]),
-                    busy=_optional(str, gpu["busy"]),
-                    ours=bool(gpu["ours"]),
-                    total_mb=_optional(int, gpu.get("total_mb")),
-                )
-                for gpu in values["gpus"]
-            ),
-            at_once=_optional(int, values.get("at_once")),
-            settings=dict(values["settings"]),
-            handed={int(attempt): str(reason) for attempt, reason in values.get("handed", {}).items()},
-            away=_optional(str, values.get("away")),
-        )
+        by_number = {key: _by_number(values.get(key, {})) for key in ("waits", "handed")}
+        gpus = tuple(GpuState(**gpu) for gpu in values["gpus"])
+        return DispatcherState(**values | by_number | {"gpus": gpus}) if values["pid"] == pid else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _optional(kind: Callable[[Any], T], value: Any) -> T | None:
-    return None if value is None else kind(value)
+def _by_number(values: Mapping[str, str]) -> dict[int, str]:
+    return {int(number): reason for number, reason in values.items()}
 
 
 def engine_name(engine: str) -> str:

@@ -14,7 +14,7 @@ import os
 import selectors
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from typing import TypedDict
 
@@ -27,19 +27,22 @@ from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.control.server import ControlServer
-from gpuherd.jobs.cycle import Decisions
 from gpuherd.jobs.dispatcher_state import DispatcherState, StateFile
 from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import SETTABLE, DispatchOptions
 from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import Outcome
+from gpuherd.jobs.records import Outcome, QueuedJob
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.scheduler.types import Wait
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 logger = logging.getLogger(__name__)
+
+# A display is brought up to date again after so many times as long as that takes.
+_SHOW_SHARE = 20
 
 
 class Terms(TypedDict, total=False):
@@ -53,6 +56,32 @@ class Terms(TypedDict, total=False):
     grace_s: float
 
 
+class Decisions:
+    """When a dispatcher decides what starts, and what its last decision was.
+
+    Attributes:
+        due_at: earliest time (by ``clock.mono``) at which the decision can change, None if only an event can change it.
+        waits: every job that the last decision let wait.
+        waiting_for: a sentence on which job is next and why it waits, None when none does.
+    """
+
+    def __init__(self) -> None:
+        self.due_at: float | None = 0.0
+        self.waits: Sequence[Wait] = ()
+        self.waiting_for: str | None = None
+
+    def soon(self, when: float) -> None:
+        """The decision can change at this time (by ``clock.mono``)."""
+        self.due_at = when if self.due_at is None else min(when, self.due_at)
+
+    def note(self, waits: Sequence[Wait], jobs: Mapping[int, QueuedJob]) -> None:
+        """A decision was made that lets these jobs wait."""
+        self.waits, self.waiting_for = waits, None
+        if waits:
+            job = jobs[waits[0].job].job
+            self.waiting_for = clean(f"{job.title or job.name} waits: {waits[0].reason}")
+
+
 class Loop(ABC):
     """Works a queue off. One use: ``run`` once.
 
@@ -64,16 +93,16 @@ class Loop(ABC):
         engine: the name of what runs the jobs.
         serve: stay when nothing is left to do, until a request to end.
         lock: held by the caller on this queue.
-        settings: the user's and the machine's limits; ``load_settings`` reads them again when that is asked.
-        on_ready: called once it is at work and hears what is asked.
+        settings: the user's and the machine's limits; ``load_settings`` reads them again on request.
+        on_ready: called once it is at work and serves requests.
         grace_s: seconds between SIGTERM and SIGKILL.
 
     Attributes:
-        options: as they are now.
-        asked: how far it is to end.
+        options, settings: as they are now.
+        stop_level: how far it is to end.
     """
 
-    _decisions: Decisions
+    _decisions: Decisions  # set by each loop
 
     def __init__(
         self,
@@ -90,8 +119,8 @@ class Loop(ABC):
         on_ready: Callable[[], None] = lambda: None,
         grace_s: float = GRACE_S,
     ):
-        self.options = options
-        self.asked = StopLevel.GO_ON
+        self.options, self.settings, self.load_settings = options, settings, load_settings
+        self.stop_level = StopLevel.GO_ON
         self._queue = queue
         self._run = run
         self._reporter = reporter or Reporter(queue, run)
@@ -103,7 +132,7 @@ class Loop(ABC):
         self._health = GpuHealth(queue)
         self._disk = DiskGuard((run.root, run.logs), options.min_disk)
         self._completion = Completion(queue, run, self._reporter, self._health)
-        self._control = ControlServer(queue, run, self, settings, load_settings)
+        self._control = ControlServer(queue, run, self)
         self._state_file = StateFile(run.state_file)
         self._show_at = 0.0
         self._selector = selectors.DefaultSelector()
@@ -160,7 +189,7 @@ class Loop(ABC):
         """A sentence on what happens to the running jobs, and what a second Ctrl-C does; "" for nothing."""
 
     @abstractmethod
-    def _end_work(self, asked: StopLevel) -> None:
+    def _end_work(self, level: StopLevel) -> None:
         """Carries that out."""
 
     @abstractmethod
@@ -175,9 +204,9 @@ class Loop(ABC):
     def _due(self) -> Sequence[float | None]:
         """When the components of this loop have something to do (by ``clock.mono``)."""
 
-    @abstractmethod
-    def _show(self) -> None:
-        """Brings the display up to date."""
+    def _waiting_for(self) -> str | None:
+        """A sentence for the display on which job is next and why it waits, None when none does."""
+        return self._decisions.waiting_for
 
     def _readable(self, descriptors: Sequence[int]) -> None:
         """Descriptors that the loop's own work has given to the selector are readable."""
@@ -187,19 +216,26 @@ class Loop(ABC):
         """The attempts that go on after the loop, by number."""
         return ()
 
-    # --- requests (``control.server.Controlled``) --------------------------------------------------------------
+    # --- requests, from ``control.server`` -----------------------------------------------------------------------
 
-    @abstractmethod
     def retune(self, options: DispatchOptions, settings: Settings) -> None:
         """Other options and settings from now on. Raises NoSuchGpu; then nothing is changed."""
+        self._retune(options, settings)
+        self.options, self.settings = options, settings
+        self._disk.change(options.min_disk)
+        self.decide_soon(clock.mono())
 
-    def end(self, asked: StopLevel, why: str) -> str:
+    @abstractmethod
+    def _retune(self, options: DispatchOptions, settings: Settings) -> None:
+        """Passes them on to what this loop has of its own."""
+
+    def end(self, level: StopLevel, why: str) -> str:
         """Starts nothing new from now on, and with STOP ends what runs; returns a sentence about it."""
-        self.asked = asked
+        self.stop_level = level
         self._state_file.touch()
-        text, again = self._end_words(drains=asked is StopLevel.DRAIN)
+        text, again = self._end_words(drains=level is StopLevel.DRAIN)
         self._reporter.notice(f"{why}{text}" + (f" (Ctrl-C again {again})" if why and again else ""))
-        self._end_work(asked)
+        self._end_work(level)
         return f"{why}{text}"
 
     @abstractmethod
@@ -236,16 +272,16 @@ class Loop(ABC):
                 self._readable(others)
 
     def _hear(self, signals: StopSignals) -> None:
-        """Does what a signal asked for since the last time."""
+        """Does what a signal has requested since the last time."""
         if signals.reload:
             signals.reload = False
             self._reporter.notice(self._control.reload())
-        if signals.asked > self.asked:
+        if signals.level > self.stop_level:
             self._signalled(signals)
 
     def _signalled(self, signals: StopSignals) -> None:
-        """A signal asks for an end."""
-        self.end(signals.asked, "Ctrl-C: " if signals.asked is StopLevel.DRAIN else "")
+        """A signal requests an end."""
+        self.end(signals.level, "Ctrl-C: " if signals.level is StopLevel.DRAIN else "")
 
     def _keep_time(self) -> None:
         now, completion = clock.mono(), self._completion
@@ -255,8 +291,9 @@ class Loop(ABC):
         self._control.keep_time(now)
         self._state_file.keep_time(now, self._state)
         if self._reporter.every_s is not None and now >= self._show_at:
-            self._show_at = now + self._reporter.every_s
-            self._show()
+            self._reporter.show(self._waiting_for())
+            # The queue may be long: a display takes at most a twentieth of the time.
+            self._show_at = now + max(self._reporter.every_s, _SHOW_SHARE * (clock.mono() - now))
 
     def _time_to_next(self) -> float | None:
         times = [*self._due(), self._completion.again_at, self._control.due_at, self._state_file.due_at]
@@ -269,7 +306,7 @@ class Loop(ABC):
 
     def _is_work_left(self) -> bool:
         """Whether a job waits that may yet run here, or one is still to come."""
-        if self.asked is not StopLevel.GO_ON:
+        if self.stop_level is not StopLevel.GO_ON:
             return False
         if self._serve or self._decisions.waits:
             # The queue is read only when the last decision, which follows every change, has left no job waiting.
@@ -302,14 +339,14 @@ class Loop(ABC):
             failures=tuple(self._reporter.failures),
             # Asked to stop when nothing was left to do: that is a run that ended by itself.
             stopped_by=signals.exit_code if left else None,
-            drained=bool(left) and signals.exit_code is None and self.asked is not StopLevel.GO_ON,
+            drained=bool(left) and signals.exit_code is None and self.stop_level is not StopLevel.GO_ON,
         )
 
     def _state(self) -> DispatcherState:
         """The state for ``status`` and ``top``."""
         return DispatcherState(
             pid=os.getpid(),
-            mode=self.asked.mode,
+            mode=self.stop_level.mode,
             waits={wait.job: clean(wait.reason) for wait in self._decisions.waits},
             settings={name: getattr(self.options, name) for name in SETTABLE},
         )

@@ -34,7 +34,7 @@ def would_ask(job: Job, options: DispatchOptions) -> Placement:
     """What the job requests from the engine at its first attempt."""
     from gpuherd.jobs.attempts import GRACE_S
     from gpuherd.jobs.attempts.time_limits import TimeLimits
-    from gpuherd.jobs.remote.batches import placement_of
+    from gpuherd.jobs.remote.submit import placement_of
 
     return placement_of(job, job.gpus, options, TimeLimits.of(job, options), GRACE_S)
 

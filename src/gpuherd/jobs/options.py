@@ -5,7 +5,7 @@ Which GPUs a run may take, when a GPU counts as free, and how the dispatcher beh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
@@ -23,6 +23,9 @@ YIELDS: tuple[YieldTo, ...] = get_args(YieldTo)
 # Options about the GPUs of this machine, and about jobs on them.
 _HERE = frozenset({"gpu_list", "cpu_jobs", "yield_to_others"})
 
+# The least value of options with this parser.
+_LEAST: Mapping[Callable[[str], Any] | None, int] = {count: 0, positive_int: 1, seconds: 0, size_or_none_mb: 0}
+
 
 def foreign(engine: str) -> frozenset[str]:
     """Names of options that this engine doesn't have."""
@@ -34,6 +37,21 @@ def port(word: str) -> int:
     if not word.isascii() or not word.isdigit() or not (int(word) == 0 or 1024 <= int(word) <= 65535):
         raise ValueError(f"{word!r} is not a port from 1024 to 65535 (or 0 for any)")
     return int(word)
+
+
+def _refuse_wrong_values(options: GpuOptions, of: type[GpuOptions]) -> None:
+    """Raises UsageError for values of this class's options that no word could give: those from Python have passed no
+    parser."""
+    for declared, spec in option_fields(of):
+        value, least = getattr(options, declared.name), _LEAST.get(spec.parse)
+        if value is None:
+            continue
+        if spec.choices is not None and value not in spec.choices:
+            raise UsageError(f"{spec.flag or declared.name}={value!r}; possible: {', '.join(spec.choices)}")
+        if least is not None and value < least:
+            raise UsageError(f"{declared.name}={value}; the least is {least}")
+        if spec.parse is duration_s and value <= 0:
+            raise UsageError(f"{declared.name}={value}; it must be above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +118,7 @@ class GpuOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_gpus", "max_checks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"{name}={value}; the least is 1")
-        for name in ("gpu_memory_threshold", "check_interval", "cpu_jobs", "gpus_per_job"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"{name}={getattr(self, name)}; the least is 0")
+        _refuse_wrong_values(self, GpuOptions)
 
     def most_of(self, gpus: int) -> int:
         """How many of this number of GPUs may be used at once."""
@@ -186,21 +198,9 @@ class DispatchOptions(EngineOptions, GpuOptions):
     )
 
     def __post_init__(self) -> None:
-        GpuOptions.__post_init__(self)
         EngineOptions.__post_init__(self)
+        _refuse_wrong_values(self, DispatchOptions)
         self._refuse_what_is_meant_for_here()
-        if self.order not in ORDERS:
-            raise UsageError(f"order={self.order!r}; possible: {', '.join(ORDERS)}")
-        if self.yield_to_others not in YIELDS:
-            raise UsageError(f"yield={self.yield_to_others!r}; possible: {', '.join(YIELDS)}")
-        if self.max_concurrent is not None and self.max_concurrent < 1:
-            raise UsageError(f"max_concurrent={self.max_concurrent}; the least is 1")
-        for name in ("timeout", "stage_timeout", "heartbeat"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise UsageError(f"{name}={value}; it must be above 0")
-        if self.min_disk < 0:
-            raise UsageError(f"min_disk={self.min_disk}; the least is 0")
 
     def _refuse_what_is_meant_for_here(self) -> None:
         if self.engine == LOCAL:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import Enqueued, GpuherdError
@@ -20,15 +21,19 @@ from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.monitor.metrics import gpu_metrics
 from gpuherd.jobs.monitor.status import opened as opened_for_reading
-from gpuherd.jobs.options import GpuOptions, dispatch_options
+from gpuherd.jobs.monitor.status import read_counts
+from gpuherd.jobs.options import DispatchOptions, GpuOptions, dispatch_options
 from gpuherd.jobs.queue.schema import raising_cannot_write
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.queue.submission import SubmissionChanges
-from gpuherd.jobs.records import Event, Outcome, QueuedJob
+from gpuherd.jobs.records import Counts, Event, Outcome, QueuedJob
 from gpuherd.jobs.remote.dispatcher import opened, refuse_other_engine, remember, settled
-from gpuherd.jobs.reporter import Display, MonitorServices, Reporter
+from gpuherd.jobs.reporter import Display, Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import load
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.monitor.notify import Notifier
 
 logger = logging.getLogger(__name__)
 
@@ -146,20 +151,30 @@ def _run(
     """One dispatcher's life. ``prepare`` changes the queue when all is there that could refuse the start."""
     run.create()
     chosen = dispatch_options(options)
-    services = MonitorServices(run, chosen, serve=serve)
+    notifier = _notifier(run, chosen, serve=serve)
+    listeners: list[Callable[[Event], None]] = [] if notifier is None else [notifier.event]
+    if on_event is not None:
+        listeners.append(on_event)
     with (
         closing(DispatcherLock(run.lock)) as lock,
         Queue(run.queue) as queue,
         # What was recorded stays, running jobs go on, and the next start takes them over.
         raising_cannot_write(run.queue, "start the same command again to go on"),
     ):
-        reporter = Reporter(queue, run, display, services.listener(on_event))
+        reporter = Reporter(queue, run, display, listeners)
         if not serve:
             states = queue.states()
             left = [job for job in jobs if job.name not in refused and states.get(job.name) is not JobState.DONE]
             chosen = settled(left, chosen, run)
         refuse_other_engine(queue, run, chosen)
-        with services, opened(chosen) as engine:
+        with ExitStack() as services:
+            if notifier is not None:
+                services.enter_context(notifier)
+            if chosen.prometheus is not None:
+                from gpuherd.jobs.monitor.prometheus import MetricsServer
+
+                services.enter_context(MetricsServer(run, chosen.prometheus))
+            engine = services.enter_context(opened(chosen))
             settings = load()
             terms = Terms(
                 serve=serve,
@@ -185,9 +200,27 @@ def _run(
                 if problem is not None:
                     raise problem
             try:
-                return services.ended(worker.run())
+                outcome = worker.run()
             finally:
                 write_metrics(queue, run)
+            if notifier is not None:
+                notifier.outcome = outcome
+            return outcome
+
+
+def _notifier(run: RunDirectory, options: DispatchOptions, *, serve: bool) -> Notifier | None:
+    """What sends the run's notices, None where the options ask for none. Raises UsageError for a command or an address
+    that could never work."""
+    if not (options.notify_command or options.webhook):
+        return None
+    from gpuherd.jobs.monitor.notify import Channels, Notifier
+
+    def counts() -> Counts:
+        with opened_for_reading(run) as reader:  # in the notifier's thread
+            return read_counts(reader)
+
+    channels = Channels.of(options.notify_command, options.webhook)
+    return Notifier(channels, str(run.root), counts if serve else None)
 
 
 def _that_wait(queue: Queue, refused: Mapping[str, str]) -> Iterator[tuple[QueuedJob, str]]:

@@ -242,10 +242,10 @@ def load() -> Settings:
     limits = top.table("limits", ("max_gpus", "quiet_hours", "quiet_max_gpus"))
     notify = top.table("notify", ("command", "webhook"))
     defaults = _defaults(top.table("defaults", None))
-    notices = {"notify_command": notify.text("command"), "webhook": notify.text("webhook")}
+    notices = {"notify_command": notify.get("command"), "webhook": notify.get("webhook")}
     return Settings(
         defaults=defaults | {name: value for name, value in notices.items() if value is not None},
-        max_gpus=limits.one("max_gpus", positive_int),
+        max_gpus=limits.get("max_gpus", positive_int),
         hours=_hours(limits),
         policy=policy,
         warnings=warnings,
@@ -315,25 +315,20 @@ class _Table:
             raise self.wrong(key, f"should be a table; write [{key}] and its settings below it")
         return _Table(value, self.path, f"{self.name}.{key}" if self.name else key, known)
 
-    def one(self, key: str, parse: Callable[[str], Any]) -> Any:
-        """One value, parsed as on the command line; None when it is missing."""
-        return None if key not in self.values else self.value(key, Option(help="", parse=parse))
-
-    def many(self, key: str, parse: Callable[[str], Any]) -> tuple[Any, ...]:
-        """A list of values, or a single one; () when it is missing."""
-        return () if key not in self.values else tuple(self.value(key, Option(help="", parse=parse, many=True)))
-
-    def text(self, key: str) -> str | None:
-        """A text; None when it is missing."""
-        value = self.values.get(key)
-        if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise self.wrong(key, f"= {value!r} should be a text in quotes")
-        return value
+    def get(self, key: str, parse: Callable[[str], Any] | None = None, *, many: bool = False) -> Any:
+        """A value, a text where it has no parser; () for no ``many``, else None when it is missing."""
+        if key not in self.values:
+            return () if many else None
+        return self.value(key, Option(help="", parse=parse, many=many))
 
     def value(self, key: str, spec: Option) -> Any:
         """The value of an option."""
+        value = self.values[key]
+        is_text = spec.parse is None and spec.choices is None and not spec.is_switch and not spec.many
+        if is_text and (not isinstance(value, str) or not value.strip()):
+            raise self.wrong(key, f"= {value!r} should be a text in quotes")
         try:
-            return parse_value(spec, self.values[key])
+            return parse_value(spec, value)
         except WrongType as problem:
             raise self.wrong(key, f"= {problem}") from None
         except ValueError as problem:
@@ -344,26 +339,26 @@ def _policy(tables: Mapping[str, Any], path: Path) -> Policy:
     top = _Table(tables, path, "", ("limits", "users", "exclude_gpus", "idle_lease", "lease_dir"))
     limits = top.table("limits", ("max_gpus_per_user", "quiet_hours", "quiet_max_gpus"))
     users = top.table("users", None)
-    of_user = {name: users.table(name, ("max_gpus",)).one("max_gpus", count) for name in users.values}
-    idle_lease = top.one("idle_lease", duration_s)
+    of_user = {name: users.table(name, ("max_gpus",)).get("max_gpus", count) for name in users.values}
+    excluded = top.get("exclude_gpus", gpu_names, many=True)
+    idle_lease = top.get("idle_lease", duration_s)
     if idle_lease is not None and idle_lease < _SHORTEST_IDLE_LEASE_S:
         raise top.wrong("idle_lease", f"is below {_SHORTEST_IDLE_LEASE_S:g} s, in which a job may load its data")
-    lease_dir = top.text("lease_dir")
+    lease_dir = top.get("lease_dir")
     if lease_dir is not None and not Path(lease_dir).is_absolute():
         raise top.wrong("lease_dir", f"= {lease_dir!r} should be the whole path of a folder, from / on")
     return Policy(
-        max_gpus_per_user=limits.one("max_gpus_per_user", count),
+        max_gpus_per_user=limits.get("max_gpus_per_user", count),
         max_gpus_of={name: most for name, most in of_user.items() if most is not None},
         hours=_hours(limits),
-        exclude_gpus=tuple(name for names in top.many("exclude_gpus", gpu_names) for name in names.split(",")),
+        exclude_gpus=tuple(name for names in excluded for name in names.split(",")),
         idle_lease_s=IDLE_LEASE_S if idle_lease is None else idle_lease,
         path=path,
     )
 
 
 def _hours(limits: _Table) -> Hours:
-    most = limits.one("quiet_max_gpus", count)
-    return Hours(limits.many("quiet_hours", parse_quiet_hours), most or 0)
+    return Hours(limits.get("quiet_hours", parse_quiet_hours, many=True), limits.get("quiet_max_gpus", count) or 0)
 
 
 def _defaults(table: _Table) -> dict[str, Any]:
@@ -378,6 +373,5 @@ def _defaults(table: _Table) -> dict[str, Any]:
         declared, spec = options[name]
         if declared.name in values:
             raise table.wrong(key, f"says the same as another setting of the table: {declared.name}; keep one of them")
-        is_text = spec.parse is None and spec.choices is None and not spec.is_switch and not spec.many
-        values[declared.name] = table.text(key) if is_text else table.value(key, spec)
+        values[declared.name] = table.value(key, spec)
     return values

@@ -1,7 +1,7 @@
 """The simulation: events in virtual time over GPUs, waiting jobs and external users.
 
 The decisions are those of a real run, by the same code: ``policy.decide_with`` says what starts where,
-``retry.next_try`` what becomes of a failed job, ``jobs.gpu.health`` which GPUs are left out. This module adds what a
+``complete.next_try`` what becomes of a failed job, ``jobs.gpu.health`` which GPUs are left out. This module adds what a
 dispatcher's loop and its surroundings do: jobs arrive, attempts end, external users come and go, GPUs become free. The
 same input gives the same history. The machines of a cluster share one queue; a job gets GPUs of one machine.
 """

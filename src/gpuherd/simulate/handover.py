@@ -17,7 +17,7 @@ from itertools import islice
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.records import QueuedJob
-from gpuherd.jobs.remote.batches import stepped
+from gpuherd.jobs.remote.submit import stepped
 from gpuherd.jobs.scheduler.ordering import SEARCHED
 from gpuherd.jobs.scheduler.policy import Limits
 from gpuherd.simulate.cluster import Machine

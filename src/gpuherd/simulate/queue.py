@@ -10,10 +10,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from gpuherd.jobs.attempts.complete import next_try
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.retry import next_try
 from gpuherd.jobs.completion import Observed
-from gpuherd.jobs.records import QueuedJob, ResourceRequest
+from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.scheduler.memory import could_share
 from gpuherd.jobs.scheduler.ordering import rank
 from gpuherd.jobs.scheduler.policy import Limits, WaitingJob, order_key
@@ -236,7 +236,7 @@ class JobQueue:
             tries=queued.tries + again.costs_try,
             avoid=again.avoid,
             ready_at=again.not_before,
-            adapted=ResourceRequest(again.gpus, again.memory_mb, again.share),
+            adapted=again.request,
         )
 
     def give_up(self, number: int, now: float) -> None:

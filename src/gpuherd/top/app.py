@@ -1,6 +1,6 @@
 """The full-screen view: its layout, its keys, and its two dialogs.
 
-It looks once a second in a thread (``look``), draws the result (``picture``), and sends requests to the run
+It looks once a second in a thread, draws the result (both in ``look``), and sends requests to the run
 (``gpuherd.jobs.control.client``), never touching a job itself. Leaving it changes nothing.
 """
 
@@ -21,12 +21,11 @@ from gpuherd.errors import GpuherdError
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.control.client import send
 from gpuherd.jobs.control.messages import ControlKind, Request
-from gpuherd.jobs.job import JobState
+from gpuherd.jobs.job import ENDED
 from gpuherd.jobs.records import JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.top import picture
-from gpuherd.top.look import History, Look, Looker
-from gpuherd.top.picture import Cells, Widths
+from gpuherd.top import look as view
+from gpuherd.top.look import Cells, History, Look, Looker, Widths
 
 KEYS = """\
 up, down, j, k   choose a job; its log is shown below
@@ -43,49 +42,46 @@ q                leave; the run goes on without you
 Dots stand for figures that the driver does not give."""
 
 
-class Question(ModalScreen[bool]):
+class Dialog(ModalScreen[bool]):
+    """A box over the screen that a key closes."""
+
+    DEFAULT_CSS = """
+    Dialog { align: center middle; }
+    Dialog Vertical { width: 74; max-width: 100%; height: auto; padding: 1 2; }
+    Dialog Vertical { border: round $accent; background: $surface; }
+    """
+
+    def __init__(self, *texts: Text):
+        super().__init__()
+        self._texts = texts
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield from map(Static, self._texts)
+
+
+class Question(Dialog):
     """Asks whether to do something; ``y`` does it, ``n`` and escape don't."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "answer(True)", "Yes"),
-        Binding("n,escape,q", "answer(False)", "No"),
+        Binding("y", "dismiss(True)", "Yes"),
+        Binding("n,escape,q", "dismiss(False)", "No"),
     ]
-    DEFAULT_CSS = """
-    Question { align: center middle; }
-    Question Vertical { width: 60; height: auto; padding: 1 2; border: round $warning; background: $surface; }
-    """
 
     def __init__(self, question: str):
-        super().__init__()
-        self._question = question
-
-    def compose(self) -> ComposeResult:
-        with Vertical():
-            yield Static(Text(self._question))
-            yield Static(Text.assemble("\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"))
-
-    def action_answer(self, yes: bool) -> None:
-        """Closes with the answer."""
-        self.dismiss(yes)
+        super().__init__(Text(question), Text.assemble("\n", ("y", "bold"), " yes    ", ("n", "bold"), " no"))
 
 
-class Keys(ModalScreen[None]):
+class Keys(Dialog):
     """The list of keys; any key closes it."""
 
-    DEFAULT_CSS = """
-    Keys { align: center middle; }
-    Keys Vertical { width: 74; max-width: 100%; height: auto; padding: 1 2; }
-    Keys Vertical { border: round $accent; background: $surface; }
-    """
-
-    def compose(self) -> ComposeResult:
-        with Vertical():
-            yield Static(Text.assemble(("Keys\n\n", "bold"), KEYS))
+    def __init__(self) -> None:
+        super().__init__(Text.assemble(("Keys\n\n", "bold"), KEYS))
 
     def on_key(self, event: Key) -> None:
         """Closes it, and does nothing else."""
         event.stop()
-        self.dismiss(None)
+        self.dismiss(False)
 
 
 EVERY_S = 1.0
@@ -188,8 +184,8 @@ class TopApp(App[None]):
 
     def _draw(self, look: Look) -> None:
         width = self.size.width - 2
-        self.query_one("#head", Static).update(picture.head(look, str(self._run_folder.root), width))
-        lines = picture.gpu_lines(look, self._history, width - 1)
+        self.query_one("#head", Static).update(view.head(look, str(self._run_folder.root), width))
+        lines = view.gpu_lines(look, self._history, width - 1)
         self.query_one("#gpu-lines", Static).update(Text("\n").join(lines))
         self._draw_jobs(look)
         self._draw_log(look)
@@ -198,8 +194,8 @@ class TopApp(App[None]):
         """The log, at its end unless the user has gone back in it."""
         scroll = self.query_one("#log", VerticalScroll)
         at_end = scroll.scroll_offset.y >= scroll.max_scroll_y
-        self.query_one("#log-title", Static).update(picture.log_title(look))
-        self.query_one("#log-lines", Static).update(picture.log_text(look))
+        self.query_one("#log-title", Static).update(view.log_title(look))
+        self.query_one("#log-lines", Static).update(view.log_text(look))
         if at_end or look.log_of != self._log_of:
             self.call_after_refresh(scroll.scroll_end, animate=False)
         self._log_of = look.log_of
@@ -208,8 +204,8 @@ class TopApp(App[None]):
         """Updates the changed cells of the table, so that the chosen job and the scroll position stay."""
         table = self.query_one("#jobs", DataTable)
         jobs = () if look.status is None else look.status.jobs
-        widths = picture.job_widths(jobs, self.size.width - 1)
-        wanted = {job.name: picture.job_cells(job, widths) for job in jobs}
+        widths = view.job_widths(jobs, self.size.width - 1)
+        wanted = {job.name: view.job_cells(job, widths) for job in jobs}
         if list(wanted) != list(self._drawn) or widths != self._widths:
             self._fill(table, wanted, widths)
         else:
@@ -297,15 +293,16 @@ class TopApp(App[None]):
     def action_cancel_job(self) -> None:
         """Asks first: what was done so far is lost."""
         job = self._job()
-        if job is not None and job.state in (JobState.WAITING, JobState.RUNNING):
-            self._ask_first(f"Cancel {clean(job.title)}? It ends for good, and with it all jobs that need it.", job)
-        elif job is not None:
+        if job is not None and job.state in ENDED:
             self._answered(f"{clean(job.title)} is {job.state} already", "warning")
+        elif job is not None:
+            question = f"Cancel {clean(job.title)}? It ends for good, and with it all jobs that need it."
+            self._ask_first(question, Request(ControlKind.CANCEL, (job.name,)))
 
-    def _ask_first(self, question: str, job: JobStatus) -> None:
+    def _ask_first(self, question: str, request: Request) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
-                self._send(Request(ControlKind.CANCEL, (job.name,)))
+                self._send(request)
 
         self.push_screen(Question(question), answered)
 
@@ -323,13 +320,8 @@ class TopApp(App[None]):
 
     def action_drain(self) -> None:
         """Asks first: it ends the dispatcher."""
-
-        def answered(yes: bool | None) -> None:
-            if yes:
-                self._send(Request(ControlKind.DRAIN))
-
         question = "Drain? Nothing new is started, and gpuherd ends when the running jobs have ended."
-        self.push_screen(Question(question), answered)
+        self._ask_first(question, Request(ControlKind.DRAIN))
 
     @work(thread=True, group="requests")
     def _send(self, request: Request) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tests.jobs.handover.conftest import Cluster
-from tests.jobs.handover.conftest import cluster as cluster
+from tests.jobs.remote.conftest import Cluster
+from tests.jobs.remote.conftest import cluster as cluster
 from tests.qa.encoders.small_encoders import random_bert
 from tests.qa.judging.judgings import make_judging
 from tests.qa.scoring.small_runs import QUESTIONS, SAMPLES, measured

@@ -23,7 +23,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -31,7 +31,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from gpuherd.engines import progress
-from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, Lock, ProcessId, Traces, Tree, identify, locks_held, path_of
+from gpuherd.engines.process_tree import (
+    ATTEMPT_VARIABLE,
+    Lock,
+    ProcessId,
+    Seen,
+    Traces,
+    identify,
+    locks_held,
+    path_of,
+    send,
+    until_none,
+)
 from gpuherd.errors import GpuherdError
 from gpuherd.gpus.visible import ORDER, PCI_ORDER, VARIABLES, chosen_in, without
 from gpuherd.gpus.visible import environment as visible_environment
@@ -202,24 +213,34 @@ class LocalProcess:
                 os.killpg(self.identity.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM to every process of the attempt, also to those that have left its group; what was paused goes on."""
+        """SIGTERM to every process of the attempt, also to those that have left its group; what was paused goes on, or
+        it could not obey."""
         if self._is_there():
-            Tree(self.traces).terminate()
+            self.signal(signal.SIGTERM)
+            for process in self.traces.members():
+                if process.group != self.identity.pid:
+                    send(process.process, signal.SIGTERM)
+                send(process.process, signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL to every process of the attempt, again and again while it forks."""
-        if self._is_there():
-            Tree(self.traces).kill()
+        self._signal_all(signal.SIGKILL, self.traces.members)
 
     def pause(self) -> None:
         """Stops every process of the attempt where it is (SIGSTOP), until ``resume``."""
-        if self._is_there():
-            Tree(self.traces).pause()
+        self._signal_all(signal.SIGSTOP, lambda: [process for process in self.traces.members() if not process.held])
 
     def resume(self) -> None:
-        """Lets every process of the attempt go on."""
+        """Lets every process of the attempt go on, also those that have yet to hear that they are to stop."""
         if self._is_there():
-            Tree(self.traces).resume()
+            for process in self.traces.members():
+                send(process.process, signal.SIGCONT)
+
+    def _signal_all(self, number: int, find: Callable[[], Sequence[Seen]]) -> None:
+        """To the group first, in one instant: a shell must not go on when what it waits for has been ended."""
+        if self._is_there():
+            self.signal(number)
+            until_none(find, number)
 
     def collect(self) -> Exit:
         """How it ended. To be called once, when ``pidfd`` is readable. What is left of its group is told to end."""

@@ -1,17 +1,19 @@
 """Classifies the failure of an attempt by exit code, signal and log: pure functions over plain data.
 
 The class says whether another try can help, and whether it should be on another GPU. The exit codes of
-``gpuherd.errors.ExitCode`` come first; other programs are judged by their signal and the end of their log.
+``gpuherd.errors.ExitCode`` come first; other programs are judged by their signal and the end of their log (``tail``).
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import re
 import signal as signals
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import ExitCode
@@ -164,6 +166,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 # Surrogates stand for bytes that are not UTF-8 (in a file name, say); they can't be printed.
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
 _LONGEST_REASON = 300
+_TAIL_BYTES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +344,25 @@ def _cut(plain: str) -> str:
 def _words(line: str) -> str:
     """A line of a log, plain, without the prefix that names its process and without our own workers' "error: "."""
     return _SPEAKER.sub("", _plain(line), count=1).removeprefix("error: ")
+
+
+def tail(path: Path, most_bytes: int = _TAIL_BYTES) -> str:
+    """The last bytes of the log as text; "" when it can't be read. Undecodable bytes become replacement characters."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most_bytes))
+            return file.read(most_bytes).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def size(path: Path) -> int:
+    """Bytes in the log; 0 when it can't be read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def back_off_s(tries: int, first_s: float = 1.0, longest_s: float = 60.0) -> float:

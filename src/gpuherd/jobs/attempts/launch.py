@@ -89,9 +89,9 @@ class Prefork:
         due_at: when ``keep_time`` has something to do (by ``clock.mono``); None until an event.
     """
 
-    def __init__(self, supervisor: Supervisor, desk: GpuManager, new_attempt: Callable[[], int]):
+    def __init__(self, supervisor: Supervisor, gpus: GpuManager, new_attempt: Callable[[], int]):
         self._supervisor = supervisor
-        self._desk = desk
+        self._gpus = gpus
         self._new_attempt = new_attempt
         self._ready: dict[int, _Preforked] = {}
         self._short_until = 0.0
@@ -153,7 +153,7 @@ class Prefork:
         self._ready.clear()
 
     def _make(self, queued: QueuedJob, threads: int, now: float) -> bool:
-        leases = self._desk.open_ahead() if queued.request.gpus else {}
+        leases = self._gpus.open_ahead() if queued.request.gpus else {}
         try:
             waiting = self._supervisor.launch(
                 self._new_attempt(), queued, threads, ahead_fds=[lease.fd for lease in leases.values()]
@@ -192,16 +192,16 @@ class Launcher:
     """
 
     def __init__(
-        self, queue: Queue, supervisor: Supervisor, desk: GpuManager, reporter: Reporter, run_id: int, began_at: float
+        self, queue: Queue, supervisor: Supervisor, gpus: GpuManager, reporter: Reporter, run_id: int, began_at: float
     ):
         self._queue = queue
         self._supervisor = supervisor
-        self._desk = desk
+        self._gpus = gpus
         self._reporter = reporter
         self._run_id = run_id
         self._began_at = began_at
         self._numbers = count(queue.last_attempt() + 1)
-        self.prefork = Prefork(supervisor, desk, lambda: next(self._numbers))
+        self.prefork = Prefork(supervisor, gpus, lambda: next(self._numbers))
         self.threads = 1
         self.again_at: float | None = None
 
@@ -215,7 +215,7 @@ class Launcher:
             # its job.
             leased = [found for start in starts if (found := self._lease(start, head[start.job], held)) is not None]
             leased_mono = clock.mono()
-            free = self._desk.still_free([each.start for each in leased])
+            free = self._gpus.still_free([each.start for each in leased])
             ready = [each for each in leased if all(gpu.uuid in free for gpu in each.start.gpus)]
             running: list[Attempt] = []
             for first in range(0, len(ready), _AT_ONCE):
@@ -227,7 +227,7 @@ class Launcher:
                 running += self._let_go(prepared)
                 if self.again_at is not None:
                     break
-        self._desk.drop_unused()
+        self._gpus.drop_unused()
         self.prefork.started(clock.mono())
         return tuple(running)
 
@@ -235,11 +235,11 @@ class Launcher:
         """Leases the start's GPUs, for the preforked shell if there is one. None when another process was faster."""
         ready = None if start.shared else self.prefork.claim(queued, self.threads)
         if ready is None:
-            leases = self._desk.take(start, queued, held, {})
+            leases = self._gpus.take(start, queued, held, {})
             return None if leases is None else _Leased(start, leases)
         # Also when what follows fails: otherwise the shell would keep the GPU that was leased for it.
         held.callback(ready.abandon)
-        leases = self._desk.take(start, queued, held, ready.leases)
+        leases = self._gpus.take(start, queued, held, ready.leases)
         if leases is None:
             return None
         if not all(lease.was_ahead for lease in leases):

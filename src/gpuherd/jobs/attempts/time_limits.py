@@ -176,10 +176,6 @@ class Supervised:
     kill_at: float | None = None
     passed: Passed | None = None
 
-    def progress(self) -> progress.Progress | None:
-        """The job's last report of its progress."""
-        return progress.read(self.progress_file)
-
     def keep_time(self, now: float, grace_s: float) -> None:
         """Ends it once it has passed a limit, and kills it once it has passed its grace."""
         if self.kill_at is not None:
@@ -192,7 +188,7 @@ class Supervised:
                 mark = self.progress_file.stat().st_mtime_ns
             except OSError:
                 mark = None
-            found = None if mark is None else self.progress()
+            found = None if mark is None else progress.read(self.progress_file)
             self.timer.look(now, mark, None if found is None else found.stage)
         self.passed = self.timer.passed(now)
         if self.passed is not None:

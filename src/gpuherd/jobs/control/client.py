@@ -22,9 +22,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import Completion
 from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.attempts.orphans import Orphans
-from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
-from gpuherd.jobs.completion import NoFault
+from gpuherd.jobs.attempts.supervise import Attempt, Orphans, Supervisor
 from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Response, priority_of, wake
 from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.dispatcher_state import engine_name
@@ -36,9 +34,7 @@ from gpuherd.jobs.queue.schema import raising_cannot_write
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord
 from gpuherd.jobs.remote import dispatcher
-from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
-from gpuherd.jobs.remote.query import EngineQueries
-from gpuherd.jobs.remote.spool import Spool
+from gpuherd.jobs.remote.tracker import EngineQueries, Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.options import did_you_mean
@@ -150,8 +146,7 @@ class _MarkEnforcer:
         Args:
             before: attempts that ran before the requests were carried out; ``running``: those that run now.
         """
-        remote = [record for record in running if record.handed is not None and self._queue.owns(record)]
-        self._end_remote(RemoteAttempt.among(remote, self._run))
+        self._end_remote([record for record in running if record.handed is not None and self._queue.owns(record)])
         local = [record for record in running if record.handed is None]
         requested = {record.id for record in local if _is_requested(record, before.get(record.id))}
         if requested:
@@ -190,83 +185,43 @@ class _MarkEnforcer:
             live += [traces for record in others if (traces := supervisor.traces(record)) is not None]
             orphans.sweep(live, clock.mono())
 
-    def _end_remote(self, handed: dict[int, RemoteAttempt]) -> None:
+    def _end_remote(self, records: Sequence[AttemptRecord]) -> None:
         """Cancels attempts in an engine, with those that wait there to follow them, and records their ends. Where the
         engine can't be reached now, or an attempt takes longer to end than its grace, the mark stays, and the next
         gpuherd that works on the queue ends it.
 
         Args:
-            handed: all attempts in the engine.
+            records: all attempts in the engine.
         """
-        cancelled = {number: each for number, each in handed.items() if each.record.queued.cancelled_by is not None}
+        cancelled = [
+            each.handed for each in records if each.queued.cancelled_by is not None and each.handed is not None
+        ]
         if not cancelled:
             return
-        (name,) = {each.handed.engine for each in cancelled.values()}
+        name = cancelled[0].engine
         options = dispatcher.recall(self._run)
         if options is None or options.engine != name:
             options = EngineOptions(engine=name)
         try:
             with closing(dispatcher.make(options)) as engine:
-                queries, spool = EngineQueries(engine, self._reporter, engine_name(name)), Spool(self._run)
-                self._follow(cancelled, handed, queries, spool, Outcomes(self._run, queries, spool, GRACE_S))
+                queries = EngineQueries(engine, self._reporter, engine_name(name))
+                tracker = Tracker(
+                    self._queue,
+                    self._run,
+                    self._reporter,
+                    queries,
+                    self._completion,
+                    GRACE_S,
+                    only_called_back=True,
+                )
+                tracker.take_over(records)
+                until = clock.mono() + GRACE_S + _PATIENCE_S
+                while tracker.calls_back and clock.mono() < until:
+                    tracker.keep_time(clock.mono())
+                    due_at = tracker.due_at
+                    queries.wait(until if due_at is None else min(due_at, until))
         except GpuherdError as problem:
             logger.warning("can't cancel jobs in %s: %s", engine_name(name), problem)
-
-    def _follow(
-        self,
-        cancelled: dict[int, RemoteAttempt],
-        handed: dict[int, RemoteAttempt],
-        queries: EngineQueries,
-        spool: Spool,
-        outcomes: Outcomes,
-    ) -> None:
-        """Returns when these have ended, or after the grace."""
-        spool.recall_gone(handed)
-        until = clock.mono() + GRACE_S + _PATIENCE_S
-        outcomes.adopt(cancelled.values())
-        while True:
-            now = clock.mono()
-            if now >= queries.due_at:
-                found = queries.look([each.ticket for each in cancelled.values()], now)
-                for number, each in cancelled.items():
-                    if found is not None:
-                        each.seen(found.get(number), now, now)
-            before, cancelled = cancelled, self._without_ended(cancelled, handed, outcomes)
-            spool.keep_gone(handed.values())
-            if not cancelled.keys() <= before.keys():
-                continue  # followers of the ended ones are to end now: no need to wait
-            queries.keep_time(now)
-            if not cancelled or now >= until:
-                return
-            select.select([], [], [], max(0.0, min(spool.due_at, queries.due_at, until) - clock.mono()))
-            spool.look(cancelled, clock.mono())
-
-    def _without_ended(
-        self, cancelled: dict[int, RemoteAttempt], handed: dict[int, RemoteAttempt], outcomes: Outcomes
-    ) -> dict[int, RemoteAttempt]:
-        """The attempts that have not ended yet, and those that must end because what they follow has ended."""
-        left, ends = {}, []
-        for number, each in cancelled.items():
-            end = outcomes.judge(each)
-            if end is None:
-                outcomes.call_off(each)
-                left[number] = each
-            else:
-                ends.append(end)
-                del handed[number]
-        if not ends:
-            return left
-        self._completion.complete(ends, clock.mono())
-        if any(end.no_fault is not None for end in ends) and not self._completion.unrecorded:
-            for needed, fate, names in self._queue.cascade_failures():
-                self._reporter.cancelled(names, needed, fate)
-        orphaned = [handed[number] for number in self._queue.orphaned() & handed.keys() - left.keys()]
-        outcomes.adopt(orphaned)
-        for each in orphaned:
-            if not each.has_begun:
-                each.recalled = each.recalled or NoFault.DEPENDENCY_FAILED
-                left[each.record.id] = each
-        return left
 
 
 def _is_requested(record: AttemptRecord, before: AttemptRecord | None) -> bool:

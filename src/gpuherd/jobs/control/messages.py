@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from gpuherd.errors import ExitCode, UsageError
+from gpuherd.units import whole_number
 
 
 class ControlKind(StrEnum):
@@ -75,14 +76,12 @@ class Response:
 
 def priority_of(settings: Mapping[str, str]) -> int:
     """The new priority. Raises UsageError."""
-    word = settings.get("priority", "")
+    if settings.keys() != {"priority"}:
+        raise UsageError(f"priority: {dict(settings)!r}; it must be one whole number")
     try:
-        value = int(word)
-    except ValueError:
-        raise UsageError(f"priority={word!r}; it must be a whole number") from None
-    if not -(2**31) <= value < 2**31 or settings.keys() != {"priority"}:
-        raise UsageError(f"priority: {dict(settings)!r}; it must be one whole number of at most 31 bits")
-    return value
+        return whole_number(settings["priority"])
+    except ValueError as problem:
+        raise UsageError(f"priority: {problem}") from None
 
 
 # A FIFO in the run folder wakes the dispatcher. The requests themselves are in the queue: the dispatcher sleeps until
@@ -166,13 +165,13 @@ class StopLevel(IntEnum):
 class StopSignals:
     """Listens from ``__enter__`` to ``__exit__``, then restores the former handlers.
 
-    ``fileno`` is readable after a signal, so that an event loop wakes. ``asked`` is the level that the signals request,
+    ``fileno`` is readable after a signal, so that an event loop wakes. ``level`` is what the signals request,
     ``reload`` is set by SIGHUP, ``terminated`` by SIGTERM. Python delivers signals to the main thread only: in another
     thread no handler is installed.
     """
 
     def __init__(self) -> None:
-        self.asked = StopLevel.GO_ON
+        self.level = StopLevel.GO_ON
         self.exit_code: ExitCode | None = None
         self.terminated = False
         self.reload = False
@@ -220,7 +219,7 @@ class StopSignals:
         elif number == signal.SIGTERM:
             self.exit_code = ExitCode.TERMINATED
             self.terminated = True
-            self.asked = StopLevel(max(self.asked, StopLevel.STOP))
+            self.level = StopLevel(max(self.level, StopLevel.STOP))
         else:
             self.exit_code = self.exit_code or ExitCode.INTERRUPTED
-            self.asked = StopLevel(min(self.asked + 1, StopLevel.STOP_NOW))
+            self.level = StopLevel(min(self.level + 1, StopLevel.STOP_NOW))

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError, UsageError
@@ -32,7 +32,9 @@ from gpuherd.jobs.queue.interventions import Changed
 from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.jobs.settings import NO_SETTINGS, Settings
+
+if TYPE_CHECKING:
+    from gpuherd.jobs.event_loop import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -52,55 +54,22 @@ _FIXED = frozenset({"notify_command", "webhook", "prometheus"}) | (
 )
 
 
-class Controlled(Protocol):
-    """The event loop of a dispatcher, as the control server uses it."""
-
-    options: DispatchOptions
-    asked: StopLevel
-
-    def retune(self, options: DispatchOptions, settings: Settings) -> None:
-        """Replaces the options and the settings."""
-        ...
-
-    def end(self, asked: StopLevel, why: str) -> str:
-        """Starts to end in this way; returns a sentence about it."""
-        ...
-
-    def enforce_marks(self) -> None:
-        """Does with the running jobs what the marks in the queue say."""
-        ...
-
-    def decide_soon(self, when: float) -> None:
-        """Has the next scheduling decision made at this time: its result may differ."""
-        ...
-
-
 class ControlServer:
     """Carries out requests to one queue.
 
     Args:
         dispatcher: the event loop that works on the queue; None in a client that carries out a request because no
             dispatcher runs.
-        settings: the settings in force; ``load_settings`` reads the files again.
 
     Attributes:
         fifo: becomes readable when a request was written; None where it can't be made.
         due_at: when ``keep_time`` is to be called next (by ``clock.mono``), None for never.
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        run: RunDirectory,
-        dispatcher: Controlled | None = None,
-        settings: Settings = NO_SETTINGS,
-        load_settings: Callable[[], Settings] = lambda: NO_SETTINGS,
-    ):
+    def __init__(self, queue: Queue, run: RunDirectory, dispatcher: Loop | None = None):
         self._queue = queue
         self._run = run
         self._dispatcher = dispatcher
-        self._settings = settings
-        self._load_settings = load_settings
         self._name = "here" if dispatcher is None else "dispatcher"
         self.fifo: WakeupFifo | None = None
         self._listens_since = clock.wall()
@@ -181,25 +150,25 @@ class ControlServer:
         if kind in OF_JOBS:
             changed = self._change_jobs(kind, request)
             return Response(not changed.refused, _sentence(kind, changed), self._name, (*changed.jobs, *changed.along))
+        return Response(True, self._change_run(kind, request), self._name)
+
+    def _change_run(self, kind: ControlKind, request: Request) -> str:
+        """A verb for the dispatcher itself; returns a sentence about it."""
         dispatcher = self._dispatcher
         match kind:
             case ControlKind.RELOAD:
-                text = self.reload()
+                return self.reload()
             case ControlKind.SET if dispatcher is None:
                 raise UsageError(f"{self._nobody()}; give {', '.join(request.settings)} when you start one")
             case _ if dispatcher is None:
-                text = self._nobody()
+                return self._nobody()
             case ControlKind.SET:
-                text = self._set(dispatcher, request.settings)
-            case ControlKind.DRAIN if dispatcher.asked >= StopLevel.DRAIN:
-                text = "it is ending already"
-            case ControlKind.DRAIN:
-                text = dispatcher.end(StopLevel.DRAIN, "")
-            case _ if dispatcher.asked >= StopLevel.STOP:
-                text = "it is stopping already"
-            case _:
-                text = dispatcher.end(StopLevel.STOP, "")
-        return Response(True, text, self._name)
+                dispatcher.retune(retuned(dispatcher.options, request.settings), dispatcher.settings)
+                return "set " + ", ".join(f"{clean(name)}={clean(value)}" for name, value in request.settings.items())
+        level = StopLevel.DRAIN if kind is ControlKind.DRAIN else StopLevel.STOP
+        if dispatcher.stop_level >= level:
+            return "it is ending already" if level is StopLevel.DRAIN else "it is stopping already"
+        return dispatcher.end(level, "")
 
     def _change_jobs(self, kind: ControlKind, request: Request) -> Changed:
         queue, jobs = self._queue, request.jobs
@@ -218,25 +187,20 @@ class ControlServer:
     def _nobody(self) -> str:
         return f"no gpuherd works on {self._run.root}"
 
-    def _set(self, dispatcher: Controlled, settings: Mapping[str, str]) -> str:
-        dispatcher.retune(retuned(dispatcher.options, settings), self._settings)
-        return "set " + ", ".join(f"{clean(name)}={clean(value)}" for name, value in settings.items())
-
     def reload(self) -> str:
         """Reads the settings files again. Where one is wrong, the old settings stay in force. Never raises."""
         dispatcher = self._dispatcher
         if dispatcher is None:
             return f"{self._nobody()}; the next one reads the settings when it starts"
         try:
-            settings = self._load_settings()
+            settings = dispatcher.load_settings()
             options = dispatcher.options
-            new = changed_defaults(options, self._settings.defaults, settings.defaults)
+            new = changed_defaults(options, dispatcher.settings.defaults, settings.defaults)
             new = {name: value for name, value in new.items() if name not in foreign(options.engine)}
             later = {name for name in new if name in _FIXED}
             dispatcher.retune(replace(options, **{name: new[name] for name in new.keys() - later}), settings)
         except GpuherdError as problem:
             return f"the settings stay as they were: {clean(str(problem))}"
-        self._settings = settings
         text = "read the settings again"
         if new.keys() - later:
             text += f"; new: {', '.join(sorted(new.keys() - later))}"
@@ -249,13 +213,15 @@ def _sentence(kind: ControlKind, changed: Changed) -> str:
     parts = [f"{_DONE[kind]} {_named(changed.jobs)}"] if changed.jobs else []
     if changed.along:
         parts.append(f"and with that {_named(changed.along)}")
-    parts += [clean(reason) for reason in changed.refused[:_NAMED]]
-    if len(changed.refused) > _NAMED:
-        parts.append(f"and {len(changed.refused) - _NAMED} more that it can't be done to")
-    parts += [clean(remark) for remark in changed.remarks[:_NAMED]]
-    if len(changed.remarks) > _NAMED:
-        parts.append(f"and so are {len(changed.remarks) - _NAMED} more")
+    parts += _first(changed.refused, "and {} more that it can't be done to")
+    parts += _first(changed.remarks, "and so are {} more")
     return "; ".join(parts) or "there was no job to do it to"
+
+
+def _first(sentences: Sequence[str], more: str) -> list[str]:
+    """The first few of them, and how many ``more`` there are."""
+    rest = len(sentences) - _NAMED
+    return [clean(sentence) for sentence in sentences[:_NAMED]] + ([more.format(rest)] if rest > 0 else [])
 
 
 def _named(jobs: tuple[str, ...]) -> str:
@@ -267,7 +233,7 @@ def _named(jobs: tuple[str, ...]) -> str:
 def changed_defaults(known: DispatchOptions, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """The options whose default the settings files have changed, with their new values; an option that they name no
     more gets its built-in default. An option given on the command line or by ``set`` stays: it differs from what the
-    files said before.
+    files had before.
     """
     plain = vars(DispatchOptions())
     new = {}

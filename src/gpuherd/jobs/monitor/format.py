@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, fields
-from itertools import islice
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.progress import Progress
@@ -214,7 +214,7 @@ def as_table(status: RunStatus, height: int | None = None) -> RenderableType:
 def as_tables(
     status: RunStatus, pages: Iterable[Sequence[JobStatus]], height: int | None = None
 ) -> Iterator[RenderableType]:
-    """The same in parts, with a table for each page of its jobs, made when it is asked for."""
+    """The same in parts, with a table for each page of its jobs, made when it is used."""
     from rich.console import Group
     from rich.text import Text
 
@@ -326,14 +326,11 @@ def json_text(run: RunDirectory, page: Page, *, lines: bool = True) -> Iterator[
     """
     with opened(run) as reader, snapshot(run, reader, page) as taken:
         head = as_json(taken.status)
-        by_sqlite = reader.can("SELECT json_object('a', json('[]'))")  # some builds lack JSON
         texts = (
             text
-            for state in SHOWN_FIRST
+            for ended, rows in groupby(taken.rows(f"*, {_TEXT_OF_ENDED} AS text"), lambda row: row["state"] in ENDED)
             for text in (
-                map(_ascii, taken.columns(state, _TEXT_OF_ENDED))
-                if by_sqlite and state in ENDED
-                else (_encode(_job(job)) for job in taken.jobs((state,)))
+                (_ascii(row["text"]) for row in rows) if ended else (_encode(_job(job)) for job in taken.jobs(rows))
             )
         )
         kept = [zlib.compress(piece.encode("ascii"), 1) for piece in _pieces(texts, ",\n    " if lines else ",")]

@@ -9,20 +9,21 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
+from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
+from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
-from gpuherd.jobs.eta import job_eta_s
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.queue.submission import FAMILIES, attempt_row, family_memory, process_of, queued
-from gpuherd.jobs.records import AttemptRow, AttemptState, Counts, Handed, JobStatus, PauseReason
+from gpuherd.jobs.queue.submission import FAMILIES, attempt_row, family_memory, process_of, queued, round_opened
+from gpuherd.jobs.records import AttemptRow, AttemptState, Counts, JobStatus, PauseReason
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.memory import Ask, FamilyMemory, asks_for
 from gpuherd.units import duration
@@ -36,7 +37,8 @@ PAGE = 500
 class Page:
     """Which jobs to read: those in these states (all if empty), with ``text`` in their name, after ``offset``.
 
-    ``each``: at most so many of every state but running, so that one long state does not hide the others.
+    ``each``: at most so many of every state but running, so that one long state does not hide the others. ``begun``:
+    without the jobs that an engine beyond this machine has and has not begun.
     """
 
     states: Collection[JobState] = ()
@@ -45,6 +47,12 @@ class Page:
     limit: int = PAGE
     offset: int = 0
     each: int | None = None
+    begun: bool = False
+
+    @property
+    def searches(self) -> bool:
+        """Whether it is not known from the counts how many jobs match."""
+        return bool(self.text or self.names or self.begun)
 
 
 EVERYTHING = Page(limit=2**31)
@@ -53,42 +61,51 @@ EVERYTHING = Page(limit=2**31)
 # --- the rows of a page -------------------------------------------------------------------------------------------
 
 
+def matching(reader: QueueReader, page: Page, submission: int, counts: Counts) -> int:
+    """How many jobs the page is taken from."""
+    return sum(_matching(reader, page, submission, counts, state) for state in _states(page))
+
+
 def rows_of(
     reader: QueueReader, page: Page, submission: int, counts: Counts, longest_first: bool, columns: str = "*"
-) -> tuple[Iterator[sqlite3.Row], int]:
-    """The rows of the page, to be read one after the other within one snapshot, and how many rows match in all. Of a
-    long queue no more is read than the page holds, unless the page is a search.
+) -> Iterator[sqlite3.Row]:
+    """The rows of the page, to be read one after the other within one snapshot. Of a long queue no more is read than
+    the page holds, unless the page is a search.
 
     ``columns``: what to read of each row; of waiting jobs all is read.
     """
-    searches = bool(page.text or page.names)
-    parts: list[Iterator[sqlite3.Row]] = []
-    matching, skip, room = 0, page.offset, page.limit
-    for state in SHOWN_FIRST:
-        if page.states and state not in page.states:
-            continue
-        where, values = _where(page, submission, state)
-        here = _count(reader, where, values) if searches else int(getattr(counts, state.value))
-        matching += here
+    skip, room = page.offset, page.limit
+    for state in _states(page):
+        here = _matching(reader, page, submission, counts, state)
         # Running jobs are never many: at most as many as there are GPUs or CPU slots.
         most = min(room, here if page.each is None or state is JobState.RUNNING else page.each)
         if most > 0 and skip < here:
-            if state is JobState.WAITING and not searches:
-                parts.append(_waiting(reader, submission, longest_first, most, skip))
+            if state is JobState.WAITING and not page.searches:
+                yield from _waiting(reader, submission, longest_first, most, skip)
             else:
                 # Only the numbers are sorted, from an index, and not the rows.
+                where, values = _where(page, submission, state)
                 order = _order(state, longest_first)
                 chosen = f"SELECT id FROM jobs WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"  # noqa: S608
                 query = f"SELECT {columns} FROM jobs WHERE id IN ({chosen}) ORDER BY {order}"  # noqa: S608
-                parts.append(reader.each(query, (*values, most, skip)))
+                yield from reader.each(query, (*values, most, skip))
             room -= min(most, here - skip)
         skip = max(0, skip - here)
-    return itertools.chain.from_iterable(parts), matching
+
+
+def _states(page: Page) -> list[JobState]:
+    return [state for state in SHOWN_FIRST if not page.states or state in page.states]
+
+
+def _matching(reader: QueueReader, page: Page, submission: int, counts: Counts, state: JobState) -> int:
+    if page.searches:
+        return _count(reader, *_where(page, submission, state))
+    return int(getattr(counts, state.value))
 
 
 def places(page: Page) -> Iterator[int | None]:
     """For each waiting job of the page how many waiting jobs are ahead of it; None where the page does not say."""
-    if page.text or page.names or (page.offset and set(page.states) != {JobState.WAITING}):
+    if page.searches or (page.offset and set(page.states) != {JobState.WAITING}):
         return itertools.repeat(None)
     return itertools.count(page.offset)
 
@@ -140,6 +157,9 @@ def _where(page: Page, submission: int, state: JobState) -> tuple[str, tuple[obj
     if page.names:
         where += f" AND name IN ({','.join('?' * len(page.names))})"
         values += page.names
+    if page.begun:
+        where += " AND id NOT IN (SELECT job FROM attempts WHERE state = 'running' AND engine <> ? AND node IS NULL)"
+        values.append(LOCAL)
     return where, tuple(values)
 
 
@@ -156,42 +176,134 @@ _PAUSED_FOR = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class WaitFacts:
-    """Facts about a queue that decide why its jobs wait.
+class JobStatuses:
+    """The status of jobs of a queue.
 
-    Attributes:
-        dispatcher: one works on it.
-        state: the last state that it wrote.
-        lowest_round: the lowest unfinished round; None where no job waits or runs.
-        round_opened_at: the wall-clock second since which that round is open, 0.0 where not recorded.
+    Args:
+        page: the page of which the jobs are.
+        working: a dispatcher works on the queue; ``state`` is the last state that it wrote.
     """
 
-    dispatcher: bool
-    state: DispatcherState | None = None
-    lowest_round: int | None = None
-    round_opened_at: float = 0.0
+    def __init__(
+        self, run: RunDirectory, reader: QueueReader, page: Page, *, working: bool, state: DispatcherState | None
+    ):
+        self._run, self._reader, self._working, self._state = run, reader, working, state
+        self._places = places(page)
+        self._family = lru_cache(maxsize=_FAMILIES_KEPT)(self._read_family)
+        # The lowest unfinished round (None where no job waits or runs), since when it is open, and the time of reading.
+        self._round: int | None = None
+        self._round_opened_at = 0.0
+        self._now = 0.0
 
+    def of(self, rows: Iterable[sqlite3.Row]) -> Iterator[JobStatus]:
+        """The status of the jobs of these rows, in their order, as the queue stands now; each row of the page once."""
+        self._now = clock.wall()
+        self._round = self._reader.rows("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")[0][0]
+        recorded = self._reader.one("SELECT value FROM meta WHERE key = 'round'")
+        number, at = round_opened(None if recorded is None else recorded["value"])
+        self._round_opened_at = at if number == self._round else 0.0
+        rest = iter(rows)
+        while chunk := list(itertools.islice(rest, _AT_ONCE)):
+            attempts = _latest_attempts(self._reader, [row["id"] for row in chunk])
+            for row in chunk:
+                last = attempts.get(row["id"])
+                yield self._job(row, None if last is None else _live(last, attempt_row(last, row["name"]), self._run))
 
-def job_statuses(
-    run: RunDirectory,
-    reader: QueueReader,
-    facts: WaitFacts,
-    now: float,
-    rows: Iterable[sqlite3.Row],
-    places: Iterator[int | None],
-) -> Iterator[JobStatus]:
-    """The status of the jobs of these rows, in their order. ``places``: for each waiting job how many are ahead of it,
-    None where that is unknown."""
-    families = lru_cache(maxsize=_FAMILIES_KEPT)(partial(_family, reader))
-    rest = iter(rows)
-    while chunk := list(itertools.islice(rest, _AT_ONCE)):
-        attempts = _latest_attempts(reader, [row["id"] for row in chunk])
-        for row in chunk:
-            last = attempts.get(row["id"])
-            attempt = None if last is None else _live(last, attempt_row(last, row["name"]), run)
-            place = next(places) if row["state"] == JobState.WAITING else None
-            yield _job_status(reader, row, attempt, facts, now, place, families)
+    def _job(self, row: sqlite3.Row, attempt: AttemptRow | None) -> JobStatus:
+        spec = json.loads(row["spec"])
+        state, held, reason = JobState(row["state"]), bool(row["held"]), row["reason"]
+        if state is JobState.RUNNING and attempt is not None:
+            reason = self._why_it_stands(row, attempt)
+        elif state is JobState.WAITING:
+            reason = self._why_it_waits(row, next(self._places))
+        ask = self._ask(row, spec)
+        return JobStatus(
+            id=row["id"],
+            name=row["name"],
+            title=spec.get("title") or row["name"],
+            state=state,
+            paused=held or (state is JobState.RUNNING and attempt is not None and bool(attempt.paused)),
+            reason=reason,
+            gpus=row["gpus"],
+            memory_mb=ask.memory_mb,
+            learned=ask.because,
+            priority=row["priority"],
+            tries=row["tries"],
+            attempts=row["attempts"],
+            ready_at=self._ready_at(row) if state is JobState.WAITING and not held else None,
+            command=tuple(spec["argv"]),
+            attempt=attempt,
+        )
+
+    def _why_it_stands(self, row: sqlite3.Row, attempt: AttemptRow) -> str | None:
+        """Why a job that counts as running does not run now; None where it does."""
+        if row["cancelled_by"]:
+            return f"is being cancelled by {row['cancelled_by']}"
+        if attempt.in_line and attempt.handed is not None:
+            there = engine_name(attempt.handed.engine)
+            if attempt.handed.handle is None:
+                return f"is being handed to {there}"
+            why = None if self._state is None else self._state.handed.get(attempt.id)
+            return f"waits in {there}" + (f": {clean(why)}" if why else "")
+        if not self._working and attempt.run_s is None:
+            return "has ended; how is told when a gpuherd works on it again"
+        return "; ".join(_PAUSED_FOR[why] for why in attempt.paused) or None
+
+    def _why_it_waits(self, row: sqlite3.Row, place: int | None) -> str:
+        """The first thing that must change before the job can start. ``place``: how many waiting jobs are ahead of
+        it, None where that is unknown."""
+        last_failure = clean(row["reason"]) if row["reason"] else None  # or who paused it
+        if row["held"]:
+            return last_failure or "paused"
+        unmet = self._unmet_needs(row["id"]) if row["blocked"] else ()
+        if unmet:
+            named = ", ".join(clean(name) for name in unmet[:_NEEDS_NAMED])
+            return f"needs {named}" + (" and others" if len(unmet) > _NEEDS_NAMED else "")
+        if not self._working:
+            return "no gpuherd works on this queue"
+        state = self._state
+        if state is not None and state.mode != "working":
+            return f"gpuherd is {state.mode}: nothing new is started"
+        if row["not_before"] > self._now:
+            after = f" after: {last_failure}" if last_failure else ""
+            return f"next try in {duration(row['not_before'] - self._now)}{after}"
+        if self._round is not None and row["round"] > self._round:
+            return f"is of round {row['round']}; round {self._round} is not finished"
+        if state is not None and state.closed is not None:
+            return clean(state.closed)
+        if state is not None and row["id"] in state.waits:
+            return clean(state.waits[row["id"]])
+        if not place:
+            return "others are before it" if place is None else "is next"
+        return f"{place} waiting jobs are before it" if place > 1 else "1 waiting job is before it"
+
+    def _unmet_needs(self, job: int) -> tuple[str, ...]:
+        """The names of the first jobs that this one needs and that have not succeeded."""
+        rows = self._reader.rows(
+            "SELECT n.name FROM needs JOIN jobs n ON n.id = needs.needed WHERE needs.job = ? AND n.state <> 'done'"
+            " ORDER BY n.id LIMIT ?",
+            (job, _NEEDS_NAMED + 1),
+        )
+        return tuple(row["name"] for row in rows)
+
+    def _ask(self, row: sqlite3.Row, spec: dict[str, Any]) -> Ask:
+        """The memory that the job asks for now; while it waits, with the estimate learned from its family."""
+        if spec.get("family") is None or row["state"] != JobState.WAITING:
+            return Ask(row["memory_mb"])
+        job = queued(row)
+        seen = None if job.family is None else self._family(job.family)
+        most_mb = None if self._state is None else self._state.most_mb(row["gpus"])
+        return asks_for(row["memory_mb"], seen, most_mb, less=job.may_ask_less)
+
+    def _read_family(self, name: str) -> FamilyMemory | None:
+        known = self._reader.one(f"{FAMILIES} WHERE name = ?", (name,))
+        return None if known is None else family_memory(known)
+
+    def _ready_at(self, row: sqlite3.Row) -> float | None:
+        """Since when a waiting job could have run: its needs were met, and its round was open."""
+        if row["blocked"] or (self._round is not None and row["round"] != self._round):
+            return None
+        return max(float(row["ready_at"]), self._round_opened_at)
 
 
 def _latest_attempts(reader: QueueReader, jobs: Sequence[int]) -> dict[int, sqlite3.Row]:
@@ -218,118 +330,12 @@ def _live(row: sqlite3.Row, attempt: AttemptRow, run: RunDirectory) -> AttemptRo
     return replace(attempt, run_s=run_s, wait_s=wait_s, paused_s=paused_s, progress=progress, eta_s=eta_s)
 
 
-def _family(reader: QueueReader, name: str) -> FamilyMemory | None:
-    known = reader.one(f"{FAMILIES} WHERE name = ?", (name,))
-    return None if known is None else family_memory(known)
+def job_eta_s(progress: Progress | None, elapsed_s: float) -> float | None:
+    """Seconds until a running job is done, by its own progress; None while it has reported nothing to go by.
 
-
-def _job_status(
-    reader: QueueReader,
-    row: sqlite3.Row,
-    attempt: AttemptRow | None,
-    facts: WaitFacts,
-    now: float,
-    place: int | None,
-    families: Callable[[str], FamilyMemory | None],
-) -> JobStatus:
-    spec = json.loads(row["spec"])
-    state, held, reason = JobState(row["state"]), bool(row["held"]), row["reason"]
-    if state is JobState.RUNNING and attempt is not None:
-        reason = _why_it_stands(row, attempt, facts)
-    elif state is JobState.WAITING:
-        reason = _why_it_waits(reader, row, facts, place, now)
-    ask = _ask(row, spec, facts, families)
-    return JobStatus(
-        id=row["id"],
-        name=row["name"],
-        title=spec.get("title") or row["name"],
-        state=state,
-        paused=held or (state is JobState.RUNNING and attempt is not None and bool(attempt.paused)),
-        reason=reason,
-        gpus=row["gpus"],
-        memory_mb=ask.memory_mb,
-        learned=ask.because,
-        priority=row["priority"],
-        tries=row["tries"],
-        attempts=row["attempts"],
-        ready_at=_ready_at(row, facts) if state is JobState.WAITING and not held else None,
-        command=tuple(spec["argv"]),
-        attempt=attempt,
-    )
-
-
-def _why_it_stands(row: sqlite3.Row, attempt: AttemptRow, facts: WaitFacts) -> str | None:
-    """Why a job that counts as running does not run now; None where it does."""
-    if row["cancelled_by"]:
-        return f"is being cancelled by {row['cancelled_by']}"
-    if attempt.in_line and attempt.handed is not None:
-        return _why_in_line(attempt.handed, attempt.id, facts.state)
-    if not facts.dispatcher and attempt.run_s is None:
-        return "has ended; how is told when a gpuherd works on it again"
-    return "; ".join(_PAUSED_FOR[why] for why in attempt.paused) or None
-
-
-def _why_in_line(handed: Handed, attempt: int, state: DispatcherState | None) -> str:
-    """Why an attempt that was handed over to an engine has not begun."""
-    there = engine_name(handed.engine)
-    if handed.handle is None:
-        return f"is being handed to {there}"
-    reason = None if state is None else state.handed.get(attempt)
-    return f"waits in {there}" + (f": {clean(reason)}" if reason else "")
-
-
-def _why_it_waits(reader: QueueReader, row: sqlite3.Row, facts: WaitFacts, place: int | None, now: float) -> str:
-    """The first thing that must change before the job can start. ``place``: how many waiting jobs are ahead of it."""
-    last_failure = clean(row["reason"]) if row["reason"] else None  # or who paused it
-    if row["held"]:
-        return last_failure or "paused"
-    unmet = _unmet_needs(reader, row["id"]) if row["blocked"] else ()
-    if unmet:
-        named = ", ".join(clean(name) for name in unmet[:_NEEDS_NAMED])
-        return f"needs {named}" + (" and others" if len(unmet) > _NEEDS_NAMED else "")
-    if not facts.dispatcher:
-        return "no gpuherd works on this queue"
-    state = facts.state
-    if state is not None and state.mode != "working":
-        return f"gpuherd is {state.mode}: nothing new is started"
-    if row["not_before"] > now:
-        after = f" after: {last_failure}" if last_failure else ""
-        return f"next try in {duration(row['not_before'] - now)}{after}"
-    if facts.lowest_round is not None and row["round"] > facts.lowest_round:
-        return f"is of round {row['round']}; round {facts.lowest_round} is not finished"
-    if state is not None and state.closed is not None:
-        return clean(state.closed)
-    if state is not None and row["id"] in state.waits:
-        return clean(state.waits[row["id"]])
-    if not place:
-        return "others are before it" if place is None else "is next"
-    return f"{place} waiting jobs are before it" if place > 1 else "1 waiting job is before it"
-
-
-def _unmet_needs(reader: QueueReader, job: int) -> tuple[str, ...]:
-    """The names of the first jobs that this one needs and that have not succeeded."""
-    rows = reader.rows(
-        "SELECT n.name FROM needs JOIN jobs n ON n.id = needs.needed WHERE needs.job = ? AND n.state <> 'done'"
-        " ORDER BY n.id LIMIT ?",
-        (job, _NEEDS_NAMED + 1),
-    )
-    return tuple(row["name"] for row in rows)
-
-
-def _ask(
-    row: sqlite3.Row, spec: dict[str, Any], facts: WaitFacts, families: Callable[[str], FamilyMemory | None]
-) -> Ask:
-    """The memory that the job asks for now; while it waits, with the estimate learned from its family."""
-    if spec.get("family") is None or row["state"] != JobState.WAITING:
-        return Ask(row["memory_mb"])
-    job = queued(row)
-    seen = None if job.family is None else families(job.family)
-    most_mb = None if facts.state is None else facts.state.most_mb(row["gpus"])
-    return asks_for(row["memory_mb"], seen, most_mb, less=job.may_ask_less)
-
-
-def _ready_at(row: sqlite3.Row, facts: WaitFacts) -> float | None:
-    """Since when a waiting job could have run: its needs were met, and its round was open."""
-    if row["blocked"] or (facts.lowest_round is not None and row["round"] != facts.lowest_round):
+    >>> job_eta_s(Progress(25, 100), 10.0)
+    30.0
+    """
+    if progress is None or not progress.total or not 0 < progress.done <= progress.total:
         return None
-    return max(float(row["ready_at"]), facts.round_opened_at)
+    return elapsed_s * (progress.total - progress.done) / progress.done

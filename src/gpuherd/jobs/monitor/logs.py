@@ -1,11 +1,13 @@
 """A job's logs by its name: of an attempt as they are now, or followed as they grow, over further attempts.
 
-Text is passed on as it was written. Where a job in an engine wrote nothing, perhaps because it never began, the output
-of the engine itself is shown.
+Text is passed on as it was written; it is untrusted, and ``shown`` makes a line safe for a terminal. Where a job in an
+engine wrote nothing, perhaps because it never began, the output of the engine itself is shown.
 """
 
 from __future__ import annotations
 
+import codecs
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.attempts.failures import clean
-from gpuherd.jobs.attempts.log_file import Growing, size, start_of_last
+from gpuherd.jobs.attempts.failures import clean, harmless, size
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import ENDED, JobState
 from gpuherd.jobs.monitor.job_status import Page
@@ -26,6 +27,9 @@ from gpuherd.options import did_you_mean
 
 _LOOK_S = 0.2
 _REASON_S = 2.0
+_BLOCK = 65_536
+_MOST_AT_ONCE = 1_048_576
+_LONGEST_LINE = 4096
 _NUMBERS = re.compile(r"\d+")
 _STATE_WORDS = {
     JobState.WAITING: "waits",
@@ -97,29 +101,23 @@ def follow(
         on_wait: gets a sentence when the job waits and the reason has changed, and when a job ends that never started.
     """
     with opened(run) as reader:
-        current = _attempt(reader, job, attempt)
-        if attempt is not None and current is None:
+        if _attempt(reader, job, attempt) is None and attempt is not None:
             raise UsageError(f"job {clean(job)!r} has no attempt {attempt} yet")
-        waits = _WaitReporter(run, reader, job, on_wait)
-        while current is None:
-            waits.look()
-            if _state(reader, job) in ENDED:
-                return
-            time.sleep(look_s)
-            current = _attempt(reader, job, None)
-        if current.in_line:
-            waits.look()
-        yield from _follow_attempt(run, reader, job, current, last_lines, look_s)
-        while attempt is None:
-            later = _later(reader, job, current.number)
-            if later is not None:
-                current = later
-                yield from _follow_attempt(run, reader, job, current, None, look_s)
-            elif _state(reader, job) in ENDED:
-                return
-            else:
+        waits, followed = _WaitReporter(run, reader, job, on_wait), 0
+        while True:
+            current = _later(reader, job, followed) if followed else _attempt(reader, job, attempt)
+            if current is None:
                 waits.look()
+                if _state(reader, job) in ENDED:
+                    return
                 time.sleep(look_s)
+                continue
+            if current.in_line:
+                waits.look()
+            yield from _follow_attempt(run, reader, job, current, None if followed else last_lines, look_s)
+            if attempt is not None:
+                return
+            followed = current.number
 
 
 class _WaitReporter:
@@ -211,3 +209,108 @@ def _has_ended(reader: QueueReader, attempt: AttemptRow) -> bool:
 def _state(reader: QueueReader, job: str) -> JobState | None:
     row = reader.one("SELECT state FROM jobs WHERE name = ?", (job,))
     return None if row is None else JobState(row["state"])
+
+
+# --- the file -------------------------------------------------------------------------------------------------------
+
+
+def shown(line: str) -> str:
+    """A line of a log for a terminal: sanitised, its indentation kept, at most 4096 characters.
+
+    >>> shown("  10%|#   \\r  90%|### \\x1b[2J")
+    '  90%|###'
+    """
+    drawn = [part for part in line.split("\r") if part.strip()]
+    text = harmless(drawn[-1].expandtabs() if drawn else "").rstrip()
+    return text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 1] + "…"
+
+
+def start_of_last(path: Path, count: int) -> int:
+    """The byte at which the last ``count`` lines of the log begin; 0 if it is shorter or can't be read.
+
+    The file is read from its end, so that a log of gigabytes costs no more than the requested lines.
+    """
+    try:
+        with path.open("rb") as file:
+            position = file.seek(0, os.SEEK_END)
+            left = count
+            at_end = True
+            while position > 0:
+                size = min(_BLOCK, position)
+                position -= size
+                file.seek(position)
+                block = file.read(size)
+                if at_end and block.endswith(b"\n"):
+                    left += 1  # that one ends the last line and begins none
+                at_end = False
+                found = len(block)
+                while left > 0 and (found := block.rfind(b"\n", 0, found)) >= 0:
+                    left -= 1
+                    if left == 0:
+                        return position + found + 1
+    except OSError:
+        return 0
+    return 0
+
+
+class Growing:
+    """A log that may still grow: each ``more`` returns the lines completed since the last call.
+
+    Bytes that are not UTF-8 become lone surrogates, so that encoding with ``surrogateescape`` restores them. A log that
+    was truncated or replaced is read from its beginning.
+
+    Args:
+        path: the log; it need not exist yet.
+        offset: byte at which to begin, by default the first.
+        end: byte at which to stop, None to go on for as long as it grows.
+    """
+
+    def __init__(self, path: Path, offset: int = 0, end: int | None = None):
+        self.path = path
+        self.ended_line = True
+        self._offset = offset
+        self._end = end
+        self._inode: int | None = None
+        self._decoder = _decoder()
+        self._rest = ""
+
+    def more(self) -> list[str]:
+        """New whole lines, without their ends, about a megabyte at most; [] when there is none, or no log to read.
+
+        A line of over a megabyte comes in pieces. ``ended_line`` is False after one that goes on with the next.
+        """
+        data = self._read()
+        self._offset += len(data)
+        self.ended_line = True
+        *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
+        if len(self._rest) > _MOST_AT_ONCE:
+            # A line that never ends must not be kept, and copied, for ever.
+            lines.append(self._rest)
+            self._rest, self.ended_line = "", False
+        return lines
+
+    def rest(self) -> list[str]:
+        """As ``more``; when there is nothing new, the text after the last end of a line."""
+        lines = self.more()
+        if lines:
+            return lines
+        rest, self._rest = self._rest + self._decoder.decode(b"", True), ""
+        self.ended_line = not rest
+        return [rest] if rest else []
+
+    def _read(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if about.st_size < self._offset or self._inode not in (None, about.st_ino):
+                    self._offset, self._rest, self._decoder = 0, "", _decoder()
+                self._inode = about.st_ino
+                file.seek(self._offset)
+                left = _MOST_AT_ONCE if self._end is None else max(0, self._end - self._offset)
+                return file.read(min(_MOST_AT_ONCE, left))
+        except OSError:
+            return b""
+
+
+def _decoder() -> codecs.IncrementalDecoder:
+    return codecs.getincrementaldecoder("utf-8")("surrogateescape")

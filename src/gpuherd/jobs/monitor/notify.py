@@ -26,8 +26,9 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any
 
 from gpuherd import __version__
@@ -184,18 +185,9 @@ class Notice:
     counts: dict[str, int] | None = None
 
     def to_json(self) -> bytes:
-        """The notice as JSON."""
-        values: dict[str, Any] = {
-            "kind": self.kind,
-            "text": self.text,
-            "run": self.run,
-            "host": self.host,
-            "time": datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds"),
-            "failures": list(self.failures),
-            "more_failures": self.more_failures,
-        }
-        if self.counts is not None:
-            values["counts"] = self.counts
+        """The notice as JSON; the time in words, and counts only where there are some."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        values["time"] = datetime.fromtimestamp(values.pop("at"), UTC).isoformat(timespec="seconds")
         return json.dumps(values).encode()
 
 
@@ -269,7 +261,8 @@ def _url(webhook: str) -> str:
 
 @dataclass
 class Notifier:
-    """Sends a run's notices. Call ``event`` for every event, ``close`` at the end. Neither ever raises.
+    """Sends a run's notices. A context around the run: call ``event`` for every event, and set ``outcome`` before the
+    end, where ``close`` sends the last notice. None of them ever raises.
 
     Args:
         channels: where they go.
@@ -281,6 +274,7 @@ class Notifier:
     channels: Channels
     run: str
     counts: Callable[[], Counts] | None = None
+    outcome: Outcome | None = None
     _inbox: queue.SimpleQueue[Event | Outcome | None] = field(default_factory=queue.SimpleQueue)
     _warned: set[str] = field(default_factory=set)
     _thread: threading.Thread | None = None
@@ -295,6 +289,16 @@ class Notifier:
         if event.kind in _FAILURES or (event.kind is EventKind.DONE and self.counts is not None):
             self._start()
             self._inbox.put(event)
+
+    def __enter__(self) -> Notifier:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A wrong call needs no notice: the user sees its message.
+        if not isinstance(error, UsageError):
+            self.close(self.outcome)
 
     def close(self, outcome: Outcome | None) -> None:
         """Sends the last notice, with the run's outcome (None after an error), and waits until it is sent."""

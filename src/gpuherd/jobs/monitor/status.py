@@ -9,23 +9,29 @@ from __future__ import annotations
 import os
 import sqlite3
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuherd.engines.process_tree import boot_id, identify
+from gpuherd.engines.progress import read as read_progress
 from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs import clock, dispatcher_state
 from gpuherd.jobs.dispatcher_state import DispatcherState
-from gpuherd.jobs.eta import Pace, Running, Waiting, run_eta_s
 from gpuherd.jobs.gpu import health
-from gpuherd.jobs.job import JobState
-from gpuherd.jobs.monitor.job_status import PAGE, Page, WaitFacts, job_statuses, places, rows_of
+from gpuherd.jobs.monitor.job_status import (
+    PAGE,
+    JobStatuses,
+    Page,
+    job_eta_s,
+    matching,
+    rows_of,
+)
 from gpuherd.jobs.queue.connection import COSTS_WAITING
 from gpuherd.jobs.queue.reader import QueueReader, is_there
 from gpuherd.jobs.queue.schema import damaged
-from gpuherd.jobs.queue.submission import attempt_row, handed_of, round_opened
+from gpuherd.jobs.queue.submission import attempt_row, handed_of
 from gpuherd.jobs.records import AttemptRow, Counts, JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -71,7 +77,7 @@ class RunStatus:
     Attributes:
         folder: the run folder.
         at: wall-clock second at which it was read.
-        counts: jobs of the latest submission by state; ``paused`` of them were told to wait.
+        counts: jobs of the latest submission by state; ``paused`` of them are paused.
         held: names of the first waiting jobs that are paused: they come last, and may not be on the page.
         dispatcher: the gpuherd that works on it, None for none.
         in_engine: the running jobs that an engine beyond this machine has; None for none.
@@ -110,7 +116,7 @@ def opened(run: RunDirectory) -> Iterator[QueueReader]:
 def status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
     """The status from a queue that is open already, for repeated reading."""
     with snapshot(run, reader, page) as taken:
-        return replace(taken.status, jobs=tuple(taken.jobs()))
+        return replace(taken.status, jobs=tuple(taken.jobs(taken.rows())))
 
 
 def by_pages(run: RunDirectory, page: Page, each: int = PAGE) -> tuple[RunStatus, Iterator[list[JobStatus]]]:
@@ -127,11 +133,14 @@ def by_pages(run: RunDirectory, page: Page, each: int = PAGE) -> tuple[RunStatus
 def _by_pages(run: RunDirectory, page: Page, each: int) -> Iterator[tuple[RunStatus, list[JobStatus]]]:
     with opened(run) as reader:
         with snapshot(run, reader, page) as taken:
-            numbers = array("q", taken.numbers())
+            numbers = array("q", (row["id"] for row in taken.rows("id")))
         yield taken.status, []
         for first in range(0, len(numbers), each):
+            chunk = numbers[first : first + each]
+            query = f"SELECT * FROM jobs WHERE id IN ({','.join('?' * len(chunk))})"  # noqa: S608 - our own words
             with reader.snapshot():
-                jobs = taken.those(numbers[first : first + each])
+                rows = {row["id"]: row for row in reader.each(query, tuple(chunk))}
+                jobs = list(taken.jobs(rows[number] for number in chunk if number in rows))
             yield taken.status, jobs
 
 
@@ -151,23 +160,21 @@ class StatusSnapshot:
     """
 
     def __init__(self, run: RunDirectory, reader: QueueReader, page: Page):
-        self._run, self._reader, self._page = run, reader, page
+        self._reader, self._page = reader, page
         at = clock.wall()
         self._submission = _submission(reader)
         counts = read_counts(reader)
         dispatcher = _dispatcher(run, reader)
         state = None if dispatcher is None else dispatcher.state
-        self._state = state
         labels = {} if state is None else {gpu.uuid: gpu.label for gpu in state.gpus}
-        left_out = _left_out(run, reader, at).items() if labels else ()
-        out = {uuid: each for uuid, each in left_out if uuid in labels}
+        out = _left_out(run, reader, at) if labels else {}
+        out = {uuid: each for uuid, each in out.items() if uuid in labels}
         # As far as the dispatcher has written it down.
         self._longest_first = state is not None and state.settings.get("order") == "longest"
-        self._places = places(page)
-        self._rows_of_page, matching = rows_of(reader, page, self._submission, counts, self._longest_first)
+        self._jobs = JobStatuses(run, reader, page, working=dispatcher is not None, state=state)
         eta_s = None
         if dispatcher is not None and counts.waiting + counts.running:
-            eta_s = _eta_s(reader, self._submission, counts, state, [each.until - at for each in out.values()])
+            eta_s = _eta_s(run, reader, self._submission, counts, state, [each.until - at for each in out.values()])
         self.status = RunStatus(
             folder=run.root,
             at=at,
@@ -177,48 +184,18 @@ class StatusSnapshot:
             dispatcher=dispatcher,
             in_engine=_in_engine(reader),
             jobs=(),
-            matching=matching,
+            matching=matching(reader, page, self._submission, counts),
             eta_s=eta_s,
             left_out={labels[uuid]: each.sentence for uuid, each in out.items()},
         )
 
-    def jobs(self, states: Collection[JobState] = ()) -> Iterator[JobStatus]:
-        """The jobs of the page, once; or those of it in these states, where the page has no offset."""
-        page = self._only(states) if states else self._page
-        if page is None:
-            return iter(())
-        rows = self._rows(page, "*") if states else self._rows_of_page
-        return job_statuses(self._run, self._reader, self._wait_facts(), self.status.at, rows, places(page))
+    def rows(self, columns: str = "*") -> Iterator[sqlite3.Row]:
+        """The rows of the page's jobs, in their order."""
+        return rows_of(self._reader, self._page, self._submission, self.status.counts, self._longest_first, columns)
 
-    def numbers(self) -> Iterator[int]:
-        """The numbers of the page's jobs, in their order; in place of ``jobs``."""
-        return (row["id"] for row in self._rows(self._page, "id"))
-
-    def those(self, numbers: Sequence[int]) -> list[JobStatus]:
-        """The next jobs of ``numbers``, in a snapshot that is younger than this one."""
-        query = f"SELECT * FROM jobs WHERE id IN ({','.join('?' * len(numbers))})"  # noqa: S608 - our own words
-        rows = {row["id"]: row for row in self._reader.each(query, tuple(numbers))}
-        there = [rows[number] for number in numbers if number in rows]
-        return list(job_statuses(self._run, self._reader, self._wait_facts(), clock.wall(), there, self._places))
-
-    def columns(self, state: JobState, columns: str) -> Iterator[str]:
-        """The first of these columns of the rows of the page's jobs in this state."""
-        page = self._only((state,))
-        return iter(()) if page is None else (row[0] for row in self._rows(page, columns))
-
-    def _only(self, states: Collection[JobState]) -> Page | None:
-        both = [state for state in states if not self._page.states or state in self._page.states]
-        return replace(self._page, states=both) if both else None
-
-    def _rows(self, page: Page, columns: str) -> Iterator[sqlite3.Row]:
-        return rows_of(self._reader, page, self._submission, self.status.counts, self._longest_first, columns)[0]
-
-    def _wait_facts(self) -> WaitFacts:
-        row = self._reader.one("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")
-        lowest = None if row is None else row[0]
-        row = self._reader.one("SELECT value FROM meta WHERE key = 'round'")
-        number, at = round_opened(None if row is None else row["value"])
-        return WaitFacts(self.status.dispatcher is not None, self._state, lowest, at if number == lowest else 0.0)
+    def jobs(self, rows: Iterable[sqlite3.Row]) -> Iterator[JobStatus]:
+        """The jobs of these rows of the page, each once and in their order; also in a later snapshot than this one."""
+        return self._jobs.of(rows)
 
 
 def left_out(run: RunDirectory, now: float) -> dict[str, LeftOut]:
@@ -333,25 +310,60 @@ def _in_engine(reader: QueueReader) -> InEngine | None:
 
 
 def _eta_s(
-    reader: QueueReader, submission: int, counts: Counts, state: DispatcherState | None, back_in_s: Sequence[float]
+    run: RunDirectory,
+    reader: QueueReader,
+    submission: int,
+    counts: Counts,
+    state: DispatcherState | None,
+    back_in_s: Sequence[float],
 ) -> float | None:
-    """From the latest jobs that are done, with as many jobs at a time as the dispatcher says, or else as run now."""
-    row = reader.one(
+    """Seconds until all jobs are done, None while none is.
+
+    A running job that reports its progress is expected to go on at its pace. Another job takes as long per unit of its
+    cost as the latest jobs that are done, and without a cost their mean. As many run at a time as the dispatcher says,
+    or else as run now.
+
+    Args:
+        back_in_s: after how many seconds each GPU that is left out for now comes back and takes one more job.
+    """
+    done, done_s, costed_s, cost = reader.rows(
         "SELECT count(*), total(run_s), total(CASE WHEN cost > 0 THEN run_s END), total(cost) FROM"
         " (SELECT a.ended_mono - a.started_mono - a.paused_s AS run_s, j.cost FROM attempts a"
         " JOIN jobs j ON j.id = a.job"
         " WHERE a.state = 'done' AND a.ended_mono IS NOT NULL ORDER BY a.id DESC LIMIT ?)",
         (_LATEST,),
-    )
-    if row is None or not row[0]:
+    )[0]
+    if not done:
         return None
-    pace = Pace(*row)
-    there = reader.rows("SELECT a.*, j.cost FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state = 'running'")
-    running = [Running(_worked_s(each), each["cost"]) for each in there]
-    costs = reader.one(COSTS_WAITING, (submission,)) if pace.cost else None
-    waiting = Waiting(counts.waiting) if costs is None else Waiting(*costs)
+    running = reader.rows("SELECT a.*, j.cost FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state = 'running'")
+    waiting, costed, cost_waiting = counts.waiting, 0, 0.0
+    if cost:
+        waiting, costed, cost_waiting = reader.rows(COSTS_WAITING, (submission,))[0]
+    per_cost, mean_s = costed_s / cost if cost else 0.0, done_s / done
+    work_s = cost_waiting * per_cost + (waiting - costed) * mean_s
+    for each in running:
+        worked_s = _worked_s(each)
+        expected_s = mean_s if each["cost"] is None or not cost else each["cost"] * per_cost
+        own_s = job_eta_s(read_progress(run.attempt_progress(each["id"])), worked_s)
+        work_s += max(0.0, expected_s - worked_s) if own_s is None else own_s
     at_once = max(1, len(running)) if state is None or state.at_once is None else state.at_once
-    return run_eta_s(pace, waiting, running, at_once, back_in_s)
+    return _ends_in_s(work_s, min(max(at_once, 0 if back_in_s else 1), waiting + len(running)), back_in_s)
+
+
+def _ends_in_s(work_s: float, places: int, back_in_s: Sequence[float]) -> float:
+    """Seconds until so much work is done in so many places, with one more after each of ``back_in_s`` seconds: all
+    places that exist by then end together.
+
+    >>> _ends_in_s(100.0, 1, [40.0]), _ends_in_s(100.0, 0, [40.0])
+    (70.0, 140.0)
+    """
+    begins = [*[0.0] * places, *sorted(back_in_s)]
+    ends = work_s + begins[0] if begins else work_s
+    for number, begin in enumerate(begins):
+        if number and begin >= ends:
+            break
+        ends = (work_s + sum(begins[: number + 1])) / (number + 1)
+    return ends
 
 
 def _worked_s(attempt: sqlite3.Row) -> float:

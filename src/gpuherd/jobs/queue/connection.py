@@ -7,7 +7,6 @@ rows; views that never write use ``reader``.
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,14 +16,12 @@ from typing import Self
 
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs.control.messages import Request, Response
-from gpuherd.jobs.eta import Waiting
 from gpuherd.jobs.job import Job, JobState, job_of
 from gpuherd.jobs.lock import Hold
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import interventions, submission
 from gpuherd.jobs.queue.schema import (
     LONGEST_BACK_OFF_S,
-    SOON_COUNTED_S,
     connect,
     damage_behind,
     make,
@@ -40,8 +37,6 @@ COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submi
 _AT_ONCE = 500
 # Of a number that SQLite has a place for.
 _DIGITS = 18
-# Counts that need not be exact may be as old as so many times what it takes to count, where that takes time at all.
-_COUNTS_SHARE = 20
 _COULD_RUN = "state = 'waiting' AND blocked = 0 AND held = 0"
 _ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, rank DESC, id"}
 
@@ -72,8 +67,6 @@ class QueueFile:
             self._hold.release()
             raise
         self._depth = 0
-        self._counted: tuple[tuple[int, int], Counts] | None = None
-        self._count_again_at = 0.0
         # A copied folder has the same queue in it, but the attempts and processes of the original are not its own.
         inode = str(self.path.stat().st_ino)
         self.copied = self._meta("inode") not in ("", inode)
@@ -270,37 +263,10 @@ class QueueFile:
         ).fetchone()
         return None if row[0] is None else float(row[0])
 
-    def counts(self, *, exact: bool = True) -> Counts:
-        """Jobs of the latest submission by state. Counted anew only when the file has changed since, because displays
-        ask for them again and again.
-
-        Without ``exact`` they may be a moment old: a display spends at most a twentieth of its time on counting, also
-        with a million jobs, which take a tenth of a second to count.
-        """
-        stamp = self._stamp()
-        if self._counted is not None and self._counted[0] == stamp:
-            return self._counted[1]
-        began = time.monotonic()
-        if self._counted is not None and not exact and began < self._count_again_at:
-            return self._counted[1]
-        found = self._db.execute(
-            "SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state", (self._submission(),)
-        )
-        counted = Counts.of({row["state"]: row["n"] for row in found})
-        # Within a transaction it may still be taken back.
-        self._counted = None if self._db.in_transaction else (stamp, counted)
-        ended = time.monotonic()
-        self._count_again_at = ended + (_COUNTS_SHARE * (ended - began) if ended - began > SOON_COUNTED_S else 0.0)
-        return counted
-
-    def _stamp(self) -> tuple[int, int]:
-        """Another one whenever the file has been changed: by other processes, or by this connection."""
-        return int(self._db.execute("PRAGMA data_version").fetchone()[0]), self._db.total_changes
-
-    def those_waiting(self) -> Waiting:
-        """The number of waiting jobs of the latest submission, and their costs; from an index."""
-        row = self._db.execute(COSTS_WAITING, (self._submission(),)).fetchone()
-        return Waiting(row[0], row[1], row[2])
+    def counts(self) -> Counts:
+        """Jobs of the latest submission by state."""
+        query = "SELECT state, count(*) AS n FROM jobs WHERE submission = ? GROUP BY state"
+        return Counts.of({row["state"]: row["n"] for row in self._db.execute(query, (self._submission(),))})
 
     def states(self) -> dict[str, JobState]:
         """Every job's state, by name."""

@@ -112,14 +112,6 @@ class QueueReader:
         found = self.rows(query, values)
         return found[0] if found else None
 
-    def can(self, query: str) -> bool:
-        """Whether this SQLite understands the query."""
-        try:
-            self._db.execute(query).fetchall()
-        except sqlite3.OperationalError:
-            return False
-        return True
-
     def _refuse_elsewhere(self) -> None:
         """Checks again and again: another machine may start on the queue while a log is followed on this one."""
         if time.monotonic() >= self._looks_next:

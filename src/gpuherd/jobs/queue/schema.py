@@ -31,8 +31,6 @@ DISPATCHER_WAITS_MS = 2_000
 ELSEWHERE_EVERY_S = 5.0
 # A back-off further in the future was set before the clock was set back, and counts as passed.
 LONGEST_BACK_OFF_S = 120.0
-# Counting that takes no longer is done whenever it is wanted.
-SOON_COUNTED_S = 0.005
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 # A process writes the first page a few milliseconds after it made the empty file.
 _FIRST_PAGE_WITHIN_S = 1.0

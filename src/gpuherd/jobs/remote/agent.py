@@ -1,10 +1,13 @@
-"""Leads one attempt on its node: ``python -m gpuherd.jobs.remote.agent MANIFEST INDEX``.
+"""The program on a node: ``python -m gpuherd.jobs.remote.agent MANIFEST INDEX`` leads one attempt.
 
 It claims the attempt, runs it in a session of its own with its log, enforces its time limits, ends all of it when the
 node is to make room (SIGTERM, SIGINT, SIGHUP, SIGUSR2) or its time is nearly up (SIGUSR1), and reports its end in a
 file. It exits with 0 only if the job has succeeded, with 1 if it has failed, and with 75 if it may run again: it was
 interrupted, or another process has it. Of an attempt on several nodes it leads all: by a command of the engine that
-starts a ``node_rank`` on each, elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
+starts ``agent rank`` on each, elsewhere by what the engine gives it (``world.Others``), whose nodes ``join``.
+
+``agent rank ENGINE PORT FILE -- WORD...`` runs one of several processes of an attempt, and ``agent guardian ...`` ends
+an attempt whose leader has died (``node_job.Guardian``).
 
 All input comes from the manifest, and all reports go into files next to it: no queue is opened here. Imports are few,
 because this process starts once for each attempt.
@@ -12,22 +15,25 @@ because this process starts once for each attempt.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from gpuherd.engines.world import Failure, NodeSide, Others, Stop, World, free_port, node_side
+from gpuherd.engines import progress
+from gpuherd.engines.world import Failure, NodeSide, Others, Rank, Stop, World, free_port, node_side
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.gpus.visible import chosen_in, named_in, without
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.jobs import clock
 from gpuherd.jobs.remote import NEEDS_LOOK_S, PATIENCE_S
-from gpuherd.jobs.remote.node_job import NodePart
+from gpuherd.jobs.remote.node_job import NodePart, guard
 from gpuherd.jobs.remote.protocol import (
     INTERRUPTED,
     NOT_NOW,
@@ -36,7 +42,9 @@ from gpuherd.jobs.remote.protocol import (
     EndReport,
     Manifest,
     Order,
+    claim_on_node,
     exit_code,
+    once,
     order_of,
     patiently,
     present,
@@ -46,25 +54,39 @@ from gpuherd.jobs.remote.protocol import (
     take,
 )
 
-_RANK = "gpuherd.jobs.remote.node_rank"
+_USAGE = """\
+usage: python -m gpuherd.jobs.remote.agent MANIFEST INDEX
+       python -m gpuherd.jobs.remote.agent rank ENGINE PORT FILE -- WORD..."""
 _TIME_UP = signal.SIGUSR1
 # SIGUSR2 is Grid Engine's word that SIGKILL follows.
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, _TIME_UP)
+_NOT_FOUND, _NOT_STARTED, _SIGNALLED = 127, 126, 128
 
 
 def main(words: Sequence[str]) -> int:
-    """The command: a manifest's path and an index in it. Returns the exit code."""
-    if len(words) != 2 or not words[1].isdigit():
-        say("usage: python -m gpuherd.jobs.remote.agent MANIFEST INDEX")
-        return ExitCode.USAGE
+    """The command. Returns the exit code."""
+    try:
+        match words:
+            case ["rank", engine, port, file, "--", _, *_] if port.isdigit():
+                return _run_rank(engine, int(port), Path(file), words[5:])
+            case ["guardian", *rest]:
+                return guard(rest)
+            case [manifest, index] if index.isdigit():
+                return _lead_here(manifest, int(index))
+    except (GpuherdError, OSError) as problem:
+        say(str(problem))
+        return problem.exit_code if isinstance(problem, GpuherdError) else ExitCode.CANNOT_WRITE
+    say(_USAGE)
+    return ExitCode.USAGE
+
+
+def _lead_here(manifest: str, index: int) -> int:
+    """Leads an attempt in this process, which signals ask to make room."""
     with Stop() as stop:
         for number in _SIGNALS:
             signal.signal(number, lambda number, _frame: stop.ask(time_up=number == _TIME_UP))
         try:
-            return lead(words[0], int(words[1]), stop)
-        except (GpuherdError, OSError) as problem:
-            say(str(problem))
-            return problem.exit_code if isinstance(problem, GpuherdError) else ExitCode.CANNOT_WRITE
+            return lead(manifest, index, stop)
         finally:
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # nothing is left to be stopped
@@ -184,8 +206,8 @@ def _spread(part: NodePart, others: Others | None, side: NodeSide, engine: str) 
     if others is not None:
         return replace(part, world=World(0, order.job.nodes, others.address, port))
     start = side.start_ranks(order.job.nodes, order.tasks, order.mpi, part.inherited)
-    words = (*start, sys.executable, "-m", _RANK, engine, str(port), str(order.first_failure), "--", *order.job.argv)
-    led = replace(order, job=replace(order.job, argv=words))
+    rank = (sys.executable, "-m", "gpuherd.jobs.remote.agent", "rank", engine, str(port), str(order.first_failure))
+    led = replace(order, job=replace(order.job, argv=(*start, *rank, "--", *order.job.argv)))
     return replace(part, order=led, ask_all=lambda: side.end_ranks(part.inherited))
 
 
@@ -227,6 +249,49 @@ def _claim(
         gpus=named_in(inherited),
         pid=os.getpid(),
     )
+
+
+# One of several processes of an attempt, as the engine starts it (``NodeSide.start_ranks``). It gives the job its place
+# among the nodes (``world``), reports which GPUs the job has there, runs the job, and ends as it ends. SLURM ends all
+# when one has failed, and returns the highest of all exit codes: that of a signal then, by which it ended the others.
+# The first that fails therefore leaves its own in ``file``, which can be created only once.
+#
+# srun hands signals to the whole process group, in which the job is too; they do nothing to this process.
+
+_RANK_SIGNALS = (*_SIGNALS, signal.SIGQUIT)
+
+
+def _run_rank(engine: str, port: int, file: Path, argv: Sequence[str]) -> int:
+    side = node_side(engine)
+    rank = side.rank(os.environ, port)
+    for number in _RANK_SIGNALS:
+        signal.signal(number, lambda *_: None)  # not ignored: the job would inherit that
+    node = side.node(os.environ)
+    if rank.world.rank > 0 and rank.local == 0:
+        claim = Claim(at=clock.wall(), node=node, gpus=named_in(os.environ), pid=os.getpid())
+        with suppress(OSError):  # it tells people which GPUs it has, no more
+            take(claim_on_node(file, rank.world.rank), claim)
+    code = _run(argv, rank)
+    for number in _RANK_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # an interpreter that ends takes handlers away, and one is still coming
+    if code != 0:
+        ended = Failure(rank.world.rank, node, None if code < 0 else code, -code if code < 0 else None)
+        say(str(ended))
+        with suppress(OSError):
+            once(file, json.dumps(asdict(ended)).encode())
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def _run(argv: Sequence[str], rank: Rank) -> int:
+    """The job's exit code, or minus the number of the signal that ended it."""
+    variables = {**os.environ, **rank.world.variables(), **rank.variables}
+    if rank.world.rank > 0 or rank.local > 0:
+        variables.pop(progress.VARIABLE, None)  # one file, for the first to write
+    try:
+        return subprocess.Popen(argv, env=variables).wait()
+    except OSError as problem:
+        say(f"can't start {argv[0]!r} on {os.uname().nodename}: {problem.strerror}")
+        return _NOT_FOUND if isinstance(problem, FileNotFoundError) else _NOT_STARTED
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ event reports it polls: the nodes' files a few times a second while jobs are in 
 bears. When this process is killed, jobs go on in the engine, and the next dispatcher tracks them by the queue's file,
 the nodes' files and the engine's answers.
 
-``submit`` submits, ``tracker`` tracks, ``query`` asks the engine, ``spool`` reads the nodes' files, and ``outcome``
-decides what an end means; this module says when.
+``submit`` submits, and ``tracker`` tracks what was submitted; this module says when.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import selectors
 import sqlite3
 import sys
 from collections import Counter
@@ -32,7 +30,7 @@ from gpuherd.gpus.visible import hide_unless_named
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Supervisor
-from gpuherd.jobs.control.messages import StopLevel, StopSignals
+from gpuherd.jobs.control.messages import StopLevel, StopSignals, wake
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
 from gpuherd.jobs.event_loop import Loop, Terms
 from gpuherd.jobs.job import Job
@@ -40,11 +38,9 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.remote import AGAIN_S, REPORT_DELAY_S
-from gpuherd.jobs.remote.outcome import Outcomes, RemoteAttempt
-from gpuherd.jobs.remote.query import EngineQueries
-from gpuherd.jobs.remote.spool import Spool
+from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.submit import Submitter
-from gpuherd.jobs.remote.tracker import Tracker
+from gpuherd.jobs.remote.tracker import EngineQueries, Tracker
 from gpuherd.jobs.reporter import Reporter
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import Settings
@@ -192,17 +188,15 @@ class RemoteDispatcher(Loop):
     ):
         super().__init__(queue, run, options, reporter, engine=engine.name, **terms)
         self._title = engine_name(engine.name)
-        self._queries = EngineQueries(engine, self._reporter, self._title)
-        self._spool = Spool(run)
+        self._queries = EngineQueries(engine, self._reporter, self._title, lambda: wake(run.control_fifo))
         self._tracker = Tracker(
             queue,
             run,
             self._reporter,
             self._queries,
-            self._spool,
-            Outcomes(run, self._queries, self._spool, self._grace_s + REPORT_DELAY_S),
             self._completion,
-            self._note_change,
+            self._grace_s + REPORT_DELAY_S,
+            changed=self._note_change,
         )
         self._submitter = self._decisions = Submitter(
             queue,
@@ -210,7 +204,7 @@ class RemoteDispatcher(Loop):
             self._reporter,
             options,
             self._queries,
-            self._spool,
+            self._tracker,
             self._completion,
             self._disk,
             grace_s=self._grace_s,
@@ -220,15 +214,11 @@ class RemoteDispatcher(Loop):
         self._held_until = 0.0
         self._submitter.refuse_if_none_can_be_had(jobs)
 
-    def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
-        self._selector.register(held.enter_context(closing(self._queries.background)), selectors.EVENT_READ)
+    def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:  # noqa: ARG002 - nothing is to be closed
         self._submitter.begin(run_id, began_at)
 
     def _adopt(self) -> None:
         self._tracker.adopt(Supervisor(self._run, self._queue.tag, self.options, self._grace_s))
-
-    def _readable(self, descriptors: Sequence[int]) -> None:  # noqa: ARG002 - there is one only
-        self._queries.background.drain()
 
     def _left_at_work(self) -> Collection[int]:
         return self._tracker.open
@@ -241,7 +231,7 @@ class RemoteDispatcher(Loop):
     def _is_over(self) -> bool:
         out = bool(self._tracker.open)
         if self._completion.again_at is not None:
-            if self._leaves or (not out and self.asked >= StopLevel.STOP):
+            if self._leaves or (not out and self.stop_level >= StopLevel.STOP):
                 raise self._cannot_end()
             return False
         if self._leaves or out:
@@ -261,7 +251,7 @@ class RemoteDispatcher(Loop):
 
     def _due(self) -> Sequence[float | None]:
         busy = [self._tracker.due_at]
-        if self.asked is StopLevel.GO_ON:
+        if self.stop_level is StopLevel.GO_ON:
             # Otherwise no decision is made any more, and one that is due would keep the loop spinning.
             busy.append(self._submitter.due_at)
         return [self._disk.due_at, *(None if time is None else max(time, self._held_until) for time in busy)]
@@ -269,8 +259,8 @@ class RemoteDispatcher(Loop):
     # --- decisions ----------------------------------------------------------------------------------------------
 
     def _start_what_can(self) -> None:
-        if self.asked is StopLevel.GO_ON and clock.mono() >= self._held_until:
-            self._submitter.submit_what_can(self._tracker)
+        if self.stop_level is StopLevel.GO_ON and clock.mono() >= self._held_until:
+            self._submitter.submit_what_can()
 
     def _note_change(self) -> None:
         self._state_file.touch()
@@ -279,15 +269,15 @@ class RemoteDispatcher(Loop):
     # --- signals and requests -----------------------------------------------------------------------------------
 
     def _signalled(self, signals: StopSignals) -> None:
-        if signals.asked is StopLevel.STOP_NOW or (signals.terminated and self.asked < StopLevel.STOP):
-            self._leave(signals.asked)
+        if signals.level is StopLevel.STOP_NOW or (signals.terminated and self.stop_level < StopLevel.STOP):
+            self._leave(signals.level)
         else:
             super()._signalled(signals)
 
-    def _leave(self, asked: StopLevel) -> None:
+    def _leave(self, level: StopLevel) -> None:
         """Ends at once. Unlike a job of this machine, an engine's job does not need this process: a shutdown of this
         machine must not lose days of a cluster's work."""
-        self.asked, self._leaves = asked, True
+        self.stop_level, self._leaves = level, True
         if self._tracker.open:
             self._reporter.notice(
                 f"leaving {len(self._tracker.open)} jobs in the hands of {self._title}; the same command follows"
@@ -301,16 +291,12 @@ class RemoteDispatcher(Loop):
             return text, "cancels them there and puts them back in the queue"
         return f"cancelling what {self._title} has and putting it back in the queue ({out} jobs)", ""
 
-    def _end_work(self, asked: StopLevel) -> None:
-        if asked is not StopLevel.DRAIN:
+    def _end_work(self, level: StopLevel) -> None:
+        if level is not StopLevel.DRAIN:
             self._tracker.take_back_all()
 
-    def retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
-        """Sets the options from now on; those of this machine's GPUs have no effect here."""
-        self.options = options
+    def _retune(self, options: DispatchOptions, settings: Settings) -> None:  # noqa: ARG002 - GPUs of this machine
         self._submitter.options = options
-        self._disk.change(options.min_disk)
-        self.decide_soon(clock.mono())
 
     def enforce_marks(self) -> None:
         """Cancels the attempts that are marked in the queue by now."""
@@ -319,11 +305,9 @@ class RemoteDispatcher(Loop):
 
     # --- state --------------------------------------------------------------------------------------------------
 
-    def _show(self) -> None:
-        running, out = self._tracker.running, self._tracker.open
-        sentences = [in_line_sentence(out.values(), self._title), self._submitter.waiting_for]
-        waiting_for = "; ".join(each for each in sentences if each) or None
-        self._reporter.show(running, waiting_for, max(1, len(running)), len(out) - len(running))
+    def _waiting_for(self) -> str | None:
+        sentences = [in_line_sentence(self._tracker.open.values(), self._title), super()._waiting_for()]
+        return "; ".join(each for each in sentences if each) or None
 
     def _state(self) -> DispatcherState:
         reasons = ((number, each.in_line) for number, each in self._tracker.open.items())

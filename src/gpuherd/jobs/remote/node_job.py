@@ -5,29 +5,45 @@ from __future__ import annotations
 import math
 import os
 import select
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, cast
 
 from gpuherd.engines import host
-from gpuherd.engines.local.process import CannotStart, Exit, Launch, LocalProcess, read_exit, start
-from gpuherd.engines.process_tree import Traces, end_rest, everyone, members
+from gpuherd.engines.local.process import CannotStart, Exit, Launch, LocalProcess, adopt, read_exit, start
+from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, ProcessId, Traces, boot_id, end_rest
 from gpuherd.engines.world import Failure, Others, Stop, World
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.time_limits import Supervised, TimeLimits, Timer
-from gpuherd.jobs.remote import LAST_S, OTHERS_END_S, OTHERS_LOOK_S, PEAK_END_S, PEAK_EVERY_S, PEAK_FIRST_S
-from gpuherd.jobs.remote.guardian import Guardian
-from gpuherd.jobs.remote.node_rank import first_failure
-from gpuherd.jobs.remote.protocol import EndReport, Order, has_result, patiently, say, write_report
+from gpuherd.jobs.remote import (
+    LAST_S,
+    OTHERS_END_S,
+    OTHERS_LOOK_S,
+    PATIENCE_S,
+    PEAK_END_S,
+    PEAK_EVERY_S,
+    PEAK_FIRST_S,
+)
+from gpuherd.jobs.remote.protocol import (
+    EndReport,
+    Order,
+    first_failure,
+    has_result,
+    order_of,
+    patiently,
+    read_ended,
+    say,
+    write_report,
+)
 
 if TYPE_CHECKING:
     from gpuherd.gpus.state import Gpu
-
 
 # GPU peak: the most GPU memory that an attempt uses on one GPU, sampled every few seconds while it runs.
 #
@@ -37,22 +53,28 @@ if TYPE_CHECKING:
 
 
 class GpuPeak:
-    """Samples while the block lasts. ``mb`` is the peak so far, in MB (2^20 bytes), None while unknown.
+    """``mb`` is the peak so far, in MB (2^20 bytes), None while unknown.
 
     Args:
-        wanted: False for an attempt without GPUs: nothing is sampled.
         first_s, every_s: seconds from the start to the first sample, and between two.
     """
 
-    def __init__(
-        self, traces: Traces, wanted: bool = True, first_s: float = PEAK_FIRST_S, every_s: float = PEAK_EVERY_S
-    ):
+    def __init__(self, traces: Traces, first_s: float = PEAK_FIRST_S, every_s: float = PEAK_EVERY_S):
         self.mb: int | None = None
-        self._wanted = wanted
         self._traces = traces
         self._first_s, self._every_s = first_s, every_s
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="gpuherd-peak", daemon=True)
+
+    @contextmanager
+    def sampled(self) -> Iterator[None]:
+        """Samples while the block lasts."""
+        thread = threading.Thread(target=self._look, name="gpuherd-peak", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join(PEAK_END_S)
 
     def _look(self) -> None:
         if self._over.wait(self._first_s):
@@ -61,26 +83,10 @@ class GpuPeak:
 
         driver = GpuReader()
         while gpus := driver.snapshot().gpus:
-            self.mb = most(gpus, self._pids(), self.mb)
+            self.mb = most(gpus, frozenset(each.process.pid for each in self._traces.members()), self.mb)
             if self._over.wait(self._every_s):
                 break
         driver.close()
-
-    def _pids(self) -> frozenset[int]:
-        found = members(everyone(self._traces.leader.start_ticks), self._traces.tag.__eq__, (self._traces,))
-        return frozenset(each.process.pid for each in found)
-
-    def __enter__(self) -> Self:
-        if self._wanted:
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._over.set()
-        if self._wanted:
-            self._thread.join(PEAK_END_S)
 
 
 def most(gpus: Iterable[Gpu], pids: frozenset[int], before: int | None) -> int | None:
@@ -216,23 +222,19 @@ class NodePart:
     def run(self, stop: Stop, others: Others | None = None) -> EndReport:
         """Runs it, and reports its end. Raises OSError where the end can't be reported, unless it is a success, which
         the exit code shows as well."""
-        try:
-            if others is not None and self.world is not None:
-                others.begin(self.world.port)
-            process = patiently(self._start, "can't start", self.patience_s, stop)
-        except (GpuherdError, OSError) as problem:
-            return self._not_started(problem, stop, others)
-        try:
-            rank = 0 if self.world is None else self.world.rank
-            guardian = Guardian(self.manifest, self.index, rank, self.order, process.identity)
-        except OSError as problem:
-            process.abandon()
-            return self._not_started(problem, stop, others)
-        try:
-            with guardian:
-                return self._lead(process, guardian, stop, others)
-        finally:
-            process.abandon()  # only descriptors are left of it, unless we were interrupted twice
+        with ExitStack() as held:
+            try:
+                if others is not None and self.world is not None:
+                    others.begin(self.world.port)
+                process = patiently(self._start, "can't start", self.patience_s, stop)
+                held.callback(process.abandon)  # only descriptors are left of it, unless we were interrupted twice
+                rank = 0 if self.world is None else self.world.rank
+                guardian = guarded(self.manifest, self.index, rank, self.order, process.identity)
+                dismiss = held.enter_context(guardian)
+            except (GpuherdError, OSError) as problem:
+                held.close()
+                return self._not_started(problem, stop, others)
+            return self._lead(process, dismiss, stop, others)
 
     def _not_started(self, problem: GpuherdError | OSError, stop: Stop, others: Others | None) -> EndReport:
         from gpuherd.engines.base import EngineAway  # here: the job is to begin at once
@@ -260,7 +262,7 @@ class NodePart:
         )
         return start(launch, self.inherited)
 
-    def _lead(self, process: LocalProcess, guardian: Guardian, stop: Stop, others: Others | None) -> EndReport:
+    def _lead(self, process: LocalProcess, dismiss: Callable[[], None], stop: Stop, others: Others | None) -> EndReport:
         order, began = self.order, clock.mono()
         limits = TimeLimits(order.job.timeout_s, order.job.stage_timeout_s, order.job.heartbeat_s)
         timer = Timer(began, limits, seen_at=began)
@@ -274,7 +276,8 @@ class NodePart:
             ask_all=self.ask_all,
         )
         thrown: BaseException | None = None
-        with GpuPeak(process.traces, order.gpus != 0) as peak:
+        peak = GpuPeak(process.traces)
+        with nullcontext() if order.gpus == 0 else peak.sampled():
             process.go()
             try:
                 supervision.follow(stop)
@@ -285,7 +288,7 @@ class NodePart:
         try:
             ended = self._finish(supervision, clock.mono() - began, peak.mb)
         finally:
-            guardian.dismiss()  # all has ended; where we can't report it, the guardian couldn't either
+            dismiss()  # all has ended; where we can't report it, the guardian couldn't either
         if thrown is not None:
             raise thrown
         return ended
@@ -340,3 +343,106 @@ def _copy_tail(order: Order, failure: Failure) -> None:
         text = there.read_bytes()[-_TAIL_BYTES:]
         with Path(order.log).open("ab") as log:
             log.write(f"\n--- {failure}; the end of {there}:\n".encode("utf-8", "backslashreplace") + text)
+
+
+# The guardian: ends an attempt on its node, and reports its end, when its leader has died (SIGKILL, a Ray worker that
+# is ended).
+#
+# A shell waits on a pipe whose other end only the leader has. It ends when the leader says that all is done. When the
+# pipe ends without that, it becomes ``agent guardian``, which ends the attempt's process tree
+# (SIGTERM, the grace, SIGKILL) and reports in the leader's place how it ended. So it costs a thousandth of a second
+# and next to no memory while all goes well.
+
+# It survives the signals that an engine sends to all of a job's processes, except SIGKILL; and it is no child of the
+# agent, because a worker of Ray kills its children when it ends. A background process of a shell reads from /dev/null
+# unless its input is redirected.
+_SCRIPT = """\
+trap '' HUP INT QUIT TERM USR1 USR2 ALRM
+exec 3<&0
+{ read -r word; [ "$word" = done ] || exec "$@"; } <&3 3<&- &
+"""
+
+
+@contextmanager
+def guarded(manifest: str, index: int, rank: int, order: Order, process: ProcessId) -> Iterator[Callable[[], None]]:
+    """A guardian of this process while the block lasts; the call that it gives dismisses the guardian: the attempt has
+    ended and was reported. Leaving the block without that leaves the attempt to the guardian. Raises OSError.
+
+    Args:
+        order: what runs here; ``manifest`` and ``index`` locate it, ``rank`` is this node's place.
+        process: the attempt's main process here.
+    """
+    words = [sys.executable, "-m", "gpuherd.jobs.remote.agent", "guardian", str(Path(manifest).absolute())]
+    words += [str(index), str(rank), str(process.pid), str(process.start_ticks)]
+    # To end the attempt no file is needed: by then the manifest may be gone, or its network file system.
+    words += [order.tag, str(order.status), str(order.grace_s)]
+    # It must find gpuherd's modules wherever it is started; and it is not a part of a job that we may be a part of.
+    environment = host.finding_us(os.environ)
+    environment.pop(ATTEMPT_VARIABLE, None)
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", _SCRIPT, "gpuherd-guardian", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+    )
+    shell.wait()  # from here on init is the guardian's parent
+    word, ended = cast(IO[bytes], shell.stdin), cast(IO[bytes], shell.stdout)
+
+    def dismiss() -> None:
+        with suppress(BrokenPipeError):
+            word.write(b"done\n")
+            word.flush()
+
+    try:
+        yield dismiss
+    finally:
+        with suppress(BrokenPipeError):
+            word.close()
+        ended.read()  # until it has ended
+        ended.close()
+
+
+def guard(words: Sequence[str]) -> int:
+    """The guardian's command: manifest, index, rank; the pid and start time of the attempt's main process; tag, status,
+    grace."""
+    manifest, index, rank, pid, ticks, tag, status, grace = words
+    identity, grace_s = ProcessId(int(pid), int(ticks), boot_id()), float(grace)
+    process = adopt(identity, Path(status), tag)
+    if process is not None:
+        _end(process, grace_s)
+        process.release()
+    left = end_rest(Traces(tag, identity), grace_s)
+    try:
+        _, order = order_of(Path(manifest), int(index))
+    except OSError as problem:
+        say(f"nobody waits for the end of attempt {tag} any more: {problem}")
+        return 0
+    if int(rank) > 0:
+        order = order.on_node(int(rank))
+    if read_ended(Path(order.ended)) is not None:
+        return 0
+    found = read_exit(order.status, order.tag)
+    # Where its shell was killed with its agent, how the job would have ended is unknown: we have ended it.
+    cut = left and found.code is None and found.signal is None
+    ended = EndReport(
+        at=clock.wall(),
+        ran_s=found.ran_s or 0.0,
+        started=found.started,
+        problem="the process that led it was killed",
+        code=found.code,
+        signal=found.signal,
+        has_result=has_result(order),
+        interrupted=process is not None or not found.started or cut,
+    )
+    write_report(order, ended, PATIENCE_S)
+    return 0
+
+
+def _end(process: LocalProcess, grace_s: float) -> None:
+    ended = select.poll()
+    ended.register(process.pidfd, select.POLLIN)
+    process.terminate()
+    if not ended.poll(1000 * grace_s):
+        process.kill()
+        ended.poll()

@@ -10,41 +10,31 @@ The node's own report says what the job did; the engine says what it did to the 
 * What somebody else than we has cancelled is cancelled for good. What the engine did for reasons of its own is no fault
   of the job.
 
-``outcome`` decides and is pure. ``Outcomes`` carries out: it claims attempts that must not begin, and calls off those
-that must end. What an end means for the job is decided where that of a local attempt is (``attempts.retry.settle``).
+``outcome`` is pure; ``tracker`` carries out. What an end means for the job is decided where that of a local attempt is
+(``attempts.complete.settle``).
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.base import End, Phase, Sighting, Ticket
 from gpuherd.engines.local.process import Exit
-from gpuherd.engines.progress import Progress
-from gpuherd.engines.progress import read as read_progress
-from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.failures import back_off_s
-from gpuherd.jobs.attempts.log_file import size, tail
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.jobs.completion import Known, NoFault, Observed
 from gpuherd.jobs.dispatcher_state import engine_name
-from gpuherd.jobs.records import AttemptRecord, Handed, PauseReason
+from gpuherd.jobs.records import AttemptRecord, Handed
 from gpuherd.jobs.remote import LONGEST_WAIT_S
-from gpuherd.jobs.remote.protocol import Claim, EndReport, take
-from gpuherd.jobs.run_dir import RunDirectory
+from gpuherd.jobs.remote.protocol import Claim, EndReport
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.remote.query import EngineQueries
-    from gpuherd.jobs.remote.spool import Spool
-
-logger = logging.getLogger(__name__)
+    pass
 
 # So many queries in a row must find it gone before that is believed, over some time (``patience_s``).
 LOOKS = 3
@@ -81,7 +71,6 @@ class RemoteAttempt:
 
     record: AttemptRecord
     handed: Handed
-    progress_file: Path
     claim: Claim | None = None
     further: Mapping[int, Claim] = field(default_factory=dict)
     report: EndReport | None = None
@@ -94,16 +83,11 @@ class RemoteAttempt:
     cancelled_by: str | None = None
     recalled: NoFault | None = None
     called_off: bool = False
-    paused: frozenset[PauseReason] = frozenset()
 
     @staticmethod
-    def among(records: Iterable[AttemptRecord], run: RunDirectory) -> dict[int, RemoteAttempt]:
+    def among(records: Iterable[AttemptRecord]) -> dict[int, RemoteAttempt]:
         """The attempts among these that an engine has, by number; nothing was read of them yet."""
-        return {
-            record.id: RemoteAttempt(record, record.handed, run.attempt_progress(record.id))
-            for record in records
-            if record.handed is not None
-        }
+        return {record.id: RemoteAttempt(record, record.handed) for record in records if record.handed is not None}
 
     @property
     def ticket(self) -> Ticket:
@@ -122,14 +106,6 @@ class RemoteAttempt:
         if self.has_begun or self.sighting is None or self.sighting.phase is not Phase.WAITING:
             return None
         return self.sighting.reason
-
-    def paused_s(self, _now: float, /) -> float:
-        """How long it was paused by us until now."""
-        return self.record.paused_s
-
-    def progress(self) -> Progress | None:
-        """The job's last report of its progress."""
-        return read_progress(self.progress_file) if self.has_begun else None
 
     def seen(self, sighting: Sighting | None, now: float, asked_at: float) -> None:
         """The engine's answer to a query sent at ``asked_at``; None: it does not know the attempt."""
@@ -371,79 +347,3 @@ def _passed(report: EndReport) -> Passed | None:
         return Passed(LimitKind(report.limit), report.limit_s, report.stage)
     except ValueError:
         return None
-
-
-class Outcomes:
-    """Finds the ends of attempts for one follower. ``patience_s``: how long a report may be on its way when the engine
-    calls its attempt ended."""
-
-    def __init__(self, run: RunDirectory, queries: EngineQueries, spool: Spool, patience_s: float):
-        self._run = run
-        self._queries = queries
-        self._spool = spool
-        self._patience_s = patience_s
-
-    def judge(self, attempt: RemoteAttempt) -> Known | None:
-        """The attempt's end, None while it goes on. Does what is to be done meanwhile."""
-        now = clock.mono()
-        while True:
-            late = attempt.is_late(now, self._patience_s)
-            found = outcome(attempt, clock.wall(), late=late)
-            if isinstance(found, Known):
-                return self._with_output(attempt, found)
-            if found is Step.VOID and self._void(attempt):
-                continue
-            if found is Step.ASK:
-                attempt.wait_for_word(now)
-                self._queries.soon(now)
-            return None
-
-    def call_off(self, attempt: RemoteAttempt) -> None:
-        """Tells the engine to end an attempt that has begun, and that is to end; once."""
-        handle = attempt.handed.handle
-        if not attempt.is_called_back or attempt.called_off or handle is None:
-            return
-        if attempt.recalled is not None:
-            # So that it is not taken for an administrator's doing, should we die before it has ended.
-            try:
-                self._run.attempt_recalled(attempt.record.id).touch()
-            except OSError as problem:
-                logger.warning("can't mark attempt %d as called back: %s", attempt.record.id, problem)
-        attempt.called_off = True
-        self._queries.cancel([handle])
-
-    def adopt(self, found: Iterable[RemoteAttempt]) -> None:
-        """Takes over what an earlier follower had begun to do with them."""
-        names = self._spool.names()
-        for attempt in found:
-            attempt.cancelled_by = attempt.record.queued.cancelled_by
-            if self._run.attempt_recalled(attempt.record.id).name in names:
-                attempt.recalled = NoFault.STOPPED
-            self._spool.read(attempt, names)
-
-    def _void(self, attempt: RemoteAttempt) -> bool:
-        """Claims an attempt, so that it never begins; False where that can't be tried now."""
-        why = "" if attempt.recalled is None else attempt.recalled.name
-        claim = Claim(at=clock.wall(), void=True, why=why)
-        try:
-            won = take(self._run.attempt_claim(attempt.record.id), claim)
-        except OSError as problem:
-            logger.warning("can't claim attempt %d, trying again: %s", attempt.record.id, problem)
-            return False
-        self._spool.voided(attempt.handed.batch)
-        if not won:
-            attempt.taken = True
-            self._spool.read(attempt)
-            return True
-        attempt.claim = claim
-        still_there = attempt.sighting is None or attempt.sighting.end in (None, End.NEVER)
-        if attempt.handed.handle is not None and still_there and not attempt.unknown:
-            self._queries.cancel([attempt.handed.handle])
-        return True
-
-    def _with_output(self, attempt: RemoteAttempt, known: Known) -> Known:
-        """The same with what the engine itself has printed, where the job has written no log."""
-        if known.exit.code == 0 or size(Path(known.record.log)):
-            return known
-        printed = tail(self._run.engine_output(attempt.handed.batch, attempt.handed.index))
-        return replace(known, note="\n".join(part for part in (printed, known.note) if part))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from gpuherd.atomic import NO_LINKS, atomic_write
 from gpuherd.engines.local.process import CannotStart, Exit
-from gpuherd.engines.world import Stop
+from gpuherd.engines.world import Failure, Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
 from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.job import Job, job_of, spec_of
@@ -341,6 +341,14 @@ def read_ended(path: Path) -> EndReport | None:
     try:
         return EndReport(**_known(data, EndReport))
     except TypeError:
+        return None
+
+
+def first_failure(path: Path) -> Failure | None:
+    """The first failure among an attempt's processes (``Order.first_failure``), None where none has failed."""
+    try:
+        return Failure(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
         return None
 
 

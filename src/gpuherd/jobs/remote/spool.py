@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.atomic import atomic_write
@@ -34,6 +35,15 @@ _SHARE = 0.05
 _MOST_S = 1e15
 
 
+@dataclass(slots=True)
+class _Batch:
+    """A batch whose files are needed: all its attempts, those that they depend on, and whether we have claimed one."""
+
+    attempts: tuple[int, ...]
+    after: frozenset[int]
+    voided: bool = False
+
+
 class Spool:
     """Reads the nodes' files, and removes those that are not needed any more.
 
@@ -43,22 +53,14 @@ class Spool:
 
     def __init__(self, run: RunDirectory):
         self._run = run
-        self._open: dict[str, set[int]] = {}
-        self._all: dict[str, tuple[int, ...]] = {}
-        self._voided: set[str] = set()
-        self._after: dict[str, frozenset[int]] = {}
+        self._batches: dict[str, _Batch] = {}
         self._gone: dict[int, Gone] | None = None  # as in the file; None before the first write
         self._every_s = SPOOL_SHORTEST_S
         self.due_at = 0.0
 
-    def opened(
-        self, batch: str, attempts: Collection[int], still_open: Collection[int], after: Collection[int] = ()
-    ) -> None:
-        """A batch was submitted: all its attempts, those that have not ended, and the attempts that they depend on."""
-        self._all[batch] = tuple(attempts)
-        self._open[batch] = set(still_open)
-        if after:
-            self._after[batch] = frozenset(after)
+    def opened(self, batch: str, attempts: Iterable[int], after: Iterable[int] = ()) -> None:
+        """A batch was submitted: all its attempts, and the attempts that they depend on."""
+        self._batches[batch] = _Batch(tuple(attempts), frozenset(after))
 
     def look(self, followed: Mapping[int, RemoteAttempt], now: float) -> list[RemoteAttempt]:
         """The attempts with a new file: a claim, or a report of the end."""
@@ -125,25 +127,18 @@ class Spool:
 
     def voided(self, batch: str) -> None:
         """We have claimed an attempt of this batch, so that it never begins."""
-        self._voided.add(batch)
+        if batch in self._batches:
+            self._batches[batch].voided = True
 
-    def closed(self, batch: str, attempt: int) -> None:
-        """The end of an attempt is in the queue. After the last end of a batch its files are removed, unless an open
-        attempt depends on one of these: its agent reads there that it can begin."""
-        left = self._open.get(batch)
-        if left is None:
-            return
-        left.discard(attempt)
-        if left:
-            return
-        self._after.pop(batch, None)
-        needed = frozenset().union(*self._after.values())
-        for each in [each for each, left in self._open.items() if not left and needed.isdisjoint(self._all[each])]:
-            del self._open[each]
-            attempts = self._all.pop(each)
-            if each not in self._voided:
-                self._remove(each, attempts)
-            self._voided.discard(each)
+    def tidy(self, still_open: set[int]) -> None:
+        """Removes the files of the batches of which no attempt is still open, unless an open attempt depends on one of
+        theirs: its agent reads there that it can begin."""
+        out = (each for each in self._batches.values() if not still_open.isdisjoint(each.attempts))
+        needed = still_open.union(*(each.after for each in out))
+        for name in [name for name, each in self._batches.items() if needed.isdisjoint(each.attempts)]:
+            batch = self._batches.pop(name)
+            if not batch.voided:
+                self._remove(name, batch.attempts)
 
     def highest(self) -> int:
         """The highest number of an attempt, or of a batch's first attempt, that has a file; 0 for none."""
@@ -159,7 +154,7 @@ class Spool:
         copied or that was in this folder before; or the queue is older than the folder. ``is_ours`` recognises a batch
         of this queue by its name.
         """
-        kept = {number for numbers in self._all.values() for number in numbers}
+        kept = {number for each in self._batches.values() for number in each.attempts}
         names = self.names() - {self._run.engine_options.name, self._run.gone.name}
         manifests = {name for name in names if name.endswith(".json")}
         gone = True
@@ -169,7 +164,7 @@ class Spool:
                 return  # manifests first: without one no agent begins, whatever else is gone
             if batch is not None and name in manifests and not is_ours(batch[0]):
                 gone &= _unlink(path)
-            elif (batch is None or batch[0] not in self._all) and not (_is_number(head) and int(head) in kept):
+            elif (batch is None or batch[0] not in self._batches) and not (_is_number(head) and int(head) in kept):
                 gone &= _remove_old(path, now - SWEEP_AGE_S)
 
     def _remove(self, batch: str, attempts: Collection[int]) -> None:

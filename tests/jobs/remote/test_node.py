@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.jobs.handover.orders import NODE, end, leader, order, shell, written
+from tests.jobs.remote.orders import NODE, end, leader, order, shell, written
 from tests.patience import Gate, wait_until
 
 from gpuherd.engines.process_tree import tagged

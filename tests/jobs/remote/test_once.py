@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
+from tests.jobs.remote.conftest import Cluster, Follower, MakeJob, Run
 from tests.patience import Gate, wait_until
 
 from gpuherd.jobs import EventKind, Queue

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
-from tests.jobs.handover.process_engine import ProcessEngine, lose
+from tests.jobs.remote.conftest import Cluster, Follower, MakeJob, Run
+from tests.jobs.remote.process_engine import ProcessEngine, lose
 from tests.patience import Gate, wait_until
 
 from gpuherd.engines.base import EngineAway

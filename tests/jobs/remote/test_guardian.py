@@ -12,11 +12,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.jobs.handover.orders import NODE, end, leader, shell, written
+from tests.jobs.remote.orders import NODE, end, leader, shell, written
 from tests.patience import Gate, wait_until
 
 from gpuherd.engines.process_tree import everyone, identify, tagged
-from gpuherd.jobs.remote.guardian import Guardian
+from gpuherd.jobs.remote.node_job import guarded
 from gpuherd.jobs.remote.protocol import EndReport, Order, read_ended, write_ended
 
 IN_A_WORKER = [
@@ -110,7 +110,7 @@ def test_what_was_told_stays(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/true"]) as gone:
         process = identify(gone.pid)
     assert process is not None
-    with Guardian(written(tmp_path, job), 0, 0, job, process):
+    with guarded(written(tmp_path, job), 0, 0, job, process):
         pass
     assert read_ended(Path(job.ended)) == before
 
@@ -121,7 +121,7 @@ def test_started_never(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/true"]) as gone:
         process = identify(gone.pid)
     assert process is not None
-    with Guardian(written(tmp_path, job), 0, 0, job, process):
+    with guarded(written(tmp_path, job), 0, 0, job, process):
         pass
     told = end(job)
     assert not told.started and told.interrupted

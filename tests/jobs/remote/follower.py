@@ -33,7 +33,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     plan = json.loads(Path(sys.argv[1]).read_text())
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    from tests.jobs.handover.process_engine import ProcessEngine
+    from tests.jobs.remote.process_engine import ProcessEngine
 
     from gpuherd.errors import GpuherdError
     from gpuherd.jobs import DispatchOptions, Job, RunDirectory, run_jobs

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
+from tests.jobs.remote.conftest import Cluster, Follower, MakeJob, Run
 from tests.patience import Gate
 
 from gpuherd.jobs import Job, Queue
@@ -63,9 +63,9 @@ def test_killed_at_random_instants(run: Run, cluster: Cluster, sh: MakeJob, tmp_
 _EFFECTS = {
     "the manifest": "gpuherd.jobs.remote.submit:private_write",
     "recorded": "gpuherd.jobs.queue.store:Queue.record_starts",
-    "handed over": "tests.jobs.handover.process_engine:ProcessEngine.submit",
+    "handed over": "tests.jobs.remote.process_engine:ProcessEngine.submit",
     "the handles": "gpuherd.jobs.queue.store:Queue.record_handles",
-    "claimed by ourselves": "gpuherd.jobs.remote.outcome:take",
+    "claimed by ourselves": "gpuherd.jobs.remote.tracker:take",
     "begun": "gpuherd.jobs.queue.store:Queue.record_begun",
     "settled": "gpuherd.jobs.queue.store:Queue.record_ends",
     "the files of a batch": "gpuherd.jobs.remote.spool:Spool._remove",

@@ -43,7 +43,7 @@ def followed(run: RunDirectory, number: int) -> RemoteAttempt:
         started_at=0.0,
         started_mono=0.0,
     )
-    return RemoteAttempt(record, handed, run.attempt_progress(number))
+    return RemoteAttempt(record, handed)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_what_is_cleared_away(run: RunDirectory) -> None:
         os.utime(run.handover / name, (1000.0, 1000.0))
     watch = Spool(run)
     assert watch.highest() == 90
-    watch.opened(ours, (7, 8), (8,))
+    watch.opened(ours, (7, 8))
     watch.sweep((run.handover / "00000090.claim").stat().st_mtime, lambda batch: batch.startswith(f"gpuherd-{TAG}-"))
     # All of what is out stays; of the rest what is new, but nothing by which a leader of another queue could begin.
     kept = {*old[:7], f"{gone}.0.out", *fresh} - {f"{strange}.json"}
@@ -108,9 +108,9 @@ def test_no_claim_goes_before_what_a_leader_begins_by(run: RunDirectory, monkeyp
 
     monkeypatch.setattr(Path, "unlink", refused)
     watch = Spool(run)
-    watch.opened(batch, (1, 2), (1, 2))
-    for number in (1, 2):
-        watch.closed(batch, number)
+    watch.opened(batch, (1, 2))
+    watch.tidy({2})
+    watch.tidy(set())
     later = (run.handover / "00000002.claim").stat().st_mtime + 1e6
     watch.sweep(later, lambda _: True)
     assert {path.name for path in run.handover.iterdir()} == {f"{batch}.json", "00000001.claim", "00000002.claim"}
@@ -134,22 +134,22 @@ def test_the_report_of_a_success_stays_for_as_long_as_one_that_follows_is_out(ru
     """It is what that one's leader begins by, also after another follower has taken over."""
     for watch in (Spool(run), Spool(run)):
         write_ended(run.attempt_ended(1), EndReport(at=2.0, ran_s=1.0, code=0))
-        watch.opened("first", [1], [1])
-        watch.opened("second", [2], [2], after=[1])
-        watch.opened("third", [3], [3], after=[2])
-        watch.closed("first", 1)
+        watch.opened("first", [1])
+        watch.opened("second", [2], after=[1])
+        watch.opened("third", [3], after=[2])
+        watch.tidy({2, 3})
         assert run.attempt_ended(1).exists()
     again = Spool(run)
-    again.opened("first", [1], [])
-    again.opened("second", [2], [2], after=[1])
-    again.opened("third", [3], [3], after=[2])
+    again.opened("first", [1])
+    again.opened("second", [2], after=[1])
+    again.opened("third", [3], after=[2])
     os.utime(run.attempt_ended(1), (0.0, 0.0))
     again.sweep(1e9, lambda _: True)
     assert run.attempt_ended(1).exists()
     write_ended(run.attempt_ended(2), EndReport(at=2.0, ran_s=1.0, code=0))
-    again.closed("second", 2)
+    again.tidy({3})
     assert (run.attempt_ended(1).exists(), run.attempt_ended(2).exists()) == (False, True)
-    again.closed("third", 3)
+    again.tidy(set())
     assert not run.attempt_ended(2).exists()
 
 

@@ -12,7 +12,7 @@ from gpuherd.engines.options import EngineOptions
 from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Predecessor, QueuedJob, ResourceRequest
-from gpuherd.jobs.remote.batches import LARGEST_BATCH, BatchLimits, Candidate, Decision, decide, placement_of
+from gpuherd.jobs.remote.submit import LARGEST_BATCH, BatchLimits, Candidate, Decision, decide, placement_of
 
 ONE, TWO = Predecessor(1, "1"), Predecessor(2, "2")
 

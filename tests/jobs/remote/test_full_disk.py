@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.jobs.handover.conftest import Cluster, Follower, MakeJob, Run
+from tests.jobs.remote.conftest import Cluster, Follower, MakeJob, Run
 from tests.patience import Gate, wait_until
 from tests.small_disk import fill, mounted
 

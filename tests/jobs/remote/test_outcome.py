@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from tests.jobs.attempts import attempt_of
 
 from gpuherd.engines.base import End, Phase, Sighting
-from gpuherd.jobs.attempts.retry import settle
+from gpuherd.jobs.attempts.complete import settle
 from gpuherd.jobs.completion import Known, NoFault
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.records import Handed, QueuedJob
@@ -37,7 +36,7 @@ WAITS, RUNS = Sighting(handle="1", phase=Phase.WAITING), Sighting(handle="1", ph
 
 def meaning(*, late: bool = False, **facts: Any) -> Known | Step:
     """The outcome of an open attempt of which this is known, in second 100."""
-    return outcome(RemoteAttempt(RECORD, HANDED, Path("nothing"), **facts), 100.0, late=late)
+    return outcome(RemoteAttempt(RECORD, HANDED, **facts), 100.0, late=late)
 
 
 def ended(end: End, by: str | None = None) -> Sighting:

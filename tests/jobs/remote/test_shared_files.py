@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.jobs.handover.orders import end, shell, written
+from tests.jobs.remote.orders import end, shell, written
 from tests.patience import wait_until
 
 from gpuherd.jobs.job import Job

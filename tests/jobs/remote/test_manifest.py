@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.jobs.handover.orders import order, shell, written
+from tests.jobs.remote.orders import order, shell, written
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.jobs.handover.process_engine import Orders, ProcessEngine, State
+from tests.jobs.remote.process_engine import Orders, ProcessEngine, State
 from tests.patience import wait_until
 
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.jobs.handover.orders import end, order, shell, written
+from tests.jobs.remote.orders import end, order, shell, written
 from tests.patience import wait_until
 
 from gpuherd.engines.process_tree import tagged
@@ -276,7 +276,7 @@ def test_torchrun_on_two_nodes(tmp_path: Path) -> None:
 
 
 def test_wrong_use(tmp_path: Path) -> None:
-    rank = [sys.executable, "-m", "gpuherd.jobs.remote.node_rank", "slurm"]
+    rank = [sys.executable, "-m", "gpuherd.jobs.remote.agent", "rank", "slurm"]
     done = subprocess.run([*rank, "1", "f"], capture_output=True, text=True)
     assert done.returncode == 2 and "usage" in done.stderr
     outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}

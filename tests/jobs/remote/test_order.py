@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from gpuherd.engines.base import Batch, End, EngineAway, Phase, Placement, Sighting, Ticket
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, clock
-from gpuherd.jobs.remote import agent, dispatcher, node_job
+from gpuherd.jobs.remote import agent, dispatcher, node_job, tracker
 from gpuherd.jobs.remote.dispatcher import RemoteDispatcher
 from gpuherd.jobs.remote.outcome import RemoteAttempt
 from gpuherd.jobs.remote.protocol import EndReport, Order, exit_code, order_of, write_ended
@@ -136,31 +136,19 @@ class Slurm:
 
 
 class Answers:
-    """In place of ``BackgroundQuery``: answers by how things stand at the question, when the test says so."""
+    """In place of ``in_background``: answers by how things stand at the question, when the test says so."""
 
     def __init__(self) -> None:
-        self._future: Future[Any] | None = None
-        self.has_answer = False
+        self._future: Future[Any] = Future()
+        self._answer: Any = None
 
-    @property
-    def busy(self) -> bool:
-        return self._future is not None
-
-    def begin(self, ask: Callable[[], Any]) -> None:
-        self._future = Future()
-        self._future.set_result(ask())
+    def __call__(self, ask: Callable[[], Any], _then: Callable[[], object]) -> Future[Any]:
+        self._future, self._answer = Future(), ask()
+        return self._future
 
     def come(self) -> None:
-        self.has_answer = self.busy
-
-    def fetch(self) -> Future[Any] | None:
-        if not self.has_answer:
-            return None
-        future, self._future, self.has_answer = self._future, None, False
-        return future
-
-    def close(self) -> None:
-        """Nothing is open."""
+        if not self._future.done():
+            self._future.set_result(self._answer)
 
 
 class _Begins(Exception):
@@ -184,10 +172,12 @@ class World(RuleBasedStateMachine):
         self.running: dict[tuple[str, int], tuple[str, str, Order]] = {}
         self.succeeded: set[str] = set()
         self._patches = ExitStack()
+        self.answers = Answers()
         for owner, name, value in (
             (clock, "mono", lambda: self.mono),
             (clock, "wall", lambda: 1.7e9 + self.mono),
             (dispatcher, "REPORT_DELAY_S", 0.0),
+            (tracker, "in_background", self.answers),
             (node_job.NodePart, "run", self._would_start),
         ):
             self._patches.enter_context(patch.object(owner, name, value))
@@ -205,9 +195,6 @@ class World(RuleBasedStateMachine):
         self.queue.submit(JOBS)
         at = clock.wall()
         self.follower._begin(self.queue.begin_run(at, self.mono, "slurm"), at, self.held)
-        self.follower._queries.background.close()
-        self.answers = Answers()
-        self.follower._queries.background = self.answers  # type: ignore[assignment]
         self.follower._adopt()
 
     # --- the follower

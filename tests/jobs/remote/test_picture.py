@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tests.jobs.attempts import attempt_of, running_job
 
 from gpuherd.engines.base import Phase, Sighting
@@ -28,7 +26,7 @@ def followed(number: int, reason: str | None, *, gpus: int = 1, nodes: int = 1) 
     )
     handed = Handed("slurm", "batch", number, f"h{number}")
     record = attempt_of(queued, number, process=None, handed=handed, started_at=100.0)
-    each = RemoteAttempt(record, handed, Path("nothing"))
+    each = RemoteAttempt(record, handed)
     each.sighting = Sighting(handle=f"h{number}", phase=Phase.WAITING, reason=reason)
     return each
 
