@@ -16,7 +16,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gpuherd.errors import UsageError
 from gpuherd.options import option
@@ -137,9 +137,6 @@ class BatchSystemOptions(ClusterOptions):
 
 
 def _check(options: LocalOptions) -> None:
-    spec = _known().get(options.engine)
-    if spec is None:
-        raise UsageError(f"engine={options.engine!r}; possible: {', '.join(names())}")
     strange = foreign(options.engine)
     for each in fields(options):
         declared = each.metadata.get("option")
@@ -159,8 +156,7 @@ def _check(options: LocalOptions) -> None:
 # --- The registry -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exporter:
+class Exporter(NamedTuple):
     """How jobs become files that people submit by hand.
 
     Attributes:
