@@ -313,7 +313,7 @@ def _no_environment(placement: Placement, named: str | None) -> str:
 
 def find_grid_engine(options: GridEngineOptions) -> list[CheckResult]:
     """Grid Engine in as many lines as there is something to say."""
-    return GRID_ENGINE.check(lambda: _checks(options))
+    return GRID_ENGINE.diagnose(lambda: _checks(options))
 
 
 def _checks(options: GridEngineOptions) -> list[CheckResult]:

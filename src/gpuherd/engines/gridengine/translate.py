@@ -139,12 +139,16 @@ def requests(
     return [*words, *checked(options.sge_args)]
 
 
-def _gpus(placement: Placement, name: str, known: Mapping[str, Complex], slots: int) -> str:
-    found = known.get(name)
-    if found is None:
+def _resource(name: str, known: Mapping[str, Complex], what: str, flag: str) -> Complex:
+    if name not in known:
         raise CannotRequest(
-            f"this Grid Engine has no resource {name} for GPUs; name the one that `qconf -sc` lists by --sge-gpu"
+            f"this Grid Engine has no resource {name} for {what}; name the one that `qconf -sc` lists by {flag}"
         )
+    return known[name]
+
+
+def _gpus(placement: Placement, name: str, known: Mapping[str, Complex], slots: int) -> str:
+    found = _resource(name, known, "GPUs", "--sge-gpu")
     if found.consumable == "JOB":
         if placement.nodes > 1:
             raise CannotRequest(
@@ -165,11 +169,7 @@ def _gpus(placement: Placement, name: str, known: Mapping[str, Complex], slots: 
 
 
 def _memory(memory_mb: int, name: str, known: Mapping[str, Complex], slots: int) -> str:
-    found = known.get(name)
-    if found is None:
-        raise CannotRequest(
-            f"this Grid Engine has no resource {name} for memory; name the one that `qconf -sc` lists by --sge-memory"
-        )
+    found = _resource(name, known, "memory", "--sge-memory")
     return f"{name}={math.ceil(memory_mb / slots) if found.consumable == 'YES' else memory_mb}{_MB}"
 
 
