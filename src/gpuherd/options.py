@@ -10,19 +10,17 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, NoReturn, TypeVar
+from dataclasses import MISSING, Field, field, fields
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from gpuherd.errors import ExitCode, UsageError, one_line
 
 ConfigT = TypeVar("ConfigT")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """How people write the value of a field.
 
     Attributes:
@@ -245,6 +243,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if self._wants_json():
+            import json
+
             sys.stdout.write(json.dumps({"error": one_line(message), "exit_code": int(ExitCode.USAGE)}) + "\n")
             sys.stdout.flush()
         self.exit(ExitCode.USAGE, f"{self.prog}: error: {message}\nTry '{self.prog} --help'.\n")

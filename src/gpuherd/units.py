@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])i?b?)?", re.IGNORECASE | re.ASCII)
+# Compiled when first used (``re`` keeps them): every command loads this module.
+_SIZE = r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])i?b?)?"
 _MB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
-_DURATION = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?\s*(?:ms|s|m|h|d|w)\s*)+", re.IGNORECASE | re.ASCII)
-_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|m|h|d|w)", re.IGNORECASE | re.ASCII)
-_CLOCK = re.compile(r"(?:(\d{1,4})-)?(\d{1,6}):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
+_PART = r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|m|h|d|w)"
+_CLOCK = r"(?:(\d{1,4})-)?(\d{1,6}):([0-5]\d)(?::([0-5]\d))?"
+_ANY_CASE = re.IGNORECASE | re.ASCII
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
@@ -62,7 +63,7 @@ def size_mb(word: str) -> int:
     >>> size_mb("20GB"), size_mb("1.5GiB"), size_mb("800"), size_mb("1k")
     (20480, 1536, 800, 1)
     """
-    found = _SIZE.fullmatch(word.strip())
+    found = re.fullmatch(_SIZE, word.strip(), _ANY_CASE)
     value = float(found[1]) * _MB[(found[2] or "m").lower()] if found else 0.0
     if value <= 0:
         raise ValueError(f"{word!r} is not a size; write 20GB, 1.5GB or 800MB")
@@ -75,9 +76,7 @@ def size_or_none_mb(word: str) -> int:
     >>> size_or_none_mb("2GB"), size_or_none_mb("0"), size_or_none_mb("0MB")
     (2048, 0, 0)
     """
-    return (
-        0 if re.fullmatch(r"0+(?:\.0+)?\s*(?:[kmgt]i?b?)?", word.strip(), re.IGNORECASE | re.ASCII) else size_mb(word)
-    )
+    return 0 if re.fullmatch(r"0+(?:\.0+)?\s*(?:[kmgt]i?b?)?", word.strip(), _ANY_CASE) else size_mb(word)
 
 
 def duration_s(word: str) -> float:
@@ -87,13 +86,13 @@ def duration_s(word: str) -> float:
     (7200.0, 5400.0, 90.0, 0.5, 129600.0)
     """
     text = word.strip()
-    clock = _CLOCK.fullmatch(text)
+    clock = re.fullmatch(_CLOCK, text, re.ASCII)
     if clock and (clock[4] or clock[1] is None):
         days, first, second, third = (int(part or 0) for part in clock.groups())
         # SLURM: "90:00" is minutes and seconds, "1:30:00" hours, minutes, seconds.
         value = float(days * 86400 + first * 3600 + second * 60 + third if clock[4] else first * 60 + second)
-    elif _DURATION.fullmatch(text):
-        value = sum(float(number) * _SECONDS[unit.lower()] for number, unit in _PART.findall(text))
+    elif re.fullmatch(rf"(?:{_PART}\s*)+", text, _ANY_CASE):
+        value = sum(float(number) * _SECONDS[unit.lower()] for number, unit in re.findall(_PART, text, _ANY_CASE))
     elif re.fullmatch(r"\d{1,12}(?:\.\d{1,9})?", text, re.ASCII):
         value = float(text)
     else:

@@ -19,7 +19,8 @@ import pytest
 from tests.jobs.remote.conftest import Cluster, cluster
 from tests.patience import wait_until
 
-from gpuherd.batch.run import NoGpuFree, RunOptions
+from gpuherd.batch.options import RunOptions
+from gpuherd.batch.run import NoGpuFree
 from gpuherd.batch.run_remote import follow
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 
@@ -171,7 +172,7 @@ def test_what_has_not_begun_in_time_is_taken_back(cluster: Cluster) -> None:
 _STUCK = """
 import time
 from gpuherd.batch.run_remote import follow
-from gpuherd.batch.run import RunOptions
+from gpuherd.batch.options import RunOptions
 from gpuherd.jobs.remote import dispatcher
 
 class Stuck:

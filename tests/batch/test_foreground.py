@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from tests.patience import wait_until
 
-from gpuherd.batch.run import NoGpuFree, RunOptions, Waiter
+from gpuherd.batch.options import RunOptions
+from gpuherd.batch.run import NoGpuFree, Waiter
 from gpuherd.errors import ExitCode
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.jobs.gpu.watch import watch_for_plan

@@ -14,7 +14,7 @@ from tests.posttrain import tiny
 from tests.qa.conftest import made_once
 from tests.qa.judging.conftest import capitals_run
 
-from gpuherd.batch.run import RunOptions
+from gpuherd.batch.options import RunOptions
 from gpuherd.batch.run_remote import refuse_if_never
 from gpuherd.cli.main import run
 from gpuherd.engines.slurm.commands import Slurm

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuherd.batch.run import RunOptions
+from gpuherd.batch.options import RunOptions
 from gpuherd.engines.options import read_block
 from gpuherd.errors import UsageError
 from gpuherd.options import option_fields

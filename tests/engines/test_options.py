@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.batch.run import RunOptions
+from gpuherd.batch.options import RunOptions
 from gpuherd.engines.options import ENGINES, EngineOptions
 from gpuherd.engines.registry import foreign
 from gpuherd.errors import UsageError

@@ -274,7 +274,8 @@ open(sys.argv[1] + ".done", "w").write(str(outcome.done))
 
 
 def test_a_batch_keeps_out_of_the_users_own_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpuherd.batch.batch import BatchOptions, run_folder
+    from gpuherd.batch.batch import run_folder
+    from gpuherd.batch.options import BatchOptions
 
     monkeypatch.setenv("GPUHERD_QUEUE", str(tmp_path / "queue"))
     (tmp_path / "link").symlink_to(tmp_path / "queue")

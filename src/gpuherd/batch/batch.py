@@ -10,50 +10,25 @@ import shlex
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
 from gpuherd.batch.assemble import STDIN, Content, FileRules, JobFile, read_job_file
+from gpuherd.batch.options import BatchOptions
 from gpuherd.batch.user_queue import folder
 from gpuherd.columns import Column, fitted, window
 from gpuherd.engines.registry import LOCAL, names
-from gpuherd.errors import UsageError, printable
-from gpuherd.jobs.attempts.failures import clean
+from gpuherd.errors import UsageError, clean, printable
 from gpuherd.jobs.job import Job, JobState, Planner
-from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.memory import could_share
-from gpuherd.options import option
-from gpuherd.units import count
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchOptions(DispatchOptions):
-    """The options of ``gpuherd batch``."""
-
-    output_dir: str | None = option(
-        None,
-        help="folder for queue and logs (default: <file>_results); the same folder continues where it stopped",
-        metavar="DIR",
-        group="jobs",
-    )
-    shell: bool = option(False, help="run each command line with /bin/sh", group="jobs")
-    retries: int = option(
-        1, help="further tries of jobs that don't give a number", parse=count, metavar="N", group="jobs"
-    )
-    dry_run: bool = option(False, help="show what would run and start nothing", group="jobs")
-    enqueue_only: bool = option(False, help="put the jobs into the queue of the run folder and exit", group="jobs")
-
-    def to_dict(self) -> dict[str, Any]:
-        """The options as plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,124 +19,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuherd.batch.options import RunOptions
 from gpuherd.engines.local.process import THREAD_VARIABLES
-from gpuherd.engines.options import EngineOptions, for_one_command
-from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit, UsageError
+from gpuherd.errors import ExitCode, GpuherdError, JobCannotFit
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.gpus.visible import without
 from gpuherd.jobs import clock
-from gpuherd.jobs.job import Job, ModelUse, Planner, job_name, model_use
-from gpuherd.jobs.options import DispatchOptions, GpuOptions
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
-from gpuherd.options import option, option_fields, same_option
-from gpuherd.units import count, duration_s, size_mb
 
 if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease
     from gpuherd.gpus.state import Gpu
     from gpuherd.jobs.gpu.watch import GpuWatch
-    from gpuherd.jobs.scheduler.policy import Decision
+    from gpuherd.jobs.scheduler.types import Decision
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 # A reason that changes with every check is shown again only after so many seconds.
 _TELL_EVERY_S = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommandOptions:
-    """What a command in the foreground needs, and how long to wait for it."""
-
-    num_gpus: int | None = option(
-        None,
-        help="GPUs that the command gets (default: 1, or what --model needs)",
-        parse=count,
-        metavar="N",
-        group="job",
-    )
-    mem: int | None = option(
-        None, help="memory that must be free on each, like 20GB", parse=size_mb, metavar="SIZE", group="job"
-    )
-    nodes: int = same_option(Job, "nodes")
-    cpus: int | None = same_option(Job, "cpus")
-    host_mem: int | None = same_option(Job, "host_memory_mb")
-    model: str | None = same_option(ModelUse, "model")
-    dtype: str | None = same_option(ModelUse, "dtype")
-    batch: int | None = same_option(ModelUse, "batch")
-    prompt_tokens: int | None = same_option(ModelUse, "prompt_tokens")
-    new_tokens: int | None = same_option(ModelUse, "new_tokens")
-    parallel: str | None = same_option(ModelUse, "parallel")
-    name: str | None = option(
-        None, help="name that others see as the holder of the GPUs (default: run)", parse=job_name, metavar="NAME"
-    )
-    wait: float | None = option(
-        None,
-        help="give up after this time, like 10m, with exit code 75; on a cluster: if it has not started by then",
-        parse=duration_s,
-        metavar="TIME",
-    )
-    no_wait: bool = option(
-        False,
-        help="give up at once if too few GPUs can be free; the checks still take their time (SLURM: if it can't start "
-        "at once)",
-    )
-    quiet: bool = option(False, help="don't print what it waits for")
-    dry_run: bool = option(False, help="check once, print what would happen, and start nothing")
-    gpu_list: tuple[str | int, ...] = same_option(GpuOptions, "gpu_list")
-    gpu_memory_threshold: int = same_option(GpuOptions, "gpu_memory_threshold")
-    max_checks: int | None = same_option(GpuOptions, "max_checks")
-    check_interval: float = same_option(GpuOptions, "check_interval")
-
-    def __post_init__(self) -> None:
-        if self.wait is not None and self.no_wait:
-            raise UsageError("give --wait TIME or --no-wait, not both")
-
-
-@dataclass(frozen=True, kw_only=True)
-@for_one_command
-class RunOptions(EngineOptions, CommandOptions):
-    """The same, and the options of engines."""
-
-    def __post_init__(self) -> None:
-        CommandOptions.__post_init__(self)
-        EngineOptions.__post_init__(self)
-        if self.engine == LOCAL:
-            return
-        if self.gpu_list:
-            hint = "" if self.spec.gpu_type_flag is None else f": use {self.spec.gpu_type_flag}"
-            raise UsageError(f"--gpu-list is for this machine's GPUs, and the engine is {self.engine}{hint}")
-        if self.mem is not None and self.model is None:
-            hint = "" if self.spec.gpu_type_flag is None else f", which {self.spec.gpu_type_flag} chooses"
-            raise UsageError(f"--mem is for this machine; {self.engine} gives whole GPUs{hint}")
-
-    @property
-    def gpus(self) -> int:
-        """How many GPUs the command gets."""
-        return 1 if self.num_gpus is None else self.num_gpus
-
-    def planned(self, planner: Planner) -> RunOptions:
-        """The same with the GPUs and the memory that the named model needs; unchanged where none is named.
-
-        Raises UsageError for words that need a model, and what the planner raises.
-        """
-        given = {each.name: getattr(self, each.name) for each, _ in option_fields(ModelUse)}
-        given |= {"gpus": None if self.num_gpus is None else (self.num_gpus, self.num_gpus), "memory_mb": self.mem}
-        use = model_use({name: value for name, value in given.items() if value is not None})
-        if use is None:
-            return self
-        need = planner(use)
-        return replace(self, num_gpus=need.gpus, mem=need.memory_mb if self.mem is None else self.mem)
-
-    def gpu_options(self) -> DispatchOptions:
-        """The options that a dispatcher would have."""
-        return DispatchOptions(
-            max_gpus=max(1, self.gpus),
-            gpu_list=self.gpu_list,
-            gpu_memory_threshold=self.gpu_memory_threshold,
-            max_checks=self.max_checks,
-            check_interval=self.check_interval,
-        )
 
 
 class NoGpuFree(GpuherdError):
@@ -292,7 +192,8 @@ class Waiter:
 
     def _decide(self, watch: GpuWatch) -> Decision:
         from gpuherd.jobs.scheduler.limits import limits
-        from gpuherd.jobs.scheduler.policy import Decision, Wait, WaitingJob, decide
+        from gpuherd.jobs.scheduler.policy import decide
+        from gpuherd.jobs.scheduler.types import Decision, Wait, WaitingJob
 
         if watch.awaits_driver and watch.problem is not None:
             return Decision(waits=(Wait(0, watch.problem),))

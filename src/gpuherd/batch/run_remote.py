@@ -19,7 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from gpuherd.batch.run import NoGpuFree, RunOptions, replace_process
+from gpuherd.batch.options import RunOptions
+from gpuherd.batch.run import NoGpuFree, replace_process
 from gpuherd.batch.user_queue import folder, open_folder
 from gpuherd.engines.base import Command, EngineMissing, Placement, Replacement
 from gpuherd.engines.options import engine_values

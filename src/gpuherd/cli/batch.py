@@ -1,32 +1,43 @@
-"""``gpuherd batch`` runs the commands of a file as jobs; ``gpuherd export`` writes jobs as files to submit by hand."""
+"""``gpuherd batch`` runs a file's commands as jobs, ``run`` one command at once; ``export`` writes jobs as files."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.batch.assemble import BadJobFile, read_engine
-from gpuherd.batch.batch import BatchOptions, PlannedJob
-from gpuherd.cli.common import add_json, add_run_name
-from gpuherd.cli.job_start import JOB_FILE_KEYS, fill_from_block, gpus_of_run, load_for, planner
-from gpuherd.cli.output import console_for, print_json, print_note
-from gpuherd.engines.options import EngineOptions, engine_values
+from gpuherd.cli.common import (
+    add_command_words,
+    add_json,
+    add_run_name,
+    command_words,
+    console_for,
+    print_json,
+    print_note,
+)
+from gpuherd.cli.job_start import JOB_FILE_KEYS, fill_from_block, gpus_of_cluster, gpus_of_run, load_for, planner
 from gpuherd.engines.registry import LOCAL, EngineSpec, specs
-from gpuherd.errors import ExitCode, UsageError, printable
-from gpuherd.jobs.options import DispatchOptions
+from gpuherd.errors import ExitCode, JobCannotFit, UsageError, printable
 from gpuherd.options import Parser, add_options, build
 from gpuherd.units import count
 
 if TYPE_CHECKING:
+    from gpuherd.batch.batch import PlannedJob
     from gpuherd.batch.export import Found
+    from gpuherd.batch.options import BatchOptions, RunOptions
+    from gpuherd.batch.run import Waiter
+    from gpuherd.engines.options import EngineOptions
     from gpuherd.jobs.job import Planner
+    from gpuherd.jobs.options import DispatchOptions
     from gpuherd.jobs.records import Outcome
     from gpuherd.jobs.run_dir import RunDirectory
+
 
 BATCH = """\
 Runs the commands of a file on free GPUs, each as a job. The file is commands.txt with one command per line, or
@@ -54,6 +65,8 @@ _MOST_PROBLEMS = 100
 
 
 def add_batch(parser: Parser) -> None:
+    from gpuherd.batch.options import BatchOptions
+
     parser.add_argument("file", metavar="FILE", help="commands.txt, jobs.yaml, or - for commands on standard input")
     add_options(parser, BatchOptions)
     add_json(parser, "the plan or the outcome")
@@ -61,6 +74,9 @@ def add_batch(parser: Parser) -> None:
 
 def run_batch(args: argparse.Namespace) -> int:
     """Runs the file's jobs. Returns the exit code."""
+    from gpuherd.batch.assemble import BadJobFile, read_engine
+    from gpuherd.batch.options import BatchOptions
+
     try:
         fill_from_block(args, read_engine(args.file))
         load_for(args, BatchOptions)
@@ -80,7 +96,7 @@ def run_batch(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
-    from gpuherd.batch.batch import plan
+    from gpuherd.batch.batch import plan, print_plan
 
     planned = plan(args.file, options, _planner(options, options.max_gpus))
     # Inside a job of the cluster the jobs may run on this machine.
@@ -88,8 +104,6 @@ def _plan(args: argparse.Namespace, options: BatchOptions) -> int:
     if args.json:
         print_json({"engine": engine, "jobs": [_planned_entry(each) for each in planned]})
     else:
-        from gpuherd.batch.batch import print_plan
-
         print_plan(console_for(args, highlight=False), planned, None if engine == LOCAL else engine)
     return ExitCode.FAILED if any(each.never is not None for each in planned) else ExitCode.OK
 
@@ -168,6 +182,8 @@ def _outcome_entry(outcome: Outcome, directory: RunDirectory) -> dict[str, Any]:
     }
 
 
+# ---- gpuherd export --------------------------------------------------------------------------------------------------
+
 EXPORT = """\
 Writes jobs as files that a person can read, change and submit by hand. For a cluster these are a script for each group
 of similar jobs, and submit.sh, which submits them with their resource requests; for a shell it is one script with a
@@ -183,6 +199,8 @@ examples:
 
 
 def add_export(parser: Parser) -> None:
+    from gpuherd.engines.options import EngineOptions
+
     help_text = "a job file, - for standard input, or a run's folder"
     add_run_name(parser, "path", metavar="FILE|DIR", help_text=help_text, required=True)
     parser.add_argument("--to", required=True, choices=tuple(_exporters()), help="what runs the files")
@@ -214,6 +232,8 @@ def run_export(args: argparse.Namespace) -> int:
     """Writes or shows the files."""
     from gpuherd.batch.export import files as files_of
     from gpuherd.batch.export import of, write
+    from gpuherd.engines.options import engine_values
+    from gpuherd.jobs.options import DispatchOptions
 
     options = _export_options(args)
     dispatch = DispatchOptions(**engine_values(options))
@@ -248,6 +268,8 @@ def _export_options(args: argparse.Namespace) -> EngineOptions:
 
     Raises UsageError for an option that the files do not use.
     """
+    from gpuherd.engines.options import EngineOptions, engine_values
+
     spec = _exporters()[args.to]
     possible = _options_of(spec)
     for name in engine_values(args):
@@ -256,6 +278,7 @@ def _export_options(args: argparse.Namespace) -> EngineOptions:
             raise UsageError(f"--{name.replace('_', '-')} is for --to {users}")
     args.engine = spec.name  # not that of the job file or the settings, which is for running the jobs
     if spec.name != LOCAL:
+        from gpuherd.batch.assemble import read_engine
         from gpuherd.jobs.settings import load
 
         fill_from_block(args, read_engine(args.path))
@@ -281,3 +304,119 @@ def _print_exported(found: Found, folder: Path, spec: EngineSpec) -> None:
         first = next(iter(found.left_out.items()))
         more = f" (and {len(found.left_out) - 1} more)" if len(found.left_out) > 1 else ""
         print_note(printable(f"{first[0]} is left out: {first[1]}{more}"))
+
+
+# ---- gpuherd run -----------------------------------------------------------------------------------------------------
+
+RUN = """\
+Waits until GPUs are free, takes them, and becomes the command: signals, terminal, pipes and exit status are those of
+the command. The GPUs are given back when it ends, however it ends. With the --engine of a cluster it becomes the
+cluster's own program for that (SLURM: srun). A cluster without one runs the command as a job whose output is shown
+here; Ctrl-C ends the job, and so does the end of the output's reader (... | head).
+
+examples:
+  gpuherd run -- python train.py                     on one free GPU
+  gpuherd run --num-gpus 2 --mem 30GB -- torchrun --nproc-per-node 2 train.py
+  gpuherd run --wait 10m -- python train.py          give up after 10 minutes, with exit code 75
+  gpuherd run --gpu-list 4 5 --no-wait -- python train.py
+  gpuherd run --model llama-3.1-8b --batch 8 -- python generate.py      GPUs and memory by the model's plan
+
+Exit codes: the command's own; 75 GPUs not free in time; 126 and 127 if the command can't be run, as in a shell; with
+--dry-run 1 if it can never run.
+"""
+
+
+def add_run(parser: Parser) -> None:
+    from gpuherd.batch.options import RunOptions
+
+    add_options(parser, RunOptions)
+    parser.add_argument("--json", action="store_true", help="with --dry-run: as JSON")
+    add_command_words(parser)
+
+
+def run_run(args: argparse.Namespace) -> int:
+    """Becomes the command. Returns only if that is impossible, or with ``--dry-run``."""
+    from gpuherd.batch.options import RunOptions
+    from gpuherd.batch.run import CannotBecome, Waiter, become, find_program, open_descriptors
+    from gpuherd.jobs.feasibility import refuse_beyond_this_machine
+
+    inherited = open_descriptors()
+    argv = command_words(args)
+    settings = load_for(args, RunOptions, stays=False)
+    options = build(RunOptions, args)
+    if args.json and not options.dry_run:
+        raise UsageError("--json goes with --dry-run: without it the output is the command's own")
+
+    def report(sentence: str) -> None:
+        if not options.quiet:
+            print_note(sentence)
+
+    for warning in settings.warnings:
+        report(warning)
+    try:
+        if options.engine != LOCAL:
+            return _run_on_cluster(options, argv, inherited, report, as_json=args.json)
+        refuse_beyond_this_machine(options.nodes or 1, options.host_mem, "the command")
+        program = find_program(argv[0])
+        # A command in the foreground may have as many GPUs as there are.
+        options = options.planned(planner(partial(gpus_of_run, options.gpu_options(), None), report))
+        waiter = Waiter(options, report, settings)
+        if options.dry_run:
+            return _dry_run(waiter, options, argv, args.json)
+        become(program, argv, waiter.take(), inherited, options.cpus)
+    except CannotBecome as problem:
+        if args.json:
+            print(json.dumps({"error": str(problem), "exit_code": problem.code}))
+        print_note(str(problem))
+        return problem.code
+    raise AssertionError("unreachable")
+
+
+def _run_on_cluster(
+    options: RunOptions, argv: list[str], inherited: Sequence[int], report: Callable[[str], None], *, as_json: bool
+) -> int:
+    from gpuherd.batch import run_remote
+    from gpuherd.jobs.feasibility import in_words
+
+    options = options.planned(planner(partial(gpus_of_cluster, options), report))
+    found = run_remote.replacement(options, argv, report)
+    inside = None if found is None else found.within
+    if not options.dry_run:
+        if found is None:
+            return run_remote.follow(options, argv, report)
+        if inside is None:
+            run_remote.refuse_if_never(options)
+        run_remote.become(found, inherited)
+    command = None if found is None else list(found.argv)
+    never = None if inside is not None else run_remote.why_never(options)
+    request = run_remote.asked(options)
+    if as_json:
+        values = {"argv": argv, "engine": options.engine, "asks": asdict(request), "becomes": command}
+        print_json(values | {"never": never})
+    else:
+        how = "" if command is None else f", as {printable(shlex.join(command))}"
+        print(f"would ask {inside or options.engine} for {in_words(request)}{how}")
+        if never is not None:
+            print(f"never: {printable(never)}")
+    return ExitCode.OK if never is None else ExitCode.FAILED
+
+
+def _dry_run(waiter: Waiter, options: RunOptions, argv: list[str], as_json: bool) -> int:
+    never: str | None = None
+    try:
+        gpus, reason = waiter.look()
+    except JobCannotFit as problem:
+        gpus, reason, never = (), None, str(problem)
+    if as_json:
+        labels = [gpu.label for gpu in gpus]
+        print_json({"argv": argv, "engine": LOCAL, "gpus": labels, "waits_for": reason, "never": never})
+    elif never is not None:
+        print(f"never: {printable(never)}")
+    elif reason is not None:
+        print(f"would wait: {reason}")
+    elif gpus:
+        checks = f"after {waiter.checks} checks, {options.check_interval:g} s apart"
+        print(f"would run on GPU {', '.join(gpu.label for gpu in gpus)} {checks}")
+    else:
+        print("would run without a GPU")
+    return ExitCode.OK if never is None else ExitCode.FAILED

@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.common import add_json
-from gpuherd.cli.output import print_json
-from gpuherd.engines.options import EngineOptions, engine_values
+from gpuherd.cli.common import add_json, print_json
 from gpuherd.engines.registry import LOCAL, specs
 from gpuherd.errors import ExitCode
 from gpuherd.options import Parser, add_options, build
@@ -43,7 +40,9 @@ def add_doctor(parser: Parser) -> None:
     clusters = [spec for spec in specs() if spec.name != LOCAL]
     names = [spec.name for spec in clusters]
     parser.add_argument("--engine", choices=names, help="also check this engine, and this folder for it")
-    add_options(parser, EngineOptions, only={name for spec in clusters for name in spec.doctor_options})
+    for spec in clusters:
+        if spec.doctor_options:
+            add_options(parser, spec.options, only=spec.doctor_options)
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -52,6 +51,7 @@ def run_doctor(args: argparse.Namespace) -> int:
 
     from gpuherd.checks import all_well
     from gpuherd.doctor import checks
+    from gpuherd.engines.options import EngineOptions, engine_values
     from gpuherd.standin import driver
     from gpuherd.standin.driver import STATE_VARIABLE
 
@@ -82,6 +82,8 @@ def _progress(console: Console, title: str) -> Iterator[None]:
         with console.status(f"checking {title} ..."):
             yield
         return
+    import threading
+
     timer = threading.Timer(_LONG_S, console.print, [f"checking {title} ..."])
     timer.daemon = True
     timer.start()

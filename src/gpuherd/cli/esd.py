@@ -1,15 +1,16 @@
-"""``gpuherd esd`` analyses models on free GPUs; ``esd import`` reads published results; ``esd plot`` draws spectra."""
+"""``gpuherd esd`` analyses models on free GPUs; its tools import published results, draw spectra, and make tables."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_json, add_run_name
+from gpuherd.cli.common import add_json, add_run_name, console_for, print_json, print_table, write_file
 from gpuherd.cli.job_start import load_for
-from gpuherd.cli.output import console_for, print_json, write_file
+from gpuherd.columns import Column
 from gpuherd.errors import BadModel, ExitCode, UsageError, naming_extras, printable
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.esd.look.plot import KINDS
@@ -18,7 +19,12 @@ from gpuherd.options import Parser, add_options, build, option_fields
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from gpuherd.esd.tables.alphapruning import By
+    from gpuherd.esd.tables.comparison import Comparison, Match
     from gpuherd.esd.tables.importing import Imported
+    from gpuherd.esd.tables.results import StoredModel
+    from gpuherd.esd.tables.tempbalance import Curve
+
 
 ESD = """\
 Computes the spectra of the weight matrices of models and fits power laws to their tails, one job per model, on free
@@ -221,3 +227,241 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
     layers = matching(stored, args.layer, {name: status for name, status in pairs if name not in drawable})
     drawn: dict[str, object] = {"model": model.model_id, "layers": [layer.longname for layer in layers]}
     return drawn, spectra_figure(layers, args.kind, title)
+
+
+# ---- tables from the results of a run: esd compare and export --------------------------------------------------------
+
+ESD_COMPARE = """\
+Compares alpha layer by layer. A and B are each a stats file, RUN:model, or RUN, the folder of a run. For two runs of
+several models, models with the same id are compared, one line each.
+
+examples:
+  gpuherd esd compare results:org/base results:org/finetune
+  gpuherd esd compare results/stats/gpt2.csv published/stats/gpt2.csv --across-conventions
+  gpuherd esd compare last-week this-week --json
+
+Exit codes: 0 compared, 1 no matrix has a fit in both, 2 wrong usage, no common model, or two conventions, 66 no such
+model.
+"""
+_MOST_ROWS = 400
+_MODEL_COLUMNS = (
+    Column("matrix", 0, least=12, middle=True),
+    Column("alpha A", 2, right=True),
+    Column("alpha B", 3, right=True),
+    Column("delta", 1, right=True),
+)
+_RUN_COLUMNS = (
+    Column("model", 0, least=12, middle=True),
+    Column("matrices", 3, right=True),
+    Column("median |delta|", 1, right=True),
+    Column("largest", 2, right=True),
+)
+
+
+def add_esd_compare(parser: Parser) -> None:
+    parser.add_argument("a", metavar="A", help="a stats file, RUN:model or RUN")
+    parser.add_argument("b", metavar="B", help="the same, to compare with it")
+    parser.add_argument(
+        "--across-conventions",
+        "--across_conventions",
+        action="store_true",
+        help="compare also if alpha was computed in different ways (--fix-fingers, --ks, …), with a note",
+    )
+    add_json(parser, "the comparison")
+
+
+def run_esd_compare(args: argparse.Namespace) -> int:
+    """Compares. Returns 0, or 1 if no matrix has a valid fit in both."""
+    from gpuherd.esd.tables.comparison import compare, matched
+    from gpuherd.esd.tables.results import find, read_model
+
+    match = matched([read_model(path) for path in find(args.a)], [read_model(path) for path in find(args.b)])
+    done = [compare(one, other, across_conventions=args.across_conventions) for one, other in match.pairs]
+    if not done:
+        raise UsageError(f"{args.a} and {args.b} have no model in common; compare two by name: RUN:model")
+    if args.json:
+        models = [each.as_dict() for each in done]
+        print_json({"models": models, "only_a": list(match.only_a), "only_b": list(match.only_b)})
+    elif len(done) == 1 and not match.only_a and not match.only_b:
+        _print_model(done[0])
+    else:
+        _print_runs(done, match)
+    return ExitCode.OK if any(each.deltas for each in done) else ExitCode.FAILED
+
+
+def _print_model(comparison: Comparison) -> None:
+    print(f"A  {printable(comparison.a)}")
+    print(f"B  {printable(comparison.b)}")
+    _print_conventions([comparison])
+    rows = [
+        [printable(pair.longname), _figure(pair.a), _figure(pair.b), _figure(pair.delta, sign=True)]
+        for pair in comparison.pairs
+    ]
+    print_table(_MODEL_COLUMNS, rows[:_MOST_ROWS])
+    if len(rows) > _MOST_ROWS:
+        print(f"… and {len(rows) - _MOST_ROWS} more matrices; --json has all")
+    for side, names in (("A", comparison.only_a), ("B", comparison.only_b)):
+        if names:
+            first = ", ".join(printable(name) for name in names[:5])
+            print(f"only in {side}: {len(names)} ({first}{', …' if len(names) > 5 else ''})")
+    print(_verdict(comparison))
+
+
+def _print_runs(done: list[Comparison], match: Match) -> None:
+    _print_conventions(done)
+    rows = [
+        [
+            printable(each.a),
+            str(len(each.deltas)),
+            _figure(each.median),
+            _figure(None if each.largest is None else each.largest.delta, sign=True),
+        ]
+        for each in done
+    ]
+    print_table(_RUN_COLUMNS, rows)
+    print(f"{len(done)} models in both, {len(match.only_a)} only in A, {len(match.only_b)} only in B")
+
+
+def _print_conventions(done: list[Comparison]) -> None:
+    for a, b in dict.fromkeys(each.conventions for each in done if each.conventions is not None):
+        print(f"two conventions: a difference is not due to the models alone: A {printable(a)}; B {printable(b)}")
+
+
+def _verdict(comparison: Comparison) -> str:
+    largest = comparison.largest
+    if largest is None or comparison.median is None:
+        return "no matrix with a valid fit in both"
+    return (
+        f"{len(comparison.deltas)} matrices with a fit in both: median |delta| {comparison.median:.4g}, "
+        f"largest {_figure(largest.delta, sign=True)} at {printable(largest.longname)}"
+    )
+
+
+def _figure(value: float | None, *, sign: bool = False) -> str:
+    return "-" if value is None else f"{value:+.4f}" if sign else f"{value:.4f}"
+
+
+ESD_EXPORT = """\
+Turns the alphas of an analysed model into parameters for training or pruning, one line per matrix.
+
+--tempbalance   a factor on the learning rate, 0.5 to 1.5 (arXiv 2312.00359); with --lr the learning rate itself
+--alphapruning  a sparsity; the mean over all weights is --sparsity (arXiv 2410.10912)
+
+examples:
+  gpuherd esd export results --model org/name --tempbalance --lr 3e-4 --csv > rates.csv
+  gpuherd esd export results:org/name --alphapruning --sparsity 0.7 --json
+  gpuherd esd export results/stats/gpt2.csv --tempbalance --mapping step
+"""
+DEFAULT_SPARSITY = 0.7
+
+
+def add_esd_export(parser: Parser) -> None:
+    help_text = "a run's folder, RUN:model or a stats file"
+    add_run_name(parser, "run_words", metavar="RUN", help_text=help_text, required=True)
+    method = parser.add_mutually_exclusive_group(required=True)
+    method.add_argument("--tempbalance", action="store_true", help="learning-rate factors of TempBalance")
+    method.add_argument("--alphapruning", action="store_true", help="sparsities of AlphaPruning")
+    parser.add_argument("--model", metavar="MODEL", help="which model of the run; needed if it has several")
+    parser.add_argument("--lr", type=float, metavar="X", help="with --tempbalance: the learning rate to multiply")
+    parser.add_argument(
+        "--mapping",
+        choices=("linear", "sqrt", "log2", "step"),
+        help="with --tempbalance: function from alpha to the factor (default: linear)",
+    )
+    parser.add_argument(
+        "--sparsity",
+        type=float,
+        metavar="S",
+        help=f"with --alphapruning: the share of weights to prune (default: {DEFAULT_SPARSITY})",
+    )
+    parser.add_argument(
+        "--by",
+        choices=("block", "layer"),
+        help="with --alphapruning: use the alpha of each block or of each matrix (default: block)",
+    )
+    parser.add_argument(
+        "--epsilon",
+        type=float,
+        metavar="X",
+        help="with --alphapruning: how much the sparsities of layers differ (default: 0.3)",
+    )
+    form = parser.add_mutually_exclusive_group()
+    add_json(form, "the table")
+    form.add_argument("--csv", action="store_true", help="print the table as CSV")
+
+
+def run_esd_export(args: argparse.Namespace) -> int:
+    """Prints the table."""
+    _refuse_options_of_other_method(args)
+    model = _model(args)
+    about, rows = _tempbalance(args, model) if args.tempbalance else _alphapruning(args, model)
+    if args.json:
+        record = {"model": model.model_id, "convention": dict(model.convention)} | about | {"layers": rows}
+        print_json(record)
+    elif args.csv:
+        from gpuherd.esd.tables.stats import table_text
+
+        print(table_text(rows), end="")
+    else:
+        _print_table(model, about, rows)
+    return ExitCode.OK
+
+
+def _refuse_options_of_other_method(args: argparse.Namespace) -> None:
+    method = "--tempbalance" if args.tempbalance else "--alphapruning"
+    for name in ("sparsity", "by", "epsilon") if args.tempbalance else ("lr", "mapping"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name} does not go with {method}")
+    if args.lr is not None and not 0 < args.lr < float("inf"):
+        raise UsageError(f"--lr {args.lr:g} must be a positive number")
+
+
+def _model(args: argparse.Namespace) -> StoredModel:
+    from gpuherd.esd.folder import ESDDirectory
+    from gpuherd.esd.tables.results import find, model_in, read_model
+
+    if Path(args.run_words).is_dir():
+        return read_model(model_in(ESDDirectory(args.run_words), args.model))
+    if args.model is not None:
+        raise UsageError(f"--model goes with the folder of a run, and {args.run_words!r} is none")
+    return read_model(find(args.run_words)[0])
+
+
+def _tempbalance(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from gpuherd.esd.tables.tempbalance import factors
+
+    mapping: Curve = args.mapping or "linear"
+    rows: list[dict[str, Any]] = []
+    for each in factors(model.layers, mapping):
+        row: dict[str, Any] = {"longname": each.longname, "alpha": each.alpha, "factor": each.factor}
+        if args.lr is not None:
+            row["lr"] = each.factor * args.lr
+        rows.append(row | {"excluded": each.excluded})
+    return {"method": "tempbalance", "mapping": mapping, "lr": args.lr}, rows
+
+
+def _alphapruning(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from gpuherd.esd.tables.alphapruning import EPSILON, sparsities
+
+    target = DEFAULT_SPARSITY if args.sparsity is None else args.sparsity
+    epsilon = EPSILON if args.epsilon is None else args.epsilon
+    by: By = args.by or "block"
+    rows = [
+        {"longname": each.longname, "params": each.params, "alpha": each.score, "sparsity": each.sparsity}
+        for each in sparsities(model.layers, target, by=by, epsilon=epsilon)
+    ]
+    return {"method": "alphapruning", "sparsity": target, "by": by, "epsilon": epsilon}, rows
+
+
+def _print_table(model: StoredModel, about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    names = [name for name in rows[0] if name != "longname"] if rows else []
+    words = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None and name != "method")
+    print(printable(f"{model.model_id}: {about['method']}, {words}"))
+    columns = [Column("matrix", 0, least=12, middle=True)]
+    columns += [Column(name, index + 1, right=name != "excluded") for index, name in enumerate(names)]
+    lines = [[printable(row["longname"]), *(_cell(row[name]) for name in names)] for row in rows]
+    print_table(columns, lines)
+
+
+def _cell(value: Any) -> str:
+    return "-" if value is None else f"{value:.6g}" if isinstance(value, float) else printable(str(value))

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_run_name, add_watch, run_of
-from gpuherd.cli.output import print_view
+from gpuherd.cli.common import add_run_name, add_watch, print_view, run_of
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.options import Parser, add_options, build, same_option

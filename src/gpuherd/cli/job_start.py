@@ -11,19 +11,19 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from types import MappingProxyType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpuherd.cli.output import print_note
+from gpuherd.cli.common import print_note
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError, printable
-from gpuherd.jobs.job import ModelUse, Need, Planner
 from gpuherd.options import option_fields
 
 if TYPE_CHECKING:
     from gpuherd.engines.options import EngineOptions
     from gpuherd.gpus.state import Gpu
+    from gpuherd.jobs.job import ModelUse, Need, Planner
     from gpuherd.jobs.options import DispatchOptions
     from gpuherd.jobs.settings import Settings
     from gpuherd.models.plan.card import Card
@@ -44,8 +44,7 @@ JOB_FILE_KEYS: Mapping[str, str | None] = {
 # ---- memory plans ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AvailableGpus:
+class AvailableGpus(NamedTuple):
     """GPUs that jobs may get, with the memory that is free while nothing runs on them; ``limit``: how many of them a
     run uses at once (None: all)."""
 
@@ -70,6 +69,7 @@ def planner(
 
     def plan(use: ModelUse) -> Need:
         nonlocal planned
+        from gpuherd.jobs.job import Need
         from gpuherd.models.plan.asking import demand_for
 
         if not gpus:

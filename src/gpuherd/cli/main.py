@@ -10,13 +10,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from gpuherd import __version__
 from gpuherd.cli import COMMANDS
 from gpuherd.errors import Enqueued, ExitCode, GpuherdError, escape_unencodable, printable
 from gpuherd.options import Parser, did_you_mean
-from gpuherd.report.log import configure_console
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
@@ -125,6 +123,8 @@ def run(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return ExitCode.USAGE
+    from gpuherd.report.log import configure_console
+
     try:
         configure_console()
         if args.simulate is not None:
@@ -160,7 +160,7 @@ def _unexpected_error(problem: BaseException) -> GpuherdError:
     import traceback
 
     try:
-        cwd = str(Path.cwd())
+        cwd = os.getcwd()  # noqa: PTH109 - as text
     except OSError:
         cwd = "a folder that was removed"
     summary = f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
@@ -280,7 +280,7 @@ def _is_environmental(problem: Exception) -> bool:
     if not isinstance(problem, OSError):
         return False
     try:
-        Path.cwd()
+        os.getcwd()  # noqa: PTH109 - whether it is there
     except FileNotFoundError:
         return True
     return problem.errno in _NO_SPACE

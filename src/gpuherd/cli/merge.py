@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_json
-from gpuherd.cli.output import print_json, progress_bar
+from gpuherd.cli.common import add_json, print_json, progress_bar
 from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError, naming_extras, printable
 from gpuherd.options import Parser
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_json
-from gpuherd.cli.output import plan_window, print_json, print_lines, print_note
+from gpuherd.cli.common import add_json, plan_window, print_json, print_lines, print_note
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras, printable
 from gpuherd.models.plan.drawing import Line, Span, Window, wrapped
 from gpuherd.models.plan.options import AUTO, PlanOptions, TrainingOptions

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_json
+from gpuherd.cli.common import add_json, console_for, print_json
 from gpuherd.cli.job_start import engine_key, engine_overrides, fill_from_yaml, load_for
-from gpuherd.cli.output import console_for, print_json
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser, add_options, build
 from gpuherd.posttrain.learning.options import TrainOptions

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.common import add_run_name
-from gpuherd.cli.output import print_json, progress_bar, write_file
+from gpuherd.cli.common import add_run_name, print_json, progress_bar, write_file
 from gpuherd.errors import ExitCode, UsageError, naming_extras, printable
 from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions

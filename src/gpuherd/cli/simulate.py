@@ -5,21 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_json
-from gpuherd.cli.job_start import JOB_FILE_KEYS, AvailableGpus, gpus_as_idle, planner
-from gpuherd.cli.output import print_json, progress_bar, write_file
+from gpuherd.cli.common import add_json, print_json, progress_bar, write_file
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser, add_options, build
 from gpuherd.simulate.options import Rules, SimulateOptions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.progress import Progress
 
+    from gpuherd.cli.job_start import AvailableGpus
     from gpuherd.jobs.job import Planner
-    from gpuherd.simulate.scenario import Result, Scenario
+    from gpuherd.simulate.results import Result
+    from gpuherd.simulate.workload import Scenario
 
 SIMULATE = """\
 Replays jobs on machines of any size in virtual time, with the policy of real runs. Shows how long the jobs would take,
@@ -51,14 +52,14 @@ def add_simulate(parser: Parser) -> None:
         metavar="RULE=A,B",
         help="simulate every combination of these rules: order=age,longest max_checks=1,10 share=on,off …",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw all runs into this file")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw all runs into this file")
     add_json(parser, "the figures")
 
 
 def run_simulate(args: argparse.Namespace) -> int:
     """Simulates and prints. Returns 0 also if jobs failed in the simulation, because that is a result."""
+    from gpuherd.simulate import simulate
     from gpuherd.simulate.options import variants
-    from gpuherd.simulate.scenario import simulate
 
     options = build(SimulateOptions, args)
     found = variants(build(Rules, args), args.compare)
@@ -66,7 +67,9 @@ def run_simulate(args: argparse.Namespace) -> int:
     with progress_bar() as bar:
         results = simulate(scenario, found, _progress(bar, [variant.name for variant in found]))
     if args.plot is not None:
-        _plot(args.plot, scenario, results)
+        from pathlib import Path
+
+        _plot(Path(args.plot), scenario, results)
     if args.json:
         print_json(_as_json(scenario, options, results))
     else:
@@ -75,8 +78,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def _scenario(source: str | None, options: SimulateOptions) -> Scenario:
-    from gpuherd.simulate.cluster import MONDAY
-    from gpuherd.simulate.scenario import Scenario
+    from gpuherd.simulate.workload import MONDAY, Scenario
 
     if (source is None) == (options.jobs is None):
         raise UsageError("name a run folder or a job file, or say --jobs N, one of them; see gpuherd simulate --help")
@@ -93,6 +95,7 @@ def _scenario(source: str | None, options: SimulateOptions) -> Scenario:
 
 def _jobs(source: str | None, options: SimulateOptions) -> Any:
     """The jobs to simulate: random ones, those of an earlier run, or those of a job file."""
+    from pathlib import Path
     from random import Random
 
     from gpuherd.jobs.run_dir import RunDirectory
@@ -120,6 +123,7 @@ def _jobs(source: str | None, options: SimulateOptions) -> Any:
 
 def _planner(options: SimulateOptions) -> Planner:
     """Memory plans for jobs that name a model, on the largest machine, because a job runs on one machine."""
+    from gpuherd.cli.job_start import JOB_FILE_KEYS, gpus_as_idle, planner
 
     def largest() -> AvailableGpus:
         machines = options.machine or options.machines or ()

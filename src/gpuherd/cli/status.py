@@ -8,8 +8,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from gpuherd.cli.common import add_folder, add_watch, hint_at_folder, run_of
-from gpuherd.cli.output import print_json, print_note, print_view
+from gpuherd.cli.common import add_folder, add_watch, hint_at_folder, print_json, print_note, print_view, run_of
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser
 from gpuherd.units import positive_int

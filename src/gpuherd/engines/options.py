@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     class _OfAllEngines(RayOptions, SlurmOptions): ...
 
 else:
+    _defaults: dict[str, Any] = {}
+    for _spec in specs():
+        for _name, _declared in _spec.fields.items():
+            if _defaults.setdefault(_name, _declared.default) != _declared.default:
+                raise TypeError(f"engine {_spec.name}: option {_name} has another default in another engine")
     # Fields of a dataclass come in the order of its last base first.
     _OfAllEngines = new_class("_OfAllEngines", tuple(dict.fromkeys(spec.options for spec in reversed(specs()))))
 

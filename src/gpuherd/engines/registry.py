@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -33,6 +32,9 @@ ENTRY_POINTS = "gpuherd.engines"
 OptionsT = TypeVar("OptionsT")
 
 # --- Options ----------------------------------------------------------------------------------------------------------
+#
+# The classes here have no methods of a dataclass of their own (init, eq): every start would pay for making them, and
+# the classes of engines, which inherit from these, have theirs.
 
 
 def engine_option(default: Any, *, many_jobs: bool = False, **declared: Any) -> Any:
@@ -44,7 +46,7 @@ def engine_option(default: Any, *, many_jobs: bool = False, **declared: Any) -> 
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class LocalOptions:
     """Which engine runs the jobs: all that can be said of this machine's engine. Other engines inherit from
     ``ClusterOptions``.
@@ -70,7 +72,7 @@ class LocalOptions:
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class ClusterOptions(LocalOptions):
     """Options that every engine beyond this machine has. Times are seconds, memory MB (2^20 bytes)."""
 
@@ -117,7 +119,7 @@ class ClusterOptions(LocalOptions):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class BatchSystemOptions(ClusterOptions):
     """Options that every batch system has (``batch_system``): it has arrays, and its nodes run a script."""
 
@@ -177,8 +179,8 @@ class EngineSpec:
     """An engine as its folder registers it: ``engines/NAME/spec.py`` holds one instance, ``ENGINE``.
 
     A subclass sets the attributes and overrides the methods that it has something for; each default means "this engine
-    does not have that". The module is imported at every start that has options of engines: it imports ``base`` and the
-    options' module only, and everything else inside of its methods.
+    does not have that". The module is imported at every start that has options of engines: it imports this
+    module only, and everything else inside of its methods.
 
     What a *node* has to know of the engine is a ``world.NodeSide`` named ``NODE`` in the folder's module ``node``.
 
@@ -189,7 +191,8 @@ class EngineSpec:
         order: its place in lists: by this number, then by name.
         options: its options, a dataclass that inherits from ``ClusterOptions``; the fields become flags, keys of
             ``engine:`` in YAML, keys of the settings and keywords of the Python API. Two engines may declare a field of
-            the same name only with the same default.
+            the same name only with the same default. An engine of ours imports them when they are asked for: most
+            commands need only its name.
         variables: beginnings of the names of environment variables that describe one machine or one job of the engine,
             and are not sent to nodes.
         kept_variables: beginnings of the names of those that say how to reach the engine, which a dispatcher in the
@@ -205,7 +208,6 @@ class EngineSpec:
     title: str
     about: str
     order: int = 100
-    options: type[LocalOptions] = ClusterOptions
     variables: tuple[str, ...] = ()
     kept_variables: tuple[str, ...] = ()
     doctor_options: tuple[str, ...] = ()
@@ -213,6 +215,10 @@ class EngineSpec:
     ranks_by: str = "the engine"
     gpu_type_flag: str | None = None
     examples: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def options(self) -> type[LocalOptions]:
+        return ClusterOptions
 
     @property
     def fields(self) -> Mapping[str, Field[Any]]:
@@ -310,15 +316,11 @@ def foreign(name: str) -> frozenset[str]:
 
 @cache
 def _known() -> Mapping[str, EngineSpec]:
-    here = Path(__file__).parent
-    folders = [name for name in os.listdir(here) if (here / name / "spec.py").is_file()]  # noqa: PTH208
+    # Plain calls here and below: this is done at every start.
+    here = os.path.dirname(__file__)  # noqa: PTH120
+    folders = [name for name in os.listdir(here) if os.path.isfile(f"{here}/{name}/spec.py")]  # noqa: PTH113, PTH208
     found = [import_module(f"{__package__}.{name}.spec").ENGINE for name in folders]
     found += [point.load() for point in _entry_points()]
-    defaults: dict[str, Any] = {}
-    for spec in found:
-        for name, declared in spec.fields.items():
-            if defaults.setdefault(name, declared.default) != declared.default:
-                raise TypeError(f"engine {spec.name}: option {name} has another default in another engine")
     return {spec.name: spec for spec in sorted(found, key=lambda each: (each.order, each.name))}
 
 
@@ -327,7 +329,6 @@ def _entry_points() -> Collection[Any]:
     section = f"[{ENTRY_POINTS}]".encode()
     for place in sys.path:
         with suppress(OSError):
-            # Plain calls: this is done at every start.
             for name in os.listdir(place or "."):  # noqa: PTH208
                 if name.endswith("-info"):
                     with suppress(OSError), open(f"{place or '.'}/{name}/entry_points.txt", "rb") as file:  # noqa: PTH123

@@ -44,7 +44,8 @@ from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.limits import limits, most_at_once, most_ever, refuse_if_none_fits
 from gpuherd.jobs.scheduler.memory import FamilyMemory, asks_for
 from gpuherd.jobs.scheduler.ordering import Lookahead
-from gpuherd.jobs.scheduler.policy import Limits, Wait, WaitingJob, decide
+from gpuherd.jobs.scheduler.policy import decide
+from gpuherd.jobs.scheduler.types import Limits, Wait, WaitingJob
 from gpuherd.jobs.settings import Settings
 
 logger = logging.getLogger(__name__)

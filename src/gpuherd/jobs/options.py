@@ -212,15 +212,6 @@ class DispatchOptions(EngineOptions, GpuOptions):
                 raise UsageError(f"--{flag} is for this machine's GPUs, and the engine is {self.engine}{hint}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpOptions(DispatchOptions):
-    """Options of ``gpuherd up``. ``dispatch_options`` gives those of its dispatcher."""
-
-    # No flag: a job shares its GPU if it was submitted with --share.
-    share: bool = True
-    foreground: bool = option(False, help="stay in the foreground and show what happens")
-
-
 # --- gpuherd set --------------------------------------------------------------------------------------------------
 
 SETTABLE = tuple(declared.name for declared, spec in option_fields(DispatchOptions) if spec.settable)

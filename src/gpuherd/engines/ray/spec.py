@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.ray.options import RayOptions
 from gpuherd.engines.registry import EngineSpec
 
 if TYPE_CHECKING:
     from gpuherd.checks import CheckResult
     from gpuherd.engines.base import Engine
     from gpuherd.engines.options import EngineOptions
+    from gpuherd.engines.ray.options import RayOptions
     from gpuherd.engines.world import Join, Lead
 
 _EXAMPLES = {
@@ -28,11 +28,16 @@ class _Ray(EngineSpec):
     title = "Ray"
     about = "a Ray cluster"
     order = 2
-    options = RayOptions
     variables = ("RAY_",)
     kept_variables = ("RAY_",)
     doctor_options = ("ray_address",)
     examples = _EXAMPLES
+
+    @property
+    def options(self) -> type[RayOptions]:
+        from gpuherd.engines.ray.options import RayOptions
+
+        return RayOptions
 
     def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:
         from gpuherd.engines.ray.engine import RayEngine

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.registry import EngineSpec, Exporter
-from gpuherd.engines.slurm.options import SlurmOptions
 
 if TYPE_CHECKING:
     from gpuherd.checks import CheckResult
     from gpuherd.engines.base import Engine, ExportJob, Foreground
     from gpuherd.engines.options import EngineOptions
+    from gpuherd.engines.slurm.options import SlurmOptions
     from gpuherd.engines.world import Join, Lead
 
 _EXAMPLES = {
@@ -64,7 +64,6 @@ class _Slurm(EngineSpec):
     title = "SLURM"
     about = "a SLURM cluster"
     order = 1
-    options = SlurmOptions
     variables = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "PMI_", "PMIX_")
     # Not all of SLURM_: others describe the job in which a command was typed.
     kept_variables = ("SLURM_CONF", "SLURM_CLUSTERS", "SBATCH_")
@@ -72,6 +71,12 @@ class _Slurm(EngineSpec):
     ranks_by = "srun"
     gpu_type_flag = "--gpu-type"
     examples = _EXAMPLES
+
+    @property
+    def options(self) -> type[SlurmOptions]:
+        from gpuherd.engines.slurm.options import SlurmOptions
+
+        return SlurmOptions
 
     def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:  # noqa: ARG002
         from gpuherd.engines.slurm.engine import SlurmEngine

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpuherd.errors import clean
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu.health import GpuHealth
@@ -25,7 +25,7 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import AttemptRecord, PauseReason, QueuedJob
 from gpuherd.jobs.scheduler import memory
 from gpuherd.jobs.scheduler.limits import Allowance
-from gpuherd.jobs.scheduler.policy import GpuView, Start
+from gpuherd.jobs.scheduler.types import GpuView, Start
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.gpu.leasing import GpuLeases
 from gpuherd.jobs.gpu.usage import NOTHING, GpuFaults, GpuUsage, Stranger, attempts_of
 from gpuherd.jobs.options import GpuOptions
-from gpuherd.jobs.scheduler.policy import GpuView
-from gpuherd.jobs.scheduler.types import fits
+from gpuherd.jobs.scheduler.types import GpuView, fits
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 
 if TYPE_CHECKING:

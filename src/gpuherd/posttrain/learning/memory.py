@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuherd.batch.run import RunOptions
+from gpuherd.batch.options import RunOptions
 from gpuherd.errors import JobCannotFit
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.models.plan.asking import in_precision

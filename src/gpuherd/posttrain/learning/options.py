@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuherd.batch.run import RunOptions
+from gpuherd.batch.options import RunOptions
 from gpuherd.engines.options import EngineOptions, engine_values, for_one_command, refuse_ranks
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -115,7 +115,7 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, G
         metavar="MODEL",
         group="model",
     )
-    engine: str = field(default="local", metadata={"option": replace(_ENGINE.metadata["option"], parse=_no_backend)})
+    engine: str = field(default="local", metadata={"option": _ENGINE.metadata["option"]._replace(parse=_no_backend)})
     run_id: str | None = option(
         None,
         help="name of the run (default: of its model, data set and settings, so that the same command goes on with it)",
