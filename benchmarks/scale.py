@@ -44,7 +44,9 @@ from gpuherd.jobs.remote.protocol import (
     to_json,
     write_ended,
 )
-from gpuherd.jobs.scheduler.policy import GpuView, Limits, Pool, WaitingJob, decide_with
+from gpuherd.jobs.scheduler.policy import decide_with
+from gpuherd.jobs.scheduler.pool import Pool
+from gpuherd.jobs.scheduler.types import GpuView, Limits, WaitingJob
 from gpuherd.simulate import Mix, Recipe, Rules, Scenario, drawn, machines, simulate, spread, variants
 
 T = TypeVar("T")

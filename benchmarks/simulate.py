@@ -8,9 +8,8 @@ from random import Random
 from typing import Any
 
 from gpuherd.simulate import Recipe, Rules, Scenario, drawn, machine, machines, simulate, spread, variants
-from gpuherd.simulate.cluster import background
 from gpuherd.simulate.results import Figures
-from gpuherd.simulate.workload import Mix
+from gpuherd.simulate.workload import Mix, background
 
 # Name, GPUs that jobs request, external users.
 CASES = (

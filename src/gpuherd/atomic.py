@@ -31,6 +31,18 @@ def put_first(finished: Path, path: Path) -> bool:
     ``finished`` may keep its old name too; the caller removes that, if it is there. Raises OSError.
     """
     try:
+        return link_first(finished, path)
+    except OSError as problem:
+        if problem.errno not in NO_LINKS:
+            raise
+    renamed = _rename(finished, path)
+    return _in_turn(finished, path) if renamed is None else renamed
+
+
+def link_first(finished: Path, path: Path) -> bool:
+    """The same by a hard link alone: also over NFS one of several machines wins. Raises OSError, with an errno among
+    ``NO_LINKS`` where the file system has none."""
+    try:
         os.link(finished, path)
     except OSError as problem:
         # Over NFS the answer to a link may be lost though it was made: the number of names tells.
@@ -39,10 +51,7 @@ def put_first(finished: Path, path: Path) -> bool:
                 return True
         if isinstance(problem, FileExistsError):
             return False
-        if problem.errno not in NO_LINKS:
-            raise
-        renamed = _rename(finished, path)
-        return _in_turn(finished, path) if renamed is None else renamed
+        raise
     return True
 
 

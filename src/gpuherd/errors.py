@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 # No path, name or setting that somebody wrote by hand is so long.
 _ENDLESS = r"\S{1000,}"
 _BEGINNING = 60
+# Patterns of what acts on a terminal; compiled when first used, since every command imports this module. Surrogates
+# stand for bytes that are not UTF-8 (in a file name, say); they can't be printed.
+_ESCAPES = r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)"
+_CONTROLS = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+"
+_LONGEST_LINE = 300
 
 
 class ExitCode(IntEnum):
@@ -55,6 +60,17 @@ def one_line(text: str) -> str:
     ' (10002 characters) is not a whole number'
     """
     return re.sub(_ENDLESS, lambda word: f"{word[0][:_BEGINNING]}… ({len(word[0])} characters)", printable(text))
+
+
+def clean(text: str) -> str:
+    """One line that any terminal can show safely: no escape, control or direction characters, at most 300 long."""
+    plain = " ".join(harmless(text).split())
+    return plain if len(plain) <= _LONGEST_LINE else plain[: _LONGEST_LINE - 1] + "…"
+
+
+def harmless(text: str) -> str:
+    """The text without escape, control or direction characters (a blank in place of each run of them)."""
+    return re.sub(_CONTROLS, " ", re.sub(_ESCAPES, "", text))
 
 
 def escape_unencodable(stream: object) -> None:

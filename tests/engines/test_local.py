@@ -27,7 +27,6 @@ from gpuherd.engines.local.process import (
 )
 from gpuherd.engines.process_tree import ProcessId, identify, locks_held, tagged
 from gpuherd.gpus.state import Gpu, Maker
-from gpuherd.jobs.job import Job
 
 
 @pytest.fixture
@@ -39,8 +38,7 @@ def launch(tmp_path: Path) -> Callable[..., Launch]:
             "status": tmp_path / "status",
             "progress": tmp_path / "progress",
         }
-        job = Job(name="j", argv=argv, **{name: more.pop(name) for name in ("env", "cwd") if name in more})  # type: ignore[arg-type]
-        return Launch(job=job, **{**fields, **more})  # type: ignore[arg-type]
+        return Launch(argv=argv, **{**fields, **more})  # type: ignore[arg-type]
 
     return make
 
@@ -199,7 +197,7 @@ from pathlib import Path
 from gpuherd.engines.local.process import Launch, start
 from gpuherd.jobs.job import Job
 here = Path({str(tmp_path)!r})
-process = start(Launch(tag="q/1", job=Job(name="j", argv=("/bin/sh", "-c", "sleep 0.5; exit 7")), log=here / "log",
+process = start(Launch(tag="q/1", argv=("/bin/sh", "-c", "sleep 0.5; exit 7"), log=here / "log",
                        status=here / "status", progress=here / "progress"), os.environ)
 process.go()
 print(process.identity.pid, process.identity.start_ticks, process.identity.boot, flush=True)
@@ -330,10 +328,8 @@ def test_a_start_for_want_of_descriptors_leaves_no_shell_and_none_open(launch: C
 import os, resource, sys
 from pathlib import Path
 from gpuherd.engines.local.process import CannotStart, Launch, start
-from gpuherd.jobs.job import Job
 folder = Path(sys.argv[1])
-job = Job(name="j", argv=("/bin/true",))
-launch = Launch(tag="q/1", job=job, log=folder / "log", status=folder / "s", progress=folder / "p")
+launch = Launch(tag="q/1", argv=("/bin/true",), log=folder / "log", status=folder / "s", progress=folder / "p")
 start(launch, os.environ).release()  # imports and caches are warm
 before = sorted(os.listdir("/proc/self/fd"))
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

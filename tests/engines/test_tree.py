@@ -29,7 +29,6 @@ from gpuherd.engines.process_tree import (
     locks_held,
     members,
 )
-from gpuherd.jobs.job import Job
 
 # Each writes its pid (and those of its children) into the folder "$1" and counts on for ever in a file of that name.
 _COUNT = """
@@ -92,7 +91,7 @@ class Hidden:
         self.process: LocalProcess = start(
             Launch(
                 tag=f"tree-{os.getpid()}/{id(self)}",
-                job=Job(name="j", argv=words),
+                argv=words,
                 log=root / "log",
                 status=root / "status",
                 progress=root / "progress",
@@ -196,9 +195,11 @@ def test_a_shell_that_is_told_to_end_does_not_go_on_with_its_next_command(tmp_pa
     """Each way, many times: it must never look as if the work had been done."""
     for number, way in enumerate([LocalProcess.terminate, LocalProcess.kill] * 10):
         log = tmp_path / f"log{number}"
-        job = Job(name="j", argv=("/bin/sh", "-c", "echo up; sleep 30; echo went on"))
+        words = ("/bin/sh", "-c", "echo up; sleep 30; echo went on")
         tag = f"tree-{os.getpid()}/{number}"
-        process = start(Launch(tag=tag, job=job, log=log, status=tmp_path / "s", progress=tmp_path / "p"), os.environ)
+        process = start(
+            Launch(tag=tag, argv=words, log=log, status=tmp_path / "s", progress=tmp_path / "p"), os.environ
+        )
         process.go()
         wait_until(lambda log=log: log.read_text() == "up\n")  # type: ignore[misc]
         way(process)

@@ -134,14 +134,18 @@ def test_a_lost_gpu_stays_in_its_place_with_its_name_and_comes_back(standin: Sta
 def test_known_gpus_are_read_again_for_what_changes_by_itself(standin: Standin) -> None:
     simulated = standin("4xMI300X")
     reader = GpuReader()
-    before = reader.snapshot(topology=True).gpus
-    assert reader.renewed(before) == {gpu.uuid: gpu for gpu in before}
+    reader.snapshot()
     simulated.occupy(2, 3_000)
-    found = reader.renewed(before[2:])
-    assert (found[simulated.uuid(2)].used_mb, found[simulated.uuid(3)]) == (3_000, before[3])
+    found = reader.snapshot(only=simulated.uuids[2:], sensors=False).gpus
+    assert [(gpu.index, gpu.used_mb, gpu.power_w) for gpu in found] == [(2, 3_000, None), (3, 0, None)]
     assert reader.used_mb([simulated.uuid(2)]) == {simulated.uuid(2): 3_000}
     simulated.lose(0)
-    assert reader.renewed(before[2:]) == {}
+    seen = reader.snapshot(only=simulated.uuids[2:], sensors=False).gpus
+    assert [(gpu.index, gpu.problem is None, gpu.index_unsure) for gpu in seen] == [
+        (0, False, False),
+        (2, True, True),
+        (3, True, True),
+    ]
     reader.close()
 
 
@@ -273,7 +277,7 @@ def test_any_call_may_return_any_code_and_every_other_gpu_stays_usable(
         for _ in range(2):
             seen = reader.snapshot(topology=True, errors=True)
             reader.used_mb([each.uuid for each in whole.gpus])
-            reader.renewed(whole.gpus)
+            reader.snapshot(only={each.uuid for each in whole.gpus}, sensors=False)
             if function in _DRIVER and gpu is None:
                 continue
             assert seen.problem is None, seen.problem

@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,13 +29,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Path:
-    """A lease folder that every user can reach."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & stat.S_IXOTH:
-            folder.chmod(folder.stat().st_mode | stat.S_IXOTH | stat.S_IXGRP)
-    make_folder(tmp_path / "shared")
-    return tmp_path / "shared"
+def shared() -> Iterator[Path]:
+    """A lease folder that every user can reach: not in pytest's own, which each new pytest session closes to others."""
+    with tempfile.TemporaryDirectory(prefix="gpuherd-leases-") as name:
+        for folder in (Path(name), *Path(name).parents):
+            if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & stat.S_IXOTH:
+                folder.chmod(folder.stat().st_mode | stat.S_IXOTH | stat.S_IXGRP)
+        make_folder(Path(name) / "shared")
+        yield Path(name) / "shared"
 
 
 @pytest.fixture

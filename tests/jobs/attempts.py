@@ -14,7 +14,7 @@ from gpuherd.jobs.attempts.failures import Diagnosis, classify
 from gpuherd.jobs.completion import Known, Settlement
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, JobStatus, QueuedJob
+from gpuherd.jobs.records import AttemptRecord, AttemptRow, AttemptState, JobStatus, QueuedJob, StartRecord
 
 SIMULATED_GPU = f"GPU-1f0a92c3-77aa-4b1c-9d2e-{SIMULATED}"
 _MADE_UP = ProcessId(1, 2, "boot")
@@ -61,7 +61,7 @@ def queue_that_ran_on(path: Path, gpu: str) -> None:
         run = queue.begin_run(0.0, 0.0)
         (queued,) = queue.head(1, 1e9)
         record = attempt_of(queued, 1, gpus=(gpu,), labels=("0",))
-        queue.record_start(record, run, wait_s=0.0, leased_mono=None)
+        queue.record_starts([StartRecord(record, 0.0, None)], run)
 
 
 def diagnosed(code: int | None = None, signal: int | None = None, *, started: bool = True, **more: Any) -> Diagnosis:

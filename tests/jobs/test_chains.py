@@ -11,7 +11,7 @@ from tests.jobs.attempts import attempt_of, settled
 from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue.store import ImpossibleTransition, Overtaken, Queue
-from gpuherd.jobs.records import AttemptState, Begun, Handed
+from gpuherd.jobs.records import AttemptState, Begun, Handed, StartRecord
 
 NOW = 1_000.0
 
@@ -36,7 +36,7 @@ class Book:
         handed = None if engine == LOCAL else Handed(engine, f"batch{self.number}", 0)
         process = attempt_of(found[0], 1).process if engine == LOCAL else None
         record = attempt_of(found[0], self.number, handed=handed, process=process, started_at=NOW)
-        self.queue.record_start(record, self.run, wait_s=0.0, leased_mono=None)
+        self.queue.record_starts([StartRecord(record, 0.0, None)], self.run)
         if heard and engine != LOCAL:
             self.queue.record_handles({self.number: f"h{self.number}"})
         return self.number
@@ -45,7 +45,7 @@ class Book:
         state = {JobState.DONE: AttemptState.DONE, JobState.WAITING: AttemptState.REQUEUED}.get(
             job_state, AttemptState.FAILED
         )
-        return self.queue.record_end(settled(attempt, state, job_state, at))
+        return self.queue.record_ends([settled(attempt, state, job_state, at)])[0]
 
     def following(self) -> dict[str, tuple[str, ...]]:
         return {
@@ -163,7 +163,7 @@ def test_the_attempts_of_open_batches_are_found_in_their_order(book: Book) -> No
         found = book.queue.job(name)
         assert found is not None
         record = attempt_of(found[0], 10 - place, handed=Handed("slurm", "one", place), process=None)
-        book.queue.record_start(record, book.run, wait_s=0.0, leased_mono=None)
+        book.queue.record_starts([StartRecord(record, 0.0, None)], book.run)
     book.number = 20
     book.end(book.hand_over("c"), JobState.DONE)
     book.end(10, JobState.DONE)

@@ -330,6 +330,7 @@ def test_jobs_on_gpus_wait_for_a_driver_that_is_late(
 
     def answers() -> None:
         wait_until(lambda: bool(run.told(EventKind.DONE)))
+        wait_until(run.directory.state_file.exists)
         wait_until(lambda: len(json.loads(run.directory.state_file.read_text())["waits"]) == 2)
         waits.extend(json.loads(run.directory.state_file.read_text())["waits"].values())
         machine.fail(None)

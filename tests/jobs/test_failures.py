@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.jobs.attempts import diagnosed
 
+from gpuherd.errors import clean
 from gpuherd.jobs.attempts.failures import (
     Diagnosis,
     FailureClass,
     back_off_s,
-    clean,
     is_out_of_memory,
     telling_line,
 )

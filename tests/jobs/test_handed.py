@@ -63,7 +63,7 @@ class Cluster:
         self.end(4, AttemptState.DONE, JobState.DONE)
 
     def end(self, attempt: int, state: AttemptState, job: JobState) -> None:
-        self.queue.record_end(settled(attempt, state, job, clock.wall(), mono=clock.mono(), code=0))
+        self.queue.record_ends([settled(attempt, state, job, clock.wall(), mono=clock.mono(), code=0)])
 
     def status(self) -> RunStatus:
         return read_status(self.run, EVERYTHING)

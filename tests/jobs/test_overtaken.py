@@ -11,7 +11,7 @@ from tests.jobs.attempts import attempt_of
 
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue.store import Overtaken, Queue
-from gpuherd.jobs.records import QueuedJob
+from gpuherd.jobs.records import QueuedJob, StartRecord
 
 OLD = Job(name="a", argv=("old",))
 
@@ -28,7 +28,7 @@ def start(queue: Queue, decided: tuple[QueuedJob, ...]) -> None:
     records = [attempt_of(queued, number) for number, queued in enumerate(decided, 1)]
     run = queue.begin_run(time.time(), 0.0)
     for record in reversed(records):
-        queue.record_start(record, run, wait_s=0.0, leased_mono=None)
+        queue.record_starts([StartRecord(record, 0.0, None)], run)
 
 
 def add_elsewhere(queue: Queue, job: Job) -> None:

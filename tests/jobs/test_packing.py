@@ -14,7 +14,9 @@ import pytest
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.scheduler.policy import GpuView, Limits, Pool, WaitingJob, decide_with
+from gpuherd.jobs.scheduler.policy import decide_with
+from gpuherd.jobs.scheduler.pool import Pool
+from gpuherd.jobs.scheduler.types import GpuView, Limits, WaitingJob
 
 GPUS, TOTAL_MB = 16, 80_000
 # As many jobs as the dispatcher looks at beyond those that have a place.

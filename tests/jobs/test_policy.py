@@ -17,7 +17,9 @@ from gpuherd.jobs import eta as eta_module
 from gpuherd.jobs.scheduler import ordering as order_module
 from gpuherd.jobs.scheduler import pool as pool_module
 from gpuherd.jobs.scheduler.ordering import DOUBLES_EVERY_S, rank
-from gpuherd.jobs.scheduler.policy import Decision, GpuView, Limits, Pool, WaitingJob, decide, decide_with, why_never
+from gpuherd.jobs.scheduler.policy import decide, decide_with
+from gpuherd.jobs.scheduler.pool import Pool
+from gpuherd.jobs.scheduler.types import Decision, GpuView, Limits, WaitingJob, why_never
 
 LARGE = Limits(max_gpus=99, cpu_slots=99)
 
@@ -524,9 +526,9 @@ def test_no_shared_gpu_is_closed_for_a_job_that_an_empty_one_could_not_hold() ->
 def test_a_pool_that_lasts_learns_how_much_an_empty_gpu_gives() -> None:
     pool = Pool([GpuView(gpu(0), busy="we", ours=True), GpuView(gpu(1), busy="we", ours=True)])
     job = WaitingJob(1, 2, 40_000)
-    assert pool.has_enough(job, frozenset())
+    assert pool.has_enough(job)
     pool.update(GpuView(gpu(0), busy="we", ours=True, room_mb=39_500))
-    assert not pool.has_enough(job, frozenset())
+    assert not pool.has_enough(job)
 
 
 def test_who_asks_for_more_than_they_may_ever_hold_is_refused_and_in_quiet_hours_waits() -> None:

@@ -31,7 +31,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.scheduler.ordering import Lookahead
-from gpuherd.jobs.scheduler.policy import Decision, GpuView, Limits, Pool, Start, WaitingJob, decide, decide_with
+from gpuherd.jobs.scheduler.policy import decide, decide_with
+from gpuherd.jobs.scheduler.pool import Pool
+from gpuherd.jobs.scheduler.types import Decision, GpuView, Limits, Start, WaitingJob
 
 SMALL_MB, LARGE_MB = 24_000, 80_000
 BASELINE_MB = 300

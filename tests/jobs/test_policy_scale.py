@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs.scheduler.policy import Decision, GpuView, Limits, Pool, WaitingJob, decide, decide_with
+from gpuherd.jobs.scheduler.policy import decide, decide_with
+from gpuherd.jobs.scheduler.pool import Pool
+from gpuherd.jobs.scheduler.types import Decision, GpuView, Limits, WaitingJob
 
 MACHINES, EACH = 1250, 8
 LIMITS = Limits(max_gpus=1_000_000, cpu_slots=1)

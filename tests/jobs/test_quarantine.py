@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import doctest
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from random import Random
 
 import pytest
@@ -21,11 +21,15 @@ from gpuherd.jobs.gpu.health import (
     after_success,
     excluded,
     from_json,
-    next_return,
+    returns,
     to_json,
 )
 
 MACHINE = ("a", "b", "c")
+
+
+def next_return(healths: Mapping[str, Health], now: float) -> float | None:
+    return min(returns(healths, now).values(), default=None)
 
 
 def crash(

@@ -22,7 +22,7 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import Order
 from gpuherd.jobs.queue import schema
 from gpuherd.jobs.queue.store import ImpossibleTransition, Queue
-from gpuherd.jobs.records import AttemptRecord, AttemptState, Handed, PauseReason, ResourceRequest
+from gpuherd.jobs.records import AttemptRecord, AttemptState, Handed, PauseReason, ResourceRequest, StartRecord
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import MOST_KINDS
 
@@ -46,7 +46,7 @@ def start(queue: Queue) -> Callable[[str], AttemptRecord]:
         queued = next(q for q in queue.head(1000, time.time()) if q.job.name == name)
         number, now = queue.last_attempt() + 1, time.time()
         record = attempt_of(queued, number, gpus=("GPU-a",), labels=("0",), started_at=now, started_mono=5.0)
-        queue.record_start(record, run, wait_s=1.0, leased_mono=4.0)
+        queue.record_starts([StartRecord(record, 1.0, 4.0)], run)
         return record
 
     return begin
@@ -73,7 +73,7 @@ def end(
             costs_try=costs_try,
         )
     at = time.time() if ended_at is None else ended_at
-    return queue.record_end(settled(record, state, job_state, at, mono=7.0, again=again, **more))
+    return queue.record_ends([settled(record, state, job_state, at, mono=7.0, again=again, **more)])[0]
 
 
 def test_order_is_priority_then_age(queue: Queue) -> None:
@@ -149,7 +149,7 @@ def test_a_run_that_has_left_jobs_to_an_engine_is_continued(
     found = queue.job("a")
     assert found is not None
     handed = attempt_of(found[0], 9, handed=Handed("slurm", "batch", 0), process=None)
-    queue.record_start(handed, 1, wait_s=0.0, leased_mono=None)
+    queue.record_starts([StartRecord(handed, 0.0, None)], 1)
     queue.cancel(["b"], "me")
     queue.end_run(1, time.time())
     assert queue.submit(jobs).kept == {"cancelled": ("b",)}
@@ -256,7 +256,7 @@ def test_impossible_transitions_are_refused(queue: Queue, start: Callable[[str],
     queue.submit([job("a"), job("b")])
     record = start("a")
     with pytest.raises(ImpossibleTransition):
-        queue.record_start(record, 1, wait_s=0, leased_mono=None)  # it runs already
+        queue.record_starts([StartRecord(record, 0, None)], 1)  # it runs already
     end(queue, record, AttemptState.DONE, JobState.DONE)
     before = (queue.states(), list(queue.attempts()))
     with pytest.raises(ImpossibleTransition):
@@ -618,5 +618,5 @@ def test_attempts_come_in_the_order_of_their_starts_whatever_their_numbers(queue
     a, b = queue.head(9, time.time())
     for number, queued, mono in ((8, b, 5.0), (7, a, 6.0)):  # the shell for a stood by before that for b
         record = attempt_of(queued, number, started_at=time.time(), started_mono=mono)
-        queue.record_start(record, run, wait_s=0.0, leased_mono=None)
+        queue.record_starts([StartRecord(record, 0.0, None)], run)
     assert [row.job for row in queue.attempts()] == ["b", "a"]

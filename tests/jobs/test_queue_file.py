@@ -24,7 +24,7 @@ from gpuherd.jobs.queue import schema
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.queue.schema import VERSION, connect, passing_through
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import AttemptState
+from gpuherd.jobs.records import AttemptState, StartRecord
 from gpuherd.jobs.run_dir import RunDirectory
 
 
@@ -147,9 +147,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         queue.submit([Job(name=f"j{i}", argv=("true", "x" * 50), gpus=0) for i in range(40)])
         run = queue.begin_run(1.0, 1.0)
         for number, queued in enumerate(queue.head(40, time.time()), 1):
-            queue.record_start(attempt_of(queued, number), run, wait_s=0.0, leased_mono=None)
+            queue.record_starts([StartRecord(attempt_of(queued, number), 0.0, None)], run)
             end = settled(number, AttemptState.DONE, JobState.DONE)
-            queue.record_end(end)
+            queue.record_ends([end])
         queue.end_run(run, 3.0)
     return path.read_bytes()
 

@@ -36,7 +36,7 @@ from gpuherd.jobs.monitor.format import as_json, as_table, as_tables, json_text,
 from gpuherd.jobs.monitor.job_status import EVERYTHING, Page
 from gpuherd.jobs.monitor.status import RunStatus, attempts_of, by_pages, job_names, opened, read_status, status_of
 from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.records import AttemptRecord, AttemptState, PauseReason
+from gpuherd.jobs.records import AttemptRecord, AttemptState, PauseReason, StartRecord
 from gpuherd.top.look import Looker
 
 
@@ -73,7 +73,7 @@ class Scene:
             started_at=clock.wall() - ago_s,
             started_mono=clock.mono() - ago_s,
         )
-        self.queue.record_start(record, self.run_id, wait_s=1.0, leased_mono=None)
+        self.queue.record_starts([StartRecord(record, 1.0, None)], self.run_id)
         return record
 
     def end(self, record: AttemptRecord, state: JobState, reason: str | None = None, not_before: float = 0.0) -> None:
@@ -81,19 +81,21 @@ class Scene:
         again = (
             None if not not_before else NextTry(not_before=not_before, request=record.queued.request, avoid=frozenset())
         )
-        self.queue.record_end(
-            settled(
-                record,
-                AttemptState.DONE if well else AttemptState.FAILED,
-                state,
-                clock.wall(),
-                mono=clock.mono(),
-                code=0 if well else 1,
-                failure=None if well else FailureClass.CRASH,
-                reason=reason,
-                again=again,
-            )
-        )
+        self.queue.record_ends(
+            [
+                settled(
+                    record,
+                    AttemptState.DONE if well else AttemptState.FAILED,
+                    state,
+                    clock.wall(),
+                    mono=clock.mono(),
+                    code=0 if well else 1,
+                    failure=None if well else FailureClass.CRASH,
+                    reason=reason,
+                    again=again,
+                )
+            ]
+        )[0]
 
     def status(self, page: Page | None = None) -> RunStatus:
         return read_status(self.run, page)
@@ -261,9 +263,9 @@ def test_a_pause_is_no_time_that_jobs_take(scene: Scene) -> None:
     scene.begin()
     done = scene.start("a", ago_s=100.0)
     scene.queue.mark_paused(done.id, PauseReason.USER, clock.mono() - 95.0)
-    scene.queue.record_end(
-        settled(done, AttemptState.DONE, JobState.DONE, clock.wall(), mono=clock.mono(), paused_s=90.0)
-    )
+    scene.queue.record_ends(
+        [settled(done, AttemptState.DONE, JobState.DONE, clock.wall(), mono=clock.mono(), paused_s=90.0)]
+    )[0]
     runs = scene.start("b", ago_s=500.0)
     scene.queue.mark_paused(runs.id, PauseReason.USER, clock.mono() - 496.0)
     # 10 s each: 6 s of b, which has worked for 4 s, and c.

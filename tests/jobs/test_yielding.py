@@ -23,7 +23,7 @@ class Story:
 
     mode: YieldTo
     quiet_s: float = 9.0
-    seen: Sightings = field(default_factory=Sightings)
+    seen: Sightings = field(default_factory=dict)
     paused: set[int] = field(default_factory=set)
 
     def look(self, now: float, *strangers: Stranger, running: tuple[OurAttempt, ...] = (TRAIN, WIDE)) -> list[Action]:
@@ -111,7 +111,7 @@ def test_what_is_remembered_does_not_grow() -> None:
         strangers = [Stranger("GPU-a", "0", str(now + step), "x") for step in range(3)]
         story.look(float(now), *strangers)
     story.look(500.0, running=(WIDE,))
-    assert story.seen == Sightings()
+    assert story.seen == {}
 
 
 @given(

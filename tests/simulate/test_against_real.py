@@ -12,11 +12,10 @@ from random import Random
 import pytest
 
 from gpuherd.jobs import GpuOptions, Job, Queue, RunDirectory, run_jobs
-from gpuherd.simulate.cluster import Session, machine
 from gpuherd.simulate.engine import Simulation
 from gpuherd.simulate.options import Rules
 from gpuherd.simulate.results import History
-from gpuherd.simulate.workload import Trial, Work, read_queue, replayed
+from gpuherd.simulate.workload import Session, Trial, Work, machine, read_queue, replayed
 from gpuherd.standin.machine import Machine
 
 

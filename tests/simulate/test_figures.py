@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.job import Job
-from gpuherd.simulate.cluster import machine
 from gpuherd.simulate.engine import Simulation
 from gpuherd.simulate.options import Rules
 from gpuherd.simulate.results import Ending, FinishedAttempt, History, Visit, figures, least_possible_s
-from gpuherd.simulate.workload import Trial, Work
+from gpuherd.simulate.workload import Trial, Work, machine
 
 
 def work(name: str, seconds: float, arrives_s: float = 0.0, gpus: int = 1, needs: tuple[str, ...] = ()) -> Work:

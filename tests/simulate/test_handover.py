@@ -13,12 +13,23 @@ from hypothesis import strategies as st
 from gpuherd.errors import UsageError
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.job import Job
-from gpuherd.simulate.cluster import Background, Machine, machine, machines
-from gpuherd.simulate.handover import Handover, Nodes
+from gpuherd.simulate import simulate
 from gpuherd.simulate.options import Rules, variants
+from gpuherd.simulate.other_schedulers import Handover, Nodes
 from gpuherd.simulate.results import Ending, History, busy_spans, figures
-from gpuherd.simulate.scenario import Scenario, simulate
-from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn, spread
+from gpuherd.simulate.workload import (
+    Background,
+    Machine,
+    Mix,
+    Recipe,
+    Scenario,
+    Trial,
+    Work,
+    drawn,
+    machine,
+    machines,
+    spread,
+)
 
 
 def work(name: str, seconds: float | Sequence[Trial], **more: object) -> Work:

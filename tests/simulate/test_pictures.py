@@ -10,11 +10,10 @@ import pytest
 
 from gpuherd.jobs.job import Job
 from gpuherd.simulate.charts import WIDTH, Panel, gantt, rows, shares, timeline
-from gpuherd.simulate.cluster import Background, machine, machines
 from gpuherd.simulate.engine import Simulation
 from gpuherd.simulate.options import Rules
 from gpuherd.simulate.results import Ending, FinishedAttempt, History, Visit
-from gpuherd.simulate.workload import Mix, Recipe, Trial, Work, drawn, spread
+from gpuherd.simulate.workload import Background, Mix, Recipe, Trial, Work, drawn, machine, machines, spread
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -11,14 +11,13 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.simulate.cluster import background, machine, machines, start_time
 from gpuherd.simulate.options import Rules, variants
-from gpuherd.simulate.workload import failure_shares, mix, spread
+from gpuherd.simulate.workload import background, failure_shares, machine, machines, mix, spread, start_time
 
 
 @pytest.mark.parametrize(
     "name",
-    ["charts", "cluster", "options", "queue", "results", "workload"],
+    ["charts", "options", "results", "state", "workload"],
 )
 def test_examples_in_the_code_hold(name: str) -> None:
     result = doctest.testmod(import_module(f"gpuherd.simulate.{name}"))

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.gpus.state import Maker
-from gpuherd.standin.session import Busy, Spec, parse
-from gpuherd.standin.state import MAX_GPUS
+from gpuherd.standin.state import MAX_GPUS, Busy, Spec, parse
 
 
 @pytest.mark.parametrize(

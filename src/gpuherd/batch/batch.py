@@ -21,8 +21,7 @@ from gpuherd.batch.options import BatchOptions
 from gpuherd.batch.user_queue import folder
 from gpuherd.columns import Column, fitted, window
 from gpuherd.engines.registry import LOCAL, names
-from gpuherd.errors import UsageError, printable
-from gpuherd.jobs.attempts.failures import clean
+from gpuherd.errors import UsageError, clean, printable
 from gpuherd.jobs.job import Job, JobState, Planner
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.run_dir import RunDirectory

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease
     from gpuherd.gpus.state import Gpu
     from gpuherd.jobs.gpu.watch import GpuWatch
-    from gpuherd.jobs.scheduler.policy import Decision
+    from gpuherd.jobs.scheduler.types import Decision
 
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
@@ -192,7 +192,8 @@ class Waiter:
 
     def _decide(self, watch: GpuWatch) -> Decision:
         from gpuherd.jobs.scheduler.limits import limits
-        from gpuherd.jobs.scheduler.policy import Decision, Wait, WaitingJob, decide
+        from gpuherd.jobs.scheduler.policy import decide
+        from gpuherd.jobs.scheduler.types import Decision, Wait, WaitingJob
 
         if watch.awaits_driver and watch.problem is not None:
             return Decision(waits=(Wait(0, watch.problem),))

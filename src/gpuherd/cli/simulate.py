@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from gpuherd.cli.job_start import AvailableGpus
     from gpuherd.jobs.job import Planner
-    from gpuherd.simulate.scenario import Result, Scenario
+    from gpuherd.simulate.results import Result
+    from gpuherd.simulate.workload import Scenario
 
 SIMULATE = """\
 Replays jobs on machines of any size in virtual time, with the policy of real runs. Shows how long the jobs would take,
@@ -57,8 +58,8 @@ def add_simulate(parser: Parser) -> None:
 
 def run_simulate(args: argparse.Namespace) -> int:
     """Simulates and prints. Returns 0 also if jobs failed in the simulation, because that is a result."""
+    from gpuherd.simulate import simulate
     from gpuherd.simulate.options import variants
-    from gpuherd.simulate.scenario import simulate
 
     options = build(SimulateOptions, args)
     found = variants(build(Rules, args), args.compare)
@@ -77,8 +78,7 @@ def run_simulate(args: argparse.Namespace) -> int:
 
 
 def _scenario(source: str | None, options: SimulateOptions) -> Scenario:
-    from gpuherd.simulate.cluster import MONDAY
-    from gpuherd.simulate.scenario import Scenario
+    from gpuherd.simulate.workload import MONDAY, Scenario
 
     if (source is None) == (options.jobs is None):
         raise UsageError("name a run folder or a job file, or say --jobs N, one of them; see gpuherd simulate --help")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import gpuherd
@@ -32,24 +32,26 @@ def cores(proc: Path = PROC, groups: Path = GROUPS) -> int:
 
 
 def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
-    """Bytes that this process can still take without swapping or being killed, None where nothing says it.
+    """Bytes that this process can still take without swapping or being killed, None where unknown.
 
     What the kernel can give back at once counts as free: its cache of files, on the machine and in the group.
     """
-    amounts = [amount for folder in _folders("memory", proc, groups) if (amount := _group_room(folder)) is not None]
-    machine = _field(proc / "meminfo", "MemAvailable:")
-    if machine is not None:
-        amounts.append(machine * 1024)
-    return max(0, min(amounts)) if amounts else None
+    free = _least(_group_room, "MemAvailable:", proc, groups)
+    return None if free is None else max(0, free)
 
 
 def memory_mb(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
-    """MB (2^20 bytes) of main memory that this process could ever have, used or not; None where nothing says it."""
-    amounts = [limit for folder in _folders("memory", proc, groups) if (limit := _group_limit(folder)) is not None]
-    machine = _field(proc / "meminfo", "MemTotal:")
-    if machine is not None:
-        amounts.append(machine * 1024)
-    return min(amounts) >> 20 if amounts else None
+    """MB (2^20 bytes) of main memory that this process could ever have, used or not; None where unknown."""
+    limit = _least(_group_limit, "MemTotal:", proc, groups)
+    return None if limit is None else limit >> 20
+
+
+def _least(of_group: Callable[[Path], int | None], field: str, proc: Path, groups: Path) -> int | None:
+    """The smallest number of bytes among those of the machine and of the groups around this process."""
+    machine = _field(proc / "meminfo", field)
+    amounts = [of_group(folder) for folder in _folders("memory", proc, groups)]
+    amounts.append(None if machine is None else machine * 1024)
+    return min((amount for amount in amounts if amount is not None), default=None)
 
 
 def _folders(controller: str, proc: Path, groups: Path) -> Iterator[Path]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-# Processes as the kernel shows them in /proc: who is who, in which session, and what they hold.
+# Processes as the kernel shows them in /proc: identity, session, and the locks that they hold. Linux only.
 #
-# A pid alone names nobody for long, since pids are used again. ``ProcessId`` therefore carries the start time and the
-# boot id as well. Linux only. Knows nothing of jobs; which processes belong to an attempt is ``tree``'s business.
+# A pid alone identifies a process for a short time only, since pids are used again. ``ProcessId`` therefore has the
+# start time and the boot id as well.
 
 ATTEMPT_VARIABLE = "GPUHERD_ATTEMPT"
 
@@ -36,7 +36,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """A process that can't be mistaken for another: pid, start time in clock ticks since boot, and the boot."""
+    """The unique identity of a process: pid, start time in clock ticks since boot, and the boot."""
 
     pid: int
     start_ticks: int
@@ -62,7 +62,7 @@ class Seen:
 
     Attributes:
         group, session: process group and session, by number.
-        held: stopped by a signal (or a debugger), until it is told to go on.
+        held: stopped by a signal (or a debugger), until SIGCONT.
         attempt: the tag in its environment; None when it has none, or when we may not read it.
     """
 
@@ -139,9 +139,9 @@ def tagged(prefix: str) -> Iterator[Tagged]:
 
 @dataclass(frozen=True, slots=True)
 class Lock:
-    """A held lock (``flock``) as the kernel tells of it: the file, and the pid of the process that took it.
+    """A held lock (``flock``) as the kernel reports it: the file, and the pid of the process that took it.
 
-    The lock belongs to the open file, which children inherit: they then hold it too, and ``taker`` stays who it was.
+    The lock belongs to the open file, which children inherit: they then hold it too, and ``taker`` stays the same.
     """
 
     path: str
@@ -149,7 +149,7 @@ class Lock:
 
 
 def locks_held(pid: int, among: Collection[str] | None = None) -> frozenset[Lock]:
-    """The locks in the hands of a process, on the files ``among`` or on any; none when we may not look."""
+    """The locks that a process holds, on the files ``among`` or on any; none where we lack the permission to look."""
     found = set()
     with suppress(OSError):
         for entry in os.scandir(f"/proc/{pid}/fd"):
@@ -161,14 +161,14 @@ def locks_held(pid: int, among: Collection[str] | None = None) -> frozenset[Lock
 
 
 def any_held(locks: Iterable[Lock]) -> bool:
-    """Whether anybody still holds one of these locks, by the kernel's list; also where we may not look at who it is."""
+    """Whether any process still holds one of these locks, by the kernel's list; also a process that we may not read."""
     from gpuherd.gpus.lease_files import is_locked  # here: every command knows processes, few know locks
 
     sought = set()
     for lock in locks:
         with suppress(OSError):
             inode = Path(lock.path).stat().st_ino
-            # The kernel waits some milliseconds until it can list its locks: only where somebody holds this one.
+            # The kernel waits some milliseconds until it can list its locks: only where this one is held.
             if is_locked(Path(lock.path)) or not os.access(lock.path, os.R_OK):
                 sought.add((b"%d" % lock.taker, b"%d" % inode))
     # 4: FLOCK  ADVISORY  WRITE 4711 08:01:131 0 EOF
@@ -210,7 +210,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _read(path: str) -> bytes | None:
-    """A file of /proc; None when the process is gone or not ours to look at. Plain calls: this is done very often."""
+    """A file of /proc; None when the process is gone or we may not read it. Plain calls: this is done very often."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -228,27 +228,26 @@ def _read(path: str) -> bytes | None:
         os.close(descriptor)
 
 
-# All processes of an attempt, wherever they hide: found, stopped for a while, and ended.
+# Which processes belong to an attempt.
 #
 # A job may fork twice, open sessions of its own, ignore SIGTERM, fork in a loop, and empty its environment. A process
 # belongs to an attempt when one of these is so, each of which is inherited by everything that the job starts:
 #
-# * its environment carries the attempt's tag; * its session is that of the attempt's main process, or one in which a
-# process carries the tag; * it holds the lock (lease) on a GPU of the attempt, taken by the dispatcher that started
-# it.
+# * its environment carries the attempt's tag;
+# * its session is that of the attempt's main process, or one in which a process carries the tag;
+# * it holds the lock (lease) on a GPU of the attempt, taken by the dispatcher that started it.
 #
-# What escapes: a process that has emptied its environment, opened a session in which nobody carries the tag, and
-# closed every file that it was given. It holds no GPU of ours then, except by using one; that is for those who watch
-# the GPUs.
+# A process escapes that has emptied its environment, opened a session in which no process carries the tag, and closed
+# every file that it inherited. It holds no lease then; if it uses a GPU, the GPU manager sees that.
 
-# A process that forks and ends at once is a moving target: it may take several looks until one meets it. Each is short.
+# A process that forks and ends at once may be gone before the signal: then the next look finds its child.
 _MOST_ROUNDS = 40
 _LOOKS_TO_BE_SURE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What the processes of an attempt are known by.
+    """How the processes of an attempt are recognised.
 
     Attributes:
         tag: the value of GPUHERD_ATTEMPT.
@@ -274,25 +273,25 @@ def members(
     """Which of the processes ``seen`` belong to some attempts.
 
     Args:
-        seen: what ``processes.everyone`` has just answered.
+        seen: the result of ``everyone``.
         ours: whether a tag is that of one of these attempts.
-        traces: what else is known of them.
-        spare: attempts that go on: no process of theirs is among the answer, and a lock that they hold is no trace.
+        traces: their leaders and locks.
+        spare: attempts that go on: none of their processes is returned, and a lock that they hold is no trace.
     """
     theirs = _sessions(seen, {each.tag for each in spare}.__contains__) | {each.leader.pid for each in spare}
     sessions = _sessions(seen, ours) | {each.leader.pid for each in traces if not _used_again(each.leader, seen)}
-    # Nobody of the session in which we live was put there by a job: it is older than each of them.
+    # Our own session is older than every job: no job has put a process there.
     sessions -= theirs | {os.getsid(0)}
     held = {lock for each in spare for lock in each.locks}
     locks = {lock for each in traces for lock in each.locks} - held
-    # Nobody inherited anything from one who came later. This spares a look at the files of all who live here for long.
+    # No process inherits from a later one. This spares a look at the files of all older processes.
     oldest = min((each.leader.start_ticks for each in traces), default=0)
     found = []
     for process in seen:
         if process.process.pid == os.getpid() or process.session in theirs:
             continue
         by_tag = process.attempt is not None and ours(process.attempt)
-        # A tag of another's: of a gpuherd, say, that took the GPU just now. Its lock is its own.
+        # One with another tag may belong to another gpuherd that took the GPU just now: its lock is its own.
         by_lock = process.attempt is None and process.process.start_ticks >= oldest and _holds(process, locks)
         if by_tag or process.session in sessions or by_lock:
             found.append(process)
@@ -300,16 +299,15 @@ def members(
 
 
 def _sessions(seen: Sequence[Seen], ours: Callable[[str], bool]) -> set[int]:
-    """The sessions that a process with such a tag is in, but those whose own leader lives and has none.
-
-    (Somebody may have copied a job's environment into a shell of their own, to look for a fault.)
+    """The sessions with a process of such a tag, except those whose own leader lives and has none: a user may have
+    copied a job's environment into a shell, to look for a fault.
     """
     mine = {process.process.pid: process.session for process in seen if process.attempt and ours(process.attempt)}
     return set(mine.values()) - ({process.process.pid for process in seen} - mine.keys())
 
 
 def _used_again(leader: ProcessId, seen: Sequence[Seen]) -> bool:
-    """Whether the main process has ended and its pid names another by now, and so another session."""
+    """Whether the main process has ended and its pid is that of another process, and so of another session."""
     return any(p.process.pid == leader.pid and p.process.start_ticks != leader.start_ticks for p in seen)
 
 
@@ -320,34 +318,35 @@ def _holds(process: Seen, locks: Collection[Lock]) -> bool:
 
 
 def ask_to_end(process: ProcessId) -> None:
-    """SIGTERM; and SIGCONT, since what is stopped, or is about to be, could not obey."""
+    """SIGTERM; and SIGCONT, since a stopped process can't handle it."""
     send(process, signal.SIGTERM)
     send(process, signal.SIGCONT)
 
 
 def kill(find: Callable[[], Sequence[Seen]]) -> None:
-    """SIGKILL to all that ``find`` finds, until it finds none; some looks only, for one may be stuck in the kernel."""
+    """SIGKILL to all that ``find`` finds, until it finds none; some looks only, since a process may be stuck in
+    the kernel."""
     until_none(find, signal.SIGKILL)
 
 
 def until_none(find: Callable[[], Sequence[Seen]], number: int) -> None:
-    told: set[ProcessId] = set()
+    signalled: set[ProcessId] = set()
     nothing_new = 0
     for _ in range(_MOST_ROUNDS):
-        found = [process for process in find() if process.process not in told]
+        found = [process for process in find() if process.process not in signalled]
         nothing_new = 0 if found else nothing_new + 1
         if nothing_new == _LOOKS_TO_BE_SURE:
             return
         for process in found:
             send(process.process, number)
-            told.add(process.process)
-        # The group as a whole as well: that reaches also those who were born since the look, all in one instant.
+            signalled.add(process.process)
+        # The whole group as well: that reaches also processes that were born since the look, all in one instant.
         for group in {process.group for process in found}:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, number)
 
 
-# What an attempt leaves behind on a cluster's node gets so long to obey SIGTERM.
+# On a cluster's node: from SIGTERM to SIGKILL for what an attempt leaves behind, and between two looks.
 _REST_PATIENCE_S = 1.0
 _REST_LOOK_S = 0.05
 
@@ -357,14 +356,14 @@ def end_rest(traces: Traces, patience_s: float = _REST_PATIENCE_S) -> bool:
     Returns whether there was anything."""
 
     until = time.monotonic() + patience_s
-    told = set()
+    asked = set()
     while found := traces.members():
         for each in found:
-            if each.process not in told:
+            if each.process not in asked:
                 ask_to_end(each.process)
-                told.add(each.process)
+                asked.add(each.process)
         if time.monotonic() >= until:
             kill(traces.members)
             break
         time.sleep(_REST_LOOK_S)
-    return bool(told)
+    return bool(asked)

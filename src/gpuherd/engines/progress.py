@@ -23,7 +23,7 @@ _MOST_STAGE = 80
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is. ``total`` and ``stage`` are None where the job did not say."""
+    """How far a job is. ``total`` and ``stage`` are None where the job has not reported them."""
 
     done: int
     total: int | None = None
@@ -48,12 +48,12 @@ def read(path: Path) -> Progress | None:
     """The job's last report; None without one, or for a file of another form."""
     try:
         with path.open("rb") as file:
-            told = json.loads(file.read(_MOST_BYTES))
+            values = json.loads(file.read(_MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(told, dict):
+    if not isinstance(values, dict):
         return None
-    done, total, stage = _count(told.get("done")), told.get("total"), told.get("stage")
+    done, total, stage = _count(values.get("done")), values.get("total"), values.get("stage")
     if done is None or (total is not None and _count(total) is None) or not (stage is None or isinstance(stage, str)):
         return None
     return Progress(done, _count(total), None if stage is None else stage[:_MOST_STAGE])

@@ -1,5 +1,5 @@
-"""For the part of gpuherd that runs on an engine's nodes: how the nodes of an attempt meet, what the engine's variables
-mean, and the request to make room.
+"""The part of an engine that runs on its nodes: how the nodes of an attempt meet, what the engine's variables mean, and
+the request to make room.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Failure:
 
     @property
     def lost(self) -> bool:
-        """Whether nobody could tell how it ended there."""
+        """Whether its end there is unknown."""
         return self.code is None and self.signal is None
 
     def __str__(self) -> str:
@@ -110,10 +110,10 @@ Join = Callable[..., Failure | None]
 
 
 class NodeSide:
-    """What the part of gpuherd that runs on a node has to know of its engine: ``NODE`` in the folder's module ``node``.
+    """An engine's side on a node: ``NODE`` in the folder's module ``node``.
 
-    As it stands it is that of an engine that starts a single process for an attempt and sets no variables. The module
-    is imported when an attempt begins: it imports little.
+    This class is that of an engine that starts a single process for an attempt and sets no variables. The module is
+    imported when an attempt begins: it imports little.
 
     Attributes:
         own_environment_wins: a job inherits the environment of the process on the node, which has that of the command
@@ -153,7 +153,7 @@ class NodeSide:
 
 
 def node_side(engine: str) -> NodeSide:
-    """What the engine of this name has for nodes. Of gpuherd's own engines only that module is loaded."""
+    """The node side of the engine of this name. Of gpuherd's own engines only that module is loaded."""
     package = f"gpuherd.engines.{engine}"
     try:
         import_module(package)
@@ -181,7 +181,7 @@ def port_of(tag: str) -> int:
 
 
 def free_port(tag: str) -> int:
-    """The same, or on this machine the next one that nobody listens at."""
+    """The same port, or the next one on which no process of this machine listens."""
     import socket  # here and below: a leader on a node is to begin at once, and most have no other nodes
 
     first = port_of(tag) - FIRST_PORT
@@ -208,15 +208,15 @@ def resolves(host: str) -> bool:
     return True
 
 
-# By which somebody asks the leader of an attempt to make room: from a signal handler, or from another thread.
+# The request to the leader of an attempt to make room, from a signal handler or from another thread.
 
 
 class Stop:
-    """``fileno`` becomes readable when it is asked, so that whoever waits wakes; ``heard`` makes it wait again.
+    """A request to make room. ``fileno`` becomes readable with each request; ``heard`` empties it.
 
     Attributes:
-        asked: somebody has asked.
-        soon: somebody has asked who did not say that it has its notice.
+        asked: there was a request.
+        soon: there was a request that does not leave it the notice of its end.
     """
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ class Stop:
         """The attempt is to end, with its grace; nothing happens when it has ended already.
 
         Args:
-            time_up: its time is nearly up: it has the notice for which it asked, and not only the grace.
+            time_up: its time is nearly up: it has the notice that it requested, and not only the grace.
         """
         self.asked = True
         self.soon = self.soon or not time_up
@@ -236,7 +236,7 @@ class Stop:
             os.eventfd_write(self._descriptor, 1)
 
     def heard(self) -> None:
-        """What was asked so far is known."""
+        """All requests so far are known."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
 

@@ -1,4 +1,4 @@
-"""What GPUs there are, who uses them, and which to take.
+"""The GPUs of the machine: which there are, which are in use, and which to take.
 
 The public names load when first used, so that importing this package costs nothing. Only ``get_optimal_device`` and
 ``setup_gpu_environment`` need torch.

@@ -19,8 +19,8 @@ from itertools import combinations
 from struct import unpack_from
 from typing import Any
 
-from gpuherd.gpus.driver import MB, Event, Failure, Identity, Memory, Partition, Sensors, Usage
-from gpuherd.gpus.state import Maker, Peer, Proximity
+from gpuherd.gpus.driver import MB, Failure, Memory, Sensors
+from gpuherd.gpus.state import Gpu, GpuProcess, Maker, Peer, Proximity
 
 _LIBRARY = "libamd_smi.so"
 _OLDEST, _NEWEST = (24, 7), 27
@@ -155,27 +155,30 @@ class AmdSmi:
             raise AmdSmiError(_NOT_FOUND, f"socket {number} has no GPU")
         return gpus
 
-    def identity(self, handle: Handle) -> Identity:
+    def identity(self, handle: Handle) -> Gpu:
         """See ``Driver``."""
         (first, *_), layout = handle, self._layout
         bdf = c_uint64()
         self._call("amdsmi_get_gpu_bdf_id", first, byref(bdf))
         bus_id = _bus_id(bdf.value)
-        # ROCR_VISIBLE_DEVICES counts the kernel driver's nodes, whatever the order of PCI buses.
-        node = unpack_from("=QI", self._structure("amdsmi_get_gpu_kfd_info", first))[1]
         asic = self._structure("amdsmi_get_gpu_asic_info", first).raw
         units: int = unpack_from("=I", asic, layout.num_of_compute_units)[0]
         numa = self._figure_of("amdsmi_topo_get_numa_node_number", first)
-        return Identity(
+        return Gpu(
+            index=0,
             uuid=_uuid(_text(asic[layout.asic_serial :]), bus_id),
             name=_text(asic) or "AMD GPU",
-            place=(node,),
             pci_bus_id=bus_id,
             numa_node=numa,
             multi_processor_count=units if 0 < units < _NO_FIGURE else None,
+            maker=Maker.AMD,
         )
 
-    def partitions(self, handle: Handle, whole: Identity) -> Sequence[Partition] | Failure | None:
+    def place(self, handle: Handle) -> tuple[int, ...]:
+        """ROCR_VISIBLE_DEVICES counts the kernel driver's nodes, whatever the order of PCI buses. See ``Driver``."""
+        return (unpack_from("=QI", self._structure("amdsmi_get_gpu_kfd_info", handle[0]))[1],)
+
+    def partitions(self, handle: Handle, whole: Gpu) -> Sequence[tuple[Handle, Gpu]] | Failure | None:
         """None for a GPU in SPX mode; compute partitions are not given to jobs. See ``Driver``."""
         del whole
         if len(handle) == 1:
@@ -201,7 +204,7 @@ class AmdSmi:
         total, used = (each.value for each in found)
         return Memory(total // MB, used // MB, max(0, total - used) // MB)
 
-    def processes(self, handle: Handle) -> Iterator[Usage]:
+    def processes(self, handle: Handle) -> Iterator[GpuProcess]:
         """Those that hold memory of this GPU: before version 27 the library lists a process on every GPU that it could
         use. See ``Driver``."""
         layout = self._layout
@@ -215,7 +218,7 @@ class AmdSmi:
             pid: int = unpack_from("=I", listed, place + layout.pid)[0]
             used: int = unpack_from("=Q", listed, place + layout.vram_mem)[0]
             if used:
-                yield Usage(pid, used // MB)
+                yield GpuProcess(pid, None, None, used // MB)
 
     def _list_processes(self, processor: c_void_p) -> tuple[int, ctypes.Array[Any]]:
         name = "amdsmi_get_gpu_process_list"
@@ -231,7 +234,7 @@ class AmdSmi:
             except AmdSmiError as error:
                 if error.value != _OUT_OF_RESOURCES or left == 0:
                     raise
-                continue  # more have come meanwhile than there was room for
+                continue  # more processes have started meanwhile than fit
             return min(count.value, len(listed) // self._layout.process), listed
         return 0, create_string_buffer(0)
 
@@ -271,12 +274,10 @@ class AmdSmi:
         except AmdSmiError:
             return None
 
-    def events(self, handles: Mapping[str, Handle]) -> NoEvents:
+    def events(self, handles: Mapping[str, Handle]) -> None:
         """The library has no events that say which errors are the GPU's own fault. See ``Driver``."""
-        del handles
-        return NoEvents()
 
-    def peers(self, handles: Mapping[Identity, Handle]) -> dict[str, tuple[Peer, ...]]:
+    def peers(self, handles: Mapping[Gpu, Handle]) -> dict[str, tuple[Peer, ...]]:
         """XGMI, counted as one link, and whether both are at one NUMA node. See ``Driver``."""
         peers: dict[str, list[Peer]] = {each.uuid: [] for each in handles}
         for (one, one_handle), (two, two_handle) in combinations(handles.items(), 2):
@@ -350,17 +351,6 @@ class AmdSmi:
         handles = (c_void_p * count.value)()
         self._call(name, *arguments, byref(count), handles)
         return [c_void_p(each) for each in handles[: count.value]]
-
-
-class NoEvents:
-    """See ``driver.Events``."""
-
-    def seen(self) -> Mapping[str, Event]:
-        """See ``driver.Events``."""
-        return {}
-
-    def close(self) -> None:
-        """See ``driver.Events``."""
 
 
 def _load() -> ctypes.CDLL:

@@ -23,7 +23,7 @@ from gpuherd.gpus import visible
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.query import machine
-from gpuherd.gpus.state import Gpu, Machine, Maker
+from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.gpus.visible import count_in_pci_order, find, show_only, visible_from_start, visible_now
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _MB_PER_GB = 1024
 
 
 class GpuInfo(TypedDict):
-    """One GPU in ``get_gpu_info``. Memory in MB; None for what the driver does not tell."""
+    """One GPU in ``get_gpu_info``. Memory in MB; None for what the driver does not report."""
 
     id: GpuId
     name: str
@@ -54,7 +54,7 @@ class GpuInfo(TypedDict):
 
 
 def gpu_id(gpu: Gpu) -> GpuId:
-    """What names this GPU in this module: an int, or ``"3:1"`` for a MIG instance."""
+    """The id of this GPU in this module: an int, or ``"3:1"`` for a MIG instance."""
     return gpu.index if gpu.mig_position is None else gpu.label
 
 
@@ -64,7 +64,7 @@ def get_available_gpus() -> list[GpuId]:
 
 
 def get_gpu_info() -> list[GpuInfo]:
-    """What is known of each available GPU."""
+    """Properties and figures of each available GPU."""
     return [_info(gpu) for gpu in available(machine(processes=False))]
 
 
@@ -104,7 +104,7 @@ def select_gpus(
     *,
     driver_wait_s: float = 0,
 ) -> list[GpuId]:
-    """GPU ids by these wishes. ``gpu_ids`` wins over the others.
+    """The ids of the GPUs that meet these requirements. ``gpu_ids`` takes precedence over the others.
 
     Args:
         gpu_ids: exactly these, in this order.
@@ -114,7 +114,7 @@ def select_gpus(
             not: on a machine that has a driver and no GPU that would be for nothing.
 
     Returns:
-        Ids, all available ones without any wish; [] with a warning on a machine without GPUs.
+        Ids, all available ones without any requirement; [] with a warning on a machine without GPUs.
 
     Raises:
         NoSuchGpu: a ValueError; one of ``gpu_ids`` is not there, no GPU has ``min_memory_mb``, or ``num_gpus`` is
@@ -145,7 +145,7 @@ def auto_select_gpus_for_model(
 
     Room is free memory, whoever uses the rest. GPUs that are free by the rule of ``gpuherd.gpus.idle`` are taken
     before those that others use, if as few of them do. Among sets of equal size the best linked wins, then the least
-    used (see ``gpuherd.gpus.choose``). A size says nothing of layers, dtypes and answers: for a model that has a name
+    used (see ``gpuherd.gpus.choose``). A size alone ignores layers, dtypes and answers: for a model that has a name
     or a folder ``gpuherd.models.plan.selecting`` has a function of this name, which plans it.
 
     Args:
@@ -303,7 +303,7 @@ def get_optimal_device(gpu_ids: Sequence[GpuId] | None = None) -> torch.device:
         wanted = named(now, gpu_ids[:1])[0]
         if wanted not in shown:
             ids = ", ".join(gpu.label for gpu in shown) or "none"
-            variable, runtime = visible.variable_of(now.maker), "CUDA" if now.maker is Maker.NVIDIA else "ROCm"
+            variable, runtime = visible.variable_of(now.maker), visible.RUNTIMES[now.maker].name
             raise NoSuchGpu(f"GPU {wanted.label} is not visible to {runtime} in this process ({variable} shows: {ids})")
         position = shown.index(wanted)
     obstacle = _obstacle(torch_module, now, position)
@@ -348,8 +348,8 @@ def _cpu(torch_module: Any) -> torch.device:
 
 def _obstacle(torch_module: Any, now: Machine, position: int) -> str | None:
     """Why torch can't use the visible GPU at this position, None if it can."""
-    runtime = "CUDA" if now.maker is Maker.NVIDIA else "ROCm"
-    built_for = torch_module.version.cuda if now.maker is Maker.NVIDIA else torch_module.version.hip
+    runtime = visible.RUNTIMES[now.maker].name
+    built_for = getattr(torch_module.version, visible.RUNTIMES[now.maker].torch_version)
     if built_for is None:
         return f"torch {torch_module.__version__} is built without {runtime}; install a {runtime} build of torch"
     if now.cuda_version is not None and _major(built_for) > _major(now.cuda_version):

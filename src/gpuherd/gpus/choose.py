@@ -55,7 +55,7 @@ def choose(
         memory_mb: MB that must be free on each GPU.
         total_mb: MB that must be free on all the chosen together.
         keep_together: of sets that are as good, the one that splits up the fewest linked GPUs.
-        links: ``links_between`` these GPUs (and others), from a caller who keeps it: links don't change.
+        links: ``links_between`` these GPUs (and others), from a caller that keeps it: links don't change.
 
     Returns:
         Preferred GPUs in the order of preference, then the others by index. MIG instances are given out one at a time

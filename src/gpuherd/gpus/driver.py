@@ -1,14 +1,14 @@
-"""What gpuherd needs of a GPU maker: one ``Driver`` for each management library (``nvml``, ``amdsmi``).
+"""The interface to a maker of GPUs: one ``Driver`` for each management library (``nvml``, ``amdsmi``).
 
 A driver makes single calls and decides nothing: sessions, retries and the assembly of a ``Machine`` are
 ``gpuherd.gpus.query``'s part, and the environment variables that show GPUs to a process, by ``maker``, that of
-``gpuherd.gpus.visible``. To support another maker, write one class here described, add it to ``query.DRIVERS``, and add
-its variables to ``visible``.
+``gpuherd.gpus.visible``. To support another maker, write a class with these methods, and add it to ``query.DRIVERS``,
+and its variables to ``visible.RUNTIMES``.
 
-Calls are of two kinds. The few that decide whether a GPU can be used (``device``, ``identity``, ``partitions``,
-``memory``, ``processes``) raise ``error``, but return None where the library has no such figure for this GPU or user.
-All others rank GPUs or inform people: any error of theirs gives None, so that one broken sensor, or a lost neighbour,
-costs no GPU.
+Calls are of two kinds. Those that decide whether a GPU can be used (``device``, ``identity``, ``place``,
+``partitions``, ``memory``, ``processes``) raise ``error``, but return None where the library has no such figure for
+this GPU or user. All others rank GPUs or inform people: any error of theirs gives None, so that one broken sensor, or a
+lost neighbour, costs no GPU.
 """
 
 from __future__ import annotations
@@ -17,31 +17,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpuherd.gpus.state import Maker, Peer
+from gpuherd.gpus.state import Gpu, GpuProcess, Maker, Peer
 
 MB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The properties of a GPU that never change. ``place`` sorts GPUs as the maker's runtime counts them."""
-
-    uuid: str
-    name: str
-    place: tuple[int, ...] | None = None
-    pci_bus_id: str | None = None
-    numa_node: int | None = None
-    compute_capability: tuple[int, int] | None = None
-    multi_processor_count: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """A part of a GPU that is used like a GPU of its own (a MIG instance), by its number on its GPU."""
-
-    position: int
-    handle: Any
-    identity: Identity
+# While a caller waits for a driver, it is started again so often: each time may start its kernel module's loader.
+DRIVER_PAUSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +43,6 @@ class Sensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """A process on a GPU: it computes, or only draws."""
-
-    pid: int
-    memory_mb: int | None
-    compute: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Event:
     """The last critical error that the driver has reported of a GPU, how many there were, and a sentence about it if it
     is the GPU's own fault."""
@@ -85,7 +56,7 @@ class Event:
 class Failure:
     """Why the whole driver, or one GPU, can't be used, as a sentence for people.
 
-    ``lasting``: another try at once is in vain. ``installed``: the driver's library is there, so it may work later.
+    ``lasting``: another try at once can't help. ``installed``: the driver's library is there, so it may work later.
     """
 
     sentence: str
@@ -104,7 +75,7 @@ class Events(Protocol):
 
 
 class Driver(Protocol):
-    """One maker's management library. A handle is the library's own word for a GPU or a partition of one."""
+    """One maker's management library. A handle is the library's own reference to a GPU or a partition of one."""
 
     maker: Maker
     error: type[Exception]
@@ -125,18 +96,23 @@ class Driver(Protocol):
     def device(self, number: int) -> Any:
         """The handle of a GPU, by the library's own number. Raises ``error``."""
 
-    def identity(self, handle: Any) -> Identity:
-        """Which GPU it is. Raises ``error``."""
+    def identity(self, handle: Any) -> Gpu:
+        """The GPU with its properties that never change, without index and figures. Raises ``error``."""
 
-    def partitions(self, handle: Any, whole: Identity) -> Sequence[Partition] | Failure | None:
-        """The parts of a GPU that is split, None for one that is not; a Failure for one that is split and of whose
-        parts none can be used. Raises ``error``."""
+    def place(self, handle: Any) -> tuple[int, ...] | None:
+        """Sorts GPUs as the maker's runtime counts them. Raises ``error``."""
+
+    def partitions(self, handle: Any, whole: Gpu) -> Sequence[tuple[Any, Gpu]] | Failure | None:
+        """The parts of a GPU that is split and that are used like GPUs of their own (MIG instances), each with its
+        handle; None for one that is not split; a Failure for one that is split and of whose parts none can be used.
+        Raises ``error``."""
 
     def memory(self, handle: Any) -> Memory | None:
         """Of a GPU or a partition. Raises ``error``."""
 
-    def processes(self, handle: Any) -> Iterable[Usage]:
-        """On a GPU or a partition; a process may be listed twice, for computing first. Raises ``error``."""
+    def processes(self, handle: Any) -> Iterable[GpuProcess]:
+        """On a GPU or a partition, without their owners; a process may be listed twice, for computing first. Raises
+        ``error``."""
 
     def sensors(self, handle: Any) -> Sensors:
         """Utilisation, temperature and power of a whole GPU."""
@@ -144,14 +120,14 @@ class Driver(Protocol):
     def uncorrected_errors(self, handle: Any) -> int | None:
         """Memory errors that could not be corrected, since the driver was loaded."""
 
-    def events(self, handles: Mapping[str, Any]) -> Events:
-        """Subscribes to critical errors of these GPUs, by UUID."""
+    def events(self, handles: Mapping[str, Any]) -> Events | None:
+        """Subscribes to critical errors of these GPUs, by UUID; None where the library has no such events."""
 
-    def peers(self, handles: Mapping[Identity, Any]) -> dict[str, tuple[Peer, ...]]:
+    def peers(self, handles: Mapping[Gpu, Any]) -> dict[str, tuple[Peer, ...]]:
         """For each of these GPUs by UUID, the paths to all others."""
 
     def machine_failure(self, error: Exception) -> Failure:
-        """What an error of the whole driver means."""
+        """The sentence for an error of the whole driver, and whether to try again."""
 
     def gpu_failure(self, error: Exception) -> Failure:
-        """What an error of one GPU means."""
+        """The sentence for an error of one GPU, and whether to try again."""

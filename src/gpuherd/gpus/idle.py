@@ -2,18 +2,18 @@
 
 A check finds a GPU free when
 1. it works, and is not split into MIG instances (work then runs on those);
-2. less than ``memory_threshold_mb`` is in use, whoever uses it. Memory comes first because a container hides the pids
-   of others, but never their memory;
+2. less than ``memory_threshold_mb`` is in use, by whatever process. Memory comes first because a container hides the
+   pids of other users, but never their memory;
 3. no process computes on it. Display servers, which the driver lists as graphics only, don't count while they stay
    under the threshold. Processes of our own job (``own_pids``) count neither here nor, with the memory they are known
    to hold, above.
 
-A GPU is taken after a quiet time in which every look found it so: a stranger's job that is between two phases is not
-mistaken for a finished one. Users give it as ``max_checks`` checks, ``check_interval_s`` apart; a caller may look more
-often than that, never much less often. Where they give none, ten checks are made, and two while nobody else uses the
-machine (``others_use``): there is no stranger whose job could be between two phases. One that our own job has just
-left needs a single clean look: for as long as the quiet time, its job's memory may still be draining. It loses that
-right when a stranger's process is seen on it.
+A GPU is taken after a quiet time in which every look found it free: so a stranger's job that is between two phases is
+not mistaken for a finished one. Users set it as ``max_checks`` checks, ``check_interval_s`` apart; a caller may look
+more often than that, never much less often. The default is ten checks, and two while no other user is on the machine
+(``others_use``): no stranger's job could then be between two phases. A GPU that our own job has just left
+needs a single clean look, for as long as the quiet time, since our job's memory may still be draining; not any more
+once a stranger's process was seen on it.
 
 Pure: the caller passes the state of the GPU, and the time of the look in seconds of a monotonic clock.
 
@@ -39,7 +39,7 @@ from gpuherd.gpus.state import Gpu, GpuProcess
 
 # Shortest time between two looks, whatever the options say: other programs use the driver too.
 SHORTEST_INTERVAL_S = 0.01
-# Checks in a row unless users say otherwise: in general, and while no other user is on any GPU of the machine.
+# The default number of checks in a row: in general, and while no other user is on any GPU of the machine.
 MAX_CHECKS, CHECKS_ALONE = 10, 2
 # Longest gap between two looks that still count as a row, or five intervals if that is more.
 _LONGEST_HOLE_S = 5.0
@@ -82,7 +82,8 @@ class IdleRule:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one look found. ``reason`` says why it is not free, "" when it is; ``stranger``: someone else computes."""
+    """The result of one look. ``reason``: why the GPU is not free, "" when it is; ``stranger``: another user computes
+    on it."""
 
     free: bool
     reason: str
@@ -99,9 +100,9 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Streaks:
-    """Since when each GPU (by UUID) was found free, and which GPUs our own job has just left.
+    """The times since which each GPU (by UUID) was found free, and the GPUs that our own job has just left.
 
-    ``left`` holds, for each of those, the time until which one clean look will do.
+    ``left`` has, for each of those, the time until which one clean look is enough.
     """
 
     clean: Mapping[str, Row] = field(default_factory=dict)
@@ -169,7 +170,7 @@ def is_free(streaks: Streaks, uuid: str, rule: IdleRule) -> bool:
 
 
 def clean_checks(streaks: Streaks, uuid: str, rule: IdleRule) -> int:
-    """For people: how many of the checks in a row the looks so far amount to, 0 to ``max_checks``."""
+    """The number of checks in a row that the looks so far amount to, 0 to ``max_checks``; for people."""
     row = streaks.clean.get(uuid)
     if row is None:
         return 0
@@ -177,12 +178,12 @@ def clean_checks(streaks: Streaks, uuid: str, rule: IdleRule) -> int:
 
 
 def released(streaks: Streaks, uuid: str, rule: IdleRule, now: float) -> Streaks:
-    """The streaks when a job of ours has just left this GPU: nothing is known of it now; one clean look will do."""
+    """The streaks when a job of ours has just left this GPU: its row is dropped, and one clean look is enough."""
     clean = {other: row for other, row in streaks.clean.items() if other != uuid}
     return Streaks(clean, {**streaks.left, uuid: now + max(rule.quiet_s, rule.hole_s)})
 
 
 def forgotten(streaks: Streaks, rule: IdleRule, now: float) -> Streaks:
-    """The streaks without what was seen so long ago that it says nothing any more."""
+    """The streaks without rows whose last look is too long ago to count."""
     clean = {uuid: row for uuid, row in streaks.clean.items() if now - row.last <= rule.hole_s}
     return Streaks(clean, {uuid: until for uuid, until in streaks.left.items() if now <= until})

@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,12 +21,12 @@ from gpuherd.gpus.policy_file import read_policy
 
 # --- lock files ------------------------------------------------------------------------------------------------------
 
-# A GPU's locks are ``<uuid>.lock`` and, when one file does not do (``gpuherd.gpus.leases`` says when),
+# A GPU's locks are ``<uuid>.lock`` and, when one file is not enough (see ``gpuherd.gpus.leases``),
 # ``<uuid>.1.lock``, ``<uuid>.2.lock`` and so on.
 
-# How often a lock file may be found replaced or removed before we say that something is wrong.
+# A lock file may be found replaced or removed so often before that is an error.
 TRIES = 50
-# Someone who only looks whether a GPU is taken holds its lock for some microseconds.
+# A process that only looks whether a GPU is taken holds its lock for some microseconds.
 _LOOKERS = 3
 _LOOK_PAUSE_S = 0.0005
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -44,7 +44,7 @@ class FileId:
 
 @lru_cache(maxsize=1024)
 def base_name(uuid: str) -> str:
-    """A UUID as a file name: the old form of MIG UUIDs has slashes. Raises ValueError for what is no UUID."""
+    """A UUID as a file name: the old form of MIG UUIDs has slashes. Raises ValueError for anything but a UUID."""
     name = uuid.replace("/", "_")
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", name):
         raise ValueError(f"{uuid!r} is no GPU UUID")
@@ -58,7 +58,7 @@ def first_path(folder: Path, uuid: str) -> Path:
 
 def further_paths(folder: Path, uuid: str, there: Sequence[str] | None = None) -> list[Path]:
     """The further lock files that are there now, in the order of their numbers. ``there``: the names of all files in
-    the folder, for who asks about many GPUs at once."""
+    the folder, where they are known."""
     beginning = base_name(uuid) + "."
     found = []
     for name in os.listdir(folder) if there is None else there:  # noqa: PTH208 - for every lease
@@ -115,7 +115,7 @@ def open_existing(path: Path) -> int | None:
 
 
 def open_readable(path: Path) -> int | None:
-    """A further lock file, open; None for what is none: those that gpuherd makes are plain and can be read by all."""
+    """A lock file that is there, open; None for any other file: those of gpuherd are plain and readable for all."""
     try:
         return open_existing(path)
     except CannotWrite:
@@ -123,9 +123,9 @@ def open_readable(path: Path) -> int | None:
 
 
 def create_lock(path: Path, *, locked: bool = False) -> int | None:
-    """A new lock file, open; None if another process was faster. ``locked``: nobody meets it before we have locked it.
+    """A new lock file, open; None if another process was faster. ``locked``: no process sees it before it is locked.
 
-    It gets its name when all users can read it, whatever the umask says: if we are killed on the way, no lock is left
+    It gets its name when all users can read it, whatever the umask is: if we are killed on the way, no lock is left
     behind that is closed to the others for good.
     """
     import tempfile  # slow to import, and most lock files are there
@@ -151,7 +151,7 @@ def create_lock(path: Path, *, locked: bool = False) -> int | None:
 
 
 def lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Locks the file (LOCK_EX or LOCK_SH); False when someone holds it. Lookers are waited for."""
+    """Locks the file (LOCK_EX or LOCK_SH); False when another process holds it. Waits for lookers."""
     for _ in range(_LOOKERS):
         try:
             fcntl.flock(fd, kind | fcntl.LOCK_NB)
@@ -165,7 +165,7 @@ def lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
 def is_locked(path: Path, kind: int = fcntl.LOCK_SH) -> bool:
     """Whether a lock of this kind can't be had now; False too when there is no such file, or it can't be read.
 
-    With LOCK_SH: someone holds it as their own. With LOCK_EX: someone holds it at all, or looks at this moment.
+    With LOCK_SH: a process holds it exclusively. With LOCK_EX: a process holds it at all, or looks at this moment.
     """
     try:
         fd = os.open(path, _OPEN)
@@ -181,7 +181,7 @@ def is_locked(path: Path, kind: int = fcntl.LOCK_SH) -> bool:
 
 
 def is_file_at(path: Path, fd: int) -> bool:
-    """Whether the open file is still the one of this name; a lock on another is one that nobody else sees."""
+    """Whether the open file is still the one of this name; no other process sees a lock on any other."""
     try:
         there = path.lstat()
     except FileNotFoundError:
@@ -196,7 +196,7 @@ def is_safe_from_others(fd: int) -> bool:
 
 
 def file_id(path: Path) -> FileId | None:
-    """What tells this file apart; None when it is not there."""
+    """The file's identity; None when it is not there."""
     try:
         state = path.lstat()
     except OSError:
@@ -209,7 +209,7 @@ def file_id(path: Path) -> FileId | None:
 # Sources: the kernel's own table of locks, and a note that the taker leaves next to the lock. A note,
 # ``<uuid>.<uid>.note``, names the user, time and job; never a command line. It counts only as far as the system
 # confirms it: the file must belong to the user whom it names, and the kernel must report its pid. Nothing is decided by
-# a note: only the lock says whether a GPU is taken.
+# a note: only the lock decides whether a GPU is taken.
 
 # Notes are padded with blanks to this size, so that a new one covers the whole of an old one; more is not read.
 _NOTE_BYTES = 4096
@@ -219,7 +219,7 @@ NOTE_ENDING = ".note"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What the taker of a lock says of itself; ``since`` is in seconds since 1970."""
+    """The taker of a lock, by its own account; ``since`` is in seconds since 1970."""
 
     pid: int
     uid: int
@@ -230,10 +230,9 @@ class Note:
 def write_note(folder: Path, name: str, note: Note) -> None:
     """Leaves the note for the lock of this name. A lock is a lock without it too: failing fails nothing.
 
-    Only who holds the lock may call it: two at a time would be in each other's way.
+    Only the holder of the lock may call it: two at a time would overwrite each other.
     """
-    told = {"pid": note.pid, "uid": note.uid, "since": note.since, "job": note.job}
-    text = json.dumps(told).encode()
+    text = json.dumps(asdict(note)).encode()
     file_name = _file_name(name, note.uid)
     with suppress(OSError):
         if _overwrite(f"{folder}/{file_name}", text):
@@ -254,7 +253,7 @@ def write_note(folder: Path, name: str, note: Note) -> None:
 def _overwrite(path: str, text: bytes) -> bool:
     """Writes a new note over our own older one, in one write; False when there is none that can be written over.
 
-    A rename for every short job would cost several times as much. A reader who sees a part of both finds no note.
+    A rename for every short job would cost ten times as much. A reader that sees a part of both finds no note.
     """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -262,7 +261,7 @@ def _overwrite(path: str, text: bytes) -> bool:
         return False
     try:
         state = os.fstat(fd)
-        # Only a file that nobody else can have put there: a second name for one of our own would be written to as well.
+        # Only a file that no other user can have put there: a second name of another file of ours would change that.
         ours = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid() and state.st_nlink == 1
         if not ours or state.st_size != _NOTE_BYTES or len(text) > _NOTE_BYTES:
             return False
@@ -299,8 +298,8 @@ def _read_note(path: Path) -> Note | None:
         state = os.fstat(fd)
         if not stat.S_ISREG(state.st_mode):
             return None
-        told = json.loads(os.read(fd, _NOTE_BYTES))
-        note = Note(int(told["pid"]), int(told["uid"]), float(told["since"]), told["job"])
+        read = json.loads(os.read(fd, _NOTE_BYTES))
+        note = Note(int(read["pid"]), int(read["uid"]), float(read["since"]), read["job"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     finally:
@@ -313,29 +312,23 @@ def _fit_to_show(job: object) -> bool:
     return job is None or (isinstance(job, str) and job.isprintable() and len(job) <= _MOST_JOB_CHARACTERS)
 
 
-class LockTable:
-    """The kernel's own table of who took which lock, as of the first question to it; empty where it is hidden."""
-
-    def __init__(self) -> None:
-        self._takers: dict[str, int] | None = None
-
-    def taker(self, file: os.stat_result) -> int | None:
-        """The pid that took a lock of its own (LOCK_EX) on this file; None if there is none or it is hidden."""
-        if self._takers is None:
-            self._takers = _read_lock_table()
-        pid = self._takers.get(f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}")
-        return pid if pid is not None and pid > 0 else None
-
-
-def _read_lock_table() -> dict[str, int]:
+def lock_takers() -> dict[str, int]:
+    """Which pid took which lock of its own (LOCK_EX), by ``lock_key``: the kernel's table, empty where it is hidden."""
     takers: dict[str, int] = {}
     with suppress(OSError, ValueError):
         for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
-            # "1: FLOCK ADVISORY WRITE 4711 fe:00:2146451 0 EOF"; one that waits has "->" in the second place.
+            # "1: FLOCK ADVISORY WRITE 4711 fe:00:2146451 0 EOF"; one that waits has "->" in the second place, and a
+            # taker that this container doesn't show the pid 0 or -1.
             words = line.split()
-            if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE":
+            if len(words) >= 6 and words[1] == "FLOCK" and words[3] == "WRITE" and int(words[4]) > 0:
                 takers[words[5]] = int(words[4])
     return takers
+
+
+def lock_key(path: Path) -> str:
+    """The name of this file in the kernel's table of locks. Raises OSError when it is not there."""
+    file = path.lstat()
+    return f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}:{file.st_ino}"
 
 
 def owner_of_process(pid: int) -> int | None:
@@ -403,7 +396,7 @@ def make_folder(path: Path) -> None:
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Under another name first: nobody may meet it before it has its mode.
+        # Under another name first: no process may see it before it has its mode.
         fresh = Path(tempfile.mkdtemp(prefix=".gpuherd-", dir=path.parent))
         fresh.chmod(0o1777)
         try:

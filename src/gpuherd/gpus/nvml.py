@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 import pynvml
 
-from gpuherd.gpus.driver import MB, Event, Failure, Identity, Memory, Partition, Sensors, Usage
-from gpuherd.gpus.state import Maker, Peer, Proximity
+from gpuherd.gpus.driver import MB, Event, Failure, Memory, Sensors
+from gpuherd.gpus.state import Gpu, GpuProcess, Maker, Peer, Proximity
 
 # Errors that mean "not on this GPU", "not for this user" or "not in this driver" of a single query.
 _NO_ANSWER = frozenset(
@@ -117,44 +118,46 @@ class Nvml:
         """See ``Driver``."""
         return pynvml.nvmlDeviceGetHandleByIndex(number)
 
-    def identity(self, handle: Any) -> Identity:
+    def identity(self, handle: Any) -> Gpu:
         """See ``Driver``."""
-        pci = _figure(pynvml.nvmlDeviceGetPciInfo_v3, handle)
         answer = _figure(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
         capability = None if answer is None else (int(answer[0]), int(answer[1]))
-        bus_id = None if pci is None else _text(pci.busId)
-        return Identity(
+        return Gpu(
+            index=0,
             uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
             name=_text(_figure(pynvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"),
-            place=None if bus_id is None else _pci_place(bus_id),
-            pci_bus_id=bus_id,
+            pci_bus_id=_pci_bus_id(handle),
             numa_node=_numa_node(handle),
             compute_capability=capability,
             multi_processor_count=multiprocessors(_figure(pynvml.nvmlDeviceGetNumGpuCores, handle), capability),
         )
 
-    def partitions(self, handle: Any, whole: Identity) -> Sequence[Partition] | Failure | None:
+    def place(self, handle: Any) -> tuple[int, ...] | None:
+        """PCI domain, bus, device and function: ``00000000:3B:00.0`` in CUDA's PCI_BUS_ID order. See ``Driver``."""
+        bus_id = _pci_bus_id(handle)
+        return None if bus_id is None else tuple(int(part, 16) for part in bus_id.replace(".", ":").split(":"))
+
+    def partitions(self, handle: Any, whole: Gpu) -> Sequence[tuple[Any, Gpu]] | Failure | None:
         """The MIG instances. See ``Driver``."""
         mode = _first_answer((pynvml.nvmlDeviceGetMigMode,), handle)
         if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return None
-        places = _figure(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
         instances = []
-        for place in range(places):
-            instance = _figure(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
+        for position in range(_figure(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+            instance = _figure(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, position)
             uuid = None if instance is None else _figure(pynvml.nvmlDeviceGetUUID, instance)
             if uuid is None:
                 continue  # places without an instance are common, and without a UUID nothing can run on it
             attributes = _figure(pynvml.nvmlDeviceGetAttributes_v2, instance)
-            own = Identity(
+            gpu = replace(
+                whole,
                 uuid=_text(uuid),
                 name=_text(_figure(pynvml.nvmlDeviceGetName, instance) or f"{whole.name} MIG"),
-                pci_bus_id=whole.pci_bus_id,
-                numa_node=whole.numa_node,
-                compute_capability=whole.compute_capability,
                 multi_processor_count=None if attributes is None else int(attributes.multiprocessorCount),
+                mig_parent=whole.uuid,
+                mig_position=position,
             )
-            instances.append(Partition(place, instance, own))
+            instances.append((instance, gpu))
         return instances or _NO_INSTANCES
 
     def memory(self, handle: Any) -> Memory | None:
@@ -162,12 +165,12 @@ class Nvml:
         found = _first_answer(_MEMORY_QUERIES, handle)
         return None if found is None else Memory(found.total // MB, found.used // MB, found.free // MB)
 
-    def processes(self, handle: Any) -> Iterator[Usage]:
+    def processes(self, handle: Any) -> Iterator[GpuProcess]:
         """See ``Driver``."""
         for compute, queries in ((True, _COMPUTE_QUERIES), (False, _GRAPHICS_QUERIES)):
             for entry in _first_answer(queries, handle) or ():
                 used = entry.usedGpuMemory
-                yield Usage(entry.pid, None if used is None else used // MB, compute)
+                yield GpuProcess(entry.pid, None, None, None if used is None else used // MB, compute)
 
     def sensors(self, handle: Any) -> Sensors:
         """See ``Driver``."""
@@ -189,7 +192,7 @@ class Nvml:
         """See ``Driver``."""
         return XidEvents(handles)
 
-    def peers(self, handles: Mapping[Identity, Any]) -> dict[str, tuple[Peer, ...]]:
+    def peers(self, handles: Mapping[Gpu, Any]) -> dict[str, tuple[Peer, ...]]:
         """NVLinks, direct or through a switch, and distance on PCIe. See ``Driver``."""
         links = {each.uuid: _active_nvlinks(handle) for each, handle in handles.items()}
         peers: dict[str, list[Peer]] = {each.uuid: [] for each in handles}
@@ -231,9 +234,9 @@ def multiprocessors(cores: int | None, capability: tuple[int, int] | None) -> in
     return None if each is None else cores // each
 
 
-def _pci_place(bus_id: str) -> tuple[int, ...]:
-    """Domain, bus, device and function of ``00000000:3B:00.0``, which sorts GPUs as CUDA's PCI_BUS_ID order does."""
-    return tuple(int(part, 16) for part in bus_id.replace(".", ":").split(":"))
+def _pci_bus_id(handle: Any) -> str | None:
+    pci = _figure(pynvml.nvmlDeviceGetPciInfo_v3, handle)
+    return None if pci is None else _text(pci.busId)
 
 
 def _numa_node(handle: Any) -> int | None:

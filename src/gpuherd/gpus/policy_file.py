@@ -24,7 +24,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PolicyFile:
-    """The policy's tables, {} without a policy. ``warning`` says why a file that is there does not count."""
+    """The policy's tables, {} without a policy. ``warning``: why a file that is there does not count."""
 
     path: Path | None = None
     tables: Mapping[str, Any] = field(default_factory=dict)
@@ -61,7 +61,7 @@ def _read(path: Path, owners: set[int]) -> PolicyFile:
 def why_not_believed(file: os.stat_result, folder: os.stat_result, owners: set[int]) -> str | None:
     """Why a policy file doesn't count, as a sentence with the remedy; None when it does.
 
-    Its folder must be as safe as itself: who may write there can put another file in its place.
+    Its folder must be as safe as itself: a user who may write there can put another file in its place.
     """
     if not stat.S_ISREG(file.st_mode):
         return "it is no plain file"

@@ -11,82 +11,60 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from gpuherd.gpus.amdsmi import AmdSmi
-from gpuherd.gpus.driver import Driver, Event, Events, Failure, Identity, Memory, Partition
+from gpuherd.gpus.driver import DRIVER_PAUSE_S, Driver, Event, Events, Failure, Memory
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import UNREAD, Gpu, GpuProcess, Machine, Peer
-
-if TYPE_CHECKING:
-    import psutil
 
 logger = logging.getLogger(__name__)
 
 # The first that shows GPUs is used, and no other as long as it is installed: on a machine whose NVIDIA driver fails for
-# a while, jobs must not go to the processor's own graphics. Where none shows any, the first that is installed says why.
+# a while, jobs must not go to the processor's own graphics. Where none shows any, the first that is installed gives the
+# reason.
 DRIVERS: tuple[Callable[[], Driver], ...] = (Nvml, AmdSmi)
 # Seconds to wait before querying a failing driver again. A driver reload takes longer; then the caller's next snapshot
 # finds it back.
 PAUSES_S = (0.02, 0.1, 0.3)
-# While a caller waits for a driver, it is started again so often: each time may start its kernel module's loader.
-DRIVER_PAUSE_S = 2.0
 
 _NO_MEMORY_FIGURE = "the driver does not report how much of its memory is in use"
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Owner and short program name of a process; None for what the system does not report."""
+def _owner(pid: int) -> tuple[str | None, str | None]:
+    """User and program of a process; None for both when it has ended, or runs in another container."""
+    import psutil  # slow to import, and commands that only plan need none
 
-    user: str | None = None
-    command: str | None = None
+    try:
+        return _owner_since(pid, psutil.Process(pid).create_time())
+    except (psutil.Error, ValueError, OverflowError):
+        return None, None
 
 
-@dataclass(slots=True)
-class OwnerTable:
-    """Remembers who owns a pid, so that looking at the same GPUs ten times a second stays cheap.
+@lru_cache(maxsize=4096)
+def _owner_since(pid: int, started: float) -> tuple[str, str]:
+    """The owner of the process that was started then, kept so that looking at the same GPUs ten times a second stays
+    cheap. Only the program's name is read, never its arguments, which may hold secrets."""
+    del started
+    import psutil
 
-    An entry counts only while the process is the one that was looked up: a pid that was given to another process
-    meanwhile (other start time) is looked up again. Only the program's name is read, never its arguments, which may
-    hold secrets.
-    """
-
-    _known: dict[int, tuple[psutil.Process, Owner]] = field(default_factory=dict)
-
-    def owner(self, pid: int) -> Owner:
-        """The owner of the process with this pid; unknown when it is not (or no longer) visible to us: another
-        container's, or ended."""
-        known = self._known.get(pid)
-        if known is not None and known[0].is_running():
-            return known[1]
-        self._known.pop(pid, None)
-        import psutil  # slow to import, and commands that only plan need none
-
-        try:
-            process = psutil.Process(pid)
-            # A process may call itself anything, also what moves a terminal's cursor.
-            name = "".join(character if character.isprintable() else "?" for character in process.name())
-            owner = Owner(process.username(), name)
-        except (psutil.Error, ValueError, OverflowError):
-            return Owner()
-        self._known[pid] = (process, owner)
-        return owner
-
-    def keep_only(self, pids: set[int]) -> None:
-        """Forgets all other pids, so that the table does not grow without end."""
-        for pid in self._known.keys() - pids:
-            del self._known[pid]
+    process = psutil.Process(pid)
+    # A process may call itself anything, also what moves a terminal's cursor.
+    name = "".join(character if character.isprintable() else "?" for character in process.name())
+    return process.username(), name
 
 
 @dataclass(slots=True)
 class _Device:
-    """A GPU as the driver numbers it. ``handle`` is None while the driver refuses it, for the reason ``refusal``;
-    ``split``: it had partitions when last read."""
+    """A GPU as the driver numbers it. ``gpu``: what never changes; ``place`` sorts it as the runtime counts, () where
+    that is not known; ``handle`` is None while the driver refuses it, for the reason ``refusal``; ``split``: it had
+    partitions when last read."""
 
     number: int
-    identity: Identity
+    gpu: Gpu
+    place: tuple[int, ...]
     handle: Any | None
     refusal: str = ""
     split: bool = False
@@ -94,7 +72,7 @@ class _Device:
 
 @dataclass(slots=True)
 class _Session:
-    """What is kept between two snapshots as long as the driver goes on answering."""
+    """Kept from one snapshot to the next, as long as the driver answers."""
 
     versions: tuple[str | None, str | None]
     devices: list[_Device]
@@ -104,31 +82,31 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a snapshot reads."""
+    """The parts of a snapshot to read."""
 
     processes: bool
     topology: bool
     errors: bool
+    sensors: bool
     only: Collection[str] | None
 
     def wants(self, device: _Device) -> bool:
         """Whether to read this GPU. A split one may be meant by its instances, and one that fails changes how the
         runtime counts the others."""
-        return self.only is None or device.split or device.handle is None or device.identity.uuid in self.only
+        return self.only is None or device.split or device.handle is None or device.gpu.uuid in self.only
 
 
 class _DriverReader:
-    """One maker's driver: its session, and what is known of its GPUs over sessions."""
+    """One maker's driver: its session, and the identities of its GPUs over sessions."""
 
-    def __init__(self, driver: Driver, owners: OwnerTable) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._owners = owners
         self._session: _Session | None = None
         self.has_shown_gpus = False
         self._ever_answered = False
         self._answered_last = True
         self._failing: set[str] = set()
-        self._seen: dict[int, Identity] = {}
+        self._seen: dict[int, tuple[Gpu, tuple[int, ...]]] = {}
 
     def forget_session(self) -> None:
         """Drops the session without ending it: after a fork the handles are the parent's."""
@@ -165,63 +143,15 @@ class _DriverReader:
         """See ``GpuReader.used_mb``."""
         found: dict[str, int] = {}
         for device in () if self._session is None else tuple(self._session.devices):
-            if device.handle is None or device.split or device.identity.uuid not in uuids:
+            if device.handle is None or device.split or device.gpu.uuid not in uuids:
                 continue
             try:
                 memory = self._driver.memory(device.handle)
             except self._driver.error:
                 continue
             if memory is not None:
-                found[device.identity.uuid] = memory.used_mb
+                found[device.gpu.uuid] = memory.used_mb
         return found
-
-    def renewed(self, gpus: Mapping[str, Gpu]) -> dict[str, Gpu]:
-        """See ``GpuReader.renewed``."""
-        session = self._session
-        try:
-            if session is None or self._driver.count() != len(session.devices):
-                return {}
-            found: dict[str, Gpu] = {}
-            for device in session.devices:
-                if device.handle is None or device.split:
-                    return {}
-                known = gpus.get(device.identity.uuid)
-                if known is None:
-                    self._driver.memory(device.handle)  # raises if the GPU does not answer
-                    continue
-                now = None if known.problem else self._renewed_gpu(known, device)
-                if now is None:
-                    return {}
-                found[known.uuid] = now
-        except self._driver.error:
-            return {}
-        if len(found) == len(session.devices):
-            self._owners.keep_only({process.pid for gpu in found.values() for process in gpu.processes})
-        return found if len(found) == len(gpus) else {}
-
-    def _renewed_gpu(self, gpu: Gpu, device: _Device) -> Gpu | None:
-        """A whole GPU that was read before, with the memory and the processes of now; None when it is split by now or
-        reports no memory. A third of the calls of a full read."""
-        if self._driver.partitions(device.handle, device.identity) is not None:
-            return None
-        memory = self._driver.memory(device.handle)
-        if memory is None:
-            return None
-        processes = self._processes(device.handle)
-        if (memory.total_mb, memory.used_mb, memory.free_mb, processes) == (
-            gpu.total_mb,
-            gpu.used_mb,
-            gpu.free_mb,
-            gpu.processes,
-        ):
-            return gpu
-        return replace(
-            gpu,
-            total_mb=memory.total_mb,
-            used_mb=memory.used_mb,
-            free_mb=memory.free_mb,
-            processes=processes,
-        )
 
     # --- a session --------------------------------------------------------------------------------------------
 
@@ -231,33 +161,33 @@ class _DriverReader:
             count = self._driver.count()
             self._ever_answered = True
             devices = [self._open_device(number, last=last) for number in range(count)]
-            if not self._driver.numbers_in_order or all(device.identity.place for device in devices):
+            if not self._driver.numbers_in_order or all(device.place for device in devices):
                 # First those whose place is not known yet: the index of every other one is unsure then.
-                devices.sort(key=lambda device: device.identity.place or ())
+                devices.sort(key=lambda device: device.place)
             return _Session(self._driver.versions(), devices)
         except self._driver.error:
             self._driver.close()
             raise
 
     def _is_out_of_order(self, session: _Session) -> bool:
-        """Whether a GPU has told its place among the others since the session began, so that indices are wrong."""
-        places = [device.identity.place or () for device in session.devices]
+        """Whether the place of a GPU among the others became known since the session began: indices are then wrong."""
+        places = [device.place for device in session.devices]
         return not self._driver.numbers_in_order and places != sorted(places)
 
     def _open_device(self, number: int, *, last: bool) -> _Device:
-        never_seen = Identity(uuid=f"{UNREAD}{number}", name="unreadable GPU")
+        never_seen = Gpu(index=0, uuid=f"{UNREAD}{number}", name="unreadable GPU", maker=self._driver.maker)
         try:
             handle = self._driver.device(number)
-            identity = self._driver.identity(handle)
+            known = self._driver.identity(handle), self._driver.place(handle) or ()
         except self._driver.error as error:
-            known = self._seen.get(number, never_seen)
-            return _Device(number, known, None, self._give_up(error, known.uuid, last=last).sentence)
+            gpu, place = self._seen.get(number, (never_seen, ()))
+            return _Device(number, gpu, place, None, self._give_up(error, gpu.uuid, last=last).sentence)
         self._failing.discard(never_seen.uuid)
-        self._seen[number] = identity
-        return _Device(number, identity, handle)
+        self._seen[number] = known
+        return _Device(number, *known, handle)
 
     def _give_up(self, error: Exception, uuid: str, *, last: bool) -> Failure:
-        """What to report of a GPU that fails. Raises the error instead when the whole snapshot is worth another try: a
+        """The failure to report of a GPU. Raises the error instead when the whole snapshot is worth another try: a
         GPU that failed before, or for good, is reported at once."""
         failure = self._driver.gpu_failure(error)
         if not (failure.lasting or last or uuid in self._failing):
@@ -268,13 +198,13 @@ class _DriverReader:
     def _events(self, session: _Session) -> Mapping[str, Event]:
         if session.events is None:
             devices = [device for device in session.devices if device.handle is not None]
-            session.events = self._driver.events({device.identity.uuid: device.handle for device in devices})
-        return session.events.seen()
+            session.events = self._driver.events({device.gpu.uuid: device.handle for device in devices})
+        return {} if session.events is None else session.events.seen()
 
     def _peers(self, session: _Session) -> dict[str, tuple[Peer, ...]]:
         if session.peers is not None:
             return session.peers
-        handles = {device.identity: device.handle for device in session.devices if device.handle is not None}
+        handles = {device.gpu: device.handle for device in session.devices if device.handle is not None}
         peers = self._driver.peers({each: handle for each, handle in handles.items() if each.uuid not in self._failing})
         if len(peers) == len(session.devices):
             session.peers = peers
@@ -294,7 +224,7 @@ class _DriverReader:
                 continue
             read = self._read_device(index, device, request, last=last)
             if request.errors:
-                read = [self._with_errors(gpu, device, events.get(device.identity.uuid)) for gpu in read]
+                read = [self._with_errors(gpu, device, events.get(device.gpu.uuid)) for gpu in read]
             gpus += read
         if self._is_out_of_order(session):
             self.end_session()
@@ -304,8 +234,6 @@ class _DriverReader:
         if request.topology:
             peers = self._peers(session)
             gpus = [replace(gpu, peers=peers.get(gpu.uuid, ())) for gpu in gpus]
-        if request.processes and request.only is None:
-            self._owners.keep_only({process.pid for gpu in gpus for process in gpu.processes})
         maker = self._driver.maker
         problem = None if session.devices else f"the {maker} driver finds no GPU"
         return Machine(tuple(gpus), *session.versions, problem, may_pass=problem is not None, maker=maker)
@@ -322,84 +250,74 @@ class _DriverReader:
         """The GPU and its partitions."""
         if device.handle is None:
             again = self._open_device(device.number, last=last)
-            device.identity, device.handle, device.refusal = again.identity, again.handle, again.refusal
+            device.gpu, device.place = again.gpu, again.place
+            device.handle, device.refusal = again.handle, again.refusal
             if device.handle is None:
-                return [self._gpu(index, device.identity, None, problem=device.refusal)]
+                return [replace(device.gpu, index=index, problem=device.refusal)]
         try:
             gpus = self._read_gpu(index, device, request)
         except self._driver.error as error:
-            failure = self._give_up(error, device.identity.uuid, last=last)
-            return [self._gpu(index, device.identity, None, problem=failure.sentence)]
-        self._failing.discard(device.identity.uuid)
+            failure = self._give_up(error, device.gpu.uuid, last=last)
+            return [replace(device.gpu, index=index, problem=failure.sentence)]
+        self._failing.discard(device.gpu.uuid)
         device.split = len(gpus) > 1
         return gpus
 
     def _read_gpu(self, index: int, device: _Device, request: _Request) -> list[Gpu]:
-        partitions = self._driver.partitions(device.handle, device.identity)
+        gpu = replace(device.gpu, index=index)
+        partitions = self._driver.partitions(device.handle, gpu)
         if partitions is not None:
-            return self._read_split(index, device, partitions, request)
+            return self._read_split(gpu, device.handle, partitions, request)
         memory = self._driver.memory(device.handle)
         if memory is None:
-            return [self._gpu(index, device.identity, None, problem=_NO_MEMORY_FIGURE)]
+            return [replace(gpu, problem=_NO_MEMORY_FIGURE)]
         processes = self._processes(device.handle) if request.processes else ()
-        return [self._gpu(index, device.identity, memory, device.handle, processes=processes)]
+        return [self._with_figures(gpu, memory, device.handle if request.sensors else None, processes=processes)]
 
     def _read_split(
-        self, index: int, device: _Device, partitions: Sequence[Partition] | Failure, request: _Request
+        self, whole: Gpu, handle: Any, partitions: Sequence[tuple[Any, Gpu]] | Failure, request: _Request
     ) -> list[Gpu]:
         """A GPU in parts. Its memory is that of the parts where the driver reports it to administrators only."""
         problem = partitions.sentence if isinstance(partitions, Failure) else None
         parts = [] if isinstance(partitions, Failure) else partitions
-        read = [self._read_partition(index, device.identity, part, request) for part in parts]
+        read = [self._read_partition(gpu, part, request) for part, gpu in parts]
         try:
-            memory = self._driver.memory(device.handle)
+            memory = self._driver.memory(handle)
         except self._driver.error:
             memory = None
         if memory is None:
             sums = zip(*((gpu.total_mb, gpu.used_mb, gpu.free_mb) for gpu in read), strict=True)
             memory = Memory(*map(sum, sums)) if read else None
         uuids = tuple(gpu.uuid for gpu in read)
-        return [self._gpu(index, device.identity, memory, device.handle, mig_instances=uuids, problem=problem), *read]
+        return [self._with_figures(whole, memory, handle, mig_instances=uuids, problem=problem), *read]
 
-    def _read_partition(self, index: int, whole: Identity, part: Partition, request: _Request) -> Gpu:
+    def _read_partition(self, gpu: Gpu, handle: Any, request: _Request) -> Gpu:
         """With the problem when it can't be read: the others of its GPU may work."""
         processes: tuple[GpuProcess, ...] = ()
         try:
-            memory = self._driver.memory(part.handle)
-            processes = self._processes(part.handle) if request.processes else ()
+            memory = self._driver.memory(handle)
+            processes = self._processes(handle) if request.processes else ()
             problem = _NO_MEMORY_FIGURE if memory is None else None
         except self._driver.error as error:
             memory, problem = None, self._driver.gpu_failure(error).sentence
-        where = {"mig_parent": whole.uuid, "mig_position": part.position}
-        return self._gpu(index, part.identity, memory, processes=processes, problem=problem, **where)
+        return self._with_figures(gpu, memory, processes=processes, problem=problem)
 
-    def _gpu(self, index: int, identity: Identity, memory: Memory | None, handle: Any = None, **fields: Any) -> Gpu:
+    def _with_figures(self, gpu: Gpu, memory: Memory | None, handle: Any = None, **fields: Any) -> Gpu:
         """``handle``: of a whole GPU whose sensors are read too."""
+        if memory is not None:
+            fields |= {"total_mb": memory.total_mb, "used_mb": memory.used_mb, "free_mb": memory.free_mb}
         if handle is not None:
             sensors = self._driver.sensors(handle)
             fields["utilisation_percent"] = sensors.utilisation_percent
             fields["temperature_c"], fields["power_w"] = sensors.temperature_c, sensors.power_w
-        return Gpu(
-            index=index,
-            uuid=identity.uuid,
-            name=identity.name,
-            total_mb=0 if memory is None else memory.total_mb,
-            used_mb=0 if memory is None else memory.used_mb,
-            free_mb=0 if memory is None else memory.free_mb,
-            pci_bus_id=identity.pci_bus_id,
-            numa_node=identity.numa_node,
-            compute_capability=identity.compute_capability,
-            multi_processor_count=identity.multi_processor_count,
-            maker=self._driver.maker,
-            **fields,
-        )
+        return replace(gpu, **fields)
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
         found: dict[int, GpuProcess] = {}
-        for usage in self._driver.processes(handle):
-            if usage.pid not in found:
-                owner = self._owners.owner(usage.pid)
-                found[usage.pid] = GpuProcess(usage.pid, owner.user, owner.command, usage.memory_mb, usage.compute)
+        for process in self._driver.processes(handle):
+            if process.pid not in found:
+                user, command = _owner(process.pid)
+                found[process.pid] = replace(process, user=user, command=command)
         return tuple(found.values())
 
     def _with_errors(self, gpu: Gpu, device: _Device, event: Event | None) -> Gpu:
@@ -412,8 +330,7 @@ class GpuReader:
     """The drivers, started when first needed and kept open. Threads may share one; a forked child starts its own."""
 
     def __init__(self) -> None:
-        self._owners = OwnerTable()
-        self._readers = [_DriverReader(make(), self._owners) for make in DRIVERS]
+        self._readers = [_DriverReader(make()) for make in DRIVERS]
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -423,6 +340,7 @@ class GpuReader:
         topology: bool = False,
         *,
         errors: bool = False,
+        sensors: bool = True,
         only: Collection[str] | None = None,
     ) -> Machine:
         """All whole GPUs and MIG instances now, in the order of their indices, an instance after its parent.
@@ -430,7 +348,8 @@ class GpuReader:
         Args:
             processes: list the processes on each GPU; without, the tuples are empty and the snapshot is cheaper.
             topology: list each GPU's peers. Read once and kept.
-            errors: report memory errors, and critical errors since this was first asked for.
+            errors: report memory errors, and critical errors since the first snapshot with them.
+            sensors: read utilisation, temperature and power of whole GPUs that are not split: two thirds of the calls.
             only: the UUIDs that the caller is interested in: other whole GPUs may be missing. None for all.
         """
         if self._pid != os.getpid():
@@ -438,7 +357,7 @@ class GpuReader:
             self._lock, self._pid = threading.Lock(), os.getpid()
             for reader in self._readers:
                 reader.forget_session()
-        request = _Request(processes, topology, errors, only)
+        request = _Request(processes, topology, errors, sensors, only)
         with self._lock:
             without: list[Machine] = []
             for reader in self._readers:
@@ -456,23 +375,12 @@ class GpuReader:
         """Memory in use now on each of these whole GPUs, by UUID: a tenth of the cost of a snapshot.
 
         A GPU is missing when it is split, or can't be read at once; {} without a snapshot before, or a driver that
-        answers. A snapshot then says why.
+        answers. A snapshot then has the reason.
         """
         if self._pid != os.getpid():
             return {}
         with self._lock:
             return self._readers[0].used_mb(uuids)
-
-    def renewed(self, gpus: Sequence[Gpu]) -> dict[str, Gpu]:
-        """These whole GPUs of an earlier snapshot with their memory and processes of now, by UUID: a cheap snapshot.
-
-        {} when a full snapshot is needed: a GPU (also one that is not among them, which changes how the runtime counts)
-        does not answer, or one is split, or the driver has other GPUs now.
-        """
-        if self._pid != os.getpid():
-            return {}
-        with self._lock:
-            return self._readers[0].renewed({gpu.uuid: gpu for gpu in gpus})
 
     def close(self) -> None:
         """Closes the drivers; the next snapshot starts them again."""

@@ -80,9 +80,9 @@ class Gpu:
     index: int
     uuid: str
     name: str
-    total_mb: int
-    used_mb: int
-    free_mb: int
+    total_mb: int = 0
+    used_mb: int = 0
+    free_mb: int = 0
     pci_bus_id: str | None = None
     numa_node: int | None = None
     utilisation_percent: int | None = None

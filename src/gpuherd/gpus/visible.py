@@ -1,7 +1,7 @@
-"""Which GPUs a process may use: the environment variables of CUDA and ROCm, and GPUs by the ids that people give.
+"""Which GPUs a process may use: the environment variables of CUDA and ROCm, and GPUs by the ids that users give.
 
-The only module that names these variables; others ask it what an environment shows (``visible_in``), and what a process
-needs in its environment to see some GPUs (``environment``).
+The only module that names these variables; others use it to find out what an environment shows
+(``visible_in``), and what a process needs in its environment to see some GPUs (``environment``).
 
 NVIDIA: CUDA_VISIBLE_DEVICES names GPUs, as CUDA counts them under CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
@@ -26,8 +26,6 @@ CUDA, ORDER, PCI_ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "PCI_BUS_I
 ROCR, HIP = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 # All that restrict a process to GPUs, and so are gpuherd's to set.
 VARIABLES = (CUDA, ORDER, ROCR, HIP, "GPU_DEVICE_ORDINAL")
-# Those whose values name GPUs, by maker. The first shows none when it is empty.
-_NAMING = {Maker.NVIDIA: (CUDA,), Maker.AMD: (ROCR, HIP, CUDA)}
 
 # CUDA reads an index as C's strtol does: blanks, a sign, digits, and whatever follows is ignored ("1abc" is 1).
 _INDEX = re.compile(r"\s*([+-]?[0-9]+)")
@@ -35,107 +33,37 @@ _INDEX = re.compile(r"\s*([+-]?[0-9]+)")
 _MOST_DIGITS = 9
 
 
-# --- what a process needs to see some GPUs ----------------------------------------------------------------------------
+# --- the makers' runtimes ---------------------------------------------------------------------------------------------
 
 
-def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
-    """The variables that show a process these GPUs, in this order, and no other; () hides the GPUs of every maker."""
-    if not gpus:
-        return {ORDER: PCI_ORDER, CUDA: "", ROCR: "", HIP: ""}
-    maker = gpus[0].maker
-    # On a simulated machine nothing may come to real GPUs of another maker.
-    hidden = hide_makers_but(maker) if gpus[0].uuid.endswith(SIMULATED) else {}
-    return showing([gpu.visible_name for gpu in gpus], maker) | hidden
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """How programs on one maker's GPUs find them.
+
+    Attributes:
+        name: its usual name.
+        naming: the variables whose values name GPUs, in the order in which they count. The first shows none when empty.
+        showing: the variables that show the GPUs of these names, in this order, and no other of this maker.
+        visible: the GPUs that a process with this environment may use, in the order in which the runtime counts them.
+        torch_version: where ``torch.version`` has the version that torch is built for.
+        count: a program that prints an error code and how many GPUs the runtime finds, the options of Python that it
+            runs with, and the problem when it can't run.
+    """
+
+    name: str
+    naming: tuple[str, ...]
+    showing: Callable[[Sequence[str]], dict[str, str]]
+    visible: Callable[[Sequence[Gpu], Mapping[str, str]], tuple[Gpu, ...]]
+    torch_version: str
+    count: tuple[str, tuple[str, ...], str]
 
 
-def hide_makers_but(maker: Maker) -> dict[str, str]:
-    """The variables that hide the GPUs of all other makers. AMD's runtime reads CUDA's variable too, so that it is not
-    hidden where that is wanted."""
-    return {ROCR: "", HIP: ""} if maker is Maker.NVIDIA else {}
-
-
-def showing(names: Sequence[str], maker: Maker) -> dict[str, str]:
-    """The same for GPUs of which only the names are known."""
-    if maker is Maker.AMD:
-        return {ROCR: ",".join(names), HIP: ",".join(map(str, range(len(names))))}
+def _show_to_cuda(names: Sequence[str]) -> dict[str, str]:
     return {ORDER: PCI_ORDER, CUDA: ",".join(names)}
 
 
-def without(variables: Mapping[str, str]) -> dict[str, str]:
-    """An environment less all that restricts a process to GPUs."""
-    return {name: value for name, value in variables.items() if name not in VARIABLES}
-
-
-def chosen_in(variables: Mapping[str, str]) -> dict[str, str]:
-    """Of an environment, what restricts a process to GPUs: handed on where an engine has chosen them."""
-    return {name: variables[name] for name in VARIABLES if name in variables}
-
-
-def narrowed(variables: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """The environment of a child that is to see only these of the GPUs that this environment names."""
-    if ROCR in variables:
-        return without(variables) | showing(names, Maker.AMD)
-    return {**variables, CUDA: ",".join(names)}
-
-
-def hide_unless_named(variables: MutableMapping[str, str]) -> None:
-    """Hides all GPUs from this environment where an engine that chooses GPUs has named none: they are others'."""
-    if CUDA not in variables and ROCR not in variables:
-        variables.update(environment(()))
-
-
-# --- what an environment says -----------------------------------------------------------------------------------------
-
-
-def variable_of(maker: Maker) -> str:
-    """The variable by which people choose this maker's GPUs; empty it hides them all."""
-    return _NAMING[maker][0]
-
-
-def naming_in(variables: Mapping[str, str], maker: Maker | None = None) -> dict[str, str]:
-    """The variables of an environment that name this maker's GPUs, in the order in which they count. Where the maker is
-    not known, those that name any GPU; or the first, where none does."""
-    order = (CUDA, ROCR, HIP) if maker is None else _NAMING[maker]
-    found = {name: variables[name] for name in order if name in variables}
-    if maker is not None:
-        return found
-    return {name: value for name, value in found.items() if value.strip()} or dict(list(found.items())[:1])
-
-
-def setting(variables: Mapping[str, str], maker: Maker | None = None) -> str | None:
-    """How an environment restricts a process to GPUs, for people: ``CUDA_VISIBLE_DEVICES=0,1``; None where it doesn't.
-
-    >>> setting({"CUDA_VISIBLE_DEVICES": "2"}), setting({"ROCR_VISIBLE_DEVICES": "", "PATH": "/bin"}), setting({})
-    ('CUDA_VISIBLE_DEVICES=2', 'ROCR_VISIBLE_DEVICES=', None)
-    """
-    return " ".join(f"{name}={value}" for name, value in naming_in(variables, maker).items()) or None
-
-
-def described(variables: Mapping[str, str]) -> str:
-    """The same for a log, a line each; that the first is not set where nothing is.
-
-    >>> described({}), described({"CUDA_VISIBLE_DEVICES": "0,1"})
-    ('CUDA_VISIBLE_DEVICES: not set', 'CUDA_VISIBLE_DEVICES: 0,1')
-    """
-    return "\n".join(f"{name}: {value}" for name, value in naming_in(variables).items()) or f"{CUDA}: not set"
-
-
-def value_in(variables: Mapping[str, str], maker: Maker | None = None) -> str | None:
-    """The list of GPUs that an environment shows, as it stands there: "" for none, None where nothing is set."""
-    return next(iter(naming_in(variables, maker).values()), None)
-
-
-def named_in(variables: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of the GPUs that an environment shows, whichever maker's; () where it names none."""
-    found = next((value for value in naming_in(variables).values() if value.strip()), "")
-    return tuple(name.strip() for name in found.split(",") if name.strip())
-
-
-def visible_in(gpus: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """The GPUs that a process with this environment may use, in the order in which its runtime counts them."""
-    if gpus and gpus[0].maker is Maker.AMD:
-        return _visible_to_rocm(gpus, variables)
-    return visible(gpus, variables.get(CUDA))
+def _show_to_rocm(names: Sequence[str]) -> dict[str, str]:
+    return {ROCR: ",".join(names), HIP: ",".join(map(str, range(len(names))))}
 
 
 def visible(gpus: Sequence[Gpu], cuda_visible_devices: str | None) -> tuple[Gpu, ...]:
@@ -197,21 +125,6 @@ def _named_by_rocm(gpus: Sequence[Gpu], name: str) -> Gpu | None:
     return found[0] if len(found) == 1 and len(name) > len("GPU-") else None
 
 
-def hides_all(variables: Mapping[str, str], maker: Maker) -> bool:
-    """Whether an environment shows no GPU of this maker on any machine.
-
-    >>> [hides_all({} if value is None else {CUDA: value}, Maker.NVIDIA) for value in ("", "-1", "0", None)]
-    [True, True, False, False]
-    """
-    return any(name in variables and _names_none(variables[name]) for name in _NAMING[maker])
-
-
-def _names_none(value: str) -> bool:
-    first = value.split(",")[0].strip()
-    match = _INDEX.match(first)
-    return not first.upper().startswith(("GPU-", "MIG-")) and (match is None or int(match[1][:_MOST_DIGITS]) < 0)
-
-
 def _named_by_cuda(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
     name = entry.strip()
     if name.startswith(("GPU-", "MIG-")):
@@ -235,6 +148,153 @@ def _first_instance(gpus: Sequence[Gpu], gpu: Gpu) -> Gpu | None:
     if not gpu.mig_instances:
         return gpu
     return next((instance for instance in gpus if instance.mig_parent == gpu.uuid), None)
+
+
+_LIBRARY = "libcuda.so.1"
+_COUNT_CUDA = f"""
+import ctypes
+cuda = ctypes.CDLL({_LIBRARY!r})
+count = ctypes.c_int()
+code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+print(code, count.value)
+"""
+# HIP's library has no fixed name and lies in torch's own folder.
+_COUNT_ROCM = "import torch; print(0, torch.cuda.device_count())"
+
+RUNTIMES: Mapping[Maker, Runtime] = {
+    Maker.NVIDIA: Runtime(
+        name="CUDA",
+        naming=(CUDA,),
+        showing=_show_to_cuda,
+        visible=lambda gpus, variables: visible(gpus, variables.get(CUDA)),
+        torch_version="cuda",
+        count=(_COUNT_CUDA, ("-I", "-S"), f"the CUDA driver library {_LIBRARY} can't be loaded"),
+    ),
+    Maker.AMD: Runtime(
+        name="ROCm",
+        naming=(ROCR, HIP, CUDA),
+        showing=_show_to_rocm,
+        visible=_visible_to_rocm,
+        torch_version="hip",
+        count=(_COUNT_ROCM, (), "torch can't be loaded"),
+    ),
+}
+
+
+# --- what a process needs to see some GPUs ----------------------------------------------------------------------------
+
+
+def environment(gpus: Sequence[Gpu]) -> dict[str, str]:
+    """The variables that show a process these GPUs, in this order, and no other; () hides the GPUs of every maker."""
+    if not gpus:
+        return {name: value for runtime in RUNTIMES.values() for name, value in runtime.showing(()).items()}
+    maker = gpus[0].maker
+    # On a simulated machine nothing may come to real GPUs of another maker.
+    hidden = hide_makers_but(maker) if gpus[0].uuid.endswith(SIMULATED) else {}
+    return showing([gpu.visible_name for gpu in gpus], maker) | hidden
+
+
+def hide_makers_but(maker: Maker) -> dict[str, str]:
+    """The variables that hide the GPUs of all other makers, less those that this maker's runtime reads too."""
+    others = [name for runtime in RUNTIMES.values() for name in runtime.naming]
+    return dict.fromkeys((name for name in others if name not in RUNTIMES[maker].naming), "")
+
+
+def showing(names: Sequence[str], maker: Maker) -> dict[str, str]:
+    """As ``environment``, for GPUs of which only the names are known."""
+    return RUNTIMES[maker].showing(names)
+
+
+def without(variables: Mapping[str, str]) -> dict[str, str]:
+    """An environment less all that restricts a process to GPUs."""
+    return {name: value for name, value in variables.items() if name not in VARIABLES}
+
+
+def chosen_in(variables: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that restricts a process to GPUs: passed on where an engine has chosen them."""
+    return {name: variables[name] for name in VARIABLES if name in variables}
+
+
+def narrowed(variables: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """The environment of a child that is to see only these of the GPUs that this environment names."""
+    for maker, runtime in RUNTIMES.items():
+        if maker is not Maker.NVIDIA and runtime.naming[0] in variables:
+            return without(variables) | runtime.showing(names)
+    return {**variables, CUDA: ",".join(names)}
+
+
+def hide_unless_named(variables: MutableMapping[str, str]) -> None:
+    """Hides all GPUs from this environment where an engine that chooses GPUs has named none: they are others'."""
+    if not any(runtime.naming[0] in variables for runtime in RUNTIMES.values()):
+        variables.update(environment(()))
+
+
+# --- what an environment says -----------------------------------------------------------------------------------------
+
+
+def variable_of(maker: Maker) -> str:
+    """The variable by which people choose this maker's GPUs; empty it hides them all."""
+    return RUNTIMES[maker].naming[0]
+
+
+def naming_in(variables: Mapping[str, str], maker: Maker | None = None) -> dict[str, str]:
+    """The variables of an environment that name this maker's GPUs, in the order in which they count. Where the maker is
+    not known, those that name any GPU; or the first, where none does."""
+    runtimes = RUNTIMES.values() if maker is None else (RUNTIMES[maker],)
+    order = [name for runtime in runtimes for name in runtime.naming]
+    found = {name: variables[name] for name in order if name in variables}
+    if maker is not None:
+        return found
+    return {name: value for name, value in found.items() if value.strip()} or dict(list(found.items())[:1])
+
+
+def setting(variables: Mapping[str, str], maker: Maker | None = None) -> str | None:
+    """How an environment restricts a process to GPUs, for people: ``CUDA_VISIBLE_DEVICES=0,1``; None where it doesn't.
+
+    >>> setting({"CUDA_VISIBLE_DEVICES": "2"}), setting({"ROCR_VISIBLE_DEVICES": "", "PATH": "/bin"}), setting({})
+    ('CUDA_VISIBLE_DEVICES=2', 'ROCR_VISIBLE_DEVICES=', None)
+    """
+    return " ".join(f"{name}={value}" for name, value in naming_in(variables, maker).items()) or None
+
+
+def described(variables: Mapping[str, str]) -> str:
+    """The same for a log, a line each; that the first is not set where nothing is.
+
+    >>> described({}), described({"CUDA_VISIBLE_DEVICES": "0,1"})
+    ('CUDA_VISIBLE_DEVICES: not set', 'CUDA_VISIBLE_DEVICES: 0,1')
+    """
+    return "\n".join(f"{name}: {value}" for name, value in naming_in(variables).items()) or f"{CUDA}: not set"
+
+
+def value_in(variables: Mapping[str, str], maker: Maker | None = None) -> str | None:
+    """The list of GPUs that an environment shows, as it stands there: "" for none, None where nothing is set."""
+    return next(iter(naming_in(variables, maker).values()), None)
+
+
+def named_in(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the GPUs that an environment shows, whichever maker's; () where it names none."""
+    found = next((value for value in naming_in(variables).values() if value.strip()), "")
+    return tuple(name.strip() for name in found.split(",") if name.strip())
+
+
+def visible_in(gpus: Sequence[Gpu], variables: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """The GPUs that a process with this environment may use, in the order in which its runtime counts them."""
+    return RUNTIMES[gpus[0].maker].visible(gpus, variables) if gpus else ()
+
+
+def hides_all(variables: Mapping[str, str], maker: Maker) -> bool:
+    """Whether an environment shows no GPU of this maker on any machine.
+
+    >>> [hides_all({} if value is None else {CUDA: value}, Maker.NVIDIA) for value in ("", "-1", "0", None)]
+    [True, True, False, False]
+    """
+    return any(name in variables and _names_none(variables[name]) for name in RUNTIMES[maker].naming)
+
+
+def _names_none(value: str) -> bool:
+    first = value.split(",")[0].strip()
+    match = _INDEX.match(first)
+    return not first.upper().startswith(("GPU-", "MIG-")) and (match is None or int(match[1][:_MOST_DIGITS]) < 0)
 
 
 # --- GPUs by the ids of people ----------------------------------------------------------------------------------------
@@ -295,27 +355,14 @@ def is_named(gpu: Gpu, names: Sequence[str]) -> bool:
 # A process that was started with one of the variables may not go beyond it. What ``show_only`` sets later is a choice,
 # which can be made anew until the runtime starts; so the values from before are remembered.
 
-_LIBRARY = "libcuda.so.1"
 _SUCCESS = 0
 # Starting CUDA or ROCm takes a second or so for each GPU on a machine that does not keep its driver loaded.
 _PATIENCE_S = 120
 
-_COUNT = {
-    Maker.NVIDIA: f"""
-import ctypes
-cuda = ctypes.CDLL({_LIBRARY!r})
-count = ctypes.c_int()
-code = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
-print(code, count.value)
-""",
-    # HIP's library has no fixed name and lies in torch's own folder.
-    Maker.AMD: "import torch; print(0, torch.cuda.device_count())",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What we set the variables to, and what they were before."""
+    """The variables as we have set them, and as they were before."""
 
     after: Mapping[str, str]
     before: Mapping[str, str]
@@ -389,12 +436,12 @@ def started() -> bool:
     """Whether CUDA runs in this process, whichever library has started it; HIP, if torch has started it.
 
     torch.cuda.is_available() is enough to start CUDA, and torch.cuda.is_initialized() does not report that; the driver
-    does. It is not started here: who has started it can't choose GPUs any more.
+    does. It is not started here: a process that has started it can't choose GPUs any more.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return True
-    import ctypes  # here: what starts jobs needs none of it
+    import ctypes  # here: starting jobs needs none of it
 
     try:
         library = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOLOAD)
@@ -407,29 +454,28 @@ def count_in_child(maker: Maker = Maker.NVIDIA) -> tuple[int, str]:
     """How many GPUs the runtime finds with this process's environment, and, when none, why: tried in a child."""
     import subprocess
 
-    runtime = "CUDA" if maker is Maker.NVIDIA else "ROCm"
-    alone = ["-I", "-S"] if maker is Maker.NVIDIA else []
-    command = [sys.executable, *alone, "-c", _COUNT[maker]]
+    runtime = RUNTIMES[maker]
+    program, options, trouble = runtime.count
+    command = [sys.executable, *options, "-c", program]
     try:
         child = subprocess.run(
             command, capture_output=True, encoding="ascii", errors="replace", timeout=_PATIENCE_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return 0, f"{runtime} could not be tried in a child process ({error})"
+        return 0, f"{runtime.name} could not be tried in a child process ({error})"
     words = child.stdout.split()
     if child.returncode != 0 or len(words) != 2:
-        library = f"the CUDA driver library {_LIBRARY}" if maker is Maker.NVIDIA else "torch"
-        return 0, f"{library} can't be loaded"
+        return 0, trouble
     code, count = int(words[0]), int(words[1])
     if code != _SUCCESS:
-        return 0, f"the CUDA driver finds no usable GPU (error {code})"
-    return count, "" if count else f"the {runtime} driver finds no usable GPU"
+        return 0, f"the {runtime.name} driver finds no usable GPU (error {code})"
+    return count, "" if count else f"the {runtime.name} driver finds no usable GPU"
 
 
 def _warn_of_other_order(gpus: Sequence[Gpu]) -> None:
     """Indices mean other GPUs to CUDA when it counts from the fastest and the GPUs differ."""
     if os.environ.get(ORDER) == "FASTEST_FIRST" and len({gpu.name for gpu in gpus if gpu.mig_parent is None}) > 1:
-        import logging  # here: what starts jobs needs none of it
+        import logging  # here: starting jobs needs none of it
 
         logging.getLogger(__name__).warning(
             "%s=FASTEST_FIRST on a machine with different GPUs: GPU ids here are in PCI order; set %s=%s",

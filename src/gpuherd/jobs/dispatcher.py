@@ -23,6 +23,7 @@ from typing import Unpack
 
 from gpuherd.engines import host
 from gpuherd.gpus.lease_files import user_name
+from gpuherd.gpus.visible import variable_of
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import START_AGAIN_S
 from gpuherd.jobs.attempts.failures import FailureClass
@@ -43,7 +44,8 @@ from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.limits import limits, most_at_once, most_ever, refuse_if_none_fits
 from gpuherd.jobs.scheduler.memory import FamilyMemory, asks_for
 from gpuherd.jobs.scheduler.ordering import Lookahead
-from gpuherd.jobs.scheduler.policy import Limits, Wait, WaitingJob, decide
+from gpuherd.jobs.scheduler.policy import decide
+from gpuherd.jobs.scheduler.types import Limits, Wait, WaitingJob
 from gpuherd.jobs.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -83,6 +85,7 @@ class Dispatcher(Loop):
         super().__init__(queue, run, options, reporter, **terms)
         self._supervisor = Supervisor(run, queue.tag, options, self._grace_s)
         self._gpus = GpuManager(options, queue.tag, self._supervisor, self._health, self.settings)
+        self._watch = self._gpus.watch
         self._orphans = Orphans(queue.tag)
         self._preemption = Preemption(queue, self._supervisor, self._reporter, self._disk)
         self._decisions = Decisions()
@@ -101,9 +104,9 @@ class Dispatcher(Loop):
         self._has_reported_wait = False
         if any(self._sizes) or options.gpu_ids:
             # GPUs that are named are looked up at once, also when the jobs are not known yet.
-            self._gpus.open()
-        if jobs and not self._gpus.awaits_driver:
-            refuse_if_none_fits(jobs, self._gpus.gpus, self._limits())
+            self._watch.open()
+        if jobs and not self._watch.awaits_driver:
+            refuse_if_none_fits(jobs, self._watch.gpus, self._limits())
 
     def _begin(self, run_id: int, began_at: float, held: ExitStack) -> None:
         self._launcher = Launcher(self._queue, self._supervisor, self._gpus, self._reporter, run_id, began_at)
@@ -199,14 +202,14 @@ class Dispatcher(Loop):
         if self._lookahead.by_kind:
             first = self._queue.first_of_kinds(gpus, wall, self.options.order)
             head |= {queued.id: queued for queued in first}
-        if not self._gpus.is_open and any(queued.gpus for queued in head.values()):
-            self._gpus.open()
+        if not self._watch.is_open and any(queued.gpus for queued in head.values()):
+            self._watch.open()
             self._look_at_queue()
             return True
         if bounds.closed is None and self._postpone_for_space(tuple(head.values()), wall):
             return True
         waiting = self._waiting(tuple(head.values()))
-        decision = decide(waiting, views, bounds, self._gpus.choose, cpu_running=self._supervisor.on_cpu)
+        decision = decide(waiting, views, bounds, self._watch.choose, cpu_running=self._supervisor.on_cpu)
         # An option changed during the run may be changed back, so that a temporary limit refuses no job for good.
         for_now = [wait for wait in decision.refused if self._may_be_had_later(head[wait.job])]
         refused = [wait for wait in decision.refused if wait not in for_now]
@@ -215,7 +218,7 @@ class Dispatcher(Loop):
             starter.give_up(head[wait.job], FailureClass.BAD_INPUT, wait.reason)
         running: tuple[Attempt, ...] = ()
         if decision.starts:
-            starter.threads = max(1, self._cores // most_at_once(self._sizes, self._jobs, self._gpus.gpus, bounds))
+            starter.threads = max(1, self._cores // most_at_once(self._sizes, self._jobs, self._watch.gpus, bounds))
             running = starter.start_all(decision.starts, head, {job.id: job.memory_mb for job in waiting})
             for attempt in running:
                 self._watch_for_end(attempt)
@@ -257,10 +260,10 @@ class Dispatcher(Loop):
         return fewer or not self._kept_from_us <= self._kept_at_start
 
     def _may_be_had_later(self, queued: QueuedJob) -> bool:
-        return self._is_narrowed or (self._gpus.awaits_driver and queued.gpus > 0)
+        return self._is_narrowed or (self._watch.awaits_driver and queued.gpus > 0)
 
     def _for_now(self, refused: Sequence[Wait]) -> Sequence[Wait]:
-        problem = None if self._gpus.gpus else self._gpus.problem
+        problem = None if self._watch.gpus else self._watch.problem
         return refused if problem is None else [Wait(wait.job, problem) for wait in refused]
 
     def _waiting(self, head: Sequence[QueuedJob]) -> list[WaitingJob]:
@@ -272,7 +275,7 @@ class Dispatcher(Loop):
         request, job = queued.request, queued.job
         share = request.share and self.options.share and request.memory_mb is not None
         memory_mb = request.memory_mb
-        most_mb = self._gpus.most_mb(request.gpus)
+        most_mb = self._watch.most_mb(request.gpus)
         # Without so many GPUs at the moment the family's memory does not count, so that no job requests more than
         # exists.
         if family is not None and most_mb is not None:
@@ -300,7 +303,7 @@ class Dispatcher(Loop):
 
     def _report_first_wait(self, wanted: bool, now: float) -> None:
         """Reports once what a run waits for while none of its jobs runs: without a terminal no status line shows it."""
-        if self._has_reported_wait or not wanted or self._supervisor.running or self._gpus.awaits_driver:
+        if self._has_reported_wait or not wanted or self._supervisor.running or self._watch.awaits_driver:
             self._waits_since = None
             return
         self._waits_since = now if self._waits_since is None else self._waits_since
@@ -326,7 +329,7 @@ class Dispatcher(Loop):
 
     def _next_count_down(self, wall: float) -> float | None:
         """When the next GPU comes back, or sooner: the reason why a job waits contains a countdown."""
-        back = self._health.next_return(wall)
+        back = min(self._health.returns(wall).values(), default=None)
         return None if back is None else min(back, wall + _COUNT_DOWN_S)
 
     # --- inputs of a decision -----------------------------------------------------------------------------------
@@ -337,33 +340,33 @@ class Dispatcher(Loop):
             kinds = self._queue.kinds()
             self._sizes = {gpus for gpus, _ in kinds} | ({1} if self._serve else set())
             self._jobs = _MANY
-        if self._gpus.awaits_driver:
+        if self._watch.awaits_driver:
             self._reporter.notice(
-                f"no GPUs yet: {self._gpus.problem}; jobs that need a GPU wait until the driver answers"
-                f" (with {self._gpus.hiding_variable}= they run on the CPU)"
+                f"no GPUs yet: {self._watch.problem}; jobs that need a GPU wait until the driver answers"
+                f" (with {variable_of(self._watch.maker)}= they run on the CPU)"
             )
-        elif self._gpus.problem is not None:
+        elif self._watch.problem is not None:
             slots = self._limits().cpu_slots
-            self._reporter.notice(f"no GPUs: {self._gpus.problem}; jobs run on the CPU, {slots} at once")
+            self._reporter.notice(f"no GPUs: {self._watch.problem}; jobs run on the CPU, {slots} at once")
 
     def _at_once(self) -> int:
         """How many jobs can run side by side now, without the GPUs that are left out."""
         left_out = self._health.returns(clock.wall())
-        usable = [gpu for gpu in self._gpus.gpus if gpu.uuid not in left_out]
+        usable = [gpu for gpu in self._watch.gpus if gpu.uuid not in left_out]
         if left_out and not usable and 0 not in self._sizes:
             return 0
         return most_at_once(self._sizes, self._jobs, usable, self._limits())
 
     def _limits(self) -> Limits:
         """The limits on what runs at once, now."""
-        gpus = self._gpus.gpus if self._gpus.is_open else None
+        gpus = self._watch.gpus if self._watch.is_open else None
         most, why = self._gpus_now()
         bounds = limits(self.options, gpus, self._cores, self._most_ever, self._host_mb)
         return replace(
             bounds,
             # Jobs on GPUs wait for a late driver, and for GPUs that were taken away from the run; none runs on the CPU
             # instead.
-            cpu_only=bounds.cpu_only and not (self._is_narrowed or self._gpus.awaits_driver),
+            cpu_only=bounds.cpu_only and not (self._is_narrowed or self._watch.awaits_driver),
             running=len(self._supervisor.running),
             closed=self._closed(),
             gpus_now=most,
@@ -405,7 +408,7 @@ class Dispatcher(Loop):
             self._launcher.prefork.ended(now - attempt.record.started_mono, now)
             self._orphans.expect(now, attempt.process.traces)
             self._gpus.released(attempt.record, now)
-        self._completion.machine = [gpu.uuid for gpu in self._gpus.gpus]
+        self._completion.machine = [gpu.uuid for gpu in self._watch.gpus]
         self._completion.in_use = self._supervisor.gpus
         self._completion.complete(ends, now)
         for label, sentence in self._gpus.fetch_left_out(at):
@@ -432,7 +435,7 @@ class Dispatcher(Loop):
             else:
                 ends.append(found)
         if self._supervisor.gpus:
-            self._gpus.open()
+            self._watch.open()
             self._gpus.started(now)
         if ends:
             self._completion.complete(ends, now)
@@ -473,7 +476,7 @@ class Dispatcher(Loop):
     # --- state --------------------------------------------------------------------------------------------------
 
     def _state(self) -> DispatcherState:
-        views = self._gpus.views(clock.mono(), clock.wall()) if self._gpus.is_open else ()
+        views = self._gpus.views(clock.mono(), clock.wall()) if self._watch.is_open else ()
         return replace(
             super()._state(),
             closed=self._closed(),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.registry import title
-from gpuherd.jobs.attempts.failures import clean
+from gpuherd.errors import clean
 
 if TYPE_CHECKING:
     from gpuherd.jobs.scheduler.types import GpuView

@@ -19,11 +19,10 @@ from contextlib import ExitStack, closing, nullcontext
 from typing import TypedDict
 
 from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import CannotWrite
+from gpuherd.errors import CannotWrite, clean
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import Completion
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.control.messages import StopLevel, StopSignals
 from gpuherd.jobs.control.server import ControlServer

@@ -33,10 +33,9 @@ STATE_WITHIN_S = 1.2
 def would_ask(job: Job, options: DispatchOptions) -> Placement:
     """What the job requests from the engine at its first attempt."""
     from gpuherd.jobs.attempts import GRACE_S
-    from gpuherd.jobs.attempts.time_limits import TimeLimits
     from gpuherd.jobs.remote.submit import placement_of
 
-    return placement_of(job, job.gpus, options, TimeLimits.of(job, options), GRACE_S)
+    return placement_of(job, job.gpus, options, GRACE_S)
 
 
 def never(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
@@ -58,7 +57,7 @@ def _never_here(jobs: Sequence[Job], options: DispatchOptions) -> list[str | Non
     from gpuherd.engines import host
     from gpuherd.jobs.gpu.watch import GpuWatch
     from gpuherd.jobs.scheduler.limits import as_first_asked, limits
-    from gpuherd.jobs.scheduler.policy import why_never
+    from gpuherd.jobs.scheduler.types import why_never
     from gpuherd.jobs.settings import load
 
     watch = GpuWatch(options, "plan", load()) if any(job.gpus for job in jobs) else None

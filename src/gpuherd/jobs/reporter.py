@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from gpuherd.atomic import append_line
-from gpuherd.errors import GpuherdError
+from gpuherd.errors import GpuherdError, clean
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean, with_code
+from gpuherd.jobs.attempts.failures import with_code
 from gpuherd.jobs.completion import Settlement
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.store import Queue

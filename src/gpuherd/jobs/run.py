@@ -23,9 +23,9 @@ from gpuherd.jobs.monitor.metrics import gpu_metrics
 from gpuherd.jobs.monitor.status import opened as opened_for_reading
 from gpuherd.jobs.monitor.status import read_counts
 from gpuherd.jobs.options import DispatchOptions, GpuOptions, dispatch_options
+from gpuherd.jobs.queue.interventions import SubmissionChanges
 from gpuherd.jobs.queue.schema import raising_cannot_write
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.queue.submission import SubmissionChanges
 from gpuherd.jobs.records import Counts, Event, Outcome, QueuedJob
 from gpuherd.jobs.remote.dispatcher import opened, refuse_other_engine, remember, settled
 from gpuherd.jobs.reporter import Display, Reporter

@@ -6,16 +6,31 @@ pay for the simulation then.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from gpuherd.errors import UsageError
 from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
-    from gpuherd.simulate.cluster import Background, background, machine, machines
     from gpuherd.simulate.options import Rules, Variant, variants
-    from gpuherd.simulate.results import Figures, History
-    from gpuherd.simulate.scenario import Result, Scenario, simulate
-    from gpuherd.simulate.workload import Mix, Recipe, Spread, Trial, Work, drawn, listed, spread
+    from gpuherd.simulate.results import Figures, History, Result
+    from gpuherd.simulate.workload import (
+        Background,
+        Mix,
+        Recipe,
+        Scenario,
+        Spread,
+        Trial,
+        Work,
+        background,
+        drawn,
+        listed,
+        machine,
+        machines,
+        spread,
+    )
 
 __all__ = [
     "Background",
@@ -40,12 +55,41 @@ __all__ = [
     "variants",
 ]
 
-_PUBLIC = {
-    "cluster": ("Background", "background", "machine", "machines"),
-    "options": ("Rules", "Variant", "variants"),
-    "results": ("Figures", "History"),
-    "scenario": ("Result", "Scenario", "simulate"),
-    "workload": ("Mix", "Recipe", "Spread", "Trial", "Work", "drawn", "listed", "spread"),
-}
+_HOMES = dict.fromkeys(__all__, "workload")
+_HOMES |= dict.fromkeys(("Rules", "Variant", "variants"), "options")
+_HOMES |= dict.fromkeys(("Figures", "History", "Result"), "results")
 
-__getattr__, __dir__ = on_first_use(__name__, {name: module for module, names in _PUBLIC.items() for name in names})
+__getattr__, __dir__ = on_first_use(__name__, _HOMES)
+
+
+def simulate(
+    scenario: Scenario, variants: Sequence[Variant], progress: Callable[[int, int, int], None] | None = None
+) -> tuple[Result, ...]:
+    """Runs every variant. ``progress`` is called with the variant's number and the numbers of ended and of all jobs.
+
+    Raises UsageError for jobs and external users that a variant's policy does not support.
+    """
+    from gpuherd.simulate.results import Result, figures
+
+    results = []
+    for number, variant in enumerate(variants):
+        history = _run(scenario, variant.rules, None if progress is None else partial(progress, number))
+        results.append(Result(variant, history, figures(history, scenario.works)))
+    return tuple(results)
+
+
+def _run(scenario: Scenario, rules: Rules, progress: Callable[[int, int], None] | None) -> History:
+    from gpuherd.simulate.engine import Simulation
+    from gpuherd.simulate.other_schedulers import Handover, run_guides
+
+    machines, works = scenario.machines, scenario.works
+    if rules.policy == "guides":
+        return run_guides(machines, works, scenario.background, scenario.seed, progress)
+    if rules.policy == "handover":
+        if scenario.background is not None:
+            raise UsageError("--background is for our own policy; the other load of a cluster is not simulated")
+        return Handover(machines, works, rules).run(progress)
+    several = next((work.job.name for work in works if work.job.nodes > 1), None)
+    if several is not None:
+        raise UsageError(f"job {several!r} spans several nodes, which needs a cluster's engine: use --policy handover")
+    return Simulation(machines, works, rules, scenario.background, scenario.seed, scenario.starts_at).run(progress)

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from gpuherd.jobs.attempts.failures import clean
+from gpuherd.errors import clean
 from gpuherd.simulate.results import Ending, FinishedAttempt, History, busy_spans
 from gpuherd.simulate.workload import Work
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gpuherd.simulate.scenario import Result, Scenario
+    from gpuherd.simulate.results import Result
+    from gpuherd.simulate.workload import Scenario
 
 
 # The timeline: a line of characters for each GPU, or for several where there are many. Each character is an interval:

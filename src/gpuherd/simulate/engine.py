@@ -1,15 +1,17 @@
-"""The simulation: events in virtual time over GPUs, waiting jobs and external users.
+"""A run by our own policy, in virtual time, over GPUs with attempts and external users.
 
-The decisions are those of a real run, by the same code: ``policy.decide_with`` says what starts where,
-``complete.next_try`` what becomes of a failed job, ``jobs.gpu.health`` which GPUs are left out. This module adds what a
-dispatcher's loop and its surroundings do: jobs arrive, attempts end, external users come and go, GPUs become free. The
-same input gives the same history. The machines of a cluster share one queue; a job gets GPUs of one machine.
+The decisions are those of a real run, by the same code: ``policy.decide_with`` decides what starts where,
+``complete.next_try`` what becomes of a failed job, ``jobs.gpu.health`` which GPUs are left out, ``gpus.idle`` when a
+GPU counts as free. This module adds what a dispatcher's loop and its surroundings do: attempts start and end, external
+users come and go, GPUs become free. The same input gives the same history. The machines of a cluster share one queue; a
+job gets GPUs of one machine.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
@@ -21,80 +23,236 @@ from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.gpu import health
 from gpuherd.jobs.gpu.usage import PRESENCE_S
+from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.scheduler.limits import allowance
+from gpuherd.jobs.scheduler.memory import Tenant, shareable_mb
 from gpuherd.jobs.scheduler.ordering import BEYOND, SEARCHED, Lookahead
-from gpuherd.jobs.scheduler.policy import Decision, Limits, Start, Wait, WaitingJob, decide_with
-from gpuherd.simulate.cluster import MONDAY, ExternalUsers, Machine
-from gpuherd.simulate.gpus import ExternalUse, IdleModel, RunningAttempt, SimulatedGpu, SimulatedGpus
-from gpuherd.simulate.options import STUCK_AFTER_S, Rules
-from gpuherd.simulate.queue import EventQueue, JobQueue
-from gpuherd.simulate.results import Ending, FinishedAttempt, History, Visit
-from gpuherd.simulate.workload import Work, diagnosis
+from gpuherd.jobs.scheduler.policy import decide_with
+from gpuherd.jobs.scheduler.pool import Pool
+from gpuherd.jobs.scheduler.types import Decision, GpuView, Limits, Start, WaitingJob
+from gpuherd.simulate.options import STUCK_AFTER_S, TURNAROUND_S, Rules
+from gpuherd.simulate.results import Ending, Visit
+from gpuherd.simulate.state import EventQueue, JobQueue, Run
+from gpuherd.simulate.workload import MONDAY, ExternalUsers, Machine, Session, Work, diagnosis
 
-# The limit where there is none.
+# Why a GPU is not free.
+_EXTERNAL = "an external user is on it"
+_SETTLING = "not yet free for long enough"
+_OURS = "our own job runs on it"
+_EXCLUDED = "left out for a while, because jobs failed on it"
+# The limit on GPUs where there is none.
 _NO_LIMIT = 1_000_000
-_PROGRESS_EVERY_STEPS = 256
 
 
-class Run:
-    """One run of the works in virtual time, which subclasses complete. Use: ``run`` once."""
+@dataclass(slots=True, eq=False)
+class SimulatedGpu:
+    """A GPU and its users.
 
-    def __init__(self, machines: Sequence[Machine], works: Sequence[Work], jobs: JobQueue):
-        self._machines = machines
-        self._works = works
-        self._jobs = jobs
-        self._events = EventQueue()
-        self._attempts: list[FinishedAttempt] = []
-        self._refused: dict[int, str] = {}
-        self._decisions = 0
+    Attributes:
+        number: its number over all machines.
+        machine: name of its machine, "" where there is only one.
+        attempts: our attempts on it now; more than one where they share it.
+        external_since: second since which an external user is on it; None without one.
+        clean_since: second since which it has had no user.
+        ours_left: its last user was a job of ours.
+        excluded: no job is started on it for now.
+    """
 
-    def run(self, progress: Callable[[int, int], None] | None = None) -> History:
-        """Runs to the end. ``progress`` is called now and then with the numbers of ended jobs and of all jobs."""
-        self._submit()
-        total, steps = len(self._works), 0
-        while self._jobs.unfinished and self._events and not self._is_stuck():
-            self._events.step()
-            self._after_step()
-            steps += 1
-            if progress is not None and steps % _PROGRESS_EVERY_STEPS == 0:
-                progress(total - self._jobs.unfinished, total)
-        if progress is not None:
-            progress(total - self._jobs.unfinished, total)
-        return History(
-            machines=tuple(len(gpus) for gpus in self._machines),
-            attempts=tuple(self._attempts),
-            visits=self._visits(),
-            done=self._jobs.done,
-            failed=self._jobs.failed,
-            cancelled=self._jobs.cancelled,
-            refused=self._refused,
-            stuck=self._jobs.unfinished,
-            decisions=self._decisions,
-        )
+    number: int
+    gpu: Gpu
+    machine: str
+    attempts: list[RunningAttempt] = field(default_factory=list)
+    external_since: float | None = None
+    clean_since: float = 0.0
+    ours_left: bool = False
+    excluded: bool = False
 
     @property
-    def _now(self) -> float:
-        return self._events.now
+    def clean(self) -> bool:
+        """Whether it has no user."""
+        return not self.attempts and self.external_since is None
 
-    def _submit(self) -> None:
-        together: dict[float, list[int]] = defaultdict(list)
-        for number, work in enumerate(self._works):
-            together[work.arrives_s].append(number)
-        for time, numbers in together.items():
-            self._events.at(time, self._arrive, numbers, time)
+    @property
+    def shareable_mb(self) -> int | None:
+        """MB that may still be promised on it where only sharing jobs of ours run; None when no job may be added."""
+        blocked = not self.attempts or self.external_since is not None or self.excluded
+        if blocked or not all(attempt.shared for attempt in self.attempts):
+            return None
+        queued = [attempt.queued for attempt in self.attempts]
+        return shareable_mb(self.gpu, [Tenant(each.job.name, each.memory_mb or 0) for each in queued])
 
-    def _arrive(self, numbers: Sequence[int], now: float) -> None:
-        self._jobs.arrive(numbers, now)
 
-    def _after_step(self) -> None:
-        """Follows the events of each second."""
+@dataclass(slots=True, eq=False)
+class RunningAttempt:
+    """A running attempt; it may be paused for external users.
 
-    def _is_stuck(self) -> bool:
-        """Whether no waiting job will ever start."""
-        return False
+    Attributes:
+        queued: the job as it was when it started.
+        gpus: () on the CPU.
+        started: second of its start.
+        left_s, limit_left_s: time until its end and its time limit (None without one), from its start or last pause.
+        failure: how it will fail, None for a success.
+        shared: other attempts may be on its GPU.
+        ends_at: second of its end; None while it is paused.
+        over_at: second at which its time limit ends it; None without one, and while it is paused.
+        over: it has ended.
+    """
 
-    def _visits(self) -> tuple[Visit, ...]:
-        return ()
+    queued: QueuedJob
+    gpus: tuple[SimulatedGpu, ...]
+    started: float
+    left_s: float
+    failure: FailureClass | None
+    shared: bool
+    limit_left_s: float | None = None
+    ends_at: float | None = None
+    over_at: float | None = None
+    over: bool = False
+
+    def pause(self, now: float) -> None:
+        """Stops it until ``resume``."""
+        if self.ends_at is not None:
+            self.left_s = self.ends_at - now
+            self.limit_left_s = None if self.over_at is None else self.over_at - now
+            self.ends_at = self.over_at = None
+
+    def resume(self, now: float) -> float:
+        """Starts or continues it. Returns the second of its end."""
+        if self.ends_at is None:
+            self.ends_at = now + self.left_s
+            self.over_at = None if self.limit_left_s is None else now + self.limit_left_s
+        return self.ends_at
+
+
+def free_at(rule: IdleRule, clean_since: float, ours_left: bool, polling_since: float) -> float:
+    """The second at which a GPU is free for a job: the rule of ``gpus.idle`` and ``jobs.gpu.watch``, solved for time.
+
+    A real dispatcher polls the GPUs while a job waits. A simulation knows when a GPU was left, so it computes which
+    poll will be the one that finds it free. tests/simulate/test_idle.py steps through the real rule, poll by poll, and
+    compares.
+
+    Args:
+        clean_since: it has had no user since then.
+        ours_left: its last user was a job of ours.
+        polling_since: polls have come every ``rule.look_s`` since then, without a gap.
+    """
+    late = polling_since - clean_since
+    if ours_left and late <= max(rule.quiet_s, rule.hole_s):
+        # One clean poll is enough. It comes at once after the end of our job, and at once when polling begins.
+        return polling_since if late > 0 else clean_since + TURNAROUND_S
+    polls = math.ceil(max(0.0, -late) / rule.look_s)
+    return polling_since + polls * rule.look_s + rule.quiet_s
+
+
+class SimulatedGpus:
+    """All GPUs. It stands where a real dispatcher has its GPU manager; decisions are made elsewhere, over ``pool``.
+
+    Attributes:
+        all: the GPUs by number.
+        pool: the GPUs as the policy sees them.
+        changes: how often a GPU has become free, was excluded or came back.
+    """
+
+    def __init__(self, machines: Sequence[Machine], rule: IdleRule, events: EventQueue):
+        names = [(gpu, f"machine {number}") for number, gpus in enumerate(machines) for gpu in gpus]
+        self.all = [
+            SimulatedGpu(number, gpu, name if len(machines) > 1 else "") for number, (gpu, name) in enumerate(names)
+        ]
+        self._rule = rule
+        self._events = events
+        self._by_uuid = {each.gpu.uuid: each for each in self.all}
+        self.pool = Pool(GpuView(each.gpu, _SETTLING, node=each.machine) for each in self.all)
+        self.changes = 0
+        # Numbers of those that are clean, but not yet for long enough; and since when polls come.
+        self._settling = set(range(len(self.all)))
+        self._polling_since: float | None = None
+
+    def get(self, uuid: str) -> SimulatedGpu:
+        """The GPU with this UUID."""
+        return self._by_uuid[uuid]
+
+    def add_attempt(self, gpu: SimulatedGpu, attempt: RunningAttempt) -> None:
+        """An attempt starts here."""
+        gpu.attempts.append(attempt)
+        self._settling.discard(gpu.number)
+        self.update(gpu)
+
+    def remove_attempt(self, gpu: SimulatedGpu, attempt: RunningAttempt) -> None:
+        """An attempt has ended here."""
+        gpu.attempts.remove(attempt)
+        self._left(gpu, by_us=True)
+
+    def add_external(self, gpu: SimulatedGpu) -> None:
+        """An external user comes."""
+        gpu.external_since = self._events.now
+        self._settling.discard(gpu.number)
+        self.update(gpu)
+
+    def remove_external(self, gpu: SimulatedGpu) -> None:
+        """An external user leaves."""
+        gpu.external_since = None
+        self._left(gpu, by_us=False)
+
+    def set_excluded(self, uuid: str, excluded: bool) -> None:
+        """Sets whether a GPU is left out: no job is started on it."""
+        gpu = self._by_uuid[uuid]
+        if gpu.excluded is not excluded:
+            gpu.excluded = excluded
+            self.changes += 1
+            self.update(gpu)
+
+    def poll(self, now: float, since: float) -> None:
+        """Brings the pool up to date. ``since``: polls are made since then; earlier series don't count."""
+        if since != self._polling_since:
+            self._polling_since = since
+            for gpu in self.all:
+                if gpu.clean and gpu.number not in self._settling:
+                    self._settling.add(gpu.number)
+                    self.update(gpu)
+        ready = [number for number in self._settling if self._free_at(self.all[number], since) <= now]
+        for number in sorted(ready):
+            self._settling.remove(number)
+            self.update(self.all[number])
+        self.changes += len(ready)
+        if len(ready) > len(self._settling):
+            # A set keeps the capacity that it ever had, and iterating over it takes as long.
+            self._settling = set(self._settling)
+
+    def update(self, gpu: SimulatedGpu) -> None:
+        """Updates the GPU in the pool."""
+        settling = gpu.number in self._settling
+        busy = None
+        if gpu.attempts:
+            busy = _OURS
+        elif gpu.excluded:
+            busy = _EXCLUDED
+        elif gpu.external_since is not None:
+            busy = _EXTERNAL
+        elif settling:
+            busy = _SETTLING
+        self.pool.update(
+            GpuView(
+                gpu.gpu,
+                busy,
+                ours=bool(gpu.attempts),
+                shareable_mb=gpu.shareable_mb,
+                returning=settling and gpu.ours_left and not gpu.excluded,
+                node=gpu.machine,
+                over_at=next((attempt.over_at for attempt in gpu.attempts if not attempt.shared), None),
+            )
+        )
+
+    def _left(self, gpu: SimulatedGpu, *, by_us: bool) -> None:
+        """A user has left the GPU: plans a decision for when it is free again, while polls are made."""
+        if gpu.clean:
+            gpu.clean_since, gpu.ours_left = self._events.now, by_us
+            self._settling.add(gpu.number)
+        self.update(gpu)
+        if gpu.clean and self._polling_since is not None:
+            self._events.wake_at(self._free_at(gpu, self._polling_since))
+
+    def _free_at(self, gpu: SimulatedGpu, polling_since: float) -> float:
+        return free_at(self._rule, gpu.clean_since, gpu.ours_left, polling_since)
 
 
 class Simulation(Run):
@@ -132,12 +290,11 @@ class Simulation(Run):
         self._rules = rules
         checks = rules.max_checks or (MAX_CHECKS if background is not None else CHECKS_ALONE)
         self._idle_rule = IdleRule(max_checks=checks, check_interval_s=rules.check_interval)
-        self._gpus = SimulatedGpus(machines, IdleModel(self._idle_rule))
+        self._gpus = SimulatedGpus(machines, self._idle_rule, self._events)
         self._timed = rules.timeout is not None or any(work.job.timeout_s is not None for work in works)
         self._settings = rules.settings()
         self._starts_at = starts_at
         self._health: dict[str, health.Health] = {}
-        self._excluded: set[str] = set()
         self._uuids = tuple(each.gpu.uuid for each in self._gpus.all)
         self._largest_mb = max(each.gpu.total_mb for each in self._gpus.all)
         self._running = self._on_cpu = 0
@@ -150,9 +307,13 @@ class Simulation(Run):
         self._only_gpus = background is None and not self._timed and not self._settings.hours.quiet
         self._only_gpus = self._only_gpus and rules.max_gpus is None and rules.max_concurrent is None
         self._decided_on: tuple[int, int, int] | None = None
-        self._external = ExternalUse(self._events, self._gpus, self._external_came, self._external_left)
+        # The sessions of external users to come on each GPU, and those that are over.
+        self._sessions: list[Iterator[Session]] = []
+        self._left_visits: list[Visit] = []
         if background is not None:
-            self._external.begin(background, seed)
+            for gpu in self._gpus.all:
+                self._sessions.append(background.sessions(seed, gpu.gpu.uuid))
+                self._plan_session(gpu)
 
     def _submit(self) -> None:
         super()._submit()
@@ -162,23 +323,38 @@ class Simulation(Run):
     def _is_stuck(self) -> bool:
         return not self._running and self._jobs.waiting > 0 and self._now - self._idle_since > STUCK_AFTER_S
 
-    def _visits(self) -> tuple[Visit, ...]:
-        return self._external.visits()
-
     # --- external users ----------------------------------------------------------------------------------------
 
-    def _external_came(self, gpu: SimulatedGpu) -> None:
+    def _visits(self) -> tuple[Visit, ...]:
+        """Every visit so far; one that lasts ends now."""
+        open_visits = ((gpu.external_since, gpu.number) for gpu in self._gpus.all if gpu.external_since is not None)
+        return (*self._left_visits, *(Visit(number, since, self._now) for since, number in sorted(open_visits)))
+
+    def _plan_session(self, gpu: SimulatedGpu) -> None:
+        session = next(self._sessions[gpu.number], None)
+        if session is not None:
+            self._events.at(session.start, self._begin_session, gpu, session)
+
+    def _begin_session(self, gpu: SimulatedGpu, session: Session) -> None:
+        if gpu.attempts and not session.barges:
+            self._plan_session(gpu)
+            return
+        self._gpus.add_external(gpu)
+        self._events.at(session.end, self._end_session, gpu, self._now)
         if gpu.attempts and self._rules.yield_to_others != "ignore":
             self._events.at(self._now + PRESENCE_S, self._yield, gpu)
 
-    def _external_left(self, gpu: SimulatedGpu) -> None:
+    def _end_session(self, gpu: SimulatedGpu, began: float) -> None:
+        self._left_visits.append(Visit(gpu.number, began, self._now))
+        self._gpus.remove_external(gpu)
         for attempt in gpu.attempts:
             if attempt.ends_at is None:
                 self._events.at(self._now + self._idle_rule.quiet_s, self._resume, attempt)
+        self._plan_session(gpu)
 
     def _yield(self, gpu: SimulatedGpu) -> None:
         """Pauses or requeues our attempts on a GPU on which an external user was noticed."""
-        if not gpu.external:
+        if gpu.external_since is None:
             return
         for attempt in tuple(gpu.attempts):
             if self._rules.yield_to_others == "pause":
@@ -191,7 +367,7 @@ class Simulation(Run):
 
     def _resume(self, attempt: RunningAttempt) -> None:
         """Resumes a paused attempt if none of its GPUs has an external user."""
-        if attempt.ends_at is not None or any(gpu.external for gpu in attempt.gpus):
+        if attempt.ends_at is not None or any(gpu.external_since is not None for gpu in attempt.gpus):
             return
         self._events.at(attempt.resume(self._now), self._end, attempt, attempt.ends_at)
         for gpu in attempt.gpus:
@@ -218,7 +394,7 @@ class Simulation(Run):
             )
             self._decisions += 1
             for refused in decision.refused:
-                self._refuse(refused)
+                self._refuse(self._jobs.start(refused.job), refused.reason)
             for start in decision.starts:
                 self._start(start)
             searches = self._looks_further(decision)
@@ -276,14 +452,11 @@ class Simulation(Run):
         if self._limits.max_concurrent is None and not self._settings.hours.quiet and not self._timed:
             return self._limits
         allowed = allowance(self._settings, "", self._starts_at + timedelta(seconds=self._now))
-        return Limits(
-            self._limits.max_gpus,
-            self._limits.cpu_slots,
-            max_concurrent=self._limits.max_concurrent,
+        return replace(
+            self._limits,
             running=self._running,
             gpus_now=allowed.max_gpus,
             gpus_now_why=allowed.sentence,
-            longest_first=self._limits.longest_first,
             now=self._now,
         )
 
@@ -365,40 +538,22 @@ class Simulation(Run):
         """Excludes GPUs that are left out now, and readmits others."""
         self._health.update(changed)
         for uuid, state in changed.items():
-            self._set_excluded(uuid)
+            self._update_excluded(uuid)
             if state.is_out(self._now) and state.until is not None:
-                self._events.at(state.until, self._set_excluded, uuid)
+                self._events.at(state.until, self._update_excluded, uuid)
 
-    def _set_excluded(self, uuid: str) -> None:
-        excluded = self._health[uuid].is_out(self._now)
-        if excluded is not (uuid in self._excluded):
-            self._gpus.set_excluded(self._gpus.get(uuid), excluded)
-            self._excluded ^= {uuid}
+    def _update_excluded(self, uuid: str) -> None:
+        self._gpus.set_excluded(uuid, self._health[uuid].is_out(self._now))
 
     def _finish(self, attempt: RunningAttempt, ending: Ending, failure: FailureClass | None = None) -> None:
         attempt.over = True
         for gpu in attempt.gpus:
-            self._events.wake_at(self._gpus.remove_attempt(gpu, attempt, self._now))
+            self._gpus.remove_attempt(gpu, attempt)
         self._running -= 1
         self._on_cpu -= not attempt.gpus
         self._idle_since = self._now
-        self._attempts.append(
-            FinishedAttempt(
-                job=attempt.queued.id,
-                gpus=tuple(gpu.number for gpu in attempt.gpus),
-                start=attempt.started,
-                end=self._now,
-                wait_s=attempt.started - attempt.queued.ready_at,
-                ending=ending,
-                failure=failure,
-                shared=attempt.shared,
-            )
-        )
-
-    def _refuse(self, refused: Wait) -> None:
-        self._jobs.start(refused.job)
-        self._refused[refused.job] = refused.reason
-        self._jobs.give_up(refused.job, self._now)
+        numbers = tuple(gpu.number for gpu in attempt.gpus)
+        self._record(attempt.queued, numbers, attempt.started, ending, failure, shared=attempt.shared)
 
 
 def _choose(candidates: Sequence[Gpu], count: int, memory_mb: int | None) -> tuple[Gpu, ...] | None:

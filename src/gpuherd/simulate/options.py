@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
     from gpuherd.jobs.attempts.failures import FailureClass
     from gpuherd.jobs.settings import Settings
-    from gpuherd.simulate.cluster import Background, Machine
-    from gpuherd.simulate.workload import Mix, Recipe, Spread
+    from gpuherd.simulate.workload import Background, Machine, Mix, Recipe, Spread
 
 # From a job's end to the next start on its GPU, as measured (benchmarks/dispatch.py): the poll that finds it clean, the
 # lease, the poll under the lease, the start.
@@ -55,16 +55,16 @@ def number(word: str, accepts: Callable[[float], bool], message: str) -> float:
     return value
 
 
-def _parser(module: str, name: str, *more: Any) -> Callable[[str], Any]:
-    """The parser of this name in a module of this room, which is imported with the first word."""
+def _parser(name: str, *more: Any) -> Callable[[str], Any]:
+    """The parser of this name in ``workload``, which is imported with the first word."""
 
     def parsed(word: str) -> Any:
-        return getattr(import_module(f"gpuherd.simulate.{module}"), name)(word, *more)
+        return getattr(import_module("gpuherd.simulate.workload"), name)(word, *more)
 
     return parsed
 
 
-_spread = _parser("workload", "spread")
+_spread = _parser("spread")
 
 
 def job_seconds(word: str) -> Spread | float:
@@ -93,105 +93,76 @@ def _rate(word: str) -> float:
     return number(word, lambda value: 0 < value <= 1e6, f"{word!r} is no number of starts in a second; write 30")
 
 
+# An option of a group; of the first two without a default.
+_surroundings = partial(option, None, group="machines")
+_workload = partial(option, None, group="workload")
+_rule = partial(option, group="rules")
+_engine = partial(option, group="engine")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions:
     """Options of the scenario: machines, external users and jobs."""
 
-    machine: tuple[Machine, ...] | None = option(
-        None,
-        help="one machine: 8x80GB, or 4x24GB+2x80GB",
-        parse=_parser("cluster", "machine"),
-        metavar="SPEC",
-        group="machines",
+    machine: tuple[Machine, ...] | None = _surroundings(
+        help="one machine: 8x80GB, or 4x24GB+2x80GB", parse=_parser("machine"), metavar="SPEC"
     )
-    machines: tuple[Machine, ...] | None = option(
-        None,
+    machines: tuple[Machine, ...] | None = _surroundings(
         help="a cluster: 125x8x80GB for 125 machines of 8 GPUs; several kinds with commas",
-        parse=_parser("cluster", "machines"),
+        parse=_parser("machines"),
         metavar="SPEC",
-        group="machines",
     )
-    background: Background | None = option(
-        None,
+    background: Background | None = _surroundings(
         help="external users: busy=0.3,mean=2h,barge=0.1 for the share of time in which they would use a GPU, the mean "
         "length of a session, and the share of sessions that start on GPUs in use",
-        parse=_parser("cluster", "background"),
+        parse=_parser("background"),
         metavar="SPEC",
-        group="machines",
     )
-    begin: datetime | None = option(
-        None,
+    begin: datetime | None = _surroundings(
         help='day and time at which the simulation begins, like "Fri 17:00" (default: Mon 00:00)',
-        parse=_parser("cluster", "start_time"),
+        parse=_parser("start_time"),
         metavar="TIME",
-        group="machines",
     )
-    jobs: int | None = option(
-        None,
-        help="number of jobs to draw, in place of SOURCE",
-        parse=positive_int,
-        metavar="N",
-        group="workload",
-    )
-    seconds: Spread | float | None = option(
-        None,
+    jobs: int | None = _workload(help="number of jobs to draw, in place of SOURCE", parse=positive_int, metavar="N")
+    seconds: Spread | float | None = _workload(
         help="how long a job runs: 5m, uniform:1m,10m, exponential:5m (mean), lognormal:5m,1 (median, sigma), "
         "pareto:1m,1.5 (least, exponent), or cost (cost:0.5) to take it from the jobs' own costs",
         parse=job_seconds,
         metavar="SPREAD",
-        group="workload",
     )
-    num_gpus: Mix[int] | None = option(
-        None,
-        help="GPUs of a drawn job: 2, or with weights 1:8,4:2 (default: 1)",
-        parse=_parser("workload", "mix", count),
-        metavar="N",
-        group="workload",
+    num_gpus: Mix[int] | None = _workload(
+        help="GPUs of a drawn job: 2, or with weights 1:8,4:2 (default: 1)", parse=_parser("mix", count), metavar="N"
     )
-    num_nodes: Mix[int] | None = option(
-        None,
+    num_nodes: Mix[int] | None = _workload(
         help="nodes of a drawn job, with --num-gpus on each: 1:9,2:1; for --policy handover (default: 1)",
-        parse=_parser("workload", "mix", positive_int),
+        parse=_parser("mix", positive_int),
         metavar="N",
-        group="workload",
     )
-    mem: Mix[int] | None = option(
-        None,
+    mem: Mix[int] | None = _workload(
         help="memory of a drawn job on each GPU: 20GB, or with weights 8GB:3,40GB:1; --share needs it",
-        parse=_parser("workload", "mix", size_mb),
+        parse=_parser("mix", size_mb),
         metavar="SIZE",
-        group="workload",
     )
-    every: Spread | None = option(
-        None,
+    every: Spread | None = _workload(
         help="time between the arrivals of two jobs: 30s, exponential:30s (default: all jobs arrive at the start)",
         parse=_spread,
         metavar="SPREAD",
-        group="workload",
     )
-    failures: Mapping[FailureClass, float] | None = option(
-        None,
+    failures: Mapping[FailureClass, float] | None = _workload(
         help="share of attempts that fail, by class: crash=0.02,gpu-fault=0.001",
-        parse=_parser("workload", "failure_shares"),
+        parse=_parser("failure_shares"),
         metavar="SHARES",
-        group="workload",
     )
-    retries: int | None = option(
-        None, help="further tries of a drawn job (default: 1)", parse=count, metavar="N", group="workload"
-    )
-    guess: float | None = option(
-        None,
+    retries: int | None = _workload(help="further tries of a drawn job (default: 1)", parse=count, metavar="N")
+    guess: float | None = _workload(
         help="error of the lengths that order=longest uses, as the sigma of their logarithm (default: 0, all known)",
         parse=_sigma,
         metavar="SIGMA",
-        group="workload",
     )
-    limits: float | None = option(
-        None,
+    limits: float | None = _workload(
         help="time limit of each drawn job, as a multiple of its length (default: none, or --timeout for all)",
         parse=_multiple,
         metavar="FACTOR",
-        group="workload",
     )
     seed: int = option(0, help="seed of all random draws", parse=count, metavar="N", group="workload")
 
@@ -216,10 +187,9 @@ class SimulateOptions:
 
     def refuse_for_given_jobs(self) -> None:
         """Raises UsageError for options that only drawn jobs use, and for those that need --seconds."""
-        drawn_only = {"num_gpus": "--num-gpus", "mem": "--mem", "retries": "--retries", "guess": "--guess"}
-        drawn_only |= {"limits": "--limits", "num_nodes": "--num-nodes"}
-        for name, flag in drawn_only.items():
+        for name in ("num_gpus", "mem", "retries", "guess", "limits", "num_nodes"):
             if getattr(self, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} is for drawn jobs (--jobs); jobs of SOURCE have their own")
         for name in ("every", "failures"):
             if getattr(self, name) is not None and self.seconds is None:
@@ -234,58 +204,50 @@ POLICIES: tuple[Policy, ...] = get_args(Policy)
 class Rules:
     """The rules of a simulated run: those of real runs, with the same names and defaults, and those of the models."""
 
-    policy: Policy = option(
+    policy: Policy = _rule(
         "gpuherd",
         help="our own policy; the polling loop of the guides (one start at a time, 95.5 s each); or the hand-over to "
         "a cluster whose own scheduler decides (first come, first served, with backfilling)",
         choices=POLICIES,
-        group="rules",
     )
     max_gpus: int | None = same_option(DispatchOptions, "max_gpus")
     max_checks: int | None = same_option(DispatchOptions, "max_checks")
     check_interval: float = same_option(DispatchOptions, "check_interval")
-    cpu_jobs: int = option(4, help="jobs without a GPU at once", parse=positive_int, metavar="N", group="rules")
+    cpu_jobs: int = _rule(4, help="jobs without a GPU at once", parse=positive_int, metavar="N")
     max_concurrent: int | None = same_option(DispatchOptions, "max_concurrent")
-    order: Order = same_option(DispatchOptions, "order")  # noqa: RUF009 - it makes a field
+    order: Order = same_option(DispatchOptions, "order")
     share: bool = same_option(DispatchOptions, "share")
-    yield_to_others: YieldTo = same_option(DispatchOptions, "yield_to_others")  # noqa: RUF009 - it makes a field
+    yield_to_others: YieldTo = same_option(DispatchOptions, "yield_to_others")
     timeout: float | None = same_option(DispatchOptions, "timeout")
-    quiet_hours: str | None = option(
-        None,
-        help='hours in which fewer GPUs are used, like "Mon-Fri 09:00-18:00"; see also --begin',
-        metavar="HOURS",
-        group="rules",
+    quiet_hours: str | None = _rule(
+        None, help='hours in which fewer GPUs are used, like "Mon-Fri 09:00-18:00"; see also --begin', metavar="HOURS"
     )
-    quiet_max_gpus: int = option(0, help="most GPUs to use in quiet hours", parse=count, metavar="N", group="rules")
+    quiet_max_gpus: int = _rule(0, help="most GPUs to use in quiet hours", parse=count, metavar="N")
     at_most: int = same_option(DispatchOptions, "at_most")
     array_limit: int | None = same_option(DispatchOptions, "array_limit")
-    look: float = option(
+    look: float = _engine(
         2.0,
         help="hand-over: time between two polls for ended jobs; other jobs are handed over then",
         parse=duration_s,
         metavar="TIME",
-        group="engine",
     )
-    engine_cycle: float = option(
+    engine_cycle: float = _engine(
         1.0,
         help="hand-over: shortest time between two passes of the cluster's scheduler over its queue",
         parse=duration_s,
         metavar="TIME",
-        group="engine",
     )
-    engine_rate: float | None = option(
+    engine_rate: float | None = _engine(
         None,
         help="hand-over: jobs that the cluster can start in a second (default: no limit)",
         parse=_rate,
         metavar="N",
-        group="engine",
     )
-    start_up: float = option(
+    start_up: float = _engine(
         0.5,
         help="hand-over: time from a job's start in the cluster until its own program runs",
         parse=duration_s,
         metavar="TIME",
-        group="engine",
     )
 
     def __post_init__(self) -> None:

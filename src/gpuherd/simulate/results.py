@@ -11,6 +11,7 @@ from typing import Any
 
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.scheduler.memory import could_share
+from gpuherd.simulate.options import Variant
 from gpuherd.simulate.workload import Work
 
 
@@ -173,6 +174,15 @@ class Figures:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A variant, what happened, and its figures."""
+
+    variant: Variant
+    history: History
+    figures: Figures
 
 
 def figures(history: History, works: Sequence[Work]) -> Figures:

@@ -20,6 +20,6 @@ def activate(spec: str) -> Machine:
     existing state file. Says so once on standard error. Raises UsageError for a bad spec, GpuherdError when the
     stand-in library can't be had.
     """
-    from gpuherd.standin.session import start
+    from gpuherd.standin.machine import start
 
     return start(spec)

@@ -29,7 +29,7 @@ def environment(state: Path) -> dict[str, str]:
 
 
 def forget() -> None:
-    """Makes this process and its future children see no driver again (its library stays loaded and says so)."""
+    """Makes this process and its future children see no driver again (its library stays loaded and reports none)."""
     others = _other_libraries()
     os.environ.pop(STATE_VARIABLE, None)
     os.environ.pop(_LIBRARIES, None)

@@ -6,20 +6,25 @@ see it whole. ``driver`` makes a process see the machine.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import errno
 import fcntl
 import mmap
 import os
+import shutil
+import sys
+import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpuherd.atomic import put_first
-from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError
 from gpuherd.gpus.state import Maker
+from gpuherd.gpus.visible import hide_makers_but
 from gpuherd.standin import driver
 from gpuherd.standin.state import (
     FOLLOWS_USE,
@@ -34,6 +39,9 @@ from gpuherd.standin.state import (
     Process,
     State,
     counts,
+    fill_instance,
+    initial_state,
+    parse,
     start_of,
 )
 
@@ -44,7 +52,7 @@ GpuId = int | str  # 3 or "3" for a GPU, "3:1" for MIG instance 1 on it
 
 
 class OutOfMemory(GpuherdError):
-    """A simulated GPU has not as much memory free as was asked for."""
+    """A simulated GPU has less memory free than was requested."""
 
 
 class Occupation:
@@ -82,14 +90,11 @@ class Machine:
 
         ``attribute``: processes started by gpuherd on these GPUs show there with their own memory.
         """
-        from gpuherd.standin.session import parse
-        from gpuherd.standin.state import initial_state
-
         wanted = parse(spec)
         target = Path(path).resolve()
         temporary = target.with_name(f"{target.name}.{os.getpid()}.new")
         creator = (os.getpid(), start_of(os.getpid()))
-        temporary.write_bytes(initial_state(wanted.memory_mb, attribute, creator, wanted.maker, wanted.names))
+        temporary.write_bytes(initial_state(wanted, attribute, creator))
         machine = cls(temporary)
         try:
             for gpu in range(0, len(wanted.memory_mb) - 1, 2):
@@ -133,7 +138,7 @@ class Machine:
         os.environ.update(self.environment())
 
     def deactivate(self) -> None:
-        """Makes this process see no driver again (its library stays loaded and says so)."""
+        """Makes this process see no driver again (its library stays loaded and reports none)."""
         driver.forget()
 
     @contextmanager
@@ -145,7 +150,7 @@ class Machine:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield self._state
 
-    # ---- what is there ----
+    # ---- reading ----
 
     @property
     def maker(self) -> Maker:
@@ -203,7 +208,7 @@ class Machine:
             found.append(matches[0])
         return tuple(self._label(number) for number in found) if len(set(found)) == len(found) else ()
 
-    # ---- what a test or a fake job can do to it ----
+    # ---- changes by a test or a fake job ----
 
     def occupy(
         self,
@@ -217,8 +222,8 @@ class Machine:
         """Takes memory on a GPU, all or nothing.
 
         Args:
-            pid: the process that holds it: the memory is free when that dies. None: a phantom, somebody who is
-                there for good but can't be looked up.
+            pid: the process that holds it: the memory is free when that dies. None: a phantom, a process that
+                stays for good but can't be looked up.
             until_s: seconds from now after which it is free in any case.
             graphics: a display process in place of a computing one.
 
@@ -250,38 +255,34 @@ class Machine:
 
     def set_ghost_memory(self, gpu: GpuId, memory_mb: int) -> None:
         """Memory that is in use though no process is listed."""
-        with self.change() as state:
-            state.device[self.number(gpu)].ghost = memory_mb * _MB
+        self._set(gpu, ghost=memory_mb * _MB)
 
     def set_utilisation(self, gpu: GpuId, percent: int | None) -> None:
         """What the driver reports; None: 0 when idle, 90 when used."""
-        self._set_figure(gpu, "utilisation", percent)
+        self._set(gpu, utilisation=FOLLOWS_USE if percent is None else percent)
 
     def set_temperature(self, gpu: GpuId, celsius: int | None) -> None:
         """What the driver reports; None: 34 when idle, 61 when used."""
-        self._set_figure(gpu, "temperature", celsius)
+        self._set(gpu, temperature=FOLLOWS_USE if celsius is None else celsius)
 
     def set_power(self, gpu: GpuId, watts: float | None) -> None:
         """What the driver reports; None: 55 when idle, 240 when used."""
-        self._set_figure(gpu, "power", None if watts is None else round(watts * 1000))
+        self._set(gpu, power=FOLLOWS_USE if watts is None else round(watts * 1000))
 
     def set_name(self, gpu: GpuId, name: str) -> None:
         """The product name, at most 63 bytes."""
-        with self.change() as state:
-            state.device[self.number(gpu)].name = name.encode()[:63]
+        self._set(gpu, name=name.encode()[:63])
 
     def set_numa_node(self, gpu: GpuId, node: int) -> None:
         """The NUMA node that a GPU is attached to."""
-        with self.change() as state:
-            state.device[self.number(gpu)].numa_node = node
+        self._set(gpu, numa_node=node)
 
     def set_ecc_errors(self, gpu: GpuId, uncorrectable: int) -> None:
         """How many uncorrectable memory errors there have been."""
-        with self.change() as state:
-            state.device[self.number(gpu)].ecc_errors = uncorrectable
+        self._set(gpu, ecc_errors=uncorrectable)
 
     def xid(self, gpu: GpuId, number: int) -> None:
-        """The driver reports a critical Xid error now, to whoever has asked for such events."""
+        """The driver reports a critical Xid error now, to every process that subscribed to such events."""
         with self.change() as state:
             device = state.device[self.number(gpu)]
             device.xid = number
@@ -289,18 +290,16 @@ class Machine:
 
     def lose(self, gpu: GpuId) -> None:
         """The GPU falls off the bus: every call about it answers "GPU is lost"."""
-        with self.change() as state:
-            state.device[self.number(gpu)].lost = 1
+        self._set(gpu, lost=1)
 
     def restore(self, gpu: GpuId) -> None:
         """The GPU is back."""
-        with self.change() as state:
-            state.device[self.number(gpu)].lost = 0
+        self._set(gpu, lost=0)
 
     def fail(
         self, code: int | None, *, function: str | None = None, gpu: GpuId | None = None, calls: int | None = None
     ) -> None:
-        """Driver calls answer this code of the maker's library from now on; None ends it. A new order replaces the one
+        """Driver calls answer this code of the maker's library from now on; None ends it. A new call replaces the one
         before.
 
         Args:
@@ -357,8 +356,6 @@ class Machine:
 
     def split_mig(self, gpu: int, sizes_mb: Sequence[int]) -> tuple[str, ...]:
         """Splits a GPU that is not split yet into MIG instances of these sizes. Returns their UUIDs."""
-        from gpuherd.standin.state import fill_instance
-
         number = self.number(gpu)
         with self.change() as state:
             parent = state.device[number]
@@ -382,16 +379,17 @@ class Machine:
         return device
 
     def _first_usable(self, number: int) -> int:
-        """What CUDA runs on when it is given this GPU: of a split one the first instance."""
+        """The device that CUDA uses for this GPU: of a split one the first instance."""
         return next((n for n in range(self._state.devices) if self._device(n).parent == number + 1), number)
 
     def _label(self, number: int) -> str:
         device = self._device(number)
         return f"{device.parent - 1}:{device.position}" if device.parent else str(number)
 
-    def _set_figure(self, gpu: GpuId, name: str, value: int | None) -> None:
+    def _set(self, gpu: GpuId, **fields: int | bytes) -> None:
         with self.change() as state:
-            setattr(state.device[self.number(gpu)], name, FOLLOWS_USE if value is None else value)
+            for name, value in fields.items():
+                setattr(state.device[self.number(gpu)], name, value)
 
     def _used(self, number: int) -> int:
         device = self._device(number)
@@ -405,3 +403,96 @@ class Machine:
                 self._state.process[slot].counts = 0
                 return slot
         raise GpuherdError(f"a simulated machine holds at most {MAX_PROCESSES} processes")
+
+
+# --- gpuherd --simulate ----------------------------------------------------------------------------------------------
+
+# The machine lives in a folder of its own under XDG_RUNTIME_DIR (or the folder for temporary files), with its own
+# folder of leases, so that simulated GPUs leave nothing behind on the real machine. The process that made it removes it
+# when it ends, unless a job outlives it and still needs it. Such a folder, and that of a killed command, is removed by
+# the next simulation, once no process uses it. A machine that is to last is a state file which the user names.
+
+_PREFIX = "gpuherd-simulated-"
+_STATE = "machine"
+_LEASES = "GPUHERD_LEASE_DIR"
+
+
+def start(spec: str) -> Machine:
+    """See ``gpuherd.standin.activate``."""
+    driver.library_folder()  # first what can fail, before anything is made
+    machine = Machine.open(spec) if _is_path(spec) else _make(spec)
+    if machine.path.name != _STATE or not machine.path.parent.name.startswith(_PREFIX):
+        leases = machine.path.with_name(machine.path.name + ".leases")
+    else:
+        leases = machine.path.with_name("leases")
+    machine.activate()
+    os.environ[_LEASES] = str(leases)
+    os.environ.update(hide_makers_but(machine.maker))
+    # torch can be set to count GPUs by NVML in place of CUDA; it would then find simulated ones.
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
+    # This process too must keep off real GPUs, should it come to load torch.
+    ctypes.CDLL(str(driver.library_folder() / driver.CUDA), ctypes.RTLD_GLOBAL)
+    _announce(machine)
+    return machine
+
+
+def _is_path(spec: str) -> bool:
+    if Path(spec).exists():
+        return True
+    if "/" in spec:
+        raise UsageError(f"--simulate: there is no state file {spec}; make one with gpuherd.standin.machine")
+    return False
+
+
+def _make(spec: str) -> Machine:
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    if not os.access(base, os.W_OK | os.X_OK):
+        base = Path(tempfile.gettempdir())
+    _sweep(base)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    except OSError as problem:
+        raise CannotWrite(f"can't make a folder for simulated GPUs in {base}: {problem.strerror}") from problem
+    try:
+        machine = Machine.create(folder / _STATE, spec, attribute=True)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    atexit.register(_remove_if_unused, folder, os.getpid())
+    return machine
+
+
+def _announce(machine: Machine) -> None:
+    count = len(machine.uuids)
+    gpus = "1 GPU is" if count == 1 else f"{count} GPUs are"
+    sys.stderr.write(f"gpuherd: {gpus} simulated; jobs run on the CPU.\n")
+    sys.stderr.flush()
+
+
+def _remove_if_unused(folder: Path, creator: int) -> None:
+    # A forked child runs this too; the machine is its parent's.
+    if os.getpid() == creator and not _used_by_others(folder / _STATE):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sweep(base: Path) -> None:
+    """Removes what killed simulations of this user have left in ``base``."""
+    for folder in base.glob(_PREFIX + "*"):
+        state = folder / _STATE
+        with suppress(OSError, UsageError):
+            if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
+                continue
+            if not Machine.open(state).creator_alive() and not _used_by_others(state):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _used_by_others(state: Path) -> bool:
+    """Whether another process of this user has the machine in its environment."""
+    word = f"{driver.STATE_VARIABLE}={state}".encode()
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            if word in (process / "environ").read_bytes().split(b"\0") and start_of(int(process.name)):
+                return True
+    return False

@@ -17,8 +17,7 @@ from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from gpuherd.errors import GpuherdError
-from gpuherd.jobs.attempts.failures import clean
+from gpuherd.errors import GpuherdError, clean
 from gpuherd.jobs.control.client import send
 from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.job import ENDED

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from gpuherd.errors import CannotWrite, GpuherdError, UsageError
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError, clean
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.query import GpuReader
 from gpuherd.gpus.state import Gpu, Machine
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean, tail
+from gpuherd.jobs.attempts.failures import tail
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.monitor.format import at_work, colour, gpus, headline, place, state_word, what

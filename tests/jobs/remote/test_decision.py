@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.engines.base import Placement
-from gpuherd.engines.options import EngineOptions
-from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.job import Job
+from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Predecessor, QueuedJob, ResourceRequest
 from gpuherd.jobs.remote.submit import LARGEST_BATCH, BatchLimits, Candidate, Decision, decide, placement_of
 
@@ -88,13 +87,13 @@ def test_a_batch_is_no_larger_than_an_array_may_be() -> None:
 
 
 def test_the_jobs_own_words_come_first() -> None:
-    options = EngineOptions(engine="slurm", cpus_per_job=4, host_mem=1000, notice=30.0)
+    options = DispatchOptions(engine="slurm", cpus_per_job=4, host_mem=1000, notice=30.0)
     job = Job(name="a", argv=("true",), gpus=2, cpus=8, host_memory_mb=1, nodes=2)
-    assert placement_of(job, 4, options, TimeLimits(), 10.0) == Placement(gpus=4, nodes=2, cpus=8, memory_mb=1)
-    plain = Job(name="a", argv=("true",))
-    asked = placement_of(plain, 1, options, TimeLimits(whole_s=100.0), 10.0)
+    assert placement_of(job, 4, options, 10.0) == Placement(gpus=4, nodes=2, cpus=8, memory_mb=1)
+    plain = Job(name="a", argv=("true",), timeout_s=100.0)
+    asked = placement_of(plain, 1, options, 10.0)
     assert asked == Placement(gpus=1, cpus=4, memory_mb=1000, time_s=240.0)
-    asked = placement_of(plain, 1, replace(options, time_limit=50.0), TimeLimits(whole_s=100.0), 10.0)
+    asked = placement_of(plain, 1, replace(options, time_limit=50.0), 10.0)
     assert asked.time_s == 50.0
 
 
@@ -103,7 +102,7 @@ def test_the_time_that_is_asked_for_has_steps(whole_s: float, more_s: float) -> 
     """It never falls short, by no more than a step is it too much, and no limit of whole quarters is stepped over."""
     first, second = (
         placement_of(
-            Job(name="a", argv=("true",)), 1, EngineOptions(engine="slurm", notice=30.0), TimeLimits(whole_s=s), 10.0
+            Job(name="a", argv=("true",), timeout_s=s), 1, DispatchOptions(engine="slurm", notice=30.0), 10.0
         ).time_s
         for s in (whole_s, whole_s + more_s)
     )
@@ -116,8 +115,8 @@ def test_the_time_that_is_asked_for_has_steps(whole_s: float, more_s: float) -> 
 
 def test_jobs_whose_limits_differ_a_little_go_together() -> None:
     def asked(queued: QueuedJob) -> Placement:
-        limits = TimeLimits(whole_s=4 * 3600.0 + queued.id)
-        return placement_of(queued.job, queued.gpus, EngineOptions(), limits, 10.0)
+        job = replace(queued.job, timeout_s=4 * 3600.0 + queued.id)
+        return placement_of(job, queued.gpus, DispatchOptions(), 10.0)
 
     found = decide([candidate(number) for number in range(100)], asked, {}, BatchLimits(at_most=100, open=0))
     assert [len(group.jobs) for group in found.groups] == [100]

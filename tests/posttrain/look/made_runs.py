@@ -12,7 +12,7 @@ from tests.jobs.attempts import attempt_of, settled
 from tests.posttrain.evaluation.made import made_experiment, made_result
 
 from gpuherd.jobs import FailureClass, Job, JobState, Queue
-from gpuherd.jobs.records import AttemptState
+from gpuherd.jobs.records import AttemptState, StartRecord
 from gpuherd.posttrain.evaluation.result import REFERENCE, About
 from gpuherd.posttrain.learning.folder import KIND as TRAIN_KIND
 from gpuherd.posttrain.learning.folder import TrainDirectory
@@ -97,22 +97,24 @@ def made_queue(place: RoundsDirectory) -> None:
         queued = next(each for each in queue.head(100, 1e9) if each.job.name == name)
         uuid = f"GPU-{gpu}"
         record = attempt_of(queued, number, gpus=(uuid,), labels=(gpu,), started_at=1e6 + start, started_mono=start)
-        queue.record_start(record, run, wait_s=0.0, leased_mono=None)
+        queue.record_starts([StartRecord(record, 0.0, None)], run)
         if end is None:
             return
         failed = state is AttemptState.FAILED
-        queue.record_end(
-            settled(
-                record,
-                state,
-                job,
-                1e6 + end,
-                mono=end,
-                code=71 if failed else 0,
-                failure=FailureClass.OUT_OF_MEMORY if failed else None,
-                reason="CUDA out of memory" if failed else None,
-            )
-        )
+        queue.record_ends(
+            [
+                settled(
+                    record,
+                    state,
+                    job,
+                    1e6 + end,
+                    mono=end,
+                    code=71 if failed else 0,
+                    failure=FailureClass.OUT_OF_MEMORY if failed else None,
+                    reason="CUDA out of memory" if failed else None,
+                )
+            ]
+        )[0]
 
     done, failed = (AttemptState.DONE, JobState.DONE), (AttemptState.FAILED, JobState.FAILED)
     attempt(names[0], "0", 0, 60, *done)

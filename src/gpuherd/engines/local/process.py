@@ -2,10 +2,10 @@
 
 Between gpuherd and the job stands a shell with one constant script. It does three things that a plain child can't:
 
-* It waits for a go-ahead on a pipe before it runs the job. Whoever starts a job can therefore write down its pid first;
-  if the starter dies before that, the shell reads end-of-file and ends, and no job runs that nobody knows of.
+* It waits for a go-ahead on a pipe before it runs the job. The pid can therefore be recorded first; if the starter dies
+  before that, the shell reads end-of-file and ends, and no job runs without a record.
 * It survives a signal to the job's group until the job itself has ended, and then writes the exit status into a
-  status file. It so survives a dispatcher that was killed; its successor reads it there.
+  status file. If the dispatcher is killed, its successor reads it there.
 * It holds the leases' file descriptors (and so does the job): the kernel's locks on the GPUs live exactly as long as
   they do, no longer and no shorter than the work. It may have inherited the open lock file before it is locked: the
   lock belongs to the open file, and so to all who have it.
@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gpuherd.engines import progress
 from gpuherd.engines.process_tree import (
@@ -102,7 +102,7 @@ class Exit:
 
     Attributes:
         started: False when the go-ahead never reached it: the job has not run at all.
-        code: exit code, None when a signal ended it or when nobody could record it.
+        code: exit code, None when a signal ended it or when it could not be recorded.
         signal: number of the signal that ended it, else None.
         ran_s: how long it ran, by the status file; None where that does not say, as for one that we waited for.
     """
@@ -113,45 +113,33 @@ class Exit:
     ran_s: float | None = field(default=None, compare=False)
 
 
-class Command(Protocol):
-    """What a job runs (``jobs.job.Job``)."""
-
-    @property
-    def argv(self) -> Sequence[str]:
-        """The command; its first word is looked up in PATH as a shell would."""
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """Variables that the job adds to ours."""
-
-    @property
-    def cwd(self) -> str | None:
-        """Working folder, None for ours."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """All that is needed to start one attempt.
 
     Attributes:
         tag: ``<queue id>/<attempt id>``, carried in the environment by everything that the job starts.
-        job: what to run.
+        argv: the command; its first word is looked up in PATH as a shell would.
+        env: variables that the job adds to ours.
+        cwd: working folder, None for ours.
         log: file that gets the output, appended to.
         status: file that the shell adds the exit status to; its folder exists. Attempts may share it.
-        progress: file in which the job may tell how far it is.
+        progress: file for the job's reports of its progress.
         gpus: the GPUs that the job sees, in this order; () hides all of them.
         lease_fds: open lease files that the job's processes keep open.
         ahead_fds: open files that may become its leases before it gets its go-ahead (``LocalProcess.assign``).
-        inherits_gpus: an engine has chosen the GPUs: the job sees those that the inherited environment says, or all
-            where that says nothing; ``gpus`` is ().
-        threads: CPU threads that this job may use, told to the numeric libraries unless the user told them something.
+        inherits_gpus: an engine has chosen the GPUs: the job sees those that the inherited environment names, or all
+            where that names none; ``gpus`` is ().
+        threads: CPU threads that this job may use, set for the numeric libraries unless the user has set them.
     """
 
     tag: str
-    job: Command
+    argv: Sequence[str]
     log: Path
     status: Path
     progress: Path
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
     gpus: tuple[Gpu, ...] = ()
     lease_fds: tuple[int, ...] = ()
     ahead_fds: tuple[int, ...] = ()
@@ -163,9 +151,9 @@ class LocalProcess:
     """A job's main process: started by us and waiting for ``go``, or taken over from a dispatcher that has died.
 
     Attributes:
-        identity: who it is.
-        traces: what all processes of the attempt are known by, also after its end.
-        pidfd: becomes readable when the process has ended; then ``collect`` says how.
+        identity: the process.
+        traces: how all processes of the attempt are recognised, also after its end.
+        pidfd: becomes readable when the process has ended; then ``collect`` returns how.
     """
 
     def __init__(
@@ -190,13 +178,13 @@ class LocalProcess:
         self.traces = replace(self.traces, locks=_locks(lease_fds))
 
     def waits_for_go(self) -> bool:
-        """Whether the process is there and waits: nobody has ended it meanwhile."""
+        """Whether the process is there and waits."""
         look = select.poll()
         look.register(self.pidfd, select.POLLIN)
         return self._go_fd is not None and not look.poll(0)
 
     def go(self) -> None:
-        """Lets the job run. What must be known of it has to be written down before."""
+        """Lets the job run. It must be recorded before."""
         if self._go_fd is not None:
             # A shell that was killed meanwhile leaves a broken pipe; its end is noticed through the pidfd.
             with suppress(BrokenPipeError):
@@ -243,7 +231,7 @@ class LocalProcess:
             until_none(find, number)
 
     def collect(self) -> Exit:
-        """How it ended. To be called once, when ``pidfd`` is readable. What is left of its group is told to end."""
+        """How it ended. To be called once, when ``pidfd`` is readable. What is left of its group gets SIGTERM."""
         if self._child is None:
             ended = read_exit(self._status, self.traces.tag)
         else:
@@ -279,15 +267,15 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
     ``inherited`` is the environment that the job's own comes on top of, usually ``os.environ``.
     """
     environment = job_environment(inherited, launch)
-    program = _find(launch.job.argv[0], environment.get("PATH", os.defpath), launch.job.cwd)
-    words = [_SHELL, "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.job.argv[1:]]
+    program = _find(launch.argv[0], environment.get("PATH", os.defpath), launch.cwd)
+    words = [_SHELL, "-c", _SCRIPT, "gpuherd-job", str(launch.status), program, *launch.argv[1:]]
     read_end, write_end = os.pipe()
     try:
         child = _spawn(words, launch, environment, read_end)
     except (OSError, ValueError) as problem:
         os.close(write_end)
         may_pass = isinstance(problem, OSError) and problem.errno in _MAY_PASS
-        raise CannotStart(f"can't start {launch.job.argv[0]!r}: {_reason(problem)}", may_pass=may_pass) from problem
+        raise CannotStart(f"can't start {launch.argv[0]!r}: {_reason(problem)}", may_pass=may_pass) from problem
     finally:
         os.close(read_end)
     try:
@@ -297,7 +285,7 @@ def start(launch: Launch, inherited: Mapping[str, str]) -> LocalProcess:
         traces = Traces(launch.tag, identity, _locks(launch.lease_fds))
         return LocalProcess(traces, launch.status, child, write_end)
     except BaseException:
-        # Out of descriptors, say. The shell must not wait on for a go-ahead that never comes, with the leases in hand.
+        # As for want of descriptors: the shell must not wait for a go-ahead that never comes, and hold the leases.
         os.close(write_end)
         child.wait()
         raise
@@ -324,7 +312,7 @@ def _spawn(words: list[str], launch: Launch, environment: Mapping[str, str], std
             stdin=stdin,
             stdout=log,
             stderr=log,
-            cwd=launch.job.cwd,
+            cwd=launch.cwd,
             env=environment,
             pass_fds=(*launch.lease_fds, *launch.ahead_fds),
             start_new_session=True,
@@ -376,7 +364,7 @@ def _seconds(words: list[str]) -> float | None:
 
 def job_environment(inherited: Mapping[str, str], launch: Launch) -> dict[str, str]:
     """The job's environment: ours, its own additions, and what only gpuherd decides: GPUs, tag and progress file."""
-    environment = {**inherited, **launch.job.env}
+    environment = {**inherited, **launch.env}
     if launch.threads is not None and not any(name in environment for name in THREAD_VARIABLES):
         # Each library would otherwise start a thread a core in every job at once.
         environment |= dict.fromkeys(THREAD_VARIABLES, str(launch.threads))

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+from gpuherd.errors import clean
 from gpuherd.jobs.attempts import RECORD_AGAIN_S
-from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass, back_off_s, classify, clean, tail
+from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass, back_off_s, classify, tail
 from gpuherd.jobs.completion import Known, NextTry, Observed, Settlement
 from gpuherd.jobs.gpu.health import MAY_BE_THE_GPU, GpuHealth
 from gpuherd.jobs.job import JobState

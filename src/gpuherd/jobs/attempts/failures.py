@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, clean, harmless
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 
 if TYPE_CHECKING:
@@ -162,10 +162,6 @@ _WRAPPERS = re.compile(
 # Prefixes that name the process, of several, which printed the line.
 _SPEAKER = re.compile(r"^(?:(?:\[rank\d{1,5}\]|\(\w{1,40} (?:pid|rank)=\d{1,9}\)|\d{1,5}):?\s{1,4}){1,3}(?=\S)")
 _SHELL_WORDS = re.compile(r"^(?:Killed|Terminated|Hangup|Aborted|Segmentation fault|Bus error)(?: \(core dumped\))?$")
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)")
-# Surrogates stand for bytes that are not UTF-8 (in a file name, say); they can't be printed.
-_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]+")
-_LONGEST_REASON = 300
 _TAIL_BYTES = 16_384
 
 
@@ -320,30 +316,12 @@ def telling_line(log_tail: str) -> str | None:
     errors = [line for line in lines if _ERROR_LINE.search(line)]
     own = [line for line in errors if not _WRAPPERS.search(line)]
     telling = next(iter([*own[-1:], *errors[-1:], *lines[-1:]]), None)
-    return None if telling is None else _cut(telling)
-
-
-def clean(text: str) -> str:
-    """One line that any terminal can show safely: no escape, control or direction characters, at most 300 long."""
-    return _cut(_plain(text))
-
-
-def harmless(text: str) -> str:
-    """The text without escape, control or direction characters (a blank in place of each run of them)."""
-    return _CONTROLS.sub(" ", _ESCAPES.sub("", text))
-
-
-def _plain(text: str) -> str:
-    return " ".join(harmless(text).split())
-
-
-def _cut(plain: str) -> str:
-    return plain if len(plain) <= _LONGEST_REASON else plain[: _LONGEST_REASON - 1] + "…"
+    return None if telling is None else clean(telling)
 
 
 def _words(line: str) -> str:
     """A line of a log, plain, without the prefix that names its process and without our own workers' "error: "."""
-    return _SPEAKER.sub("", _plain(line), count=1).removeprefix("error: ")
+    return _SPEAKER.sub("", " ".join(harmless(line).split()), count=1).removeprefix("error: ")
 
 
 def tail(path: Path, most_bytes: int = _TAIL_BYTES) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.local.process import CannotStart
@@ -15,13 +16,13 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import PREFORK_KEEP_S, PREFORK_QUIET_S, PREFORK_SHORT_S, START_AGAIN_S
 from gpuherd.jobs.attempts.complete import give_up
 from gpuherd.jobs.attempts.failures import FailureClass
-from gpuherd.jobs.attempts.supervise import Attempt, Supervisor, Waiting
+from gpuherd.jobs.attempts.supervise import Attempt, Supervisor
 from gpuherd.jobs.gpu.manager import GpuManager
 from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Overtaken, Queue
-from gpuherd.jobs.records import EventKind, QueuedJob, StartRecord
+from gpuherd.jobs.records import AttemptRecord, EventKind, QueuedJob, StartRecord
 from gpuherd.jobs.reporter import Reporter
-from gpuherd.jobs.scheduler.policy import Start
+from gpuherd.jobs.scheduler.types import Start
 
 if TYPE_CHECKING:
     from gpuherd.gpus.leases import Lease
@@ -49,28 +50,30 @@ _MOST, _MOST_FILES = 8, 128
 
 @dataclass(slots=True)
 class _Preforked:
-    """A shell started in advance. ``leases``: by GPU's UUID, the open lock files that it was given."""
+    """A shell started in advance, for so many threads. ``leases``: by GPU's UUID, the open lock files that it has."""
 
-    waiting: Waiting
+    attempt: Attempt
     leases: Mapping[str, Lease]
+    threads: int
     since: float
     _is_open: bool = True
 
-    def use(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> Waiting:
-        """It is started on these GPUs: from now on it is the attempt's."""
-        self.waiting.process.assign(gpus, lease_fds)
+    def use(self, gpus: Sequence[Gpu], lease_fds: Sequence[int]) -> Attempt:
+        """It is started on these GPUs: from now on ``abandon`` does nothing."""
+        self.attempt.process.assign(gpus, lease_fds)
         self._close()
-        return self.waiting
+        return self.attempt
 
     def abandon(self) -> None:
         """Ends it unless it was used; its empty log goes with it."""
         if not self._is_open:
             return
-        self.waiting.process.abandon()
+        self.attempt.process.abandon()
         self._close()
+        log = Path(self.attempt.record.log)
         with suppress(OSError):
-            if self.waiting.log.stat().st_size == 0:
-                self.waiting.log.unlink()
+            if log.stat().st_size == 0:
+                log.unlink()
 
     def _close(self) -> None:
         """Closes our copies of the lock files."""
@@ -100,7 +103,7 @@ class Prefork:
     @property
     def traces(self) -> list[Traces]:
         """How the processes of the preforked shells are recognised."""
-        return [ready.waiting.process.traces for ready in self._ready.values()]
+        return [ready.attempt.process.traces for ready in self._ready.values()]
 
     def ended(self, ran_s: float, now: float) -> None:
         """A job has ended after so many seconds: this is no quiet moment."""
@@ -140,8 +143,8 @@ class Prefork:
         ready = self._ready.pop(queued.id, None)
         if ready is None:
             return None
-        waiting = ready.waiting
-        if waiting.queued == queued and waiting.threads == threads and waiting.process.waits_for_go():
+        same = ready.attempt.record.queued == queued and ready.threads == threads
+        if same and ready.attempt.process.waits_for_go():
             return ready
         ready.abandon()
         return None
@@ -155,7 +158,7 @@ class Prefork:
     def _make(self, queued: QueuedJob, threads: int, now: float) -> bool:
         leases = self._gpus.open_ahead() if queued.request.gpus else {}
         try:
-            waiting = self._supervisor.launch(
+            attempt = self._supervisor.launch(
                 self._new_attempt(), queued, threads, ahead_fds=[lease.fd for lease in leases.values()]
             )
         except (CannotStart, OSError):
@@ -163,7 +166,7 @@ class Prefork:
             for lease in leases.values():
                 lease.close()
             return False
-        self._ready[queued.id] = _Preforked(waiting, leases, now)
+        self._ready[queued.id] = _Preforked(attempt, leases, threads, now)
         return True
 
 
@@ -222,9 +225,9 @@ class Launcher:
                 prepared = []
                 for each in ready[first : first + _AT_ONCE]:
                     shared_mb = promised_mb[each.start.job] if each.start.shared else None
-                    record = self._prepare(each, head[each.start.job], leased_mono, shared_mb)
-                    prepared += [] if record is None else [record]
-                running += self._let_go(prepared)
+                    attempt = self._prepare(each, head[each.start.job], shared_mb)
+                    prepared += [] if attempt is None else [attempt]
+                running += self._let_go(prepared, leased_mono)
                 if self.again_at is not None:
                     break
         self._gpus.drop_unused()
@@ -248,32 +251,33 @@ class Launcher:
             return _Leased(start, leases)
         return _Leased(start, leases, ready)
 
-    def _prepare(
-        self, leased: _Leased, queued: QueuedJob, leased_mono: float, shared_mb: int | None
-    ) -> tuple[Attempt, StartRecord] | None:
+    def _prepare(self, leased: _Leased, queued: QueuedJob, shared_mb: int | None) -> Attempt | None:
         at, mono = clock.wall(), clock.mono()
         start, fds = leased.start, [lease.fd for lease in leased.leases]
         try:
             if leased.preforked is None:
-                waiting = self._supervisor.launch(
+                attempt = self._supervisor.launch(
                     next(self._numbers), queued, self.threads, gpus=start.gpus, lease_fds=fds
                 )
             else:
-                waiting = leased.preforked.use(start.gpus, fds)
+                attempt = leased.preforked.use(start.gpus, fds)
         except (CannotStart, OSError) as problem:
             self._cannot_start(queued, problem)
             return None
-        attempt = self._supervisor.prepare(waiting, start.gpus, at=at, mono=mono, shared_mb=shared_mb)
-        wait_s = max(0.0, at - max(queued.ready_at, self._began_at))
-        return attempt, StartRecord(attempt.record, wait_s, leased_mono if start.gpus else None)
+        return self._supervisor.prepare(attempt, start.gpus, at=at, mono=mono, shared_mb=shared_mb)
 
-    def _let_go(self, prepared: Sequence[tuple[Attempt, StartRecord]]) -> tuple[Attempt, ...]:
+    def _start_record(self, record: AttemptRecord, leased_mono: float) -> StartRecord:
+        wait_s = max(0.0, record.started_at - max(record.queued.ready_at, self._began_at))
+        return StartRecord(record, wait_s, leased_mono if record.gpus else None)
+
+    def _let_go(self, prepared: Sequence[Attempt], leased_mono: float) -> Sequence[Attempt]:
         if not prepared:
             return ()
         try:
-            self._queue.record_starts([record for _, record in prepared], self._run_id)
+            starts = [self._start_record(attempt.record, leased_mono) for attempt in prepared]
+            self._queue.record_starts(starts, self._run_id)
         except BaseException as problem:
-            for attempt, _ in prepared:
+            for attempt in prepared:
                 attempt.process.release()
             if isinstance(problem, Overtaken):
                 return ()  # the next decision, which follows at once, reads them anew
@@ -281,13 +285,13 @@ class Launcher:
                 self._later(problem)
                 return ()
             raise
-        for attempt, _ in prepared:
+        for attempt in prepared:
             self._supervisor.let_go(attempt)
-        for attempt, _ in prepared:
+        for attempt in prepared:
             labels = attempt.record.labels
             place = f" on GPU {', '.join(labels)}" if labels else " on the CPU"
             self._reporter.about(EventKind.STARTED, attempt.record, "started" + place)
-        return tuple(attempt for attempt, _ in prepared)
+        return prepared
 
     def _cannot_start(self, queued: QueuedJob, problem: CannotStart | OSError) -> None:
         if isinstance(problem, CannotStart) and not problem.may_pass:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 from gpuherd.engines.local.process import Exit, Launch, LocalProcess, adopt, read_exit, start
 from gpuherd.engines.process_tree import (
@@ -78,17 +77,6 @@ class Attempt(Supervised):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """An attempt's shell that waits for its go-ahead; the queue holds no record of it yet."""
-
-    attempt: int
-    queued: QueuedJob
-    threads: int
-    process: LocalProcess
-    log: Path
-
-
 @dataclass
 class Supervisor:
     """Running attempts by the pidfd that becomes readable at their end."""
@@ -130,8 +118,8 @@ class Supervisor:
         gpus: Sequence[Gpu] = (),
         lease_fds: Sequence[int] = (),
         ahead_fds: Sequence[int] = (),
-    ) -> Waiting:
-        """Starts an attempt's shell, which waits for ``let_go``. Raises CannotStart."""
+    ) -> Attempt:
+        """Starts an attempt's shell, which waits for ``let_go``; the queue has no record of it. Raises CannotStart."""
         if attempt_id % ATTEMPTS_A_FILE == 0:
             running = {attempt.record.id for attempt in self.running.values()}
             self.run.remove_stray_attempt_files({*running, attempt_id})
@@ -139,7 +127,9 @@ class Supervisor:
         process = start(
             Launch(
                 tag=self._tag(attempt_id),
-                job=queued.job,
+                argv=queued.job.argv,
+                env=queued.job.env,
+                cwd=queued.job.cwd,
                 log=log,
                 status=self.run.attempt_status(attempt_id),
                 progress=self.run.attempt_progress(attempt_id),
@@ -150,25 +140,33 @@ class Supervisor:
             ),
             self.inherited,
         )
-        return Waiting(attempt_id, queued, threads, process, log)
+        record = AttemptRecord(
+            id=attempt_id,
+            queued=queued,
+            number=queued.attempts + 1,
+            gpus=(),
+            labels=(),
+            process=process.identity,
+            log=str(log),
+            started_at=0.0,
+            started_mono=0.0,
+        )
+        return self._attempt(record, process, 0.0)
 
     def prepare(
-        self, waiting: Waiting, gpus: Sequence[Gpu], *, at: float, mono: float, shared_mb: int | None = None
+        self, attempt: Attempt, gpus: Sequence[Gpu], *, at: float, mono: float, shared_mb: int | None = None
     ) -> Attempt:
-        """The attempt to record for a shell that waits, before its go-ahead."""
-        record = AttemptRecord(
-            id=waiting.attempt,
-            queued=waiting.queued,
-            number=waiting.queued.attempts + 1,
+        """Notes where and when an attempt that waits begins, to be recorded before its go-ahead."""
+        attempt.record = replace(
+            attempt.record,
             gpus=tuple(gpu.uuid for gpu in gpus),
             labels=tuple(gpu.label for gpu in gpus),
-            process=waiting.process.identity,
-            log=str(waiting.log),
             started_at=at,
             started_mono=mono,
             shared_mb=shared_mb,
         )
-        return self._attempt(record, waiting.process, mono)
+        attempt.timer = self._timer(attempt.record, mono)
+        return attempt
 
     def let_go(self, attempt: Attempt) -> None:
         """Lets a prepared attempt run, after it was recorded."""
@@ -274,18 +272,21 @@ class Supervisor:
         return f"{self.queue_id}/{attempt_id}"
 
     def _attempt(self, record: AttemptRecord, process: LocalProcess, now: float, *, adopted: bool = False) -> Attempt:
-        limits = TimeLimits.of(record.queued.job, self.options)
-        timer = Timer(record.started_mono, limits, seen_at=now, idle_s=record.paused_s)
-        if record.paused_mono is not None:
-            timer.pause(min(now, record.paused_mono))
         return Attempt(
             record=record,
             process=process,
             progress_file=self.run.attempt_progress(record.id),
             tag=self._tag(record.id),
-            timer=timer,
+            timer=self._timer(record, now),
             adopted=adopted,
         )
+
+    def _timer(self, record: AttemptRecord, now: float) -> Timer:
+        limits = TimeLimits.of(record.queued.job, self.options)
+        timer = Timer(record.started_mono, limits, seen_at=now, idle_s=record.paused_s)
+        if record.paused_mono is not None:
+            timer.pause(min(now, record.paused_mono))
+        return timer
 
 
 def lost(record: AttemptRecord, end: Exit, no_fault: NoFault | None, now: float | None, at: float) -> Known:

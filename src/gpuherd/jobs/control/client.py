@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import logging
 import select
+import sqlite3
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from gpuherd.engines.options import EngineOptions
-from gpuherd.errors import GpuherdError, QueueBusy, UsageError
+from gpuherd.errors import GpuherdError, QueueBusy, UsageError, clean
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import Completion
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Attempt, Orphans, Supervisor
 from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Response, priority_of, wake
 from gpuherd.jobs.control.server import ControlServer
@@ -30,7 +30,7 @@ from gpuherd.jobs.gpu.health import GpuHealth
 from gpuherd.jobs.lock import DispatcherLock, Role
 from gpuherd.jobs.options import DispatchOptions, changes
 from gpuherd.jobs.queue.reader import is_there
-from gpuherd.jobs.queue.schema import raising_cannot_write
+from gpuherd.jobs.queue.schema import may_pass, raising_cannot_write
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord
 from gpuherd.jobs.remote import dispatcher
@@ -220,7 +220,9 @@ class _MarkEnforcer:
                     tracker.keep_time(clock.mono())
                     due_at = tracker.due_at
                     queries.wait(until if due_at is None else min(due_at, until))
-        except GpuherdError as problem:
+        except (GpuherdError, sqlite3.OperationalError) as problem:
+            if isinstance(problem, sqlite3.OperationalError) and not may_pass(problem):
+                raise
             logger.warning("can't cancel jobs in %s: %s", engine_name(name), problem)
 
 

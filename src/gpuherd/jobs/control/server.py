@@ -15,9 +15,8 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.options import EngineOptions
-from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.errors import GpuherdError, UsageError, clean
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.control.messages import (
     OF_JOBS,
     ControlKind,

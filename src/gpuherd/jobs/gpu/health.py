@@ -66,7 +66,7 @@ class JobEnding:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What is known of one GPU.
+    """The record of one GPU.
 
     Attributes:
         outcomes: the last crashes and successes on it, the oldest first.
@@ -143,7 +143,7 @@ def after_failure(
 
 
 def after_fault(healths: Healths, gpus: Collection[str], reason: str, *, now: float) -> dict[str, Health]:
-    """The states that change with a fault of these GPUs, told by a job's failure or by the driver itself."""
+    """The states that change with a fault of these GPUs, which a job's failure or the driver itself shows."""
     changed = {}
     for uuid in gpus:
         before = healths.get(uuid, Health())
@@ -178,7 +178,7 @@ def excluded(healths: Healths, now: float) -> dict[str, str]:
     """
     sentences = {}
     for uuid, left_s in ((uuid, at - now) for uuid, at in returns(healths, now).items()):
-        step = 60 if left_s > 60 else 1  # rounded up: a GPU never comes back later than the sentence says
+        step = 60 if left_s > 60 else 1  # rounded up: a GPU never comes back later than the sentence promises
         sentences[uuid] = (
             f"left out for {duration(step * math.ceil(left_s / step), parts=1)} more: {healths[uuid].reason}"
         )
@@ -188,11 +188,6 @@ def excluded(healths: Healths, now: float) -> dict[str, str]:
 def returns(healths: Healths, now: float) -> dict[str, float]:
     """The GPUs that are left out now, by UUID, with the wall-clock second at which each comes back."""
     return {uuid: health.until or now for uuid, health in healths.items() if health.is_out(now)}
-
-
-def next_return(healths: Healths, now: float) -> float | None:
-    """The wall-clock second at which the next GPU that is left out comes back, None when none is."""
-    return min(returns(healths, now).values(), default=None)
 
 
 def to_json(health: Health) -> str:
@@ -244,7 +239,7 @@ class GpuHealth:
     def __init__(self, queue: Queue):
         self._queue = queue
         self._known: dict[str, Health] = {}
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
         for uuid, text in queue.gpu_health().items():
             try:
                 self._known[uuid] = from_json(text)
@@ -295,10 +290,6 @@ class GpuHealth:
         """The GPUs that are left out now, with a sentence each."""
         return excluded(self._known, now)
 
-    def next_return(self, now: float) -> float | None:
-        """The wall-clock second at which the next of them comes back."""
-        return next_return(self._known, now)
-
     def returns(self, now: float) -> dict[str, float]:
         """The GPUs that are left out now, with the wall-clock second at which each comes back."""
         return returns(self._known, now)
@@ -309,16 +300,16 @@ class GpuHealth:
 
     def fetch_news(self, now: float) -> dict[str, str]:
         """GPUs that have been left out since the last call, with a sentence each."""
-        told, out = self.excluded(now), self.returns(now)
-        news = {uuid: told[uuid] for uuid, until in out.items() if self._told.get(uuid) != until}
-        self._told |= out
+        sentences, out = self.excluded(now), self.returns(now)
+        news = {uuid: sentences[uuid] for uuid, until in out.items() if self._reported.get(uuid) != until}
+        self._reported |= out
         return news
 
     def fetch_returned(self, now: float) -> dict[str, str]:
         """GPUs that ``fetch_news`` reported as left out and that are used again, once each, with a sentence."""
-        known = {uuid: self._known.get(uuid, Health()) for uuid in self._told}
+        known = {uuid: self._known.get(uuid, Health()) for uuid in self._reported}
         back = {uuid: health for uuid, health in known.items() if not health.is_out(now)}
-        self._told = {uuid: until for uuid, until in self._told.items() if uuid not in back}
+        self._reported = {uuid: until for uuid, until in self._reported.items() if uuid not in back}
         return {uuid: f"used again: {_why_back(health, now)}" for uuid, health in back.items()}
 
     def _not_ahead(self, gpus: Collection[str]) -> dict[str, Health]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify
@@ -25,10 +26,9 @@ from gpuherd.jobs.options import YieldTo
 class GpuFaults:
     """Memory errors, critical errors and losses of GPUs since our jobs took them."""
 
-    def __init__(self, gpus: Iterable[Gpu]) -> None:
+    def __init__(self) -> None:
         self._last: dict[str, tuple[int | None, int]] = {}
         self._before: dict[str, tuple[int | None, int]] = {}
-        self.look(gpus)
 
     def look(self, gpus: Iterable[Gpu]) -> None:
         """The GPUs as the driver describes them now, with their errors."""
@@ -38,7 +38,7 @@ class GpuFaults:
                 self._before.setdefault(gpu.uuid, self._last[gpu.uuid])
 
     def taken(self, uuids: Iterable[str]) -> None:
-        """Our job takes these GPUs: what they are known to have had so far is not its doing."""
+        """Our job takes these GPUs: the errors so far are not its doing."""
         self._before |= {uuid: self._last[uuid] for uuid in uuids if uuid in self._last}
 
     def problem(self, gpus: Mapping[str, Gpu], uuids: Collection[str]) -> str | None:
@@ -65,12 +65,12 @@ class GpuFaults:
 # GPU is taken too, so that a stranger between two phases of work doesn't stop and start it again and again.
 
 PRESENCE_S = 2.0
-# A stranger who comes back within this time is not told of again.
+# A stranger that comes back within this time is not reported again.
 REMEMBERED_S = 60.0
 
 
 class ActionKind(Enum):
-    """What to do with an attempt; each comes with a sentence for people."""
+    """An action on an attempt; each comes with a sentence for people."""
 
     REPORT = "report"
     PAUSE = "pause"
@@ -82,7 +82,7 @@ class ActionKind(Enum):
 class Stranger:
     """Another user's process on a GPU of ours. ``who`` identifies it; ``sentence`` is for people.
 
-    ``pid`` and ``memory_mb`` are None where the driver does not tell.
+    ``pid`` and ``memory_mb`` are None where the driver does not report them.
     """
 
     gpu: str
@@ -92,10 +92,15 @@ class Stranger:
     pid: int | None = None
     memory_mb: int | None = None
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identifies it from look to look."""
+        return self.gpu, self.who
+
 
 @dataclass(frozen=True, slots=True)
 class OurAttempt:
-    """A running attempt of ours: its id, what people call the job, and its GPUs by UUID."""
+    """A running attempt of ours: its id, the job's title, and its GPUs by UUID."""
 
     id: int
     job: str
@@ -104,7 +109,7 @@ class OurAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Do this with this attempt, and say so."""
+    """An action to carry out on an attempt, and the sentence to report."""
 
     kind: ActionKind
     attempt: int
@@ -112,13 +117,16 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Sightings:
-    """The strangers seen so far, by GPU and ``who``: since when each is there without a break, when each was last seen,
-    and which have been reported."""
+class Sighting:
+    """A stranger seen: since when without a break (None: not at the last look), when last, and whether reported."""
 
-    since: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    last: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    told: AbstractSet[tuple[str, str]] = frozenset()
+    since: float | None
+    last: float
+    reported: bool = False
+
+
+# By ``Stranger.key``, the strangers seen so far.
+Sightings = Mapping[tuple[str, str], Sighting]
 
 
 def contention_actions(
@@ -135,53 +143,55 @@ def contention_actions(
     """The actions after a look, and the sightings for the next one.
 
     Args:
-        strangers: who was on our GPUs at this look.
+        strangers: other users' processes on our GPUs at this look.
         running: our attempts, the paused ones too; those that are being stopped should be left out.
         paused: ids of the attempts that were paused for a stranger (not those that a person has paused).
-        now: the look's time in seconds, of a clock that nobody sets back.
+        now: the look's time in seconds, of a monotonic clock.
         quiet_s: seconds without a stranger after which a paused job goes on.
     """
-    present = {(stranger.gpu, stranger.who): stranger for stranger in strangers}
-    since = {key: seen.since.get(key, now) for key in present}
     ours = {gpu for attempt in running for gpu in attempt.gpus}
     kept_s = max(quiet_s, REMEMBERED_S)
-    last = {key: time for key, time in seen.last.items() if key[0] in ours and now - time < kept_s}
-    last |= dict.fromkeys(present, now)
-    settled = {key: stranger for key, stranger in present.items() if now - since[key] >= presence_s}
+    kept = {key: each for key, each in seen.items() if key[0] in ours and now - each.last < kept_s}
+    sightings = {key: replace(each, since=None) for key, each in kept.items()}
+    settled: list[Stranger] = []
+    for stranger in strangers:
+        before = seen.get(stranger.key, Sighting(None, now))
+        since = now if before.since is None else before.since
+        settled += [stranger] if now - since >= presence_s else []
+        sightings[stranger.key] = Sighting(since, now, before.reported or stranger in settled)
     actions: list[Action] = []
-    told = seen.told & last.keys()
     for attempt in running:
-        here = [stranger for key, stranger in settled.items() if stranger.gpu in attempt.gpus]
+        here = [stranger for stranger in settled if stranger.gpu in attempt.gpus]
         if attempt.id in paused and mode == "ignore":
             actions.append(
                 Action(ActionKind.RESUME, attempt.id, f"{attempt.job} goes on: it need not give way any more")
             )
         elif here:
-            actions += _on_strangers(mode, attempt, here, told, paused)
-        elif attempt.id in paused and _quiet(attempt, last, now, quiet_s):
+            actions += _on_strangers(mode, attempt, here, seen, paused)
+        elif attempt.id in paused and _quiet(attempt, sightings, now, quiet_s):
             actions.append(Action(ActionKind.RESUME, attempt.id, f"{attempt.job} goes on: nobody else uses its GPUs"))
-    return tuple(actions), Sightings(since, last, told | settled.keys())
+    return tuple(actions), sightings
 
 
 def _on_strangers(
     mode: YieldTo,
     attempt: OurAttempt,
     here: Sequence[Stranger],
-    told: AbstractSet[tuple[str, str]],
+    seen: Sightings,
     paused: AbstractSet[int],
 ) -> list[Action]:
-    """What to do with an attempt on whose GPUs there are strangers."""
+    """The action on an attempt on whose GPUs there are strangers, if any."""
     if mode == "requeue":
         return [Action(ActionKind.REQUEUE, attempt.id, f"{attempt.job} goes back into the queue: {_who(here)}")]
     if mode == "pause":
         sentence = f"{attempt.job} is paused: {_who(here)}"
         return [] if attempt.id in paused else [Action(ActionKind.PAUSE, attempt.id, sentence)]
-    fresh = [stranger for stranger in here if (stranger.gpu, stranger.who) not in told]
+    fresh = [stranger for stranger in here if stranger.key not in seen or not seen[stranger.key].reported]
     return [Action(ActionKind.REPORT, attempt.id, f"{_who(fresh)}, where {attempt.job} runs")] if fresh else []
 
 
-def _quiet(attempt: OurAttempt, last: Mapping[tuple[str, str], float], now: float, quiet_s: float) -> bool:
-    return all(now - time >= quiet_s for (gpu, _), time in last.items() if gpu in attempt.gpus)
+def _quiet(attempt: OurAttempt, seen: Sightings, now: float, quiet_s: float) -> bool:
+    return all(now - each.last >= quiet_s for (gpu, _), each in seen.items() if gpu in attempt.gpus)
 
 
 def _who(strangers: Sequence[Stranger]) -> str:
@@ -210,14 +220,13 @@ class GpuUsage:
 
     def __init__(self, slack_mb: int) -> None:
         self._slack_mb = slack_mb
-        self._attempts: dict[tuple[int, int], tuple[str, ...]] = {}
         self._baseline: dict[str, int] = {}
         self._peaks: dict[str, int] = {}
         self._now: dict[str, int] = {}
         self._pids_are_true = _numbering() == _MACHINE_PIDS
 
     def change(self, slack_mb: int) -> None:
-        """Another threshold holds from now on."""
+        """Sets the threshold from now on."""
         self._slack_mb = slack_mb
 
     @property
@@ -227,15 +236,15 @@ class GpuUsage:
 
     @property
     def in_use(self) -> Mapping[str, int]:
-        """By attempt's tag, what it used at the last look on that of its GPUs where it used the most, in MB."""
+        """By attempt's tag, MB in use at the last look, on the one of its GPUs where it used the most."""
         return self._now
 
     def idle_mb(self, uuid: str) -> int | None:
-        """What was in use on this GPU before our jobs came, in MB; None where that is not known."""
+        """Memory in use on this GPU before our jobs came, in MB; None where that is not known."""
         return self._baseline.get(uuid)
 
     def taken(self, gpus: Iterable[Gpu]) -> None:
-        """Our job is about to start on these GPUs, which nobody uses now: what is in use here and now is nobody's."""
+        """Our job is about to start on these GPUs, which are free: memory that is in use now belongs to no job."""
         for gpu in gpus:
             self._baseline[gpu.uuid] = gpu.used_mb
 
@@ -256,20 +265,18 @@ class GpuUsage:
         self._peaks = {tag: peak for tag, peak in self._peaks.items() if tag in tags}
         self._now = {}
         found: list[Stranger] = []
-        known: set[tuple[int, int]] = set()
         for uuid, here in own.items():
             gpu = gpus.get(uuid)
             if gpu is None or gpu.problem is not None:
                 continue
-            attempts = {process.pid: self._attempt_of(process.pid, here, known) for process in gpu.processes}
+            tags_of = {process.pid: attempts_of(process.pid) for process in gpu.processes}
+            attempts = {pid: next((tag for tag in tags if tag in here), None) for pid, tags in tags_of.items()}
             self._note_memory(gpu, here, attempts)
-            others = [process for process in gpu.processes if process.compute and attempts[process.pid] is None]
-            told = self._pids_are_true and bool(gpu.processes)
-            if told:
+            if self._pids_are_true and gpu.processes:
+                others = [process for process in gpu.processes if process.compute and attempts[process.pid] is None]
                 found += [_stranger(gpu, process) for process in others]
             else:
                 found += self._by_memory(gpu, declared_mb.get(uuid))
-        self._attempts = {key: tag for key, tag in self._attempts.items() if key in known}
         self._baseline = {uuid: used for uuid, used in self._baseline.items() if uuid in own}
         return tuple(found)
 
@@ -283,7 +290,7 @@ class GpuUsage:
                 unknown = unknown or process.memory_mb is None
                 used[tag] = used.get(tag, 0) + (process.memory_mb or 0)
         if len(here) == 1 and (unknown or not used) and not (self._pids_are_true and gpu.processes and not used):
-            # The driver does not say who uses how much; all that has come since is the only job's.
+            # The driver does not report how much each process uses; all memory since the start is the only job's.
             used = {tag: max(0, gpu.used_mb - self._baseline.get(gpu.uuid, 0)) for tag in here}
         for tag, mb in used.items():
             self._now[tag] = max(mb, self._now.get(tag, 0))
@@ -298,32 +305,6 @@ class GpuUsage:
             return []
         sentence = f"someone, or our own job, uses {more} MB more than our jobs declare"
         return [Stranger(gpu.uuid, gpu.label, "memory", sentence, memory_mb=more)]
-
-    def _attempt_of(self, pid: int, here: Collection[str], known: set[tuple[int, int]]) -> str | None:
-        """Which of these attempts the process belongs to, by its own environment or an ancestor's."""
-        return next((tag for tag in self._tags_of(pid, known) if tag in here), None)
-
-    def _tags_of(self, pid: int, known: set[tuple[int, int]]) -> tuple[str, ...]:
-        """The tags of a process and its ancestors: there are two where a job is itself a gpuherd."""
-        asked: list[tuple[int, int]] = []
-        found: list[tuple[str, ...]] = []
-        for _ in range(_LONGEST_DESCENT):
-            process = identify(pid) if pid > 1 else None
-            if process is None:
-                break
-            key = (pid, process.start_ticks)
-            known.add(key)
-            if key in self._attempts:
-                found.append(self._attempts[key])
-                break
-            asked.append(key)
-            found.append(_tag_in_environment(pid))
-            pid = _parent(pid)
-        tags = tuple(dict.fromkeys(tag for tags in found for tag in tags))
-        if asked:
-            # Only the process itself: an ancestor has fewer.
-            self._attempts[asked[0]] = tags
-        return tags
 
 
 def _stranger(gpu: Gpu, process: GpuProcess) -> Stranger:
@@ -344,6 +325,25 @@ def _tag_in_environment(pid: int) -> tuple[str, ...]:
             if variable.startswith(wanted):
                 return (variable[len(wanted) :].decode("utf-8", "replace"),)
     return ()
+
+
+def attempts_of(pid: int) -> tuple[str, ...]:
+    """The tags of the attempts that started this process or an ancestor: two where a job is itself a gpuherd."""
+    process = identify(pid) if pid > 1 else None
+    return () if process is None else _tags(pid, process.start_ticks)
+
+
+@lru_cache(maxsize=1024)
+def _tags(pid: int, start_ticks: int) -> tuple[str, ...]:
+    """Kept for each process, which its start time tells from another of the same pid: an ancestor may end before it."""
+    del start_ticks
+    found: list[str] = []
+    for _ in range(_LONGEST_DESCENT):
+        if pid <= 1:
+            break
+        found += _tag_in_environment(pid)
+        pid = _parent(pid)
+    return tuple(dict.fromkeys(found))
 
 
 def _parent(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""The state of the GPUs over time: how long each has been free, who holds it, and which were just left.
+"""The state of the GPUs over time: for how long each has been free, who holds its lease, which our jobs just left.
 
 Joins driver, idle rule and leases of ``gpuherd.gpus`` and keeps the state between two looks. A cheap look queries
 memory only, at most eight times a second, so that a GPU which another user frees is noticed at once. A full look, with
@@ -15,23 +15,25 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-from gpuherd.engines.process_tree import ATTEMPT_VARIABLE
 from gpuherd.errors import NoSuchGpu
 from gpuherd.gpus import idle
-from gpuherd.gpus.choose import choose, links_between
+from gpuherd.gpus.choose import LinkMap, choose, links_between
+from gpuherd.gpus.driver import DRIVER_PAUSE_S
 from gpuherd.gpus.lease_files import user_name
-from gpuherd.gpus.query import DRIVER_PAUSE_S, GpuReader
-from gpuherd.gpus.state import Gpu, GpuProcess, Machine
+from gpuherd.gpus.state import Gpu, GpuProcess, Machine, Maker
 from gpuherd.gpus.visible import find, hides_all, is_named, variable_of, visible_in
 from gpuherd.jobs import clock
 from gpuherd.jobs.gpu.leasing import GpuLeases
-from gpuherd.jobs.gpu.usage import NOTHING, GpuFaults, GpuUsage, Stranger
+from gpuherd.jobs.gpu.usage import NOTHING, GpuFaults, GpuUsage, Stranger, attempts_of
 from gpuherd.jobs.options import GpuOptions
-from gpuherd.jobs.scheduler.policy import GpuView
-from gpuherd.jobs.scheduler.types import fits
+from gpuherd.jobs.scheduler.types import GpuView, fits
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
+
+if TYPE_CHECKING:
+    from gpuherd.gpus.query import GpuReader
 
 # A GPU that our job has left is looked at again after this many seconds, twice as many the next time, and so on.
 _FIRST_LOOK_S = 0.005
@@ -60,51 +62,90 @@ def watch_for_plan(options: GpuOptions, settings: Settings = NO_SETTINGS) -> Gpu
 
 
 class GpuWatch:
-    """The GPUs that a run may use.
+    """The GPUs that a run may use: none until ``open``.
 
     Attributes:
-        problem: a sentence when there are none, else None.
+        is_open: the driver has been queried.
+        problem: a sentence when there are no GPUs, else None.
         maker: whose driver shows them, or should.
         leases: takes GPUs for jobs, within what the user may hold.
         usage: the memory that our attempts use, as of the last look.
         awaits_driver: there are none because the installed driver does not answer (yet): jobs that need a GPU wait, and
-            each ``look`` asks the driver again. False where no driver is installed: jobs then run on the CPU.
+            each ``look`` queries the driver again. False where no driver is installed: jobs then run on the CPU.
+
+    Args:
+        options: which GPUs, and when one is free.
+        queue_tag: identifies the attempts of this queue.
+        settings: the limits that the user and the machine set.
+        at_once: open it now; otherwise when the first job needs a GPU: a run of CPU jobs needs no driver.
 
     Raises NoSuchGpu when the options name a GPU that is not there, or that the machine's policy keeps for others.
     """
 
-    def __init__(self, options: GpuOptions, queue_tag: str, settings: Settings = NO_SETTINGS):
-        self._reader = GpuReader()
-        self._tag = f"{ATTEMPT_VARIABLE}={queue_tag}/".encode()
+    def __init__(
+        self, options: GpuOptions, queue_tag: str, settings: Settings = NO_SETTINGS, *, at_once: bool = True
+    ) -> None:
+        self._options, self._settings = options, settings
+        self._tag = queue_tag
+        self._user = user_name(os.geteuid())
+        self.is_open = self.awaits_driver = False
+        self.problem: str | None = None
+        self.maker = Maker.NVIDIA
+        self.leases = GpuLeases(settings)
+        self.usage = GpuUsage(options.gpu_memory_threshold)
+        self._faults = GpuFaults()
+        self._gpus: dict[str, Gpu] = {}  # as the driver last described them
+        self._preference: tuple[str, ...] = ()
+        self._links: LinkMap = {}
+        self._rule = self._rule_of(options)
         self._streaks = idle.Streaks()
         self._busy: dict[str, str] = {}
         self._checks: dict[str, idle.Check] = {}
+        self._haste: dict[str, float] = {}
+        # Memory that is free on an idle GPU: less than its total, by the driver's own part.
+        self._room_mb: dict[str, int] = {}
+        # As of the last look that gave a verdict: the driver is queried for other reasons as well.
+        self._was_low: dict[str, bool] = {}
+        self._notices: list[str] = []
         self._full_look_at = 0.0
         self._all_ours = False
-        self._haste: dict[str, float] = {}
-        # What is free on a GPU that nobody uses: less than all, by the driver's own part.
-        self._room_mb: dict[str, int] = {}
-        self._notices: list[str] = []
-        self._options, self._settings = options, settings
-        # As of the last look that gave a verdict: the driver is asked for other reasons as well.
-        self._was_low: dict[str, bool] = {}
-        self.usage = GpuUsage(options.gpu_memory_threshold)
-        self._user = user_name(os.geteuid())
         # Until then another user may come back to the machine.
         self._others_until = -math.inf
-        self.leases = GpuLeases(settings)
-        # Links between GPUs don't change, so they are asked for once.
-        machine = self._reader.snapshot(processes=True, topology=True, errors=True)
-        self._faults = GpuFaults(machine.gpus)
-        self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
+        if at_once:
+            self.open()
+
+    @cached_property
+    def _reader(self) -> GpuReader:
+        from gpuherd.gpus.query import GpuReader  # here: a run of CPU jobs loads no driver
+
+        return GpuReader()
+
+    def open(self) -> None:
+        """Queries the driver, unless that was done. Raises NoSuchGpu for a GPU id that is not there."""
+        if not self.is_open:
+            self._open(self._options, self._settings)
+
+    def _open(self, options: GpuOptions, settings: Settings) -> None:
+        machine = self._reader.snapshot(topology=True, errors=True)
         self._choose_gpus(machine, options, settings, named_now=True)
+        self._faults.look(machine.gpus)
+        self.is_open = True
 
     def change(self, options: GpuOptions, settings: Settings) -> None:
-        """Other options and settings hold from now on; what is known of the GPUs stays. Raises NoSuchGpu, and then all
-        stays as it was. A GPU that was named before, and that the policy has come to keep for others, is left out."""
-        machine = self._reader.snapshot(processes=True, topology=True)
-        self._peers |= {gpu.uuid: gpu.peers for gpu in machine.gpus}
+        """Sets options and settings from now on; what is known of the GPUs stays. Raises NoSuchGpu; then nothing has
+        changed. A GPU that was named before, and that the policy has come to keep for others, is left out."""
+        if self.is_open:
+            self._choose_again(options, settings)
+        elif options.gpu_ids:
+            # GPUs that are named are looked up at once, not when the first job needs one.
+            self._open(options, settings)
+        self._options, self._settings = options, settings
+        self.usage.change(options.gpu_memory_threshold)
+        self.leases.change(settings)
+
+    def _choose_again(self, options: GpuOptions, settings: Settings) -> None:
         before = self.gpus
+        machine = self._reader.snapshot(topology=True)
         self._choose_gpus(machine, options, settings, named_now=options.gpu_ids != self._options.gpu_ids)
         excluded = settings.policy.exclude_gpus
         lost = [gpu.label for gpu in before if gpu.uuid not in self._gpus and is_named(gpu, excluded)]
@@ -113,9 +154,6 @@ class GpuWatch:
                 f"GPU {', '.join(lost)} is not for gpuherd to use any more (exclude_gpus in {settings.policy.path}):"
                 " nothing new is started there, and what runs there goes on"
             )
-        self._options, self._settings = options, settings
-        self.usage.change(options.gpu_memory_threshold)
-        self.leases.change(settings)
 
     def _choose_gpus(
         self, machine: Machine, options: GpuOptions, settings: Settings, *, named_now: bool = False
@@ -131,12 +169,10 @@ class GpuWatch:
             raise NoSuchGpu(f"GPU {labels} is not for gpuherd to use: exclude_gpus in {settings.policy.path}")
         self._preference = tuple(gpu.uuid for gpu in kept) if options.gpu_ids else ()
         self._rule = self._rule_of(options)
-        # What the driver last said.
         self._gpus = {gpu.uuid: gpu for gpu in kept}
         self._links = links_between(kept)
         self._busy = {uuid: self._busy.get(uuid, "not looked at yet") for uuid in self._gpus}
-        self.maker, self.awaits_driver = machine.maker, awaits_driver
-        self.problem: str | None = None
+        self.maker, self.awaits_driver, self.problem = machine.maker, awaits_driver, None
         if not chosen:
             hidden = f"no GPU is visible ({variable_of(machine.maker)} hides them)"
             self.problem = hidden if hidden_all else machine.problem or hidden
@@ -159,8 +195,7 @@ class GpuWatch:
         return tuple(self._gpus.values())
 
     def able(self, gpus: int) -> tuple[Gpu, ...]:
-        """Those that a job on so many GPUs could be given: none that the driver says fails, and MIG instances to a job
-        on one GPU alone."""
+        """Those that a job on so many GPUs could get: none that fails, and MIG instances only for a job on one GPU."""
         return tuple(gpu for gpu in self._gpus.values() if gpu.problem is None and fits(gpu, gpus, None))
 
     def most_mb(self, gpus: int) -> int | None:
@@ -196,8 +231,8 @@ class GpuWatch:
         self._streaks = idle.forgotten(self._streaks, self._rule, now)
         self._refresh(self._gpus)
         if any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for):
-            # Also what tells the better of two that are free, like how much they compute; and who else is here.
-            self._note_others(self._refresh_all(), now)
+            # With figures that rank two free GPUs, such as utilisation; and with the other users of the machine.
+            self._note_others(self._refresh(), now)
         self._observe(waited_for, now)
         unused = {uuid: self._checks[uuid].free for uuid in waited_for if uuid in self._checks}
         self.leases.look(unused, now)
@@ -209,44 +244,42 @@ class GpuWatch:
     def _ask_driver_again(self, now: float) -> bool:
         self._full_look_at = now + DRIVER_PAUSE_S
         before = self.problem
-        machine = self._reader.snapshot(processes=True, topology=True, errors=True)
+        machine = self._reader.snapshot(topology=True, errors=True)
         try:
             self._choose_gpus(machine, self._options, self._settings, named_now=True)
         except NoSuchGpu as missing:
             self.problem = str(missing)  # until a GPU of this name appears, or other ones are chosen
         self._faults.look(machine.gpus)
-        self._peers = {gpu.uuid: gpu.peers for gpu in machine.gpus}
         if not self.awaits_driver:
             self._full_look_at = now
             self._notices.append(f"the {machine.maker} driver answers: {len(self._gpus)} GPUs")
         return before != self.problem
 
     def _get_to_know(self) -> None:
-        """A GPU that the driver could not tell anything of at the start may have a name by now."""
+        """A GPU that the driver could not read at the start may have a name by now."""
         unread = {gpu.index for gpu in self._gpus.values() if gpu.is_unread}
         if not unread:
             return
-        machine = self._reader.snapshot(processes=True, topology=True)
+        machine = self._reader.snapshot(topology=True)
         if any(gpu.index in unread and not gpu.is_unread for gpu in machine.gpus):
-            with suppress(NoSuchGpu):  # Another one is in trouble just now: the next look will do.
+            with suppress(NoSuchGpu):  # another one fails just now; the next look tries again
                 self._choose_gpus(machine, self._options, self._settings)
-                self._peers |= {gpu.uuid: gpu.peers for gpu in machine.gpus}
 
     def look_in_s(self, now: float) -> float:
-        """Seconds until the next ``look`` is wanted. While our own jobs use all GPUs nobody else can free one."""
+        """Seconds until the next ``look`` is wanted. While our own jobs use all GPUs no other user can free one."""
         if self._all_ours or self.awaits_driver:
             return max(0.0, self._full_look_at - now)
         return max(0.0, min(self._rule.look_s, self._full_look_at - now))
 
     def rest(self) -> None:
-        """No job waits for a GPU any more: nothing of ours shall be in the way of those who do."""
+        """No job waits for a GPU any more: gives up what would hinder other gpuherds that do."""
         self.leases.rest()
 
     def _has_changed(self, uuids: Collection[str]) -> bool:
         """A cheap look: whether a GPU's memory is on the other side of the threshold now, or a lease has ended."""
         used = self._reader.used_mb(uuids)
         for uuid in uuids:
-            # What the cheap look does not tell of is left to the full ones.
+            # GPUs that the cheap look can't read are left to the full ones.
             if uuid in used and self._is_low(used[uuid]) is not self._was_low.get(uuid):
                 return True
         return self.leases.any_given_back(uuids)
@@ -281,7 +314,7 @@ class GpuWatch:
         return min(self._haste.values(), default=None)
 
     def views(self, now: float, ours: Collection[str]) -> tuple[GpuView, ...]:
-        """Each GPU with the verdict of the last look. One so long ago that it says nothing any more is forgotten."""
+        """Each GPU with the verdict of the last look, unless that is too long ago to count."""
         verdicts = self._verdicts(now)
         left = self._streaks.left
         return tuple(
@@ -307,7 +340,7 @@ class GpuWatch:
         )
 
     def fetch_notices(self) -> tuple[str, ...]:
-        """What people should be told of the GPUs, once each: leases that were passed over."""
+        """Sentences about the GPUs for people, once each: leases that were passed over, a driver that answers."""
         notices, self._notices = self._notices, []
         return (*notices, *self.leases.fetch_notices())
 
@@ -316,7 +349,7 @@ class GpuWatch:
     def strangers(
         self, own: Mapping[str, Collection[str]], declared_mb: Mapping[str, int] = NOTHING
     ) -> tuple[Stranger, ...]:
-        """A look at the GPUs on which our jobs run, every ``WATCH_EVERY_S``: who else is there. It feeds ``peaks`` too.
+        """A look at the GPUs on which our jobs run: other users' processes there. It updates ``usage`` too.
 
         Args:
             own: by GPU's UUID, the tags (GPUHERD_ATTEMPT) of our attempts on it.
@@ -327,15 +360,14 @@ class GpuWatch:
         return self.usage.look(self._gpus, own, declared_mb)
 
     def gpu_problem(self, uuids: Collection[str]) -> str | None:
-        """What the driver says against these GPUs since our job took them, as a sentence: asked when a job has failed.
-        None for nothing."""
+        """Faults of these GPUs since our job took them, as a sentence; None without any. For a job that has failed."""
         self._refresh(uuids, errors=True)
         return self._faults.problem(self._gpus, uuids)
 
     # --- taking -----------------------------------------------------------------------------------------------
 
     def still_free(self, uuids: Collection[str], now: float) -> set[str]:
-        """One more look, under the leases: which of these GPUs nobody has begun to use since the last one."""
+        """One more look, under the leases: which of these GPUs no process has begun to use since the last one."""
         self._refresh(uuids)
         checks = {uuid: idle.check(self._gpus[uuid], self._rule) for uuid in uuids}
         # A clean look here is no further step in the row of checks; an unclean one ends the row.
@@ -349,30 +381,20 @@ class GpuWatch:
 
     # --- inside -----------------------------------------------------------------------------------------------
 
-    def _refresh(self, only: Collection[str] | None = None, *, errors: bool = False) -> None:
-        """Asks the driver anew: of all GPUs, or of these only, then what changes by itself: memory and processes."""
-        if only is not None and not errors:
-            renewed = self._reader.renewed([self._gpus[uuid] for uuid in self._gpus.keys() & only])
-            if renewed:
-                self._gpus |= renewed
-                return
-        machine = self._reader.snapshot(processes=True, topology=False, errors=errors, only=only)
-        self._update(machine, self._gpus if only is None else self._gpus.keys() & only)
-
-    def _refresh_all(self) -> Machine:
-        machine = self._reader.snapshot(processes=True, topology=False)
-        self._update(machine, self._gpus)
+    def _refresh(self, only: Collection[str] | None = None, *, errors: bool = False) -> Machine:
+        """Queries the driver: about all GPUs, or about these only, and then about memory and processes only."""
+        sensors = only is None or errors
+        machine = self._reader.snapshot(errors=errors, sensors=sensors, only=only)
+        found = {gpu.uuid: gpu for gpu in machine.gpus}
+        for uuid in list(self._gpus) if only is None else self._gpus.keys() & only:
+            old, gpu = self._gpus[uuid], found.get(uuid)
+            if gpu is None:
+                problem = machine.problem or "the driver no longer lists it"
+                self._gpus[uuid] = replace(old, problem=problem, processes=())
+                continue
+            kept = ("peers",) if sensors else ("peers", "utilisation_percent", "temperature_c", "power_w")
+            self._gpus[uuid] = replace(gpu, **{name: getattr(old, name) for name in kept})
         return machine
-
-    def _update(self, machine: Machine, uuids: Collection[str]) -> None:
-        for uuid in uuids:
-            self._gpus[uuid] = self._refreshed(self._gpus[uuid], machine)
-
-    def _refreshed(self, old: Gpu, machine: Machine) -> Gpu:
-        for gpu in machine.gpus:
-            if gpu.uuid == old.uuid:
-                return replace(gpu, peers=self._peers.get(gpu.uuid, ()))
-        return replace(old, problem=machine.problem or "the driver no longer lists it", processes=())
 
     def _observe(self, uuids: Iterable[str], now: float) -> None:
         checks = {}
@@ -392,22 +414,19 @@ class GpuWatch:
             self._busy[uuid] = found.reason or f"free for {clean} of {self._rule.max_checks} checks"
 
     def _is_ours(self, process: GpuProcess) -> bool:
-        """Whether a process belongs to an attempt of this queue: what it inherited says so."""
-        try:
-            return self._tag in Path(f"/proc/{process.pid}/environ").read_bytes()
-        except OSError:
-            return False
+        """Whether a process belongs to an attempt of this queue."""
+        return any(tag.startswith(f"{self._tag}/") for tag in attempts_of(process.pid))
 
     def _is_free(self, uuid: str) -> bool:
         return idle.is_free(self._streaks, uuid, self._rule)
 
     def _picture(self, now: float) -> dict[str, str | int]:
-        """What a decision goes by: why each GPU is not to be had, or how much memory is free on it."""
+        """The facts that a decision depends on: why each GPU can't be used, or how much memory is free on it."""
         verdicts = self._verdicts(now)
         return {uuid: self._gpus[uuid].free_mb if why is None else why for uuid, why in verdicts.items()}
 
     def _verdicts(self, now: float) -> dict[str, str | None]:
-        """Why each GPU is not to be had; None for one that is."""
+        """Why each GPU can't be used; None for one that can."""
         recent = idle.forgotten(self._streaks, self._rule, now)
         verdicts: dict[str, str | None] = {}
         for uuid in self._gpus:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console, Group
 from rich.text import Text
 
-from gpuherd.errors import escape_unencodable
+from gpuherd.errors import clean, escape_unencodable
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.monitor.format import bar, counted, place, stage, time_left
 from gpuherd.jobs.records import Event, EventKind, JobStatus, RunSnapshot
 from gpuherd.jobs.reporter import Display

@@ -16,7 +16,8 @@ from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines.progress import Progress
-from gpuherd.jobs.attempts.failures import clean, in_words
+from gpuherd.errors import clean
+from gpuherd.jobs.attempts.failures import in_words
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import ENDED, JobState
 from gpuherd.jobs.monitor.job_status import SHOWN_FIRST, Page

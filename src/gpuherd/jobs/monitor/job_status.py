@@ -17,12 +17,19 @@ from typing import Any
 from gpuherd.engines.progress import Progress
 from gpuherd.engines.progress import read as read_progress
 from gpuherd.engines.registry import LOCAL
+from gpuherd.errors import clean
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.queue.submission import FAMILIES, attempt_row, family_memory, process_of, queued, round_opened
+from gpuherd.jobs.queue.reader import (
+    FAMILIES,
+    QueueReader,
+    attempt_row,
+    family_memory,
+    process_of,
+    queued,
+    round_opened,
+)
 from gpuherd.jobs.records import AttemptRow, AttemptState, Counts, JobStatus, PauseReason
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.scheduler.memory import Ask, FamilyMemory, asks_for

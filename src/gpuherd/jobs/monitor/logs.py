@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuherd.errors import UsageError
-from gpuherd.jobs.attempts.failures import clean, harmless, size
+from gpuherd.errors import UsageError, clean, harmless
+from gpuherd.jobs.attempts.failures import size
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import ENDED, JobState
 from gpuherd.jobs.monitor.job_status import Page

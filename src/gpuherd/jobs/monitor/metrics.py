@@ -18,8 +18,7 @@ from typing import Any
 from gpuherd.jobs import clock
 from gpuherd.jobs.monitor.job_status import Page
 from gpuherd.jobs.monitor.status import RunStatus, status_of
-from gpuherd.jobs.queue.reader import QueueReader
-from gpuherd.jobs.queue.submission import process_of
+from gpuherd.jobs.queue.reader import QueueReader, process_of
 from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.run_dir import RunDirectory
 

@@ -32,9 +32,8 @@ from types import TracebackType
 from typing import Any
 
 from gpuherd import __version__
-from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.errors import GpuherdError, UsageError, clean
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.monitor.format import counted
 from gpuherd.jobs.records import Counts, Event, EventKind, Outcome
 

@@ -29,9 +29,8 @@ from gpuherd.jobs.monitor.job_status import (
     rows_of,
 )
 from gpuherd.jobs.queue.connection import COSTS_WAITING
-from gpuherd.jobs.queue.reader import QueueReader, is_there
+from gpuherd.jobs.queue.reader import QueueReader, attempt_row, handed_of, is_there
 from gpuherd.jobs.queue.schema import damaged
-from gpuherd.jobs.queue.submission import attempt_row, handed_of
 from gpuherd.jobs.records import AttemptRow, Counts, JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
 

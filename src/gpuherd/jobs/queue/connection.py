@@ -6,20 +6,21 @@ rows; views that never write use ``reader``.
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs.control.messages import Request, Response
 from gpuherd.jobs.job import Job, JobState, job_of
 from gpuherd.jobs.lock import Hold
 from gpuherd.jobs.options import Order
-from gpuherd.jobs.queue import interventions, submission
+from gpuherd.jobs.queue.reader import FAMILIES, attempt, attempt_row, family_memory, queued, round_opened
 from gpuherd.jobs.queue.schema import (
     LONGEST_BACK_OFF_S,
     connect,
@@ -39,6 +40,25 @@ _AT_ONCE = 500
 _DIGITS = 18
 _COULD_RUN = "state = 'waiting' AND blocked = 0 AND held = 0"
 _ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority DESC, rank DESC, id"}
+
+
+# Dependencies in an engine's hands: jobs that an engine has before the jobs that they need have succeeded; it keeps the
+# order itself. Such a job is running in the queue while its ``blocked`` still counts its needs. It follows the attempts
+# that were open when it was handed over: they have lower numbers than its own. When one of those fails, or another
+# attempt takes its place, the follower can't start any more: it is *orphaned*, and must be taken back.
+
+# The need m of a job is in the engine's hands, and nobody wants it to end.
+_IN_HAND = (
+    "m.cancelled_by IS NULL AND EXISTS (SELECT 1 FROM attempts b WHERE b.job = m.id AND b.state = 'running'"
+    " AND b.engine = ? AND b.handle IS NOT NULL)"
+)
+# An open attempt a, and attempts b that it may have been handed over to follow.
+_FOLLOWED = (
+    "attempts a JOIN needs n ON n.job = a.job JOIN attempts b ON b.job = n.needed"
+    " WHERE a.state = 'running' AND a.batch IS NOT NULL AND b.batch IS NOT NULL AND b.id < a.id"
+    " AND b.state IN ('running', 'done')"
+)
+_NOT_YET = "SELECT 1 FROM needs n JOIN jobs m ON m.id = n.needed WHERE n.job = j.id AND m.state <> 'done'"
 
 
 class QueueFile:
@@ -161,28 +181,41 @@ class QueueFile:
 
     def following(self, engine: str, limit: int, now: float) -> tuple[tuple[QueuedJob, tuple[Predecessor, ...]], ...]:
         """The first ``limit`` waiting jobs of the open round that can follow others: all that they need and that has
-        not succeeded is in the hands of this engine. With each the attempts of those others.
+        not succeeded is in the hands of this engine. With each the attempts of those others, oldest first.
 
-        Which jobs are left out besides is as with ``head``.
+        Which jobs are left out besides is as with ``head``. They are looked for among those that need what the engine
+        has, so that a long queue costs no more than a short one.
         """
-        unfinished = self.round()
-        if unfinished is None:
-            return ()
-        found = interventions.followers(self._db, engine, unfinished, now, now + LONGEST_BACK_OFF_S, limit)
-        jobs = self._queued(found)
-        return tuple((job, interventions.predecessors(self._db, job.id, engine)) for job in jobs)
+        found = self._db.execute(
+            "SELECT j.* FROM jobs j WHERE j.id IN (SELECT needs.job FROM attempts a JOIN needs ON needs.needed = a.job"  # noqa: S608
+            " WHERE a.state = 'running' AND a.engine = ? AND a.handle IS NOT NULL)"
+            " AND j.state = 'waiting' AND j.blocked > 0 AND j.held = 0 AND j.round = ?"
+            f" AND (j.not_before <= ? OR j.not_before > ?) AND NOT EXISTS ({_NOT_YET} AND NOT ({_IN_HAND}))"
+            " ORDER BY j.priority DESC, j.id LIMIT ?",
+            (engine, self.round(), now, now + LONGEST_BACK_OFF_S, engine, limit),
+        ).fetchall()
+        return tuple((job, self._predecessors(job.id, engine)) for job in self._queued(found))
+
+    def _predecessors(self, job: int, engine: str) -> tuple[Predecessor, ...]:
+        rows = self._db.execute(
+            "SELECT a.id, a.handle FROM needs n JOIN jobs m ON m.id = n.needed JOIN attempts a ON a.job = m.id"
+            " WHERE n.job = ? AND m.state <> 'done' AND a.state = 'running' AND a.engine = ? ORDER BY a.id",
+            (job, engine),
+        )
+        return tuple(Predecessor(row["id"], row["handle"]) for row in rows)
 
     def followed(self) -> dict[str, frozenset[int]]:
         """By batch of which the engine still has an attempt: the attempts that it may follow there."""
-        return interventions.followed(self._db)
+        return _by_batch(self._db.execute(f"SELECT a.batch, b.id FROM {_FOLLOWED}"), frozenset)  # noqa: S608
 
     def open_batches(self) -> dict[str, tuple[int, ...]]:
         """All attempts of each batch of which the engine still has one, or that one which it has may follow; in the
         batch's own order."""
-        batches: dict[str, list[int]] = {}
-        for row in interventions.batches(self._db):
-            batches.setdefault(row["batch"], []).append(row["id"])
-        return {batch: tuple(attempts) for batch, attempts in batches.items()}
+        found = self._db.execute(
+            "SELECT batch, id FROM attempts WHERE batch IN (SELECT batch FROM attempts WHERE state = 'running'"  # noqa: S608
+            f" UNION SELECT b.batch FROM {_FOLLOWED}) ORDER BY batch, place"
+        )
+        return _by_batch(found, tuple)
 
     def batch_name(self, first: int) -> str:
         """What a batch of this queue is called whose first attempt has this number. No other queue has such a name,
@@ -207,14 +240,27 @@ class QueueFile:
         return not self.copied and (record.handed is None or record.handed.batch.startswith(self._batches))
 
     def orphaned(self) -> frozenset[int]:
-        """Attempts in the hands of an engine that are to follow others which have ended, and not well: they can't begin
-        there any more."""
-        return interventions.orphaned(self._db)
+        """Attempts in the hands of an engine that are to follow others which are open no more and did not succeed, or
+        were begun anew since: they can't begin there any more."""
+        rows = self._db.execute(
+            "SELECT a.id FROM attempts a JOIN jobs j ON j.id = a.job WHERE a.state = 'running' AND j.blocked > 0"  # noqa: S608
+            f" AND EXISTS ({_NOT_YET}"
+            " AND NOT EXISTS (SELECT 1 FROM attempts b WHERE b.job = m.id AND b.state = 'running' AND b.id < a.id))"
+        )
+        return frozenset(row["id"] for row in rows)
+
+    def _follows(self, job: int, engine: str) -> bool:
+        """Whether all that this job needs and that has not succeeded is in the engine's hands."""
+        found = self._db.execute(
+            f"SELECT 1 FROM jobs j WHERE j.id = ? AND EXISTS ({_NOT_YET} AND NOT ({_IN_HAND}))",  # noqa: S608
+            (job, engine),
+        ).fetchone()
+        return found is None
 
     def _queued(self, found: Sequence[sqlite3.Row]) -> tuple[QueuedJob, ...]:
         """Jobs of the round that is open now: none of them could run before it was."""
         opened_at = self.round_opened()[1]
-        jobs = (submission.queued(row) for row in found)
+        jobs = (queued(row) for row in found)
         return tuple(job if job.ready_at >= opened_at else replace(job, ready_at=opened_at) for job in jobs)
 
     def _kinds_of(self, unfinished: int) -> Iterator[tuple[int, int, int]]:
@@ -248,7 +294,7 @@ class QueueFile:
         """The round that was last seen to be the lowest unfinished one, and since which wall-clock second; (None, 0.0)
         where nobody has written it down."""
         row = self._db.execute("SELECT value FROM meta WHERE key = 'round'").fetchone()
-        return submission.round_opened(None if row is None else row[0])
+        return round_opened(None if row is None else row[0])
 
     def held(self) -> int:
         """How many waiting jobs are paused."""
@@ -275,7 +321,7 @@ class QueueFile:
     def job(self, name: str) -> tuple[QueuedJob, JobState] | None:
         """The job of this name and its state, None when there is none."""
         row = self._named(name)
-        return None if row is None else (submission.queued(row), JobState(row["state"]))
+        return None if row is None else (queued(row), JobState(row["state"]))
 
     def jobs(self) -> Iterator[Job]:
         """Every job as it was last submitted, in order of age."""
@@ -285,8 +331,7 @@ class QueueFile:
         """The attempts that have no end yet: those of this dispatcher, or those that a dead one left."""
         found = self._db.execute("SELECT * FROM attempts WHERE state = 'running' ORDER BY id").fetchall()
         return tuple(
-            submission.attempt(row, self._db.execute("SELECT * FROM jobs WHERE id = ?", (row["job"],)).fetchone())
-            for row in found
+            attempt(row, self._db.execute("SELECT * FROM jobs WHERE id = ?", (row["job"],)).fetchone()) for row in found
         )
 
     def kinds(self) -> tuple[tuple[int, int | None], ...]:
@@ -301,7 +346,7 @@ class QueueFile:
         found = self._db.execute(
             "SELECT a.*, j.name FROM attempts a JOIN jobs j ON j.id = a.job ORDER BY a.run, a.started_mono, a.id"
         )
-        return (submission.attempt_row(row, row["name"]) for row in found)
+        return (attempt_row(row, row["name"]) for row in found)
 
     def runs(self) -> tuple[tuple[float, float], ...]:
         """Start and end of each dispatcher's run in wall-clock seconds; a killed one ends with the last that it saw to,
@@ -328,11 +373,25 @@ class QueueFile:
 
     def requests(self) -> tuple[Request, ...]:
         """The requests without a response, oldest first."""
-        return interventions.open_requests(self._db)
+        rows = self._db.execute("SELECT * FROM controls WHERE applied_at IS NULL ORDER BY id").fetchall()
+        return tuple(
+            Request(
+                row["kind"],
+                tuple(json.loads(row["jobs"])),
+                json.loads(row["settings"]),
+                row["by"],
+                row["at"],
+                row["id"],
+            )
+            for row in rows
+        )
 
     def response(self, request: int) -> Response | None:
         """The response to a request, None while it is open."""
-        return interventions.response(self._db, request)
+        row = self._db.execute("SELECT * FROM controls WHERE id = ?", (request,)).fetchone()
+        if row is None or row["applied_at"] is None:
+            return None
+        return Response(bool(row["ok"]), row["answer"], row["applied_by"], tuple(json.loads(row["changed"])))
 
     def unknown(self, names: Sequence[str]) -> tuple[str, ...]:
         """Those of the names that no job has."""
@@ -346,10 +405,10 @@ class QueueFile:
         """Measured memory of these families; without those that were never measured."""
         wanted = sorted(set(names))
         return {
-            row["name"]: submission.family_memory(row)
+            row["name"]: family_memory(row)
             for start in range(0, len(wanted), _AT_ONCE)
             for row in self._db.execute(
-                f"{submission.FAMILIES} WHERE name IN ({','.join('?' * len(wanted[start : start + _AT_ONCE]))})",
+                f"{FAMILIES} WHERE name IN ({','.join('?' * len(wanted[start : start + _AT_ONCE]))})",
                 wanted[start : start + _AT_ONCE],
             )
         }
@@ -373,3 +432,14 @@ class QueueFile:
 
     def _meta(self, key: str) -> str:
         return str(self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
+
+
+_Numbers = TypeVar("_Numbers", tuple[int, ...], frozenset[int])
+
+
+def _by_batch(rows: Iterable[sqlite3.Row], kind: Callable[[Iterable[int]], _Numbers]) -> dict[str, _Numbers]:
+    """The attempts of each batch, from rows with both."""
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        found.setdefault(row["batch"], []).append(row["id"])
+    return {batch: kind(numbers) for batch, numbers in found.items()}

@@ -1,4 +1,4 @@
-"""Reads a queue's file without ever changing it or delaying its dispatcher.
+"""Reads a queue's file without ever changing it or delaying its dispatcher; jobs and attempts from its rows.
 
 For ``gpuherd status``, ``top``, ``logs`` and Prometheus. The connection is read-only, so that no defect here can harm a
 run; in WAL mode a reader never waits for the writer nor the writer for it.
@@ -6,16 +6,20 @@ run; in WAL mode a reader never waits for the writer nor the writer for it.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import lru_cache
 from pathlib import Path
 
+from gpuherd.engines.process_tree import ProcessId
+from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import CannotOpenQueue, GpuherdError, QueueUnreadable, UsageError
-from gpuherd.gpus.state import SIMULATED
+from gpuherd.jobs.job import job_of
 from gpuherd.jobs.lock import refuse_elsewhere
 from gpuherd.jobs.queue.schema import (
     APPLICATION,
@@ -28,8 +32,134 @@ from gpuherd.jobs.queue.schema import (
     refuse_other_version,
     sqlite_message,
 )
+from gpuherd.jobs.records import (
+    AttemptRecord,
+    AttemptRow,
+    AttemptState,
+    Handed,
+    PauseReason,
+    QueuedJob,
+    ResourceRequest,
+)
+from gpuherd.jobs.scheduler.memory import FamilyMemory
 
 SIMULATED_GPUS = "GPUs were simulated: jobs ran on the CPU, and no time, memory or utilization here is that of a GPU."
+# Rows for ``family_memory``; a WHERE may follow.
+FAMILIES = (
+    "SELECT name, peak_mb, coalesce(measured, 0) AS measured, ran_out_mb"
+    " FROM families LEFT JOIN family_ends USING (name)"
+)
+
+
+@lru_cache(maxsize=256)
+def queued(row: sqlite3.Row) -> QueuedJob:
+    """A job from a row of ``jobs``. The head of a queue is read again at every decision, and most of it is the same."""
+    job = job_of(row["spec"])
+    request = ResourceRequest(row["gpus"], row["memory_mb"], bool(row["share"]))
+    return QueuedJob(
+        id=row["id"],
+        job=job,
+        tries=row["tries"],
+        attempts=row["attempts"],
+        not_before=row["not_before"],
+        avoid=gpus_of(row["avoid"]),
+        ready_at=row["ready_at"],
+        adapted=None if request == ResourceRequest(job.gpus, job.memory_mb, job.share) else request,
+        cancelled_by=row["cancelled_by"],
+        rank=row["rank"],
+    )
+
+
+def gpus_of(text: str) -> frozenset[str]:
+    """A set of UUIDs from JSON."""
+    return frozenset() if text == "[]" else frozenset(json.loads(text))
+
+
+def process_of(attempt: sqlite3.Row) -> ProcessId | None:
+    """The process of a row of ``attempts``, None for one that was handed over."""
+    if "engine" in attempt.keys() and attempt["engine"] != LOCAL:  # noqa: SIM118 - a Row is no mapping
+        return None
+    return ProcessId(attempt["pid"], attempt["start_ticks"], attempt["boot"])
+
+
+def handed_of(attempt: sqlite3.Row) -> Handed | None:
+    """How an attempt is found in its engine, from a row of ``attempts``; None for one on this machine, as in a queue
+    older than engines."""
+    if "engine" not in attempt.keys() or attempt["engine"] == LOCAL:  # noqa: SIM118
+        return None
+    return Handed(attempt["engine"], attempt["batch"], attempt["place"], attempt["handle"], attempt["node"])
+
+
+def round_opened(text: str | None) -> tuple[int | None, float]:
+    """A round and since when it is open, from the value of ``round`` in ``meta``; (None, 0.0) where there is none."""
+    number, _, at = (text or "").partition(" ")
+    return (int(number), float(at)) if at else (None, 0.0)
+
+
+def family_memory(row: sqlite3.Row) -> FamilyMemory:
+    """What was seen of a family, from a row of ``FAMILIES``."""
+    return FamilyMemory(row["peak_mb"] or None, row["measured"], row["ran_out_mb"])
+
+
+def attempt(row: sqlite3.Row, job: sqlite3.Row) -> AttemptRecord:
+    """An attempt from a row of ``attempts`` and its job's row."""
+    return AttemptRecord(
+        id=row["id"],
+        queued=queued(job),
+        number=row["number"],
+        gpus=tuple(json.loads(row["gpus"])),
+        labels=tuple(json.loads(row["labels"])),
+        process=process_of(row),
+        handed=handed_of(row),
+        log=row["log"],
+        started_at=row["started_at"],
+        started_mono=row["started_mono"],
+        shared_mb=row["shared_mb"],
+        paused=pause_reasons(row["paused"]),
+        paused_mono=row["paused_mono"],
+        paused_s=row["paused_s"],
+    )
+
+
+def attempt_row(row: sqlite3.Row, job: str) -> AttemptRow:
+    """An attempt as recorded, from a row of ``attempts`` and its job's name."""
+    handed, state = handed_of(row), AttemptState(row["state"])
+    run_s = None if row["ended_mono"] is None else max(0.0, row["ended_mono"] - row["started_mono"])
+    if handed is not None and handed.node is None and state is not AttemptState.DONE:
+        run_s = None  # it ended, or still waits, in the engine's queue
+    return AttemptRow(
+        id=row["id"],
+        job=job,
+        number=row["number"],
+        state=state,
+        gpus=_words(row["labels"]),
+        gpu_uuids=_words(row["gpus"]),
+        log=row["log"],
+        started_at=row["started_at"],
+        pid=None if handed is not None else row["pid"],
+        ended_at=row["ended_at"],
+        run_s=run_s,
+        wait_s=row["wait_s"],
+        exit_code=row["exit_code"],
+        signal=row["signal"],
+        failure_class=row["class"],
+        peak_mb=row["peak_mb"],
+        paused=tuple(sorted(pause_reasons(row["paused"]))) if row["paused"] else (),
+        paused_s=row["paused_s"],
+        shared_mb=row["shared_mb"],
+        handed=handed,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _words(text: str) -> tuple[str, ...]:
+    """Words from JSON: GPUs, which are the same for many attempts."""
+    return tuple(json.loads(text))
+
+
+def pause_reasons(text: str) -> frozenset[PauseReason]:
+    """The words of ``attempts.paused``."""
+    return frozenset(PauseReason(word) for word in text.split())
 
 
 def notes_on_gpus(queue: Path) -> list[str]:
@@ -37,6 +167,8 @@ def notes_on_gpus(queue: Path) -> list[str]:
     readable queue."""
     if not queue.exists():
         return []
+    from gpuherd.gpus.state import SIMULATED  # nothing of GPUs for ``gpuherd submit``
+
     try:
         with closing(QueueReader(queue)) as reader:
             found = reader.one("SELECT 1 FROM attempts WHERE gpus LIKE ?", (f"%{SIMULATED}%",))

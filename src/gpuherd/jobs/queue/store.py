@@ -4,14 +4,14 @@ The database is the only truth about progress. The dispatcher's memory can be re
 instant. Each method that changes something is one transaction (or part of the one that ``transaction``
 opened) and refuses a transition that can't be (``ImpossibleTransition``). Any process may read a queue, add jobs and
 post controls; only who holds its ``DispatcherLock`` starts, ends and changes jobs. What to run next is decided
-elsewhere. How the file is opened, and what can be asked of it, is in ``connection``.
+elsewhere. How the file is opened, and all queries, are in ``connection``, changes that users request
+in ``interventions``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple
@@ -19,20 +19,15 @@ from dataclasses import astuple
 from gpuherd.engines.process_tree import ProcessId, boot_id
 from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs.completion import Settlement
-from gpuherd.jobs.control.messages import Request, Response
-from gpuherd.jobs.job import Job, JobState, check_needs, job_of
+from gpuherd.jobs.job import JobState, job_of
 from gpuherd.jobs.lock import machine_name
-from gpuherd.jobs.queue import interventions, submission
-from gpuherd.jobs.queue.connection import QueueFile
-from gpuherd.jobs.queue.interventions import Changed
+from gpuherd.jobs.queue.interventions import COUNT_BLOCKED, FATE, Interventions
 from gpuherd.jobs.queue.schema import DISPATCHER_WAITS_MS
-from gpuherd.jobs.queue.submission import SubmissionChanges
-from gpuherd.jobs.records import AttemptRecord, Begun, PauseReason, QueuedJob, StartRecord
+from gpuherd.jobs.records import Begun, QueuedJob, StartRecord
 from gpuherd.jobs.scheduler.memory import FamilyMemory, learned
 
 # Process columns of an attempt that was handed over.
 _NO_PROCESS = ProcessId(0, 0, "")
-_FATE = {JobState.FAILED: "failed", JobState.CANCELLED: "was cancelled"}
 
 
 class ImpossibleTransition(RuntimeError):
@@ -44,67 +39,9 @@ class Overtaken(RuntimeError):
     transaction was rolled back."""
 
 
-class Queue(QueueFile):
-    """The jobs of one run folder, in one SQLite file: see ``QueueFile`` for how it is opened and what can be asked."""
-
-    # --- submitting -------------------------------------------------------------------------------------------
-
-    def submit(self, jobs: Sequence[Job], rerun: Collection[str] = ()) -> SubmissionChanges:
-        """Makes the queue hold exactly these jobs as work to do, going on from what is there by name.
-
-        A job that is new waits. One that succeeded with the same command stays done while its ``result`` is there, and
-        waits again when it is gone, when the command has changed, or when ``rerun`` names it. One that failed or was
-        cancelled waits again. A running one goes on. All have fresh tries. Jobs of earlier submissions that still wait
-        and are not named any more are cancelled.
-
-        Where the last run never ended, as after a kill, or an engine still has jobs of it, it is continued: a job of it
-        that is the same stays failed, cancelled or paused, and its tries go on being counted.
-
-        Raises UsageError for a name given twice and for ``needs`` that name no job, a later round, or go in a circle;
-        nothing is changed then.
-        """
-        check_needs(jobs)
-        with self.transaction():
-            before = self._submission()
-            latest, continued = before + 1, before if self._is_cut_off() else None
-            self._db.execute("UPDATE meta SET value = ? WHERE key = 'submission'", (str(latest),))
-            found = submission.enter(self._db, jobs, set(rerun), latest, time.time(), continued=continued)
-            if continued is not None:
-                self._cascade_lost(jobs)
-            self._db.execute(
-                "UPDATE jobs SET state = 'cancelled', held = 0, reason = 'no longer in the list'"
-                " WHERE submission < ? AND state = 'waiting'",
-                (latest,),
-            )
-            self._note_round(time.time())
-            return found
-
-    def add(self, jobs: Sequence[Job], rerun: Collection[str] = ()) -> None:
-        """Adds jobs to those of the queue, also while a dispatcher works it off (then ``poke``).
-
-        By the rules of ``submit``, but nothing else is cancelled, and ``needs`` may name jobs that are in the queue. A
-        job that needs one which has failed or was cancelled is cancelled at once, with the reason. Raises UsageError as
-        ``submit`` does; nothing is changed then.
-        """
-        with self.transaction():
-            submission.check_added(self._db, jobs)
-            submission.enter(self._db, jobs, set(rerun), self._submission(), time.time())
-            submission.check_circles(self._db, jobs)
-            self._cascade_lost(jobs)
-            self._note_round(time.time())
-
-    def _cascade_lost(self, jobs: Sequence[Job]) -> None:
-        for job in jobs:
-            for row in submission.lost_needs(self._db, job):
-                interventions.cascade(self._db, row["id"], _FATE[JobState(row["state"])])
-
-    def _is_cut_off(self) -> bool:
-        """Whether the last run did not end: it was killed, or left jobs in an engine."""
-        last = self._db.execute("SELECT ended_at FROM runs ORDER BY id DESC LIMIT 1").fetchone()
-        if last is None:
-            return False
-        left = self._db.execute("SELECT 1 FROM attempts WHERE state = 'running' LIMIT 1").fetchone()
-        return last["ended_at"] is None or left is not None
+class Queue(Interventions):
+    """The jobs of one run folder, in one SQLite file: ``QueueFile`` opens it and has the queries, ``Interventions`` the
+    changes that users request; here are those of a dispatcher."""
 
     # --- transitions ------------------------------------------------------------------------------------------
 
@@ -130,10 +67,6 @@ class Queue(QueueFile):
         """Records that the dispatcher has ended in order."""
         with self.transaction():
             self._db.execute("UPDATE runs SET ended_at = ? WHERE id = ?", (now, run))
-
-    def record_start(self, attempt: AttemptRecord, run: int, *, wait_s: float, leased_mono: float | None) -> None:
-        """One start: see ``record_starts``."""
-        self.record_starts([StartRecord(attempt, wait_s, leased_mono)], run)
 
     def record_starts(self, starts: Sequence[StartRecord], run: int) -> None:
         """Waiting jobs run, or are handed over. To be called when their processes are there and before they get their
@@ -188,7 +121,7 @@ class Queue(QueueFile):
                     "UPDATE jobs SET state = 'waiting', attempts = attempts - 1 WHERE id = ? AND state = 'running'",
                     (row["job"],),
                 )
-                self._db.execute(submission.COUNT_BLOCKED, (row["job"],))
+                self._db.execute(f"{COUNT_BLOCKED} WHERE id = ?", (row["job"],))
 
     def record_handles(self, handles: Mapping[int, str]) -> None:
         """The engine's own words for attempts that it has taken, by attempt."""
@@ -222,13 +155,9 @@ class Queue(QueueFile):
         row = self._db.execute("SELECT spec, state, blocked FROM jobs WHERE id = ?", (queued.id,)).fetchone()
         if row is None or row["state"] != JobState.WAITING:
             return
-        blocked = row["blocked"] and (engine is None or not interventions.follows(self._db, queued.id, engine))
+        blocked = row["blocked"] and (engine is None or not self._follows(queued.id, engine))
         if blocked or job_of(row["spec"]) != queued.job:
             raise Overtaken(f"{queued.job.name} was changed while it was about to be started")
-
-    def record_end(self, end: Settlement) -> tuple[str, ...]:
-        """One end: see ``record_ends``."""
-        return self.record_ends([end])[0]
 
     def record_ends(self, ends: Sequence[Settlement]) -> tuple[tuple[str, ...], ...]:
         """Running attempts have ended, and their jobs are done, failed or cancelled for good, or wait again.
@@ -275,7 +204,7 @@ class Queue(QueueFile):
         )
         if end.job is JobState.WAITING:
             # One that was handed over may have gone before what it needs had succeeded; now it may not.
-            self._db.execute(submission.COUNT_BLOCKED, (job,))
+            self._db.execute(f"{COUNT_BLOCKED} WHERE id = ?", (job,))
         if (adapted := end.adapted) is not None:
             self._db.execute(
                 "UPDATE jobs SET gpus = ?, memory_mb = ?, share = ? WHERE id = ?",
@@ -283,8 +212,8 @@ class Queue(QueueFile):
             )
         if end.job is JobState.DONE:
             self._unblock(job, known.at)
-        fate = _FATE.get(end.job)
-        return () if fate is None else interventions.cascade(self._db, job, fate)
+        fate = FATE.get(end.job)
+        return () if fate is None else self._cascade(job, fate)
 
     def cascade_failures(self) -> tuple[tuple[str, JobState, tuple[str, ...]], ...]:
         """Cancels the waiting jobs that need one which has failed or was cancelled, also by way of others that were
@@ -292,9 +221,18 @@ class Queue(QueueFile):
         """
         with self.transaction():
             cascaded = []
-            for row in interventions.ended_badly(self._db):
+            # Before those that were cancelled for need of another stands that other.
+            ended_badly = self._db.execute(
+                "WITH RECURSIVE bad (id) AS (SELECT n.id FROM needs JOIN jobs n ON n.id = needs.needed"
+                " JOIN jobs j ON j.id = needs.job WHERE j.state = 'waiting' AND n.state IN ('failed', 'cancelled')"
+                " UNION SELECT n.id FROM bad JOIN jobs b ON b.id = bad.id AND b.doomed = 1"
+                " JOIN needs ON needs.job = b.id JOIN jobs n ON n.id = needs.needed"
+                " WHERE n.state IN ('failed', 'cancelled'))"
+                " SELECT id, name, state FROM jobs WHERE id IN (SELECT id FROM bad) ORDER BY doomed, id"
+            ).fetchall()
+            for row in ended_badly:
                 state = JobState(row["state"])
-                names = interventions.cascade(self._db, row["id"], _FATE[state])
+                names = self._cascade(row["id"], FATE[state])
                 if names:
                     cascaded.append((row["name"], state, names))
             return tuple(cascaded)
@@ -306,7 +244,7 @@ class Queue(QueueFile):
                 "UPDATE jobs SET state = 'failed', reason = ? WHERE id = ? AND state = 'waiting'",
                 (reason, job),
             )
-            cascaded = interventions.cascade(self._db, job, "failed")
+            cascaded = self._cascade(job, "failed")
             self._note_round(time.time())
             return cascaded
 
@@ -324,13 +262,8 @@ class Queue(QueueFile):
             "INSERT INTO events (at, kind, job, attempt, text) VALUES (?,?,?,?,?)", (at, kind, job, attempt, text)
         )
 
-    def _note_round(self, now: float) -> None:
-        """Records since when the lowest unfinished round is open: its jobs could not run before, and did not wait."""
-        current = self.round()
-        if current is not None and current != self.round_opened()[0]:
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES ('round', ?)", (f"{current} {now!r}",))
-
     def _unblock(self, job: int, now: float) -> None:
+        """A job has succeeded: those that need it need one less."""
         # Jobs that need no other could run from now on: the time before was no wait for a GPU.
         self._db.execute(
             "UPDATE jobs SET blocked = blocked - 1,"
@@ -338,75 +271,21 @@ class Queue(QueueFile):
             " WHERE state = 'waiting' AND blocked > 0 AND id IN (SELECT job FROM needs WHERE needed = ?)",
             (now, job),
         )
-        interventions.unblock(self._db, job, now)
-
-    # --- requests ----------------------------------------------------------------------------------------------
-
-    def add_request(self, request: Request) -> int:
-        """Records a request; returns its number. Any process may, at any time."""
-        with self.transaction():
-            return interventions.add_request(self._db, request)
-
-    def answer(self, request: int, response: Response, now: float) -> None:
-        """Records the response; to be called in the transaction that carried the request out."""
-        with self.transaction():
-            interventions.answer(self._db, request, response, now)
-
-    def cancel(self, names: Sequence[str], by: str) -> Changed:
-        """Ends jobs for good: waiting ones at once; running ones are marked (``QueuedJob.cancelled_by``).
-
-        Here and below ``names`` are jobs that are there; () means all that it can be done to.
-        """
-        with self.transaction():
-            changed = interventions.cancel(self._db, self._rows(names, ("waiting", "running")), by)
-            self._note_round(time.time())
-            return changed
-
-    def retry(self, names: Sequence[str], now: float) -> Changed:
-        """Failed and cancelled jobs wait again, with fresh tries, and so do those cancelled because of them."""
-        with self.transaction():
-            changed = interventions.retry(self._db, self._rows(names, ("failed", "cancelled")), now)
-            self._note_round(now)
-            return changed
-
-    def pause(self, names: Sequence[str], by: str, mono: float) -> Changed:
-        """Holds waiting jobs; running ones are marked (``AttemptRecord.paused``)."""
-        with self.transaction():
-            changed = interventions.pause(self._db, self._rows(names, ("waiting", "running")), by, mono)
-            # A request for all jobs means all that can be paused.
-            return changed if names else Changed(changed.jobs, remarks=changed.refused)
-
-    def resume(self, names: Sequence[str], mono: float, now: float) -> Changed:
-        """Takes ``pause`` back."""
-        with self.transaction():
-            found = self._rows(names, ("waiting", "running"))
-            if not names:
-                found = [row for row in found if row["held"] or row["state"] == JobState.RUNNING]
-            changed = interventions.resume(self._db, found, mono, now)
-            return changed if names else Changed(changed.jobs)
-
-    def set_priority(self, names: Sequence[str], priority: int) -> Changed:
-        """Gives jobs another priority."""
-        with self.transaction():
-            return interventions.set_priority(self._db, self._rows(names, ("waiting", "running")), priority)
-
-    def mark_paused(self, attempt: int, why: PauseReason, mono: float) -> bool:
-        """Records that a running attempt is stopped for this reason too; False when it was already."""
-        with self.transaction():
-            return interventions.mark_paused(self._db, attempt, why, mono)
-
-    def mark_resumed(self, attempt: int, why: PauseReason, mono: float) -> bool:
-        """Records that this reason is over; False when it was none."""
-        with self.transaction():
-            return interventions.mark_resumed(self._db, attempt, why, mono)
-
-    def _rows(self, names: Sequence[str], states: tuple[str, ...]) -> list[sqlite3.Row]:
-        if not names:
-            return self._db.execute(
-                f"SELECT * FROM jobs WHERE submission = ? AND state IN ({','.join('?' * len(states))}) ORDER BY id",  # noqa: S608
-                (self._submission(), *states),
-            ).fetchall()
-        return [row for name in dict.fromkeys(names) if (row := self._named(name)) is not None]
+        # Those that follow it in an engine begin to wait for a place, and for nothing else, when it was the last. The
+        # time before counts for no wait, also where it was heard first that one has begun and only then what it
+        # followed.
+        running = "state = 'running' AND blocked > 0 AND id IN (SELECT job FROM needs WHERE needed = ?)"
+        freed = f"state = 'running' AND job IN (SELECT id FROM jobs WHERE blocked = 1 AND {running})"  # noqa: S608
+        self._db.execute(
+            "UPDATE attempts SET started_mono = started_mono + max(0, ? - started_at), started_at = max(?, started_at)"  # noqa: S608
+            f" WHERE node IS NULL AND {freed}",
+            (now, now, job),
+        )
+        self._db.execute(
+            f"UPDATE attempts SET wait_s = min(wait_s, max(0, started_at - ?)) WHERE node IS NOT NULL AND {freed}",  # noqa: S608
+            (now, job),
+        )
+        self._db.execute(f"UPDATE jobs SET blocked = blocked - 1 WHERE {running}", (job,))  # noqa: S608
 
     # --- measurements -----------------------------------------------------------------------------------------
 

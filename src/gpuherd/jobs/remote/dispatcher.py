@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import sqlite3
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -25,10 +24,9 @@ from gpuherd.atomic import private_write
 from gpuherd.engines.base import Engine, Inside, Placement
 from gpuherd.engines.options import EngineOptions, engine_values, for_this_machine
 from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
+from gpuherd.errors import CannotWrite, GpuherdError, UsageError, clean
 from gpuherd.gpus.visible import hide_unless_named
 from gpuherd.jobs import clock
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.control.messages import StopLevel, StopSignals, wake
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
@@ -39,6 +37,7 @@ from gpuherd.jobs.queue.connection import QueueFile
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.remote import AGAIN_S, REPORT_DELAY_S
 from gpuherd.jobs.remote.outcome import RemoteAttempt
+from gpuherd.jobs.remote.protocol import say
 from gpuherd.jobs.remote.submit import Submitter
 from gpuherd.jobs.remote.tracker import EngineQueries, Tracker
 from gpuherd.jobs.reporter import Reporter
@@ -79,7 +78,7 @@ def place_inside(
     Raises as ``EngineSpec.inside``.
     """
     submitted = None if run is None or recall(run) is None else str(run.root)
-    found = options.spec.inside(wanted, options, submitted, _tell)
+    found = options.spec.inside(wanted, options, submitted, say)
     if found is not None:
         # Where the engine has given this process no GPU, those that the machine has are others'.
         hide_unless_named(os.environ)
@@ -98,23 +97,18 @@ def settled(jobs: Sequence[Job], options: DispatchT, run: RunDirectory | None) -
     return replace(for_this_machine(options), max_concurrent=min(most, default=None))
 
 
-def _tell(sentence: str) -> None:
-    sys.stderr.write(f"gpuherd: {printable(sentence)}\n")
-    sys.stderr.flush()
-
-
 def refuse_other_engine(queue: QueueFile, run: RunDirectory, options: EngineOptions) -> None:
     """Raises UsageError when another engine than that of ``options`` has jobs of this folder: they must end there, or
     be cancelled, first.
     """
-    elsewhere: dict[str, int] = {}
+    elsewhere = Counter[str]()
     for record in queue.running():
         if not queue.owns(record):
             continue
         if record.handed is not None:
-            elsewhere[record.handed.engine] = elsewhere.get(record.handed.engine, 0) + 1
+            elsewhere[record.handed.engine] += 1
         elif record.process is not None and record.process.is_alive():
-            elsewhere[LOCAL] = elsewhere.get(LOCAL, 0) + 1
+            elsewhere[LOCAL] += 1
     for engine, jobs in elsewhere.items():
         how = f"go on with --engine {engine}, or end them first: gpuherd cancel --run {run.root} --all"
         if engine != options.engine:

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
@@ -253,7 +253,9 @@ class NodePart:
         place = {} if self.world is None else self.world.variables()
         launch = Launch(
             tag=order.tag,
-            job=replace(order.job, env={**order.job.env, **place}) if place else order.job,
+            argv=order.job.argv,
+            env={**order.job.env, **place},
+            cwd=order.job.cwd,
             log=Path(order.log),
             status=order.status,
             progress=Path(order.progress),

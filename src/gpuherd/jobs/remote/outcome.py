@@ -21,7 +21,6 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from gpuherd.engines.base import End, Phase, Sighting, Ticket
 from gpuherd.engines.local.process import Exit
@@ -32,9 +31,6 @@ from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.records import AttemptRecord, Handed
 from gpuherd.jobs.remote import LONGEST_WAIT_S
 from gpuherd.jobs.remote.protocol import Claim, EndReport
-
-if TYPE_CHECKING:
-    pass
 
 # So many queries in a row must find it gone before that is believed, over some time (``patience_s``).
 LOOKS = 3

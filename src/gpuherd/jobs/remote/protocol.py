@@ -14,7 +14,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
 
-from gpuherd.atomic import NO_LINKS, atomic_write
+from gpuherd.atomic import NO_LINKS, atomic_write, link_first
 from gpuherd.engines.local.process import CannotStart, Exit
 from gpuherd.engines.world import Failure, Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
@@ -279,31 +279,15 @@ def once(path: Path, data: bytes) -> bool:
             file.flush()
             os.fsync(file.fileno())
         try:
-            path.hardlink_to(temporary)
-        except FileExistsError:
-            # Over NFS the reply to the first try may be lost and the client may try again: the number of links shows
-            # that.
-            return _names(temporary) == 2
+            return link_first(temporary, path)
         except OSError as problem:
-            # The reply may be lost for good, where the file system is mounted soft.
-            with suppress(OSError):
-                if _names(temporary) == 2:
-                    return True
-            if problem.errno in NO_LINKS:
-                text = f"{problem.strerror} (jobs are claimed by hard links, which its file system must have)"
-                raise OSError(problem.errno, text, str(path)) from problem
-            raise
+            if problem.errno not in NO_LINKS:
+                raise
+            text = f"{problem.strerror} (jobs are claimed by hard links, which its file system must have)"
+            raise OSError(problem.errno, text, str(path)) from problem
     finally:
         with suppress(OSError):
             temporary.unlink()
-    return True
-
-
-def _names(path: Path) -> int:
-    """How many hard links a file has on the server now: an NFS client asks when a file is opened, and may otherwise use
-    values that are seconds old."""
-    with path.open("rb") as file:
-        return os.fstat(file.fileno()).st_nlink
 
 
 def present(folder: Path) -> frozenset[str]:
@@ -427,7 +411,7 @@ def patiently(act: Callable[[], T], trouble: str, patience_s: float, stop: Stop 
 
 
 def say(text: str) -> None:
-    """Prints a line for the engine's output."""
+    """Prints a line on standard error; on a node that is the engine's output."""
     with suppress(OSError):
         sys.stderr.write(f"gpuherd: {one_line(text)}\n")
         sys.stderr.flush()

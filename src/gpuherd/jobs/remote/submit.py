@@ -24,11 +24,10 @@ from pathlib import Path
 
 from gpuherd.atomic import private_write
 from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement, Refused
-from gpuherd.engines.options import EngineOptions
-from gpuherd.errors import CannotWrite, JobCannotFit
+from gpuherd.errors import CannotWrite, JobCannotFit, clean
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import Completion, give_up
-from gpuherd.jobs.attempts.failures import FailureClass, back_off_s, clean
+from gpuherd.jobs.attempts.failures import FailureClass, back_off_s
 from gpuherd.jobs.attempts.preempt import DiskGuard
 from gpuherd.jobs.attempts.time_limits import TimeLimits
 from gpuherd.jobs.event_loop import Decisions
@@ -107,16 +106,16 @@ class Decision:
     refused: tuple[Wait, ...] = ()
 
 
-def placement_of(job: Job, gpus: int, options: EngineOptions, limits: TimeLimits, grace_s: float) -> Placement:
+def placement_of(job: Job, gpus: int, options: DispatchOptions, grace_s: float) -> Placement:
     """The placement that a job requests: its own options first, then those of the run. ``gpus``: on each node, now.
 
     The engine's time limit comes after the job's own has ended it on its node, with the notice before it: otherwise the
     engine would end a job that hangs again and again, and the job would never fail. It is rounded up in steps, so that
     jobs whose limits differ a little form one batch.
     """
-    time_s = options.time_limit
-    if time_s is None and limits.whole_s is not None:
-        time_s = stepped(limits.whole_s + grace_s + options.notice + AROUND_S)
+    time_s, own_s = options.time_limit, TimeLimits.of(job, options).whole_s
+    if time_s is None and own_s is not None:
+        time_s = stepped(own_s + grace_s + options.notice + AROUND_S)
     return Placement(
         gpus=gpus,
         nodes=job.nodes,
@@ -278,7 +277,7 @@ class Submitter(Decisions):
             self.soon(clock.mono() + max(0.0, later - clock.wall()))
 
     def _asks(self, job: Job, gpus: int) -> Placement:
-        return placement_of(job, gpus, self.options, TimeLimits.of(job, self.options), self._grace_s)
+        return placement_of(job, gpus, self.options, self._grace_s)
 
     def _asks_now(self, queued: QueuedJob) -> Placement:
         return self._asks(queued.job, queued.gpus)

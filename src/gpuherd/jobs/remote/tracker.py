@@ -19,9 +19,10 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from gpuherd.engines.base import End, Engine, EngineAway, Placement, Sighting, Ticket
+from gpuherd.errors import clean
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.complete import Completion
-from gpuherd.jobs.attempts.failures import back_off_s, clean, size, tail
+from gpuherd.jobs.attempts.failures import back_off_s, size, tail
 from gpuherd.jobs.attempts.supervise import Supervisor
 from gpuherd.jobs.completion import Known, NoFault
 from gpuherd.jobs.queue.schema import may_pass

@@ -6,13 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gpuherd.errors import JobCannotFit
+from gpuherd.errors import JobCannotFit, clean
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import settings as quiet_hours
-from gpuherd.jobs.attempts.failures import clean
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.jobs.scheduler.policy import Limits, WaitingJob, why_never
+from gpuherd.jobs.scheduler.types import Limits, WaitingJob, why_never
 from gpuherd.jobs.settings import Hours, Settings
 
 # How many GPUs this user may hold at some moment: the smallest of the user's own limit, the machine's limit for the

@@ -1,4 +1,7 @@
-"""The order in which waiting jobs are considered, and how many of them. Pure."""
+"""The order in which waiting jobs are considered, and how many of them. Pure.
+
+Apart from ``types``, because ``gpuherd submit`` needs the rank and nothing of GPUs.
+"""
 
 from __future__ import annotations
 

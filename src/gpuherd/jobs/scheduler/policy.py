@@ -3,20 +3,232 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.scheduler.ordering import order_key
-from gpuherd.jobs.scheduler.pool import Pool, comes
-from gpuherd.jobs.scheduler.reservations import GIVEN, RESERVED, Reservations, TentativeSchedule
-from gpuherd.jobs.scheduler.types import Chooser, Decision, GpuView, Limits, Start, Wait, WaitingJob, fits, why_never
+from gpuherd.jobs.scheduler.pool import Node, Pool, comes
+from gpuherd.jobs.scheduler.types import Chooser, Decision, GpuView, Limits, Start, Wait, WaitingJob, fits
 
+# A decision sees the head of the queue, the running jobs, and each GPU with a verdict (free, or why not); it knows no
+# database, no driver and no clock. Rules, in this order:
+#
+# 1. Priority, then age (or the longest first). A job that could never run here is refused, with the reason.
+# 2. No more than the limits at once, and no GPU twice, except for jobs that share.
+# 3. A job on several GPUs can't be starved by smaller ones: for the first that waits, when the GPUs that it waits for
+#    are free or used by our own jobs, the free ones of one node are reserved, and its part of the limit. When it waits
+#    for other users' GPUs, whose end is not known, the smaller jobs go first meanwhile. One reservation is enough: when
+#    its job has started, the next job is the first. A job whose time limit ends it before the first one's GPUs are
+#    surely complete, by the time limits of the jobs there, may use reserved GPUs meanwhile (EASY backfilling, Lifka
+#    1995): the moment by which the first one surely starts is never delayed.
+# 4. A job that failed on a GPU gets another one, if there is another that is free or ours.
+# 5. A job that shares goes to the fullest GPU on which it fits, so that others stay whole; to a free one when there is
+#    none. For the first sharing job that fits nowhere, the shared GPU with the most room is closed until it fits. For a
+#    job that wants GPUs for itself, as many shared ones are closed as it lacks. What is reserved for a job only grows
+#    emptier while it waits, so that its turn comes.
+#
+# ``decide`` is for one decision, ``decide_with`` for many on a ``Pool`` that lasts: the same code, at a cost that grows
+# with the jobs looked at and not with the GPUs.
+
+# Why a GPU is not free, by the decision that is being made.
+GIVEN = "goes to a job before this one"
+RESERVED = "reserved for a job before this one"
+
+# The reason of a job that waits for GPUs, where no other is wanted.
+_WAITS = "waits for GPUs"
 # With more GPUs than this in the pool a reason counts them and does not name each.
 _MOST_COUNTED = 64
 
+# How good a node is for a job: GPUs free, lacking (negative), and MB of room on those that lack.
+Rank = tuple[int, int, int]
 
-def explain_wait(schedule: TentativeSchedule, job: WaitingJob, barred: frozenset[str], *, reserved: bool) -> str:
+
+class TentativeSchedule:
+    """The pool as it would be if the decision so far were carried out, without the GPUs that are reserved.
+
+    Changes are made in the pool itself, which saves a copy of it, and are undone when the decision is made. It knows
+    how much is left, and no rule by which to give it.
+
+    Attributes:
+        budget: GPUs that may still be taken into use; below 0 when a large job's part of the limit is reserved.
+        shared: there are GPUs on which sharing jobs run.
+        ranks: how good nodes are, by request and the node's place; removed when something changes there.
+    """
+
+    def __init__(self, pool: Pool, limits: Limits):
+        self.pool = pool
+        self.limits = limits
+        self.budget = limits.most_gpus - pool.in_use
+        self.shared = pool.open_count > 0
+        self.ranks: dict[tuple[int, int | None, frozenset[str]], dict[int, Rank]] = {}
+        self._changed: set[str] = set()
+        self._originals: list[GpuView] = []
+
+    @property
+    def gpus_left(self) -> int:
+        """How many GPUs one more job could have for itself, as far as their number goes."""
+        return max(0, min(self.budget, self.pool.free))
+
+    def change(self, view: GpuView) -> None:
+        """Changes a GPU."""
+        uuid = view.gpu.uuid
+        if uuid not in self._changed:
+            self._changed.add(uuid)
+            self._originals.append(self.pool.view(uuid))
+        self.pool.update(view)
+        if self.ranks:
+            self.remove_rank(self.pool.node_of(uuid))
+
+    def close(self, view: GpuView) -> None:
+        """Closes a shared GPU to further jobs."""
+        self.change(replace(view, shareable_mb=None, busy=RESERVED))
+
+    def remove_rank(self, node: Node) -> None:
+        """Drops what is known of a node that has changed."""
+        for known in self.ranks.values():
+            known.pop(node.place, None)
+
+    def undo(self) -> None:
+        """Leaves the pool as it was."""
+        for view in reversed(self._originals):
+            self.pool.update(view)
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """GPUs that are reserved for a job.
+
+    Attributes:
+        until: when the job surely has enough GPUs, None when that is not known.
+        part: its part of the limit.
+        gpus: those that are free, by UUID.
+    """
+
+    until: float | None
+    part: int
+    gpus: dict[str, Gpu]
+
+
+class Reservations:
+    """What is reserved for jobs that wait for our own GPUs, so that smaller ones behind them can't starve them.
+
+    For the first large jobs that wait: the free GPUs of one node, with their part of the limit, and as many shared ones
+    closed as they lack. For the first sharing job that fits nowhere: the shared GPU with the most room. Which job may
+    backfill what is reserved is decided in ``policy``.
+
+    Attributes:
+        made: the reservations so far, in the order of the jobs.
+    """
+
+    def __init__(self, schedule: TentativeSchedule):
+        self._schedule = schedule
+        self.made: list[Reservation] = []
+        self._promised = 0
+        self._claims: dict[int, int] = {}
+        self._has_reserved_room = False
+
+    def backfill_s(self) -> float | None:
+        """For how many seconds reserved GPUs can still be backfilled, None when none can be."""
+        now = self._schedule.limits.now
+        until = [each.until for each in self.made if each.gpus and each.until is not None]
+        return max((at - now for at in until if at > now), default=None)
+
+    def reserve_for(self, job: WaitingJob) -> None:
+        """Ensures that a job that waits for our own GPUs gets them before those behind it."""
+        if job.gpus > self._schedule.limits.most_gpus:
+            return  # It waits for the hour, not for GPUs.
+        if job.share:
+            self._reserve_room(job)
+        elif job.gpus > 1 or self._schedule.pool.open_count:
+            self._reserve_gpus(job)
+
+    def _reserve_room(self, job: WaitingJob) -> None:
+        """For the first sharing job that fits nowhere: closes the shared GPU with the most room."""
+        if self._has_reserved_room:
+            return
+        for view in self._schedule.pool.emptiest_open():
+            if view.largest_mb >= (job.memory_mb or 0) and view.gpu.uuid not in job.avoid:
+                self._schedule.close(view)
+                self._has_reserved_room = True
+                return
+
+    def _reserve_gpus(self, job: WaitingJob) -> None:
+        if job.gpus > 1 and len(self.made) >= self._schedule.limits.reservations:
+            return  # Its turn comes.
+        node, until = self._node_for(job)
+        if node is None:
+            return  # It waits for other users' GPUs.
+        if job.gpus > 1:
+            self._reserve_free(job, node, until)
+        self._promised += job.gpus
+        if self._schedule.pool.open_count:
+            self._close_shared(job, node)
+        self._claims[node.place] = self._claims.get(node.place, 0) + job.gpus
+        self._schedule.remove_rank(node)
+
+    def _reserve_free(self, job: WaitingJob, node: Node, until: float | None) -> None:
+        """Reserves the free GPUs of the node, and as much of the limit. The rest of the job's part is in use there, and
+        comes back with the GPUs."""
+        free = [view for view in node.free_for(job) if comes(view, job)]
+        part = min(job.gpus, len(free) + sum(1 for _ in node.returning_for(job)))
+        self._schedule.budget -= part
+        self.made.append(Reservation(until, part, {view.gpu.uuid: view.gpu for view in free}))
+        for view in free:
+            self._schedule.change(_reserved(view))
+
+    def _node_for(self, job: WaitingJob) -> tuple[Node | None, float | None]:
+        """The node on which GPUs are reserved for the job, and when it surely has enough of them, if that is known.
+
+        First the node that surely has enough at the earliest. Where no time limits tell: where the job could have the
+        most now; then where it lacks the fewest, were the shared ones closed to others; then where those are the
+        emptiest. On that node all this only improves while GPUs are reserved there, and only a better one takes its
+        place: so reservations can't alternate between nodes without end.
+        """
+        pool = self._schedule.pool
+        if job.gpus > 1 and pool.timed:
+            node, until = pool.surest(job, self._claims)
+            if node is not None:
+                return node, until
+        best, rank = None, (-1, 0, 0)
+        for node in pool.enough(job):
+            if node.free < rank[0] or (node.free == rank[0] and not pool.open_count):
+                break  # No node from here on can be better.
+            found = self._rank_of(job, node)
+            if found > rank:
+                best, rank = node, found
+            if rank == (node.free, 0, 0):
+                break
+        return best, None
+
+    def _rank_of(self, job: WaitingJob, node: Node) -> Rank:
+        """How good a node is for the job: GPUs free, lacking (negative), and MB of room on those that lack."""
+        known = self._schedule.ranks.setdefault((job.gpus, job.memory_mb, job.avoid), {})
+        if node.place not in known:
+            lacks = self._lacks(job, node) if self._schedule.pool.open_count else 0
+            rooms = sum(view.shareable_mb or 0 for view in node.emptiest(job, lacks))
+            known[node.place] = (node.count(job).free, -lacks, rooms)
+        return known[node.place]
+
+    def _lacks(self, job: WaitingJob, node: Node) -> int:
+        """How many shared GPUs of the node must be closed for the job, besides those that come anyway."""
+        return max(0, job.gpus + self._claims.get(node.place, 0) - node.count(job).come)
+
+    def _close_shared(self, job: WaitingJob, node: Node) -> None:
+        """Closes shared GPUs, those with the most room first, until enough will come and the limit allows them."""
+        for view in node.emptiest(job, self._lacks(job, node)):
+            self._schedule.close(view)
+        pool, most = self._schedule.pool, self._schedule.limits.most_gpus
+        while pool.open_count and pool.open_count + self._promised > most:
+            self._schedule.close(next(pool.emptiest_open()))
+
+
+def _reserved(view: GpuView) -> GpuView:
+    """A free GPU as a reserved one. Not by ``replace``, which is a fifth of the time of a decision in a cluster."""
+    return GpuView(view.gpu, GIVEN, view.ours, view.shareable_mb, True, view.node, room_mb=view.room_mb)
+
+
+def explain_wait(schedule: TentativeSchedule, job: WaitingJob, *, reserved: bool) -> str:
     """Why the job gets no GPUs in this decision, as a sentence. ``reserved``: some are reserved for larger jobs."""
     pool, limits = schedule.pool, schedule.limits
     most = limits.most_gpus
@@ -34,7 +246,7 @@ def explain_wait(schedule: TentativeSchedule, job: WaitingJob, barred: frozenset
         return f"{pool.free} of {counted} GPUs are free, our own jobs run on {pool.in_use}"
     reasons, ours = [], []
     for node in pool.nodes:
-        for view in node.usable(job, barred):
+        for view in node.usable(job):
             if view.is_open and job.share:
                 reasons.append(f"GPU {view.gpu.label}: {view.shareable_mb} of {job.memory_mb} MB can be promised")
             elif view.busy in (GIVEN, RESERVED):
@@ -65,46 +277,6 @@ def _no_room(schedule: TentativeSchedule, job: WaitingJob) -> str:
         else f"no other may be used ({schedule.limits.most_gpus} at most)"
     )
     return f"asks for {job.memory_mb} MB; {left}, and {free}"
-
-
-# A decision sees the head of the queue, the running jobs, and each GPU with a verdict (free, or why not); it knows no
-# database, no driver and no clock. Rules, in this order:
-#
-# 1. Priority, then age (or the longest first). A job that could never run here is refused, with the reason.
-# 2. No more than the limits at once, and no GPU twice, except for jobs that share.
-# 3. A job on several GPUs can't be starved by smaller ones: for the first that waits, when the GPUs that it waits for
-#    are free or used by our own jobs, the free ones of one node are reserved, and its part of the limit. When it waits
-#    for other users' GPUs, whose end is not known, the smaller jobs go first meanwhile. One reservation is enough: when
-#    its job has started, the next job is the first. A job whose time limit ends it before the first one's GPUs are
-#    surely complete, by the time limits of the jobs there, may use reserved GPUs meanwhile (EASY backfilling, Lifka
-#    1995): the moment by which the first one surely starts is never delayed.
-# 4. A job that failed on a GPU gets another one, if there is another that is free or ours.
-# 5. A job that shares goes to the fullest GPU on which it fits, so that others stay whole; to a free one when there is
-#    none. For the first sharing job that fits nowhere, the shared GPU with the most room is closed until it fits. For a
-#    job that wants GPUs for itself, as many shared ones are closed as it lacks. What is reserved for a job only grows
-#    emptier while it waits, so that its turn comes.
-#
-# ``decide`` is for one decision, ``decide_with`` for many on a ``Pool`` that lasts: the same code, at a cost that grows
-# with the jobs looked at and not with the GPUs.
-
-__all__ = [
-    "Chooser",
-    "Decision",
-    "GpuView",
-    "Limits",
-    "Pool",
-    "Start",
-    "Wait",
-    "WaitingJob",
-    "decide",
-    "decide_with",
-    "order_key",
-    "why_never",
-]
-
-_NONE_BARRED: frozenset[str] = frozenset()
-# The reason of a job that waits for GPUs, where no other is wanted.
-_WAITS = "waits for GPUs"
 
 
 def decide(
@@ -215,18 +387,16 @@ class _DecisionPass:
             self.waits.append(Wait(job.id, f"all {self.limits.cpu_slots} places for jobs on the CPU are taken"))
 
     def _place_on_gpus(self, job: WaitingJob) -> None:
-        barred = _NONE_BARRED
-        if job.avoid and self.pool.has_enough(job, job.avoid):
-            barred = job.avoid
-        if (job.share and self._join(job, barred)) or self._take(job, barred) or self._backfill(job, barred):
+        kind = (job.gpus, job.memory_mb, job.avoid)
+        if job.avoid and not self.pool.has_enough(job):
+            job = replace(job, avoid=frozenset())
+        if (job.share and self._join(job)) or self._take(job) or self._backfill(job):
             return
-        reason = (
-            explain_wait(self.schedule, job, barred, reserved=bool(self.reservations.made)) if self.explain else _WAITS
-        )
+        reason = explain_wait(self.schedule, job, reserved=bool(self.reservations.made)) if self.explain else _WAITS
         self.waits.append(Wait(job.id, reason))
-        self.reservations.reserve_for(job, barred)
+        self.reservations.reserve_for(job)
         if not self.explain and not job.share and job.limit_s is None:
-            self.stuck.add((job.gpus, job.memory_mb, job.avoid))
+            self.stuck.add(kind)
 
     def _is_stuck(self, job: WaitingJob) -> bool:
         """Whether a job of its kind waits already, so that this one can neither start nor get a reservation."""
@@ -236,19 +406,19 @@ class _DecisionPass:
             return False
         return (job.gpus, job.memory_mb, job.avoid) in self.stuck
 
-    def _join(self, job: WaitingJob, barred: frozenset[str]) -> bool:
+    def _join(self, job: WaitingJob) -> bool:
         """Adds a sharing job to the fullest shared GPU that has room for it."""
         need_mb = job.memory_mb or 0
         for view in self.pool.open_from(need_mb):
-            if view.gpu.uuid not in barred:
+            if view.gpu.uuid not in job.avoid:
                 self.schedule.change(replace(view, shareable_mb=(view.shareable_mb or 0) - need_mb))
                 self._start(Start(job.id, (view.gpu,), shared=True))
                 return True
         return False
 
-    def _take(self, job: WaitingJob, barred: frozenset[str]) -> bool:
+    def _take(self, job: WaitingJob) -> bool:
         """Gives the job GPUs that are free."""
-        chosen = self._choose(job, barred) if 0 < job.gpus <= self.schedule.gpus_left else None
+        chosen = self._choose(job) if 0 < job.gpus <= self.schedule.gpus_left else None
         if chosen is None:
             return False
         self.schedule.budget -= job.gpus
@@ -263,7 +433,7 @@ class _DecisionPass:
     def _over_at(self, job: WaitingJob) -> float | None:
         return None if job.limit_s is None or job.share else self.limits.now + job.limit_s
 
-    def _backfill(self, job: WaitingJob, barred: frozenset[str]) -> bool:
+    def _backfill(self, job: WaitingJob) -> bool:
         """Gives the job GPUs that are reserved for another, which it surely gives back before that one can start."""
         over_at = self._over_at(job)
         if over_at is None:
@@ -275,7 +445,7 @@ class _DecisionPass:
                 or job.gpus > self.schedule.budget + reservation.part
             ):
                 continue
-            candidates = [gpu for gpu in reservation.gpus.values() if gpu.uuid not in barred]
+            candidates = [gpu for gpu in reservation.gpus.values() if gpu.uuid not in job.avoid]
             candidates = [gpu for gpu in candidates if fits(gpu, job.gpus, job.memory_mb)]
             chosen = self.choose(candidates, job.gpus, job.memory_mb) if len(candidates) >= job.gpus else None
             if chosen is None:
@@ -290,12 +460,10 @@ class _DecisionPass:
             return True
         return False
 
-    def _choose(self, job: WaitingJob, barred: frozenset[str]) -> tuple[Gpu, ...] | None:
+    def _choose(self, job: WaitingJob) -> tuple[Gpu, ...] | None:
         for node in self.pool.with_free(job.gpus):
             candidates = [
-                view.gpu
-                for view in node.free_for(job, barred)
-                if not job.share or _promisable_mb(view) >= (job.memory_mb or 0)
+                view.gpu for view in node.free_for(job) if not job.share or _promisable_mb(view) >= (job.memory_mb or 0)
             ]
             chosen = self.choose(candidates, job.gpus, job.memory_mb) if len(candidates) >= job.gpus else None
             if chosen is not None:

@@ -53,13 +53,14 @@ class Node:
     # GPUs that are free, and that will be in a moment.
     _free: dict[str, GpuView] = field(default_factory=dict)
     _returning: dict[str, GpuView] = field(default_factory=dict)
-    # By GPUs and memory requested. The first is cleared when a GPU of the node changes, the second updated.
-    _sure: dict[tuple[int, int | None], float] = field(default_factory=dict)
+    # By GPUs and memory requested, the first also by GPUs to avoid. It is cleared when a GPU of the node changes, the
+    # second updated.
+    _sure: dict[tuple[int, int | None, frozenset[str]], float] = field(default_factory=dict)
     _counts: dict[tuple[int, int | None], KindCounts] = field(default_factory=dict)
 
-    def count_coming(self, job: WaitingJob, barred: frozenset[str]) -> int:
+    def count_coming(self, job: WaitingJob) -> int:
         """How many GPUs the job could use are free, or will be when our own jobs have ended."""
-        return sum(comes(view, job) for view in self.usable(job, barred))
+        return sum(comes(view, job) for view in self.usable(job))
 
     def put(self, view: GpuView) -> None:
         """Adds or updates one of its GPUs."""
@@ -106,69 +107,64 @@ class Node:
             del self._open[bisect_left(self._open, (-(old.shareable_mb or 0), uuid))]
         return old
 
-    def count(self, job: WaitingJob, barred: frozenset[str]) -> KindCounts:
+    def count(self, job: WaitingJob) -> KindCounts:
         """How many GPUs the job could use are free, and how many will come without closing a shared one."""
         memory_mb = None if job.memory_mb is None or job.memory_mb <= self.least_mb else job.memory_mb
         kind = (job.gpus, memory_mb)
-        if not barred and kind in self._counts:
+        if not job.avoid and kind in self._counts:
             return self._counts[kind]
         counts = KindCounts()
         for uuid, view in self.views.items():
-            if uuid not in barred:
+            if uuid not in job.avoid:
                 counts.add(view, kind, 1)
-        if not barred:
+        if not job.avoid:
             if len(self._counts) >= _MOST_CACHED:
                 self._counts.clear()
             self._counts[kind] = counts
         return counts
 
-    def emptiest(self, job: WaitingJob, barred: frozenset[str], count: int) -> list[GpuView]:
+    def emptiest(self, job: WaitingJob, count: int) -> list[GpuView]:
         """Shared GPUs, open to more jobs, that the job could use were they empty: the most room first."""
         found: list[GpuView] = []
         for _, uuid in self._open if count > 0 else ():
             view = self.views[uuid]
-            if uuid not in barred and fits(view.gpu, job.gpus, job.memory_mb):
+            if uuid not in job.avoid and fits(view.gpu, job.gpus, job.memory_mb):
                 found.append(view)
                 if len(found) == count:
                     break
         return found
 
-    def sure_at(self, job: WaitingJob, barred: frozenset[str]) -> float:
+    def sure_at(self, job: WaitingJob) -> float:
         """When the job surely has enough GPUs here, if no other job gets them, by the time limits of our jobs. Minus
         infinity when there are enough now, or in a moment; infinity when that is not known."""
-        if barred:
-            return self._sure_at(job, barred)
-        kind = (job.gpus, job.memory_mb)
+        kind = (job.gpus, job.memory_mb, job.avoid)
         if kind not in self._sure:
-            self._sure[kind] = self._sure_at(job, barred)
+            times = []
+            for view in self.usable(job):
+                if not view.ours and comes(view, job):
+                    times.append(-math.inf)
+                elif view.over_at is not None and not view.is_open:
+                    times.append(view.over_at)
+            times.sort()
+            self._sure[kind] = times[job.gpus - 1] if len(times) >= job.gpus else math.inf
         return self._sure[kind]
 
-    def _sure_at(self, job: WaitingJob, barred: frozenset[str]) -> float:
-        times = []
-        for view in self.usable(job, barred):
-            if not view.ours and comes(view, job):
-                times.append(-math.inf)
-            elif view.over_at is not None and not view.is_open:
-                times.append(view.over_at)
-        times.sort()
-        return times[job.gpus - 1] if len(times) >= job.gpus else math.inf
+    def usable(self, job: WaitingJob) -> Iterator[GpuView]:
+        """Its GPUs that are large enough for the job, without those that it avoids."""
+        return _for(self.views, job)
 
-    def usable(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
-        """Its GPUs that are large enough for the job, without ``barred``."""
-        return _for(self.views, job, barred)
-
-    def free_for(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
+    def free_for(self, job: WaitingJob) -> Iterator[GpuView]:
         """Those of ``usable`` that are free, in no order."""
-        return _for(self._free, job, barred)
+        return _for(self._free, job)
 
-    def returning_for(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
+    def returning_for(self, job: WaitingJob) -> Iterator[GpuView]:
         """Those of ``usable`` that will be free in a moment, in no order."""
-        return _for(self._returning, job, barred)
+        return _for(self._returning, job)
 
 
-def _for(views: dict[str, GpuView], job: WaitingJob, barred: frozenset[str]) -> Iterator[GpuView]:
+def _for(views: dict[str, GpuView], job: WaitingJob) -> Iterator[GpuView]:
     for uuid, view in views.items():
-        if uuid not in barred and fits(view.gpu, job.gpus, job.memory_mb):
+        if uuid not in job.avoid and fits(view.gpu, job.gpus, job.memory_mb):
             yield view
 
 
@@ -219,7 +215,7 @@ class Pool:
         # (MB that may still be promised, place of the node, UUID), in order.
         self._open: list[tuple[int, int, str]] = []
         self._never: dict[tuple[object, ...], str | None] = {}
-        self._enough: dict[tuple[int, int | None], frozenset[int]] = {}
+        self._enough: dict[tuple[int, int | None, frozenset[str]], frozenset[int]] = {}
         self._least_mb = math.inf
         for view in views:
             self.update(view)
@@ -309,30 +305,25 @@ class Pool:
             for place in places:
                 yield self.nodes[place]
 
-    def enough(self, job: WaitingJob, barred: frozenset[str]) -> Iterator[Node]:
+    def enough(self, job: WaitingJob) -> Iterator[Node]:
         """Machines with enough GPUs that will come for the job, those with the most free ones first."""
-        known = self._with_enough(job) if not barred else None
+        known = self._with_enough(job)
         for places in reversed(self._by_free):
             for place in places:
-                node = self.nodes[place]
-                if place in known if known is not None else node.count_coming(job, barred) >= job.gpus:
-                    yield node
+                if place in known:
+                    yield self.nodes[place]
 
-    def has_enough(self, job: WaitingJob, barred: frozenset[str]) -> bool:
-        """Whether some node has enough GPUs that will come for the job, without ``barred``."""
-        if not barred:
-            return bool(self._with_enough(job))
-        return any(node.count_coming(job, barred) >= job.gpus for node in self.nodes)
+    def has_enough(self, job: WaitingJob) -> bool:
+        """Whether some node has enough GPUs that will come for the job."""
+        return bool(self._with_enough(job))
 
-    def surest(
-        self, job: WaitingJob, barred: frozenset[str], without: Container[int]
-    ) -> tuple[Node | None, float | None]:
+    def surest(self, job: WaitingJob, without: Container[int]) -> tuple[Node | None, float | None]:
         """The node on which the job surely has enough GPUs at the earliest, and when; (None, None) when that is known
         of no node. Of equals the one with the most free ones. ``without``: places of nodes to leave out."""
         best, at = None, math.inf
-        for node in self.enough(job, barred):
-            if node.place not in without and node.sure_at(job, barred) < at:
-                best, at = node, node.sure_at(job, barred)
+        for node in self.enough(job):
+            if node.place not in without and node.sure_at(job) < at:
+                best, at = node, node.sure_at(job)
         return (None, None) if best is None else (best, at)
 
     def open_from(self, least_mb: int) -> Iterator[GpuView]:
@@ -375,12 +366,9 @@ class Pool:
         return (job.gpus, None if job.memory_mb is None or job.memory_mb <= self._least_mb else job.memory_mb)
 
     def _with_enough(self, job: WaitingJob) -> frozenset[int]:
-        kind = self._kind(job)
+        kind = (*self._kind(job), job.avoid)
         if kind not in self._enough:
-            nothing: frozenset[str] = frozenset()
-            self._enough[kind] = frozenset(
-                node.place for node in self.nodes if node.count_coming(job, nothing) >= job.gpus
-            )
+            self._enough[kind] = frozenset(node.place for node in self.nodes if node.count_coming(job) >= job.gpus)
         return self._enough[kind]
 
 

@@ -1,9 +1,4 @@
-"""Jobs handed to a cluster's own scheduler, in virtual time: what the hand-over costs.
-
-Our policy does not decide here what runs where; ``ClusterScheduler``, a simple model of SLURM or Ray, does. Our part is
-that of ``jobs/remote``: at most ``at_most`` jobs are in the cluster's hands, handed over as arrays; ends are seen at
-the next poll, and then other jobs are handed over. The cost is GPU time that no job uses.
-"""
+"""Runs by other schedulers than ours, in virtual time, to compare with: a cluster's own, and the guides' loop."""
 
 from __future__ import annotations
 
@@ -19,13 +14,16 @@ from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.remote.submit import stepped
 from gpuherd.jobs.scheduler.ordering import SEARCHED
-from gpuherd.jobs.scheduler.policy import Limits
-from gpuherd.simulate.cluster import Machine
-from gpuherd.simulate.engine import Run
-from gpuherd.simulate.options import Rules
-from gpuherd.simulate.queue import JobQueue
-from gpuherd.simulate.results import Ending, FinishedAttempt
-from gpuherd.simulate.workload import Work
+from gpuherd.jobs.scheduler.types import Limits
+from gpuherd.simulate.options import GUIDES_INTERVAL_S, GUIDES_READ_S, GUIDES_SLEEP_S, Rules
+from gpuherd.simulate.results import Ending, FinishedAttempt, History, Visit
+from gpuherd.simulate.state import JobQueue, Run
+from gpuherd.simulate.workload import ExternalUsers, Machine, Session, Work
+
+# Jobs handed to a cluster's own scheduler: what the hand-over costs. Our policy does not decide here what runs where;
+# ``ClusterScheduler``, a simple model of SLURM or Ray, does. Our part is that of ``jobs/remote``: at most ``at_most``
+# jobs are in the cluster's hands, handed over as arrays; ends are seen at the next poll, and then other jobs are handed
+# over. The cost is GPU time that no job uses.
 
 # SLURM's default for the size of an array.
 _LARGEST_ARRAY = 1000
@@ -318,8 +316,8 @@ class Handover(Run):
         self._credit, self._credited_at = 0.0, 0.0
         self._could_run: dict[tuple[int, int, int | None], bool] = {}
 
-    def _arrive(self, numbers: Sequence[int], now: float) -> None:
-        super()._arrive(numbers, now)
+    def _arrive(self, numbers: Sequence[int]) -> None:
+        super()._arrive(numbers)
         self._poll_soon()
 
     # --- our part -----------------------------------------------------------------------------------------------
@@ -360,7 +358,11 @@ class Handover(Run):
                 queued = self._jobs.start(job.id)
                 request = (queued.job.nodes, queued.gpus, queued.memory_mb)
                 if not self._could_ever_run(request):
-                    self._refuse(queued, request)
+                    nodes, gpus, memory_mb = request
+                    each = f"{gpus} GPUs" if memory_mb is None else f"{gpus} GPUs of {memory_mb} MB"
+                    where = "a node" if nodes == 1 else f"each of {nodes} nodes"
+                    self._refuse(queued, f"asks for {each} on {where}; the cluster has none such")
+                    self._poll_soon()
                     continue
                 places -= 1
                 kind = (*request, None if job.limit_s is None else stepped(job.limit_s))
@@ -379,14 +381,6 @@ class Handover(Run):
         if request not in self._could_run:
             self._could_run[request] = self._nodes.could_hold(*request)
         return self._could_run[request]
-
-    def _refuse(self, queued: QueuedJob, request: tuple[int, int, int | None]) -> None:
-        nodes, gpus, memory_mb = request
-        each = f"{gpus} GPUs" if memory_mb is None else f"{gpus} GPUs of {memory_mb} MB"
-        where = "a node" if nodes == 1 else f"each of {nodes} nodes"
-        self._refused[queued.id] = f"asks for {each} on {where}; the cluster has none such"
-        self._jobs.give_up(queued.id, self._now)
-        self._poll_soon()
 
     # --- the cluster's part -------------------------------------------------------------------------------------
 
@@ -420,18 +414,106 @@ class Handover(Run):
     def _end(self, running: RunningJob, start: float, failure: FailureClass | None) -> None:
         queued = running.job.queued
         self._scheduler.end(running)
-        self._attempts.append(
-            FinishedAttempt(
-                job=queued.id,
-                gpus=running.gpus,
-                start=start,
-                end=self._now,
-                wait_s=start - queued.ready_at,
-                ending=Ending.DONE if failure is None else Ending.FAILED,
-                failure=failure,
-            )
-        )
+        self._record(queued, running.gpus, start, Ending.DONE if failure is None else Ending.FAILED, failure)
         self._ended.append((running, failure))
         self._poll_soon()
         if self._scheduler:
             self._pass_soon()
+
+
+# The scheduler of the guides, literally and in virtual time, to compare with. It is the loop that the guides' public
+# tracker runs: it polls every 10 s, a GPU counts as free after 10 polls in a row that found it so, the count begins
+# anew for each start, and one start is made at a time: 10 polls (90 s), 0.5 s to read the GPUs, the start, then 5 s of
+# sleep, 95.5 s in all even when every GPU is free. Jobs go in the order of the list; there are no priorities, no
+# retries and no sharing. On several machines each runs its own loop on its part of the list, dealt out in turn.
+
+
+_GUIDES_CHECKS = 10
+_PROGRESS_EVERY_JOBS = 256
+
+
+def run_guides(
+    machines: Sequence[Machine],
+    works: Sequence[Work],
+    background: ExternalUsers | None = None,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> History:
+    """Runs the works under the loop of the guides."""
+    attempts: list[FinishedAttempt] = []
+    visits: list[Visit] = []
+    refused: dict[int, str] = {}
+    first = ended = 0
+    for number, machine in enumerate(machines):
+        sessions = (iter(()) if background is None else background.sessions(seed, gpu.uuid) for gpu in machine)
+        gpus = [_PolledGpu(first + place, each) for place, each in enumerate(sessions)]
+        now = 0.0
+        for job in range(number, len(works), len(machines)):
+            if works[job].job.gpus > len(gpus):
+                refused[job] = f"asks for {works[job].job.gpus} GPUs; there are {len(gpus)} to use"
+            else:
+                attempts.append(_run_when_free(gpus, job, works[job], now))
+                now = attempts[-1].start + GUIDES_SLEEP_S
+            ended += 1
+            if progress is not None and ended % _PROGRESS_EVERY_JOBS == 0:
+                progress(ended, len(works))
+        visits += (visit for gpu in gpus for visit in gpu.visits)
+        first += len(gpus)
+    failed = sum(attempt.ending is Ending.FAILED for attempt in attempts) + len(refused)
+    if progress is not None:
+        progress(len(works), len(works))
+    return History(
+        machines=tuple(len(gpus) for gpus in machines),
+        attempts=tuple(sorted(attempts, key=lambda attempt: attempt.end)),
+        visits=tuple(visits),
+        done=len(works) - failed,
+        failed=failed,
+        cancelled=0,
+        refused=refused,
+    )
+
+
+def _run_when_free(gpus: Sequence[_PolledGpu], job: int, work: Work, now: float) -> FinishedAttempt:
+    """Polls the GPUs of a machine from this second on until the job has enough, and starts it."""
+    now, requested = max(now, work.arrives_s), max(1, work.job.gpus)
+    counts = dict.fromkeys(gpus, 0)
+    while True:
+        for gpu in gpus:
+            counts[gpu] = counts[gpu] + 1 if gpu.is_free(now) else 0
+        chosen = [gpu for gpu in gpus if counts[gpu] >= _GUIDES_CHECKS][:requested]
+        if len(chosen) == requested:
+            break
+        now += GUIDES_INTERVAL_S
+    start, trial = now + GUIDES_READ_S, work.trials[0]
+    for gpu in chosen:
+        gpu.ours_until = start + trial.seconds
+    return FinishedAttempt(
+        job=job,
+        gpus=tuple(gpu.number for gpu in chosen),
+        start=start,
+        end=start + trial.seconds,
+        wait_s=start - work.arrives_s,
+        ending=Ending.DONE if trial.failure is None else Ending.FAILED,
+        failure=trial.failure,
+    )
+
+
+class _PolledGpu:
+    """One GPU: used by a job of ours until ``ours_until``, and by external users in ``visits``. Time only goes on."""
+
+    def __init__(self, number: int, sessions: Iterator[Session]):
+        self.number = number
+        self._sessions = sessions
+        self._next = next(sessions, None)
+        self._external_until = 0.0
+        self.ours_until = 0.0
+        self.visits: list[Visit] = []
+
+    def is_free(self, now: float) -> bool:
+        """Whether a poll at this second finds it free."""
+        while self._next is not None and self._next.start <= now:
+            if self._next.start >= self.ours_until or self._next.barges:
+                self.visits.append(Visit(self.number, self._next.start, self._next.end))
+                self._external_until = max(self._external_until, self._next.end)
+            self._next = next(self._sessions, None)
+        return now >= self.ours_until and now >= self._external_until

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpuherd.gpus import lease_files as files
-from gpuherd.gpus.lease_breaker import IdleLeaseBreaker
 from gpuherd.gpus.leases import LeaseFolder
+from gpuherd.jobs.gpu.leasing import IdleLeaseBreaker
 
 UUID = "GPU-11112222-3333"
 IDLE_S = 1000.0
@@ -196,7 +196,7 @@ _HONEST = f"""
 import os, sys, time
 from pathlib import Path
 from gpuherd.gpus.leases import LeaseFolder
-from gpuherd.gpus.lease_breaker import IdleLeaseBreaker
+from gpuherd.jobs.gpu.leasing import IdleLeaseBreaker
 log, used, jobs = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND), Path(sys.argv[2]), int(sys.argv[3])
 folder = LeaseFolder.default()
 vigil = IdleLeaseBreaker(folder, 1.0)

@@ -1,4 +1,4 @@
-"""The two queues of a simulation: events in virtual time, and the jobs that have not ended. They know no GPUs."""
+"""The state of a simulation: events in virtual time, the jobs that have not ended, and the run. It knows no GPUs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.completion import Observed
 from gpuherd.jobs.records import QueuedJob
 from gpuherd.jobs.scheduler.memory import could_share
-from gpuherd.jobs.scheduler.ordering import rank
-from gpuherd.jobs.scheduler.policy import Limits, WaitingJob, order_key
-from gpuherd.simulate.workload import Trial, Work, diagnosis
+from gpuherd.jobs.scheduler.ordering import order_key, rank
+from gpuherd.jobs.scheduler.types import Limits, WaitingJob
+from gpuherd.simulate.results import Ending, FinishedAttempt, History, Visit
+from gpuherd.simulate.workload import Machine, Trial, Work, diagnosis
 
 
 class EventQueue:
@@ -292,3 +293,86 @@ class JobQueue:
             self.limit_s(queued),
             job.nodes,
         )
+
+
+_PROGRESS_EVERY_STEPS = 256
+
+
+class Run:
+    """One run of the works in virtual time, which subclasses complete. Use: ``run`` once."""
+
+    def __init__(self, machines: Sequence[Machine], works: Sequence[Work], jobs: JobQueue):
+        self._machines = machines
+        self._works = works
+        self._jobs = jobs
+        self._events = EventQueue()
+        self._attempts: list[FinishedAttempt] = []
+        self._refused: dict[int, str] = {}
+        self._decisions = 0
+
+    def run(self, progress: Callable[[int, int], None] | None = None) -> History:
+        """Runs to the end. ``progress`` is called now and then with the numbers of ended jobs and of all jobs."""
+        self._submit()
+        total, steps = len(self._works), 0
+        while self._jobs.unfinished and self._events and not self._is_stuck():
+            self._events.step()
+            self._after_step()
+            steps += 1
+            if progress is not None and steps % _PROGRESS_EVERY_STEPS == 0:
+                progress(total - self._jobs.unfinished, total)
+        if progress is not None:
+            progress(total - self._jobs.unfinished, total)
+        return History(
+            machines=tuple(len(gpus) for gpus in self._machines),
+            attempts=tuple(self._attempts),
+            visits=self._visits(),
+            done=self._jobs.done,
+            failed=self._jobs.failed,
+            cancelled=self._jobs.cancelled,
+            refused=self._refused,
+            stuck=self._jobs.unfinished,
+            decisions=self._decisions,
+        )
+
+    @property
+    def _now(self) -> float:
+        return self._events.now
+
+    def _submit(self) -> None:
+        together: dict[float, list[int]] = defaultdict(list)
+        for number, work in enumerate(self._works):
+            together[work.arrives_s].append(number)
+        for time, numbers in together.items():
+            self._events.at(time, self._arrive, numbers)
+
+    def _arrive(self, numbers: Sequence[int]) -> None:
+        self._jobs.arrive(numbers, self._now)
+
+    def _record(
+        self,
+        queued: QueuedJob,
+        gpus: tuple[int, ...],
+        start: float,
+        ending: Ending,
+        failure: FailureClass | None = None,
+        *,
+        shared: bool = False,
+    ) -> None:
+        """Records an attempt that ends now."""
+        wait_s = start - queued.ready_at
+        self._attempts.append(FinishedAttempt(queued.id, gpus, start, self._now, wait_s, ending, failure, shared))
+
+    def _refuse(self, queued: QueuedJob, reason: str) -> None:
+        """The job could never run."""
+        self._refused[queued.id] = reason
+        self._jobs.give_up(queued.id, self._now)
+
+    def _after_step(self) -> None:
+        """Follows the events of each second."""
+
+    def _is_stuck(self) -> bool:
+        """Whether no waiting job will ever start."""
+        return False
+
+    def _visits(self) -> tuple[Visit, ...]:
+        return ()
