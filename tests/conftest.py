@@ -19,6 +19,9 @@ from gpuherd.standin.machine import Machine
 
 MakeModel = Callable[..., Path]
 
+# Where users set their own number of threads, jobs are not given theirs: neither here nor on a test's nodes.
+os.environ.pop("OMP_NUM_THREADS", None)
+
 # No test hangs on the machine's speed.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")

@@ -1,10 +1,12 @@
-"""Descriptions of GPUs for tests of pure functions, and hypothesis strategies that draw them."""
+"""Descriptions of GPUs for tests of pure functions, hypothesis strategies that draw them, and a check for pauses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
 from hypothesis import strategies as st
 
 from gpuherd.gpus.state import Gpu, GpuProcess, Peer, Proximity
@@ -78,3 +80,15 @@ def linked_machines(draw: st.DrawFn, *, most: int = 6) -> list[Gpu]:
         node = draw(st.sampled_from([None, 0, 1]))
         gpus.append(gpu(index, used_mb=load, utilisation_percent=busy, numa_node=node, peers=peers))
     return gpus
+
+
+@contextmanager
+def no_pauses() -> Iterator[None]:
+    """Fails when a driver that can't answer is queried again after a pause."""
+
+    def refuse(seconds: float) -> None:
+        raise AssertionError(f"a pause of {seconds} s before another try")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpuherd.gpus.query.time.sleep", refuse)
+        yield

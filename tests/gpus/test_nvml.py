@@ -14,6 +14,7 @@ import pynvml
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.gpus.machines import no_pauses
 
 from gpuherd.gpus.nvml import multiprocessors
 from gpuherd.gpus.query import GpuReader, machine
@@ -151,9 +152,8 @@ def test_a_lost_gpu_stays_in_its_place_with_its_name_and_comes_back(standin: Sta
     driver = GpuReader()
     whole = driver.snapshot(topology=True)
     simulated.lose(1)
-    started = time.monotonic()
-    gpus = driver.snapshot(topology=True).gpus
-    assert time.monotonic() - started < 0.02, "a lost GPU must not cost retries"
+    with no_pauses():
+        gpus = driver.snapshot(topology=True).gpus
     assert [gpu.index for gpu in gpus] == [0, 1, 2]
     assert gpus[1].uuid == whole.gpus[1].uuid
     assert "fallen off the bus" in str(gpus[1].problem)
@@ -215,9 +215,8 @@ def test_a_driver_that_goes_on_failing_is_a_sentence_and_costs_no_waiting_any_mo
     seen = driver.snapshot()
     assert seen.gpus == ()
     assert "the NVIDIA driver fails" in str(seen.problem)
-    started = time.monotonic()
-    assert driver.snapshot().problem is not None
-    assert time.monotonic() - started < 0.02
+    with no_pauses():
+        assert driver.snapshot().problem is not None
     simulated.fail(None)
     assert len(driver.snapshot().gpus) == 2
 
@@ -232,9 +231,8 @@ def test_a_driver_that_goes_on_failing_is_a_sentence_and_costs_no_waiting_any_mo
 )
 def test_a_driver_that_never_worked_is_told_at_once_with_the_remedy(standin: Standin, code: int, sentence: str) -> None:
     standin("2x40GB").fail(code)
-    started = time.monotonic()
-    assert sentence in str(GpuReader().snapshot().problem)
-    assert time.monotonic() - started < 0.02
+    with no_pauses():
+        assert sentence in str(GpuReader().snapshot().problem)
 
 
 def test_a_driver_reload_under_us_is_survived(standin: Standin) -> None:
@@ -280,9 +278,8 @@ def test_a_figure_that_fails_for_good_costs_neither_the_gpu_nor_time(
 ) -> None:
     standin("2x40GB,nvlink=2")
     answers(name, code)
-    started = time.monotonic()
-    seen = GpuReader().snapshot(topology=True)
-    assert time.monotonic() - started < 0.02
+    with no_pauses():
+        seen = GpuReader().snapshot(topology=True)
     assert [(gpu.total_mb, gpu.problem, len(gpu.peers)) for gpu in seen.gpus] == [(40_960, None, 1)] * 2
 
 
@@ -321,9 +318,8 @@ def test_gpus_that_the_driver_never_opens_are_told_and_cost_no_more_waiting(
     driver = GpuReader()
     answers("nvmlDeviceGetHandleByIndex_v2", code)
     assert [sentence in str(gpu.problem) for gpu in driver.snapshot().gpus] == [True, True]
-    started = time.monotonic()
-    assert [gpu.index for gpu in driver.snapshot().gpus] == [0, 1]
-    assert time.monotonic() - started < 0.02
+    with no_pauses():
+        assert [gpu.index for gpu in driver.snapshot().gpus] == [0, 1]
 
 
 def test_without_a_driver_there_are_no_gpus_and_one_sentence() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def test_what_was_exported_runs_in_the_order_of_its_needs_and_is_told_of_its_end
         {"name": "a2", "command": ["bash", "-c", "exit 100"], "gpus": 2},
         {"name": "b", "command": ["echo", hostile], "needs": ["a1"], "gpus": 0, "cpus": 2},
         {"name": "c", "command": ["echo", "c"], "needs": ["a2"], "gpus": 0},
+        {"name": "finds", "command": ["python", "-c", "import sys; print(sys.executable)"], "gpus": 0, "cpus": 3},
         {"name": "saves", "command": ["bash", "-c", "trap 'echo saved; exit 0' TERM; sleep 60"], "gpus": 0},
     ]
     place = shared / "by hand"
@@ -33,7 +35,8 @@ def test_what_was_exported_runs_in_the_order_of_its_needs_and_is_told_of_its_end
     assert logs["01-a.1"] == ["a1 has 0,1"] or logs["01-a.1"] == ["a1 has 2,3"]
     assert logs["02-b"] == [hostile]
     assert logs["03-c"] == ["left out: done/01-a.2 is not there, it has not succeeded"]
-    assert logs["04-saves"][-1] == "saved"
+    assert logs["05-saves"][-1] == "saved"
+    assert logs["04-finds"] == [sys.executable]
     assert list(shared.rglob("no")) == []
 
 

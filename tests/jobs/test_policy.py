@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
-from gpuherd.jobs import eta as eta_module
+from gpuherd.jobs.monitor import status as status_module
 from gpuherd.jobs.scheduler import ordering as order_module
 from gpuherd.jobs.scheduler import pool as pool_module
 from gpuherd.jobs.scheduler.ordering import DOUBLES_EVERY_S, rank
@@ -461,7 +461,7 @@ def test_a_gpu_whose_rest_a_stranger_holds_is_not_kept_for_a_job_that_needs_all_
 
 
 def test_documented_example_of_a_pool() -> None:
-    assert sum(doctest.testmod(module).failed for module in (pool_module, order_module, eta_module)) == 0
+    assert sum(doctest.testmod(module).failed for module in (pool_module, order_module, status_module)) == 0
 
 
 def test_a_gpu_that_is_taken_out_of_the_pool_is_given_to_nobody() -> None:

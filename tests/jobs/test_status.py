@@ -692,17 +692,17 @@ def test_a_view_looks_again_and_again(scene: Scene, standin: Callable[..., Any])
     scene.begin()
     scene.end(scene.start("done"), JobState.DONE)
     running = scene.start("runs")
-    with closing(Looker(scene.run)) as looker:
-        first = looker.look()
-        scene.run.attempt_progress(running.id).write_text(json.dumps({"done": 1, "total": 4}))
-        third = looker.look()
-        assert first.status and third.status
-        assert first.status.jobs[2].name == "done"
-        assert third.status.jobs[0].attempt and third.status.jobs[0].attempt.progress
-        scene.queue.submit([job("runs"), job("waits"), job("more")])
-        last = looker.look()
-        assert last.status and [each.name for each in last.status.jobs] == ["runs", "waits", "more"]
-        (filtered,) = looker.look("mor").status.jobs  # type: ignore[union-attr]
-        assert filtered.name == "more"
-        shutil.rmtree(scene.run.root)
-        assert looker.look().problem is not None
+    looker = Looker(scene.run)
+    first = looker.look()
+    scene.run.attempt_progress(running.id).write_text(json.dumps({"done": 1, "total": 4}))
+    third = looker.look()
+    assert first.status and third.status
+    assert first.status.jobs[2].name == "done"
+    assert third.status.jobs[0].attempt and third.status.jobs[0].attempt.progress
+    scene.queue.submit([job("runs"), job("waits"), job("more")])
+    last = looker.look()
+    assert last.status and [each.name for each in last.status.jobs] == ["runs", "waits", "more"]
+    (filtered,) = looker.look("mor").status.jobs  # type: ignore[union-attr]
+    assert filtered.name == "more"
+    shutil.rmtree(scene.run.root)
+    assert looker.look().problem is not None

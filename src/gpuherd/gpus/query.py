@@ -222,6 +222,8 @@ class _DriverReader:
         for index, device in enumerate(session.devices):
             if not request.wants(device) and self._answers(device.handle):
                 continue
+            if device.handle is None:
+                device = session.devices[index] = self._open_device(device.number, last=last)
             read = self._read_device(index, device, request, last=last)
             if request.errors:
                 read = [self._with_errors(gpu, device, events.get(device.gpu.uuid)) for gpu in read]
@@ -249,11 +251,7 @@ class _DriverReader:
     def _read_device(self, index: int, device: _Device, request: _Request, *, last: bool) -> list[Gpu]:
         """The GPU and its partitions."""
         if device.handle is None:
-            again = self._open_device(device.number, last=last)
-            device.gpu, device.place = again.gpu, again.place
-            device.handle, device.refusal = again.handle, again.refusal
-            if device.handle is None:
-                return [replace(device.gpu, index=index, problem=device.refusal)]
+            return [replace(device.gpu, index=index, problem=device.refusal)]
         try:
             gpus = self._read_gpu(index, device, request)
         except self._driver.error as error:

@@ -290,9 +290,10 @@ class Loop(ABC):
         self._control.keep_time(now)
         self._state_file.keep_time(now, self._state)
         if self._reporter.every_s is not None and now >= self._show_at:
+            began = clock.mono()
             self._reporter.show(self._waiting_for())
             # The queue may be long: a display takes at most a twentieth of the time.
-            self._show_at = now + max(self._reporter.every_s, _SHOW_SHARE * (clock.mono() - now))
+            self._show_at = began + max(self._reporter.every_s, _SHOW_SHARE * (clock.mono() - began))
 
     def _time_to_next(self) -> float | None:
         times = [*self._due(), self._completion.again_at, self._control.due_at, self._state_file.due_at]

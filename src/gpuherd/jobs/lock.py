@@ -1,7 +1,7 @@
 """One dispatcher a queue, and one machine a queue.
 
-On one machine: a kernel lock on a file beside the queue, gone with the process that held it, however it died. On a file
-system that several machines see: the file ``queue.host``, kept fresh by the machine that has the queue open.
+On one machine: a kernel lock on a file next to the queue, gone with the process that held it, however it died. On a
+file system that several machines see: the file ``queue.host``, kept fresh by the machine that has the queue open.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Role(StrEnum):
 
 class DispatcherLock:
     """Held from construction to ``close``. Raises QueueBusy, naming the holder's pid, when another process holds it,
-    QueueElsewhere when another machine works on the queue beside it, and CannotWrite.
+    QueueElsewhere when another machine works on the queue next to it, and CannotWrite.
 
     A dispatcher waits for a control client that carries out a request on the idle queue.
     """
@@ -58,7 +58,7 @@ class DispatcherLock:
             self._wait(path, role)
             run = RunDirectory(path.parent)
             if path.absolute() == run.lock:
-                # Where locks of one machine don't hold another off, this does. (A job's own lock, as of a training in
+                # Where locks of one machine don't keep another out, this does. (A job's own lock, as of a training in
                 # the folder of its queue, is taken on a node of a cluster, and says nothing about the queue.)
                 refuse_elsewhere(run.queue)
         except BaseException:
@@ -186,24 +186,24 @@ def may_be_shared(kind: str) -> bool:
 # --- one machine at a time opens a queue --------------------------------------------------------------------------
 #
 # SQLite's write-ahead log is coordinated in shared memory. Over a network file system each machine has its own copy of
-# that memory: a writer beside another machine can damage the file, and a reader can get wrong data or hang on a lock.
+# that memory: writers on two machines can damage the file, and a reader can get wrong data or hang on a lock.
 # (SQLite's older journals work by locks alone. Those can be right over a network, and often are not; and they sync the
 # file twice at every start and end of a job, tens of milliseconds each on such a file system. So the journal mode
 # stays, and the rule is one machine.) For the same reason no machine reads a copy of the file: a copy made while the
 # file is written may be neither the old state nor the new, and nothing would show it.
 #
-# Whoever opens a queue for writing on such a file system leaves ``queue.host`` beside it, which can be made only once,
-# by a hard link; a dispatcher touches it every 15 seconds. On another machine it is an error while that file is fresh.
-# Freshness is measured by the file system's own clock, that of a file which is touched now, because the machines'
-# clocks differ. A machine is known by its boot id, not by its name: containers of one machine have several names and
-# share its memory, and a machine that was restarted has left nothing at work. On a file system of this machine alone
-# there is no such file and no cost.
+# A process that opens a queue for writing on such a file system makes ``queue.host`` next to it by a hard link, which
+# only one can make; a dispatcher touches it every 15 seconds. On another machine it is an error while that file is
+# fresh. Freshness is measured by the file system's own clock, that of a file which is touched now, because the
+# machines' clocks differ. A machine is known by its boot id, not by its name: containers of one machine have several
+# names and share its memory, and a machine that was restarted has left nothing at work. On a file system of this
+# machine alone there is no such file and no cost.
 #
 # A machine that stops for over a minute (a laptop asleep) loses its hold, and notices that before it writes.
 
 BEAT_S = 15.0
 SILENT_S = 60.0
-# Of our own silence: so long we need not look whether somebody else has taken over.
+# For so long after our last touch no other machine can have taken over, and no check is needed.
 _SURE_S = 40.0
 _NAME = "queue.host"
 _MOST_BYTES = 4096
@@ -333,7 +333,7 @@ class Hold:
                 os.utime(self._path)
                 self._sure_until = began + _SURE_S
                 return
-        self._take(also_from_us=self._beats is not None)  # somebody has tidied up, or taken over and died
+        self._take(also_from_us=self._beats is not None)  # it was tidied up, or another machine took over and died
 
     def _take(self, *, also_from_us: bool) -> None:
         """Puts our file into its place. Another process of this machine may have it: then that is enough, unless

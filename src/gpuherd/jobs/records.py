@@ -245,7 +245,7 @@ class JobStatus:
     """A job and its latest attempt, as people and programs see it.
 
     Attributes:
-        paused: it was told to wait, or its processes are stopped.
+        paused: it is held, or its processes are stopped.
         reason: why it waits (in an engine too), how it failed, or why it was cancelled.
         gpus, memory_mb: how many GPUs it asks for now, and how much memory on each.
         learned: why ``memory_mb`` is not what the job declared.
@@ -290,7 +290,7 @@ class Counts:
         return cls(**{state.value: by_state.get(state.value, 0) for state in JobState})
 
 
-# What a run tells while it goes: events as they happen, and now and then the whole picture. Plain frozen data.
+# What a run reports: events as they happen, and now and then a snapshot of the whole. Plain frozen data.
 
 
 class EventKind(StrEnum):

@@ -1,6 +1,6 @@
-"""The folder of a run: this class owns every path in it, and nobody else builds one by hand.
+"""The folder of a run: this class owns every path in it; no other code builds one by hand.
 
-It knows names and makes folders; what stands in the files is the business of those who write them.
+It knows names and makes folders; the contents of a file belong to the module that writes it.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class RunDirectory:
                 ) from problem
 
     def write_run_record(self, record: Mapping[str, Any]) -> None:
-        """Writes run.json: what was asked; for its owner alone where there are --setup lines, which may hold secrets.
-        Raises CannotWrite.
+        """Writes run.json, the options of the run; for its owner alone where there are --setup lines, which may hold
+        secrets. Raises CannotWrite.
 
-        Call it with the queue's lock held (``before`` of ``run_jobs``): else it can tell of another run than the one
-        that is at work.
+        Call it with the queue's lock held (``before`` of ``run_jobs``): else it can describe another run than the one
+        at work.
         """
         text = _without_webhook(json.dumps(record, indent=2, sort_keys=True, default=str), record)
         config = record.get("config")
@@ -94,27 +94,27 @@ class RunDirectory:
         return self.attempts / f"{attempt // ATTEMPTS_A_FILE:06d}.status"
 
     def attempt_progress(self, attempt: int) -> Path:
-        """Where a running attempt tells how far it is."""
+        """Where a running attempt reports its progress."""
         return self.attempts / f"{attempt:08d}.progress"
 
     def manifest(self, batch: str) -> Path:
-        """What the nodes are told of a batch that is handed to an engine beyond this machine."""
+        """The manifest of a batch submitted to an engine: what its nodes need to run it."""
         return self.handover / f"{batch}.json"
 
     def engine_output(self, batch: str, index: int) -> Path:
-        """What the engine itself printed of an attempt that was handed over."""
+        """The engine's own output for a submitted attempt."""
         return output_file(self.handover, batch, index)
 
     def attempt_claim(self, attempt: int) -> Path:
-        """By which an attempt that was handed over is taken, on its node or by us, once."""
+        """The claim of a submitted attempt: taken once, by its node or by us."""
         return self.handover / f"{attempt:08d}.claim"
 
     def attempt_ended(self, attempt: int) -> Path:
-        """Where the node tells how an attempt that was handed over has ended."""
+        """The node's report on the end of a submitted attempt."""
         return self.handover / f"{attempt:08d}.ended"
 
     def attempt_recalled(self, attempt: int) -> Path:
-        """A mark: we have told the engine to end an attempt that was handed over, to put its job back in the queue."""
+        """A mark: we have cancelled a submitted attempt in the engine, to put its job back in the queue."""
         return self.handover / f"{attempt:08d}.recalled"
 
     def attempt_log(self, job: str, number: int) -> Path:

@@ -209,6 +209,8 @@ class ClusterScheduler:
                 return True
             _, kind = heapq.heappop(heads)
             jobs = self._waiting[kind]
+            if self._array_limit is not None and self._of_array[jobs[0][1].array] >= self._array_limit:
+                continue  # All jobs of the kind are of this array.
             found = self._place(jobs[0][1])
             place = 0
             if found is None and self._timed and self._first is not None:
@@ -240,23 +242,16 @@ class ClusterScheduler:
 
     def _place(self, job: ClusterJob) -> tuple[int, ...] | None:
         """Nodes on which the job can start now."""
-        if not self._is_within_array_limit(job):
-            return None
         nodes, gpus, memory_mb = job.request
         if job is self._first and all(len(self._nodes.free[node]) >= gpus for node in self._reserved):
             return self._reserved
         return self._nodes.find(nodes, gpus, memory_mb)
-
-    def _is_within_array_limit(self, job: ClusterJob) -> bool:
-        return self._array_limit is None or self._of_array[job.array] < self._array_limit
 
     def _backfill(self, jobs: deque[tuple[int, ClusterJob]], now: float) -> tuple[int, tuple[int, ...] | None]:
         """The first of these jobs that is surely over before the reserved nodes are needed: its place, and reserved
         nodes for it."""
         for place, (_, job) in enumerate(islice(jobs, SEARCHED)):
             if job.limit_s is None or now + job.limit_s > self._free_at or job is self._first:
-                continue
-            if not self._is_within_array_limit(job):
                 continue
             nodes, gpus, memory_mb = job.request
             free = [
@@ -270,7 +265,7 @@ class ClusterScheduler:
 
     def _reserve(self, job: ClusterJob, now: float) -> None:
         """Reserves nodes for the first job that lacks GPUs, until it has started."""
-        if self._first is not None or not self._is_within_array_limit(job):
+        if self._first is not None:
             return
         nodes, gpus, memory_mb = job.request
         self._first, self._reserved = job, self._nodes.emptiest(nodes, gpus, memory_mb)

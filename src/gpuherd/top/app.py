@@ -159,10 +159,6 @@ class TopApp(App[None]):
         self.look_now()
         self.set_interval(self._every_s, self.look_now)
 
-    def on_unmount(self) -> None:
-        """Closes the queue."""
-        self._looker.close()
-
     def on_resize(self) -> None:
         """Draws the last look again, in the new size."""
         if self.seen is not None:

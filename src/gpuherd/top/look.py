@@ -28,8 +28,7 @@ from gpuherd.jobs.job import JobState
 from gpuherd.jobs.monitor.format import at_work, colour, gpus, headline, place, state_word, what
 from gpuherd.jobs.monitor.job_status import Page
 from gpuherd.jobs.monitor.logs import log_of, shown
-from gpuherd.jobs.monitor.status import RunStatus, status_of
-from gpuherd.jobs.queue.reader import QueueReader
+from gpuherd.jobs.monitor.status import RunStatus, opened, status_of
 from gpuherd.jobs.records import AttemptRow, JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -78,18 +77,6 @@ class Looker:
         self._driver = GpuReader()
         # A slow look may still run when the next begins, in another thread.
         self._one_at_a_time = threading.Lock()
-        self._reader: QueueReader | None = None
-        self._inode: int | None = None
-
-    def close(self) -> None:
-        """Closes the queue, after the look that runs now."""
-        with self._one_at_a_time:
-            self._close()
-
-    def _close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
 
     def look(self, text: str = "", chosen: str | None = None) -> Look:
         """The state now. ``text``: only jobs with it in their name; ``chosen``: the job whose log to read, by default
@@ -99,13 +86,12 @@ class Looker:
             machine = self._driver.snapshot()
             holders = self._holders(machine)
             try:
-                reader = self._opened()
-                status = status_of(self._run, reader, Page(text=text, limit=PAGE))
-                running = status.jobs
-                if text:
-                    running = status_of(self._run, reader, Page(states=(JobState.RUNNING,), limit=PAGE)).jobs
+                with opened(self._run) as reader:
+                    status = status_of(self._run, reader, Page(text=text, limit=PAGE))
+                    running = status.jobs
+                    if text:
+                        running = status_of(self._run, reader, Page(states=(JobState.RUNNING,), limit=PAGE)).jobs
             except GpuherdError as problem:
-                self._close()
                 return Look(at=clock.wall(), machine=machine, holders=holders, problem=str(problem))
         job = next((job for job in status.jobs if job.name == chosen), next(iter(status.jobs), None))
         return Look(
@@ -117,17 +103,6 @@ class Looker:
             log_of=None if job is None else job.name,
             log=() if job is None else _log(self._run, job),
         )
-
-    def _opened(self) -> QueueReader:
-        """The queue, which is opened again when another file has taken its place."""
-        try:
-            inode: int | None = self._run.queue.stat().st_ino
-        except OSError:
-            inode = None
-        if self._reader is None or self._reader.version() is None or inode != self._inode:
-            self._close()
-            self._reader, self._inode = QueueReader(self._run.queue), inode
-        return self._reader
 
     def _holders(self, machine: Machine) -> dict[str, Holder]:
         from gpuherd.gpus.leases import LeaseFolder

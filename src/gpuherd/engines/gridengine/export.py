@@ -56,6 +56,8 @@ class GridEngineFiles(ClusterFiles):
         """As ``ClusterFiles.directives``."""
         jobs, limit = len(group.jobs), self._options.array_limit
         words = [f"-N {translate.job_name(group.name)}", "-S /bin/bash", "-cwd", "-j y", "-r n", "-notify"]
+        # qsub, unlike sbatch, hands no environment on: with the PATH of the submitter a job finds the same programs.
+        words.append("-v PATH")
         words.append(f"-o logs/{group.name}{'.$TASK_ID' if jobs > 1 else ''}.log")
         if jobs > 1:
             words.append(f"-t 1-{jobs}")

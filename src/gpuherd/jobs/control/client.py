@@ -10,6 +10,7 @@ that a dead dispatcher left running and that no request names.
 from __future__ import annotations
 
 import logging
+import os
 import select
 import sqlite3
 import time
@@ -19,6 +20,7 @@ from dataclasses import replace
 
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import GpuherdError, QueueBusy, UsageError, clean
+from gpuherd.gpus.lease_files import user_name
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts import GRACE_S
 from gpuherd.jobs.attempts.complete import Completion
@@ -61,8 +63,8 @@ def send(run: RunDirectory, request: Request, *, wait_s: float = 10.0) -> Respon
     # A running dispatcher has checked the file; without one, this process works on the queue itself.
     with Queue(run.queue, check=DispatcherLock.holder(run.lock) is None) as queue:
         _refuse_unknown(queue, request)
-        by = _user()
-        with raising_cannot_write(run.queue, "ask again; nothing was asked"):
+        by = clean(user_name(os.geteuid()))
+        with raising_cannot_write(run.queue, "give the command again; no request was written"):
             number = queue.add_request(replace(request, by=by, at=clock.wall()))
         deadline, pause = time.monotonic() + wait_s, _FIRST_LOOK_S
         while True:
@@ -102,15 +104,6 @@ def _refuse_unknown(queue: Queue, request: Request) -> None:
     if unknown:
         hint = did_you_mean(unknown[0], queue.names(_NAMES_LOOKED_AT), show=clean)
         raise UsageError(f"there is no job {clean(unknown[0])!r} in this queue{hint}")
-
-
-def _user() -> str:
-    import getpass  # slow to import, and seldom needed
-
-    try:
-        return clean(getpass.getuser())
-    except (KeyError, OSError):
-        return "someone"
 
 
 # --- where no dispatcher runs -------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class ControlServer:
         for request in self._queue.requests():
             # A request written after ``listen`` was sent to this dispatcher.
             if request.kind not in OF_JOBS and request.at < self._listens_since:
-                past = Response(False, "the gpuherd that it was asked of had ended", self._name)
+                past = Response(False, "the gpuherd that it was sent to had ended", self._name)
                 self._queue.answer(request.id, past, clock.wall())
         self.carry_out_all()
 
@@ -187,7 +187,8 @@ class ControlServer:
         return f"no gpuherd works on {self._run.root}"
 
     def reload(self) -> str:
-        """Reads the settings files again. Where one is wrong, the old settings stay in force. Never raises."""
+        """Reads the settings files again, and returns a sentence about it. Where a file is wrong, the old settings stay
+        in force; never raises."""
         dispatcher = self._dispatcher
         if dispatcher is None:
             return f"{self._nobody()}; the next one reads the settings when it starts"
@@ -212,9 +213,9 @@ def _sentence(kind: ControlKind, changed: Changed) -> str:
     parts = [f"{_DONE[kind]} {_named(changed.jobs)}"] if changed.jobs else []
     if changed.along:
         parts.append(f"and with that {_named(changed.along)}")
-    parts += _first(changed.refused, "and {} more that it can't be done to")
+    parts += _first(changed.refused, "and {} more jobs that can't be changed so")
     parts += _first(changed.remarks, "and so are {} more")
-    return "; ".join(parts) or "there was no job to do it to"
+    return "; ".join(parts) or "it applies to no job"
 
 
 def _first(sentences: Sequence[str], more: str) -> list[str]:

@@ -138,7 +138,6 @@ def contention_actions(
     *,
     now: float,
     quiet_s: float,
-    presence_s: float = PRESENCE_S,
 ) -> tuple[tuple[Action, ...], Sightings]:
     """The actions after a look, and the sightings for the next one.
 
@@ -157,7 +156,7 @@ def contention_actions(
     for stranger in strangers:
         before = seen.get(stranger.key, Sighting(None, now))
         since = now if before.since is None else before.since
-        settled += [stranger] if now - since >= presence_s else []
+        settled += [stranger] if now - since >= PRESENCE_S else []
         sightings[stranger.key] = Sighting(since, now, before.reported or stranger in settled)
     actions: list[Action] = []
     for attempt in running:

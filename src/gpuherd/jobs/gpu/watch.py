@@ -42,6 +42,9 @@ _FULL_LOOK_S = 5.0
 # For this long after another user was on the machine, or took a lease, that user may be between two jobs.
 _YOUNG_S = 600.0
 
+_NOT_LOOKED_AT = idle.Check(False, "not looked at yet")
+_JUST_LEFT = idle.Check(False, "our own job has just left it")
+_STILL_LEAVING = idle.Check(False, "our own job is still leaving it")
 
 logger = logging.getLogger(__name__)
 
@@ -99,8 +102,7 @@ class GpuWatch:
         self._links: LinkMap = {}
         self._rule = self._rule_of(options)
         self._streaks = idle.Streaks()
-        self._busy: dict[str, str] = {}
-        self._checks: dict[str, idle.Check] = {}
+        self._checks: dict[str, idle.Check] = {}  # of the last look
         self._haste: dict[str, float] = {}
         # Memory that is free on an idle GPU: less than its total, by the driver's own part.
         self._room_mb: dict[str, int] = {}
@@ -171,7 +173,7 @@ class GpuWatch:
         self._rule = self._rule_of(options)
         self._gpus = {gpu.uuid: gpu for gpu in kept}
         self._links = links_between(kept)
-        self._busy = {uuid: self._busy.get(uuid, "not looked at yet") for uuid in self._gpus}
+        self._checks = {uuid: self._checks.get(uuid, _NOT_LOOKED_AT) for uuid in self._gpus}
         self.maker, self.awaits_driver, self.problem = machine.maker, awaits_driver, None
         if not chosen:
             hidden = f"no GPU is visible ({variable_of(machine.maker)} hides them)"
@@ -234,8 +236,7 @@ class GpuWatch:
             # With figures that rank two free GPUs, such as utilisation; and with the other users of the machine.
             self._note_others(self._refresh(), now)
         self._observe(waited_for, now)
-        unused = {uuid: self._checks[uuid].free for uuid in waited_for if uuid in self._checks}
-        self.leases.look(unused, now)
+        self.leases.look({uuid: self._checks[uuid].free for uuid in waited_for}, now)
         self.leases.ours(ours, now)
         low = any(self._is_low(self._gpus[uuid].used_mb) for uuid in waited_for)
         self._full_look_at = now + (self._rule.interval_s if low else max(self._rule.interval_s, _FULL_LOOK_S))
@@ -293,7 +294,7 @@ class GpuWatch:
             if uuid in self._gpus:
                 self._streaks = idle.released(self._streaks, uuid, self._rule, now)
                 self._haste[uuid] = 0.0
-                self._busy[uuid] = "our own job has just left it"
+                self._checks[uuid] = _JUST_LEFT
                 self._full_look_at = min(self._full_look_at, now + self._rule.interval_s)
                 self._all_ours = False
 
@@ -373,7 +374,7 @@ class GpuWatch:
         # A clean look here is no further step in the row of checks; an unclean one ends the row.
         unclean = {uuid: found for uuid, found in checks.items() if not found.free}
         self._streaks = idle.observe(self._streaks, unclean, self._rule, now)
-        self._busy |= {uuid: found.reason for uuid, found in unclean.items()}
+        self._checks |= unclean
         free = set(uuids) - unclean.keys()
         self.usage.taken(self._gpus[uuid] for uuid in free)
         self._faults.taken(free)
@@ -402,16 +403,13 @@ class GpuWatch:
             gpu = self._gpus[uuid]
             self._was_low[uuid] = self._is_low(gpu.used_mb)
             if uuid in self._streaks.left and any(self._is_ours(process) for process in gpu.processes):
-                self._busy[uuid] = "our own job is still leaving it"
+                self._checks[uuid] = _STILL_LEAVING
                 continue
             checks[uuid] = idle.check(gpu, self._rule)
+            if checks[uuid].free:
+                self._room_mb[uuid] = gpu.free_mb
         self._streaks = idle.observe(self._streaks, checks, self._rule, now)
         self._checks |= checks
-        for uuid, found in checks.items():
-            if found.free:
-                self._room_mb[uuid] = self._gpus[uuid].free_mb
-            clean = idle.clean_checks(self._streaks, uuid, self._rule)
-            self._busy[uuid] = found.reason or f"free for {clean} of {self._rule.max_checks} checks"
 
     def _is_ours(self, process: GpuProcess) -> bool:
         """Whether a process belongs to an attempt of this queue."""
@@ -433,5 +431,9 @@ class GpuWatch:
             held = self.leases.held(uuid, now)
             if held is None and uuid in self._streaks.clean and uuid not in recent.clean:
                 held = "not looked at lately"
-            verdicts[uuid] = held or (None if self._is_free(uuid) else self._busy[uuid])
+            verdicts[uuid] = held or (None if self._is_free(uuid) else self._checks[uuid].reason or self._clean(uuid))
         return verdicts
+
+    def _clean(self, uuid: str) -> str:
+        clean = idle.clean_checks(self._streaks, uuid, self._rule)
+        return f"free for {clean} of {self._rule.max_checks} checks"

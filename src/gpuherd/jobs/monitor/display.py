@@ -156,7 +156,7 @@ def counts(snapshot: RunSnapshot) -> str:
 
 
 def summary(snapshot: RunSnapshot) -> str:
-    """All of it in one line: the counts, and why the next job waits."""
+    """The snapshot in one line: the counts, and why the next job waits."""
     return "; ".join([counts(snapshot), *([clean(snapshot.waiting_for)] if snapshot.waiting_for else [])])
 
 

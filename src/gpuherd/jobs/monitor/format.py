@@ -143,7 +143,7 @@ def where(attempt: AttemptRow) -> str:
 
 
 def place(attempt: AttemptRow) -> str:
-    """The same with the word: ``GPU 0,3:1``."""
+    """Where an attempt runs or ran, with the word: ``GPU 0,3:1``."""
     return f"GPU {where(attempt)}" if attempt.gpus else where(attempt)
 
 
@@ -215,7 +215,7 @@ def as_table(status: RunStatus, height: int | None = None) -> RenderableType:
 def as_tables(
     status: RunStatus, pages: Iterable[Sequence[JobStatus]], height: int | None = None
 ) -> Iterator[RenderableType]:
-    """The same in parts, with a table for each page of its jobs, made when it is used."""
+    """The status in parts, with a table for each page of its jobs, made when it is used."""
     from rich.console import Group
     from rich.text import Text
 
@@ -270,7 +270,7 @@ def _table(jobs: Sequence[JobStatus], *, one_line: bool) -> RenderableType:
 
 
 def _that_fit(jobs: Sequence[JobStatus], rows: int) -> Sequence[JobStatus]:
-    """So many of the jobs: running jobs get half of the room, and more where the others leave some."""
+    """The jobs for which there is room: running jobs get half of the rows, and more where the others leave some."""
     running = [job for job in jobs if job.state is JobState.RUNNING]
     others = [job for job in jobs if job.state is not JobState.RUNNING]
     of_running = min(len(running), max((rows + 1) // 2, rows - len(others)))

@@ -118,8 +118,7 @@ def places(page: Page) -> Iterator[int | None]:
 
 
 def _count(reader: QueueReader, where: str, values: tuple[object, ...]) -> int:
-    found = reader.one(f"SELECT count(*) FROM jobs WHERE {where}", values)  # noqa: S608 - our own words
-    return 0 if found is None else int(found[0])
+    return int(reader.value(f"SELECT count(*) FROM jobs WHERE {where}", values))  # noqa: S608 - our own words
 
 
 def _waiting(reader: QueueReader, submission: int, longest_first: bool, most: int, skip: int) -> Iterator[sqlite3.Row]:
@@ -205,16 +204,15 @@ class JobStatuses:
     def of(self, rows: Iterable[sqlite3.Row]) -> Iterator[JobStatus]:
         """The status of the jobs of these rows, in their order, as the queue stands now; each row of the page once."""
         self._now = clock.wall()
-        self._round = self._reader.rows("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")[0][0]
-        recorded = self._reader.one("SELECT value FROM meta WHERE key = 'round'")
-        number, at = round_opened(None if recorded is None else recorded["value"])
+        self._round = self._reader.value("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")
+        number, at = round_opened(self._reader.value("SELECT value FROM meta WHERE key = 'round'"))
         self._round_opened_at = at if number == self._round else 0.0
         rest = iter(rows)
         while chunk := list(itertools.islice(rest, _AT_ONCE)):
             attempts = _latest_attempts(self._reader, [row["id"] for row in chunk])
             for row in chunk:
                 last = attempts.get(row["id"])
-                yield self._job(row, None if last is None else _live(last, attempt_row(last, row["name"]), self._run))
+                yield self._job(row, None if last is None else live_attempt(last, row["name"], self._run))
 
     def _job(self, row: sqlite3.Row, attempt: AttemptRow | None) -> JobStatus:
         spec = json.loads(row["spec"])
@@ -318,18 +316,24 @@ def _latest_attempts(reader: QueueReader, jobs: Sequence[int]) -> dict[int, sqli
     return {row["job"]: row for row in reader.each(query.format(",".join("?" * len(jobs))), tuple(jobs))}
 
 
-def _live(row: sqlite3.Row, attempt: AttemptRow, run: RunDirectory) -> AttemptRow:
-    """A running attempt with its times so far and its progress; another one as it is."""
+def ran_s(row: sqlite3.Row) -> float | None:
+    """How long the running attempt of this row has run by now; None where an engine has not begun it, and where its
+    process is gone and its end not recorded yet."""
+    process = process_of(row)
+    if process is not None:
+        return max(0.0, clock.mono() - row["started_mono"]) if process.is_alive() else None
+    # By the wall clock: it goes on while this machine is started anew, whose own clock then begins again.
+    return None if row["node"] is None else max(0.0, clock.wall() - row["started_at"])
+
+
+def live_attempt(row: sqlite3.Row, job: str, run: RunDirectory) -> AttemptRow:
+    """The attempt of this row; a running one with its times so far and its progress."""
+    attempt = attempt_row(row, job)
     if attempt.state is not AttemptState.RUNNING:
         return attempt
-    run_s, wait_s, paused_s = None, attempt.wait_s, attempt.paused_s
-    process = process_of(row)
-    if process is None:
-        # By the wall clock: it goes on while this machine is started anew, whose own clock then begins again.
-        since_s = max(0.0, clock.wall() - attempt.started_at)
-        run_s, wait_s = (None, wait_s + since_s) if attempt.in_line else (since_s, wait_s)
-    elif process.is_alive():
-        run_s = max(0.0, clock.mono() - row["started_mono"])
+    run_s, wait_s, paused_s = ran_s(row), attempt.wait_s, attempt.paused_s
+    if attempt.in_line:
+        wait_s += max(0.0, clock.wall() - attempt.started_at)
     if row["paused_mono"] is not None:
         paused_s += max(0.0, clock.mono() - row["paused_mono"])
     progress = read_progress(run.attempt_progress(attempt.id))

@@ -93,7 +93,8 @@ def follow(
     look_s: float = _LOOK_S,
     on_wait: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Part]:
-    """The same, and then all that is added until the attempt has ended; without ``attempt`` until the job has.
+    """The log as ``read`` gives it, then all that is added until the attempt has ended; without ``attempt`` until the
+    job has.
 
     Waits for a job that has not been started yet. Raises as ``read``.
 
@@ -202,13 +203,12 @@ def _later(reader: QueueReader, job: str, number: int) -> AttemptRow | None:
 
 
 def _has_ended(reader: QueueReader, attempt: AttemptRow) -> bool:
-    row = reader.one("SELECT state FROM attempts WHERE id = ?", (attempt.id,))
-    return row is None or row["state"] != AttemptState.RUNNING
+    return bool(reader.value("SELECT state FROM attempts WHERE id = ?", (attempt.id,)) != AttemptState.RUNNING)
 
 
 def _state(reader: QueueReader, job: str) -> JobState | None:
-    row = reader.one("SELECT state FROM jobs WHERE name = ?", (job,))
-    return None if row is None else JobState(row["state"])
+    state = reader.value("SELECT state FROM jobs WHERE name = ?", (job,))
+    return None if state is None else JobState(state)
 
 
 # --- the file -------------------------------------------------------------------------------------------------------

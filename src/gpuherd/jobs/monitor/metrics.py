@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from gpuherd.jobs import clock
-from gpuherd.jobs.monitor.job_status import Page
+from gpuherd.jobs.monitor.job_status import Page, ran_s
 from gpuherd.jobs.monitor.status import RunStatus, status_of
-from gpuherd.jobs.queue.reader import QueueReader, process_of
+from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.records import AttemptState
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -139,23 +138,11 @@ def _gpus(reader: QueueReader) -> tuple[dict[str, GpuMetrics], dict[str, float]]
             gpu.running += row["n"] if running else 0
             gpu.shared |= row["shared"] > 0
             gpu.remote |= row["remote"] > 0
-    for uuid, seconds in _running_s(reader):
-        gpus[uuid].running_s += seconds
-    return dict(gpus), dict(by_state)
-
-
-def _running_s(reader: QueueReader) -> Iterator[tuple[str, float]]:
-    """For each GPU of each running attempt how long it has run. An attempt that is recorded as running, and has ended
-    while no dispatcher was there, counts once its end is known.
-    """
-    now, wall = clock.mono(), clock.wall()
+    # An attempt that is recorded as running, and has ended while no dispatcher was there, counts once its end is known.
     for row in reader.rows("SELECT * FROM attempts WHERE state = 'running'"):
-        process = process_of(row)
-        # Beyond this machine by the wall clock: there it goes on while this one is started anew.
-        ran_s = wall - row["started_at"] if process is None else now - row["started_mono"]
-        if process is None or process.is_alive():
-            for uuid in json.loads(row["gpus"]):
-                yield uuid, max(0.0, ran_s)
+        for uuid in json.loads(row["gpus"]):
+            gpus[uuid].running_s += ran_s(row) or 0.0
+    return dict(gpus), dict(by_state)
 
 
 # --- gpu_metrics.json ---------------------------------------------------------------------------------------------
@@ -206,7 +193,7 @@ def gpu_metrics(
         "total_wait_time": round(sum(waits.ordered), 3),
         "avg_wait_time": round(sum(waits.ordered) / len(waits.ordered), 3) if waits.ordered else None,
         "max_wait_time": round(waits.ordered[-1], 3) if waits.ordered else None,
-        "attempts": sum(metrics.ended.values()) + _count(reader, "state = 'running'"),
+        "attempts": sum(metrics.ended.values()) + reader.value("SELECT count(*) FROM attempts WHERE state = 'running'"),
         "failed_attempts": sum(failed.values()),
         "failed_attempts_by_class": failed,
         "retries_by_class": {row[0]: row[1] for row in reader.rows(_RETRIES)},
@@ -230,11 +217,6 @@ def gpu_metrics(
         "attempts_by_engine": _counter(reader, "engine"),
         "attempts_by_node": _counter(reader, "node"),
     }
-
-
-def _count(reader: QueueReader, where: str) -> int:
-    found = reader.one(f"SELECT count(*) FROM attempts WHERE {where}")  # noqa: S608 - our own words
-    return 0 if found is None else int(found[0])
 
 
 def _counter(reader: QueueReader, column: str) -> dict[str, int]:

@@ -63,7 +63,7 @@ class _Families(Collector):
         yield _gauge("info", "Which gpuherd and which queue this is.", info, "version", "queue")
         yield _gauge("dispatcher_up", "Whether a dispatcher works on the queue.", [(status.dispatcher is not None,)])
         yield _gauge("jobs", "Jobs of the queue by state.", asdict(status.counts).items(), "state")
-        yield _gauge("jobs_paused", "Jobs that were told to pause.", [(status.paused,)])
+        yield _gauge("jobs_paused", "Jobs that are paused.", [(status.paused,)])
         if (there := status.in_engine) is not None:
             phases = ((there.engine, "in_line", there.in_line), (there.engine, "begun", there.jobs - there.in_line))
             text = "Running jobs that an engine beyond this machine has, by phase."

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpuherd.engines.process_tree import boot_id, identify
-from gpuherd.engines.progress import read as read_progress
 from gpuherd.engines.registry import LOCAL
 from gpuherd.jobs import clock, dispatcher_state
 from gpuherd.jobs.dispatcher_state import DispatcherState
@@ -24,12 +23,12 @@ from gpuherd.jobs.monitor.job_status import (
     PAGE,
     JobStatuses,
     Page,
-    job_eta_s,
+    live_attempt,
     matching,
     rows_of,
 )
 from gpuherd.jobs.queue.connection import COSTS_WAITING
-from gpuherd.jobs.queue.reader import QueueReader, attempt_row, handed_of, is_there
+from gpuherd.jobs.queue.reader import QueueReader, attempt_row, is_there
 from gpuherd.jobs.queue.schema import damaged
 from gpuherd.jobs.records import AttemptRow, Counts, JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
@@ -241,21 +240,21 @@ def attempts_of(reader: QueueReader, job: str) -> tuple[AttemptRow, ...]:
 
 
 def _submission(reader: QueueReader) -> int:
-    row = reader.one("SELECT value FROM meta WHERE key = 'submission'")
-    if row is None:
+    number = reader.value("SELECT value FROM meta WHERE key = 'submission'")
+    if number is None:
         raise damaged(reader.path, "its table meta has no submission")
-    return int(row["value"])
+    return int(number)
 
 
 def _paused(reader: QueueReader, submission: int) -> int:
     """Waiting jobs that are held, and running ones whose processes are stopped."""
-    row = reader.one(
+    number = reader.value(
         # The plus has SQLite use the index of held jobs, which are few, and not that of the submission.
         "SELECT (SELECT count(*) FROM jobs WHERE held = 1 AND +submission = ?)"
         " + (SELECT count(*) FROM attempts WHERE state = 'running' AND paused <> '')",
         (submission,),
     )
-    return 0 if row is None else int(row[0])
+    return int(number)
 
 
 def _held(reader: QueueReader, submission: int) -> tuple[str, ...]:
@@ -273,12 +272,12 @@ def _dispatcher(run: RunDirectory, reader: QueueReader) -> DispatcherStatus | No
     row = reader.one("SELECT pid, boot, started_at, started_mono, ended_at FROM runs ORDER BY id DESC LIMIT 1")
     if row is None or row["ended_at"] is not None or row["boot"] != boot_id():
         return None
-    inode = reader.one("SELECT value FROM meta WHERE key = 'inode'")
+    inode = reader.value("SELECT value FROM meta WHERE key = 'inode'")
     try:
         here = reader.path.stat().st_ino
     except OSError:
         return None  # the folder was removed or moved meanwhile
-    if inode is None or inode["value"] != str(here):
+    if inode != str(here):
         return None  # a copied folder: the original's dispatcher works on the original
     process = identify(row["pid"])
     if process is None or process.start_ticks / os.sysconf("SC_CLK_TCK") > row["started_mono"] + 1:
@@ -341,10 +340,10 @@ def _eta_s(
     per_cost, mean_s = costed_s / cost if cost else 0.0, done_s / done
     work_s = cost_waiting * per_cost + (waiting - costed) * mean_s
     for each in running:
-        worked_s = _worked_s(each)
+        attempt = live_attempt(each, "", run)
         expected_s = mean_s if each["cost"] is None or not cost else each["cost"] * per_cost
-        own_s = job_eta_s(read_progress(run.attempt_progress(each["id"])), worked_s)
-        work_s += max(0.0, expected_s - worked_s) if own_s is None else own_s
+        left_s = max(0.0, expected_s - (attempt.worked_s or 0.0))
+        work_s += left_s if attempt.eta_s is None else attempt.eta_s
     at_once = max(1, len(running)) if state is None or state.at_once is None else state.at_once
     return _ends_in_s(work_s, min(max(at_once, 0 if back_in_s else 1), waiting + len(running)), back_in_s)
 
@@ -363,13 +362,3 @@ def _ends_in_s(work_s: float, places: int, back_in_s: Sequence[float]) -> float:
             break
         ends = (work_s + sum(begins[: number + 1])) / (number + 1)
     return ends
-
-
-def _worked_s(attempt: sqlite3.Row) -> float:
-    """How long a running attempt has run by now without its pauses, from its row alone; 0 in an engine's queue."""
-    handed = handed_of(attempt)
-    if handed is not None:
-        return 0.0 if handed.node is None else max(0.0, clock.wall() - float(attempt["started_at"]))
-    now, since = clock.mono(), attempt["paused_mono"]
-    paused_s = float(attempt["paused_s"]) + (0.0 if since is None else now - float(since))
-    return max(0.0, now - float(attempt["started_mono"]) - paused_s)

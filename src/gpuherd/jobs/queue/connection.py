@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs.control.messages import Request, Response
@@ -33,6 +33,8 @@ from gpuherd.jobs.records import AttemptRecord, AttemptRow, Counts, Predecessor,
 from gpuherd.jobs.scheduler.memory import FamilyMemory
 from gpuherd.jobs.scheduler.ordering import BEYOND, MOST_KINDS
 
+_T = TypeVar("_T")
+
 COSTS_WAITING = "SELECT count(*), count(cost), total(cost) FROM jobs WHERE submission = ? AND state = 'waiting'"
 # Names in one query: SQLite takes a thousand values, and some builds no more.
 _AT_ONCE = 500
@@ -47,7 +49,7 @@ _ORDER: Mapping[Order, str] = {"age": "priority DESC, id", "longest": "priority 
 # that were open when it was handed over: they have lower numbers than its own. When one of those fails, or another
 # attempt takes its place, the follower can't start any more: it is *orphaned*, and must be taken back.
 
-# The need m of a job is in the engine's hands, and nobody wants it to end.
+# The needed job m is submitted to the engine, and no request is to end it.
 _IN_HAND = (
     "m.cancelled_by IS NULL AND EXISTS (SELECT 1 FROM attempts b WHERE b.job = m.id AND b.state = 'running'"
     " AND b.engine = ? AND b.handle IS NOT NULL)"
@@ -228,10 +230,7 @@ class QueueFile:
         first = name.removeprefix(self._batches)
         if first == name or not (first.isascii() and first.isdigit()) or len(first) > _DIGITS:
             return False
-        return (
-            self._db.execute("SELECT 1 FROM attempts WHERE id = ? AND batch = ?", (int(first), name)).fetchone()
-            is not None
-        )
+        return self._value(int, "SELECT 1 FROM attempts WHERE id = ? AND batch = ?", (int(first), name)) is not None
 
     def owns(self, record: AttemptRecord) -> bool:
         """Whether an open attempt is this queue's own, and not one of the queue of which it is a copy. (A copy's first
@@ -251,11 +250,8 @@ class QueueFile:
 
     def _follows(self, job: int, engine: str) -> bool:
         """Whether all that this job needs and that has not succeeded is in the engine's hands."""
-        found = self._db.execute(
-            f"SELECT 1 FROM jobs j WHERE j.id = ? AND EXISTS ({_NOT_YET} AND NOT ({_IN_HAND}))",  # noqa: S608
-            (job, engine),
-        ).fetchone()
-        return found is None
+        lacking = f"SELECT 1 FROM jobs j WHERE j.id = ? AND EXISTS ({_NOT_YET} AND NOT ({_IN_HAND}))"  # noqa: S608
+        return self._value(int, lacking, (job, engine)) is None
 
     def _queued(self, found: Sequence[sqlite3.Row]) -> tuple[QueuedJob, ...]:
         """Jobs of the round that is open now: none of them could run before it was."""
@@ -266,48 +262,42 @@ class QueueFile:
     def _kinds_of(self, unfinished: int) -> Iterator[tuple[int, int, int]]:
         """GPUs, share and MB of the kinds of a round: each is the next in the index, however long the queue is."""
         waiting = f"FROM jobs WHERE {_COULD_RUN} AND round = ?"
-        size = 0
-        while True:
-            row = self._db.execute(f"SELECT min(gpus) {waiting} AND gpus > ?", (unfinished, size)).fetchone()
-            if row[0] is None:
-                return
-            size = int(row[0])
+        next_size = f"SELECT min(gpus) {waiting} AND gpus > ?"
+        next_memory = (
+            f"SELECT min(coalesce(memory_mb, 0)) {waiting} AND gpus = ? AND share = ? AND coalesce(memory_mb, 0) > ?"
+        )
+        size = self._value(int, next_size, (unfinished, 0))
+        while size is not None:
             for share in (0, 1):
-                memory_mb = -1
+                memory_mb: int | None = -1
                 for _ in range(MOST_KINDS):
-                    row = self._db.execute(
-                        f"SELECT min(coalesce(memory_mb, 0)) {waiting} AND gpus = ? AND share = ?"
-                        " AND coalesce(memory_mb, 0) > ?",
-                        (unfinished, size, share, memory_mb),
-                    ).fetchone()
-                    if row[0] is None:
+                    memory_mb = self._value(int, next_memory, (unfinished, size, share, memory_mb))
+                    if memory_mb is None:
                         break
-                    memory_mb = int(row[0])
                     yield size, share, memory_mb
+            size = self._value(int, next_size, (unfinished, size))
 
     def round(self) -> int | None:
         """The lowest round of which a job waits or runs, None when none does."""
-        row = self._db.execute("SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')").fetchone()
-        return None if row[0] is None else int(row[0])
+        return self._value(int, "SELECT min(round) FROM jobs WHERE state IN ('waiting', 'running')")
 
     def round_opened(self) -> tuple[int | None, float]:
-        """The round that was last seen to be the lowest unfinished one, and since which wall-clock second; (None, 0.0)
-        where nobody has written it down."""
-        row = self._db.execute("SELECT value FROM meta WHERE key = 'round'").fetchone()
-        return round_opened(None if row is None else row[0])
+        """The round that was last recorded as the lowest unfinished one, and since which wall-clock second; (None, 0.0)
+        where none is recorded."""
+        return round_opened(self._value(str, "SELECT value FROM meta WHERE key = 'round'"))
 
     def held(self) -> int:
         """How many waiting jobs are paused."""
-        return int(self._db.execute("SELECT count(*) FROM jobs WHERE held = 1").fetchone()[0])
+        return self._value(int, "SELECT count(*) FROM jobs WHERE held = 1") or 0
 
     def next_not_before(self, now: float) -> float | None:
         """The next wall-clock second at which a job's back-off ends, or None."""
-        row = self._db.execute(
+        return self._value(
+            float,
             "SELECT min(not_before) FROM jobs WHERE state = 'waiting' AND blocked = 0 AND held = 0"
             " AND not_before > ? AND not_before <= ?",
             (now, now + LONGEST_BACK_OFF_S),
-        ).fetchone()
-        return None if row[0] is None else float(row[0])
+        )
 
     def counts(self) -> Counts:
         """Jobs of the latest submission by state."""
@@ -362,12 +352,11 @@ class QueueFile:
 
     def last_failure(self, job: int) -> str | None:
         """The failure class of a job's latest attempt; None if that did not fail."""
-        row = self._db.execute("SELECT class FROM attempts WHERE job = ? ORDER BY id DESC LIMIT 1", (job,)).fetchone()
-        return None if row is None else row["class"]
+        return self._value(str, "SELECT class FROM attempts WHERE job = ? ORDER BY id DESC LIMIT 1", (job,))
 
     def last_attempt(self) -> int:
         """The highest attempt number used so far, 0 for none."""
-        return int(self._db.execute("SELECT coalesce(max(id), 0) FROM attempts").fetchone()[0])
+        return self._value(int, "SELECT max(id) FROM attempts") or 0
 
     # --- requests and measurements -----------------------------------------------------------------------------
 
@@ -418,6 +407,11 @@ class QueueFile:
         return {row["uuid"]: row["state"] for row in self._db.execute("SELECT uuid, state FROM gpu_health")}
 
     # --- helpers ----------------------------------------------------------------------------------------------
+
+    def _value(self, kind: Callable[[Any], _T], query: str, values: tuple[object, ...] = ()) -> _T | None:
+        """The first value of the first row; None where there is no row, or no value in it."""
+        row = self._db.execute(query, values).fetchone()
+        return None if row is None or row[0] is None else kind(row[0])
 
     def _named(self, name: str) -> sqlite3.Row | None:
         """The row of the job with this name. Users may give any bytes: what is no valid text is no job's name."""

@@ -149,11 +149,11 @@ class Interventions(QueueFile):
 
     def _is_cut_off(self) -> bool:
         """Whether the last run did not end: it was killed, or left jobs in an engine."""
-        last = self._db.execute("SELECT ended_at FROM runs ORDER BY id DESC LIMIT 1").fetchone()
-        if last is None:
+        cut_off = self._value(int, "SELECT ended_at IS NULL FROM runs ORDER BY id DESC LIMIT 1")
+        if cut_off is None:
             return False
-        left = self._db.execute("SELECT 1 FROM attempts WHERE state = 'running' LIMIT 1").fetchone()
-        return last["ended_at"] is None or left is not None
+        left = self._value(int, "SELECT 1 FROM attempts WHERE state = 'running' LIMIT 1")
+        return bool(cut_off) or left is not None
 
     def _enter(
         self, jobs: Sequence[Job], again: Collection[str], submission: int, continued: int | None = None
@@ -220,7 +220,7 @@ class Interventions(QueueFile):
             raise UsageError("; ".join(told[:_MOST_CIRCULAR]))
 
     def _known(self, jobs: Sequence[Job]) -> Mapping[str, sqlite3.Row]:
-        if self._db.execute("SELECT 1 FROM jobs LIMIT 1").fetchone() is None:
+        if self._value(int, "SELECT 1 FROM jobs LIMIT 1") is None:
             return {}
         columns = "id, name, spec, state, submission, held, doomed"
         rows = (self._db.execute(f"SELECT {columns} FROM jobs WHERE name = ?", (job.name,)).fetchone() for job in jobs)  # noqa: S608
@@ -293,7 +293,7 @@ class Interventions(QueueFile):
         with self.transaction():
             for row in self._rows(names, ("waiting", "running")):
                 # Cancelled by now, perhaps, with one that it needs.
-                state = JobState(self._db.execute("SELECT state FROM jobs WHERE id = ?", (row["id"],)).fetchone()[0])
+                state = self._value(JobState, "SELECT state FROM jobs WHERE id = ?", (row["id"],))
                 if state is JobState.WAITING:
                     self._db.execute(
                         "UPDATE jobs SET state = 'cancelled', held = 0, cancelled_by = ?, reason = ? WHERE id = ?",
@@ -392,7 +392,7 @@ class Interventions(QueueFile):
 
     def _cascade(self, job: int, fate: str) -> tuple[str, ...]:
         """Cancels the waiting jobs that need this one, also by way of others; returns their names."""
-        name = str(self._db.execute("SELECT name FROM jobs WHERE id = ?", (job,)).fetchone()[0])
+        name = self._value(str, "SELECT name FROM jobs WHERE id = ?", (job,))
         cascaded = self._db.execute(
             "WITH RECURSIVE doomed (id) AS (SELECT job FROM needs WHERE needed = ?"
             " UNION SELECT needs.job FROM needs JOIN doomed ON needs.needed = doomed.id)"
@@ -408,8 +408,7 @@ class Interventions(QueueFile):
     def mark_paused(self, attempt: int, why: PauseReason, mono: float) -> bool:
         """Records that a running attempt is stopped for this reason too; False when it was already."""
         with self.transaction():
-            row = self._db.execute("SELECT paused FROM attempts WHERE id = ?", (attempt,)).fetchone()
-            reasons = pause_reasons(row["paused"])
+            reasons = self._pauses(attempt)
             self._db.execute(
                 "UPDATE attempts SET paused = ?, paused_mono = coalesce(paused_mono, ?) WHERE id = ?",
                 (" ".join(sorted(reasons | {why})), mono, attempt),
@@ -419,8 +418,7 @@ class Interventions(QueueFile):
     def mark_resumed(self, attempt: int, why: PauseReason, mono: float) -> bool:
         """Records that this reason is over, and with the last one the pause; False when it was none."""
         with self.transaction():
-            row = self._db.execute("SELECT paused FROM attempts WHERE id = ?", (attempt,)).fetchone()
-            reasons = pause_reasons(row["paused"])
+            reasons = self._pauses(attempt)
             left = reasons - {why}
             self._db.execute("UPDATE attempts SET paused = ? WHERE id = ?", (" ".join(sorted(left)), attempt))
             if not left:
@@ -430,6 +428,9 @@ class Interventions(QueueFile):
                     (mono, mono, attempt),
                 )
             return why in reasons
+
+    def _pauses(self, attempt: int) -> frozenset[PauseReason]:
+        return self._value(pause_reasons, "SELECT paused FROM attempts WHERE id = ?", (attempt,)) or frozenset()
 
     def _open_attempt(self, job: sqlite3.Row) -> sqlite3.Row | None:
         """Number and engine of the attempt with which a job runs; None for a job that does not run."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from gpuherd.engines.process_tree import ProcessId
 from gpuherd.engines.registry import LOCAL
@@ -76,16 +77,13 @@ def gpus_of(text: str) -> frozenset[str]:
 
 
 def process_of(attempt: sqlite3.Row) -> ProcessId | None:
-    """The process of a row of ``attempts``, None for one that was handed over."""
-    if "engine" in attempt.keys() and attempt["engine"] != LOCAL:  # noqa: SIM118 - a Row is no mapping
-        return None
-    return ProcessId(attempt["pid"], attempt["start_ticks"], attempt["boot"])
+    """The process of a row of ``attempts``, None for one that was submitted to an engine beyond this machine."""
+    return ProcessId(attempt["pid"], attempt["start_ticks"], attempt["boot"]) if attempt["engine"] == LOCAL else None
 
 
 def handed_of(attempt: sqlite3.Row) -> Handed | None:
-    """How an attempt is found in its engine, from a row of ``attempts``; None for one on this machine, as in a queue
-    older than engines."""
-    if "engine" not in attempt.keys() or attempt["engine"] == LOCAL:  # noqa: SIM118
+    """How an attempt is found in its engine, from a row of ``attempts``; None for one on this machine."""
+    if attempt["engine"] == LOCAL:
         return None
     return Handed(attempt["engine"], attempt["batch"], attempt["place"], attempt["handle"], attempt["node"])
 
@@ -194,7 +192,7 @@ class QueueReader:
         self._looks_next = 0.0
         self._refuse_elsewhere()
         try:
-            self._db, self._sees_changes = _open(path)
+            self._db = _open(path)
         except sqlite3.Error as problem:
             raise _unreadable(path, problem) from problem
         try:
@@ -224,10 +222,6 @@ class QueueReader:
         except sqlite3.Error as problem:
             raise _unreadable(self.path, problem) from problem
 
-    def version(self) -> int | None:
-        """Another number when the file has been changed since the last call; None where this reader can't notice."""
-        return int(self.rows("PRAGMA data_version")[0][0]) if self._sees_changes else None
-
     @contextmanager
     def snapshot(self) -> Iterator[None]:
         """While it lasts all queries see the queue as it stands at the first, however fast it changes. Keep it short:
@@ -243,6 +237,11 @@ class QueueReader:
         """The first row, or None."""
         found = self.rows(query, values)
         return found[0] if found else None
+
+    def value(self, query: str, values: tuple[object, ...] = ()) -> Any:
+        """The first column of the first row, or None."""
+        found = self.one(query, values)
+        return None if found is None else found[0]
 
     def _refuse_elsewhere(self) -> None:
         """Checks again and again: another machine may start on the queue while a log is followed on this one."""
@@ -287,25 +286,21 @@ def _none(path: Path) -> UsageError:
     return UsageError(f"there is no queue in {path.parent} yet; name the folder of a run")
 
 
-def _open(path: Path) -> tuple[sqlite3.Connection, bool]:
-    """A read-only connection, and whether it sees what others change. In a folder that this user can't write, SQLite
-    can't make the small file by which readers and writers agree; when no writer is there, the file is read as one that
-    does not change.
+def _open(path: Path) -> sqlite3.Connection:
+    """A read-only connection. In a folder that this user can't write, SQLite can't make the small file by which readers
+    and writers agree; when no writer is there, the file is read as one that does not change.
     """
     address = path.absolute().as_uri() + "?mode=ro"
     try:
-        return _connect(address), True
+        return _connect(address)
     except sqlite3.OperationalError:
         if path.with_name(path.name + "-wal").exists():
             raise
-        return _connect(address + "&immutable=1"), False
+        return _connect(address + "&immutable=1")
 
 
 def _connect(address: str) -> sqlite3.Connection:
-    # A page that is drawn in one thread may be read in another (top): the caller ensures one at a time.
-    connection = sqlite3.connect(
-        address, uri=True, timeout=READER_LOCK_WITHIN_S, isolation_level=None, check_same_thread=False
-    )
+    connection = sqlite3.connect(address, uri=True, timeout=READER_LOCK_WITHIN_S, isolation_level=None)
     connection.row_factory = sqlite3.Row
     try:
         with closing(connection.execute("SELECT count(*) FROM sqlite_master")) as cursor:

@@ -45,7 +45,7 @@ _PASSING_PAGES = 64
 # doomed: 1 for a job that was cancelled because one that it needs failed or was cancelled; it comes back with that one.
 # attempts.paused: why its processes are stopped (words of PauseReason), '' while they are not; paused_mono since when,
 # paused_s how long before that.
-# *_mono columns are seconds of CLOCK_BOOTTIME: one clock for the whole machine, that nobody sets back; comparable
+# *_mono columns are seconds of CLOCK_BOOTTIME: one clock for the whole machine, which can't be set back; comparable
 # between users and processes within one boot. *_at columns are wall-clock seconds since 1970, for people.
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);

@@ -244,21 +244,25 @@ def explain_wait(schedule: TentativeSchedule, job: WaitingJob, *, reserved: bool
         if job.share and schedule.shared:
             return _no_room(schedule, job)
         return f"{pool.free} of {counted} GPUs are free, our own jobs run on {pool.in_use}"
-    reasons, ours = [], []
+    labels: dict[str, list[str]] = {}
+    ours = []
     for node in pool.nodes:
         for view in node.usable(job):
             if view.is_open and job.share:
-                reasons.append(f"GPU {view.gpu.label}: {view.shareable_mb} of {job.memory_mb} MB can be promised")
-            elif view.busy in (GIVEN, RESERVED):
-                reasons.append(f"GPU {view.gpu.label}: {view.busy}")
-            elif view.ours and not comes(view, job):
-                reasons.append(f"GPU {view.gpu.label}: {view.largest_mb} of {job.memory_mb} MB are free at best")
-            elif view.ours:
-                ours.append(view.gpu.label)
+                reason = f"{view.shareable_mb} of {job.memory_mb} MB can be promised"
+            elif view.ours and view.busy not in (GIVEN, RESERVED):
+                if comes(view, job):
+                    ours.append(view.gpu.label)
+                    continue
+                reason = f"{view.largest_mb} of {job.memory_mb} MB are free at best"
             elif view.busy is not None:
-                reasons.append(f"GPU {view.gpu.label}: {view.busy}")
+                reason = view.busy
             elif job.memory_mb is not None and view.gpu.free_mb < job.memory_mb:
-                reasons.append(f"GPU {view.gpu.label}: {view.gpu.free_mb} of {job.memory_mb} MB are free")
+                reason = f"{view.gpu.free_mb} of {job.memory_mb} MB are free"
+            else:
+                continue
+            labels.setdefault(reason, []).append(view.gpu.label)
+    reasons = [f"GPU {', '.join(gpus)}: {reason}" for reason, gpus in labels.items()]
     if ours:
         reasons.append(f"our own jobs run on GPU {', '.join(ours)}")
     return "; ".join(reasons) or f"{pool.free} of {job.gpus} GPUs are free"
