@@ -190,7 +190,7 @@ def _folder_of(run: RunDirectory) -> str:
 
 
 def write(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
-    """Writes the files, and makes ``logs`` beside them. Commands and environments may hold secrets.
+    """Writes the files, and makes ``logs`` next to them. Commands and environments may hold secrets.
 
     Raises UsageError when one of them is there already, unless ``force``; nothing is written then. CannotWrite.
     """

@@ -74,7 +74,7 @@ def refuse_if_never(options: RunOptions) -> None:
 
 def replacement(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]) -> Replacement | None:
     """The engine's program that runs the command; None where the command becomes a job that is followed. Raises as
-    ``EngineSpec.foreground``."""
+    ``Foreground.replacement``."""
     command = Command(
         argv=tuple(argv),
         placement=asked(options),
@@ -82,7 +82,8 @@ def replacement(options: RunOptions, argv: Sequence[str], tell: Callable[[str], 
         wait_s=0.0 if options.no_wait else options.wait,
         tell=tell,
     )
-    return options.spec.foreground(command, options)
+    foreground = options.spec.foreground()
+    return None if foreground is None else foreground.replacement(command, options)
 
 
 def become(found: Replacement, inherited: Sequence[int]) -> NoReturn:

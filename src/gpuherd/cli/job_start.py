@@ -227,7 +227,7 @@ def stay_inside(args: argparse.Namespace, settings: Settings) -> None:
     """Makes this machine the engine if the command was started inside a job of its engine and is to run its jobs there
     (``--in-allocation``). On another node than that of the job this process becomes the same command on that node.
 
-    Raises as ``EngineSpec.take_over``.
+    Raises as ``Foreground.take_over``.
     """
     from gpuherd.engines.base import Replacement
     from gpuherd.engines.options import EngineOptions, engine_values
@@ -242,9 +242,12 @@ def stay_inside(args: argparse.Namespace, settings: Settings) -> None:
         for key, value in engine_values(SimpleNamespace(**settings.defaults)).items()
         if key not in foreign(name)
     }
-    found = EngineOptions(**given).spec.take_over(
-        EngineOptions(**given), EngineOptions(**(defaults | given)), [sys.executable, "-m", "gpuherd", *sys.argv[1:]]
-    )
+    options = EngineOptions(**given)
+    foreground = options.spec.foreground()
+    if foreground is None:
+        return
+    argv = [sys.executable, "-m", "gpuherd", *sys.argv[1:]]
+    found = foreground.take_over(options, EngineOptions(**(defaults | given)), argv)
     if found is None:
         return
     if isinstance(found, Replacement):

@@ -175,7 +175,8 @@ def run_up(args: argparse.Namespace) -> int:
 
     load_for(args, DispatchOptions, stays=False)
     options = replace(build(DispatchOptions, args), share=True)
-    notice = options.spec.queue_notice(options)
+    foreground = options.spec.foreground()
+    notice = None if foreground is None else foreground.queue_notice(options)
     if notice is not None:
         print_note(notice)
     directory = open_folder(engine=options.engine)

@@ -15,9 +15,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpuherd.errors import ExitCode, GpuherdError
+
+if TYPE_CHECKING:
+    from gpuherd.engines.options import EngineOptions
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
 
@@ -258,6 +261,48 @@ class Inside:
     title: str
     node: str
     at_once: int | None
+
+
+class Foreground(Protocol):
+    """What an engine can do in the session that a command was typed in; a module may be one."""
+
+    def replacement(self, command: Command, options: EngineOptions) -> Replacement:
+        """The engine's program that runs a command in the foreground. Raises JobCannotFit, UsageError, EngineMissing,
+        EngineAway."""
+        ...
+
+    def inside(
+        self,
+        wanted: Callable[[], Sequence[Placement]],
+        options: EngineOptions,
+        submitted: str | None,
+        tell: Callable[[str], None],
+    ) -> Inside | None:
+        """The job of the engine, of which this process is a part, that is to run jobs with these placements; None where
+        they are to be submitted. Tells which where both could be meant.
+
+        Args:
+            submitted: the run's folder, where jobs of it were submitted before: then they go on so; else None.
+
+        Raises JobCannotFit where the options demand it and it can't be; EngineMissing, EngineAway.
+        """
+        ...
+
+    def take_over(self, given: EngineOptions, usual: EngineOptions, argv: Sequence[str]) -> Inside | Replacement | None:
+        """As ``inside``, for a whole command before it begins; with a Replacement this process becomes ``argv`` on the
+        job's own node.
+
+        Args:
+            given: the options of the command line; ``usual``: with those of the settings.
+
+        Raises UsageError where that is demanded and can't be; EngineMissing, EngineAway.
+        """
+        ...
+
+    def queue_notice(self, options: EngineOptions) -> str | None:
+        """What ``gpuherd up`` says where it starts inside of a job of the engine. Raises UsageError for options that
+        ask a queue to run in it."""
+        ...
 
 
 # --- Export -----------------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ class BatchSystem:
             listed = f" There are: {some(every)}" if every else " There is none"
             raise UsageError(f"{flag} {word}: {lack} {word} in {self.title}{hint}{listed}")
 
-    def check(self, judge: Callable[[], list[CheckResult]]) -> list[CheckResult]:
+    def diagnose(self, judge: Callable[[], list[CheckResult]]) -> list[CheckResult]:
         """The doctor's results, or one that says why the system can't be used from here."""
         missing = self.missing()
         not_here = f"not here: {', '.join(missing)}"

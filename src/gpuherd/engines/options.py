@@ -88,7 +88,7 @@ def refuse_ranks(options: EngineOptions) -> None:
         )
 
 
-# ``engine:`` in a YAML file: a name, or a mapping with the name and what else is said of it. Pure.
+# ``engine:`` in a YAML file: a name, or a mapping with the name and options.
 #
 # ::
 #
@@ -103,11 +103,11 @@ def refuse_ranks(options: EngineOptions) -> None:
 _OPTIONS: Mapping[str, Option] = {name: each.metadata["option"] for name, each in _DECLARED.items()}
 
 
-def read_block(told: Any, possible: Collection[str] = tuple(_OPTIONS), where: str = "engine") -> dict[str, Any]:
-    """The options that a block says, by field name; {} for None, where there is none.
+def read_block(value: Any, possible: Collection[str] = tuple(_OPTIONS), where: str = "engine") -> dict[str, Any]:
+    """The options in a block, by field name; {} for None, where there is none.
 
     Args:
-        told: the value of the key as YAML has it.
+        value: of the key, as YAML has it.
         possible: names of the options that the command has.
         where: what the key is called in errors.
 
@@ -116,18 +116,18 @@ def read_block(told: Any, possible: Collection[str] = tuple(_OPTIONS), where: st
     >>> read_block({"name": "slurm", "time-limit": "4h"})
     {'engine': 'slurm', 'time_limit': 14400.0}
     """
-    if told is None:
+    if value is None:
         return {}
-    block = told if isinstance(told, Mapping) else {"name": told}
+    block = value if isinstance(value, Mapping) else {"name": value}
     if "name" not in block:
         raise UsageError(f"{where}: it has no name; write name: slurm (possible: {', '.join(ENGINES)})")
     found: dict[str, Any] = {}
-    for key, value in block.items():
+    for key, word in block.items():
         name = "engine" if key == "name" else str(key).replace("-", "_")
         if name not in possible or name not in _OPTIONS or key == "engine":
             raise UsageError(f"{where}.{key} is no option of an engine{_nearest(str(key), possible)}")
         try:
-            found[name] = parse_value(_OPTIONS[name], value)
+            found[name] = parse_value(_OPTIONS[name], word)
         except ValueError as problem:
             raise UsageError(f"{where}.{key}: {problem}") from None
     return found

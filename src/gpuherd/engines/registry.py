@@ -23,7 +23,7 @@ from gpuherd.units import duration_s, positive_int, size_mb
 
 if TYPE_CHECKING:
     from gpuherd.checks import CheckResult
-    from gpuherd.engines.base import Command, Engine, ExportJob, Inside, Placement, Replacement
+    from gpuherd.engines.base import Engine, ExportJob, Foreground
     from gpuherd.engines.options import EngineOptions
     from gpuherd.engines.world import Join, Lead
 
@@ -139,9 +139,6 @@ class BatchSystemOptions(ClusterOptions):
 
 
 def _check(options: LocalOptions) -> None:
-    spec = _known().get(options.engine)
-    if spec is None:
-        raise UsageError(f"engine={options.engine!r}; possible: {', '.join(names())}")
     strange = foreign(options.engine)
     for each in fields(options):
         declared = each.metadata.get("option")
@@ -267,49 +264,9 @@ class EngineSpec:
         """
         return None
 
-    # --- a command in the foreground, and inside of a job of the engine
-
-    def foreground(self, command: Command, options: EngineOptions) -> Replacement | None:  # noqa: ARG002
-        """The engine's program that runs a command in the foreground; None where the command becomes a job whose output
-        is followed. Raises JobCannotFit, UsageError, EngineMissing, EngineAway."""
-        return None
-
-    def inside(
-        self,
-        wanted: Callable[[], Sequence[Placement]],  # noqa: ARG002
-        options: EngineOptions,  # noqa: ARG002
-        submitted: str | None,  # noqa: ARG002
-        tell: Callable[[str], None],  # noqa: ARG002
-    ) -> Inside | None:
-        """The job of the engine, of which this process is a part, that is to run jobs with these placements; None where
-        they are to be submitted. Tells which where both could be meant.
-
-        Args:
-            submitted: the run's folder, where jobs of it were submitted before: then they go on so; else None.
-
-        Raises JobCannotFit where the options demand it and it can't be; EngineMissing, EngineAway.
-        """
-        return None
-
-    def take_over(
-        self,
-        given: EngineOptions,  # noqa: ARG002
-        usual: EngineOptions,  # noqa: ARG002
-        argv: Sequence[str],  # noqa: ARG002
-    ) -> Inside | Replacement | None:
-        """As ``inside``, for a whole command before it begins; with a Replacement this process becomes ``argv`` on the
-        job's own node.
-
-        Args:
-            given: the options of the command line; ``usual``: with those of the settings.
-
-        Raises UsageError where that is demanded and can't be; EngineMissing, EngineAway.
-        """
-        return None
-
-    def queue_notice(self, options: EngineOptions) -> str | None:  # noqa: ARG002
-        """What ``gpuherd up`` says where it starts inside of a job of the engine. Raises UsageError for options that
-        ask a queue to run in it."""
+    def foreground(self) -> Foreground | None:
+        """How it runs commands in the foreground, and jobs inside of a running job of its own; None where a command
+        becomes a job whose output is followed, and where all jobs are submitted."""
         return None
 
     # --- the doctor

@@ -165,3 +165,10 @@ def test_fields_of_a_parallel_environment() -> None:
 def test_qdel_complains_only_of_what_has_ended() -> None:
     assert GRID_ENGINE.only_ended('denied: job "1" does not exist\nroot has registered the job 4 for deletion\n')
     assert not GRID_ENGINE.only_ended("denied: you have no permission to delete job 3\n")
+
+
+def test_handles_in_short_lists() -> None:
+    found = list(GRID_ENGINE.short_lists(["14", "13.4", "13.2", "13.3", "13.9"], 4))
+    assert found == [["13.2-4", "13.9"], ["14"]]
+    assert GRID_ENGINE.parts("13.4") == ("13", 3) and GRID_ENGINE.parts("14") == ("14", 0)
+    assert (GRID_ENGINE.handles("7", 2), GRID_ENGINE.handles("7", 1)) == (["7.1", "7.2"], ["7"])

@@ -36,7 +36,7 @@ _REASON_EVERY_S = 20.0
 
 @dataclass(slots=True)
 class _Had:
-    """What was seen of a job that Grid Engine has had: whether a look asked for it, whether it was being deleted, and
+    """The history of a job that Grid Engine has had: whether a look was about it, whether it was being deleted, and
     since when qstat shows it no more."""
 
     followed: bool = False
@@ -313,7 +313,7 @@ def _no_environment(placement: Placement, named: str | None) -> str:
 
 def find_grid_engine(options: GridEngineOptions) -> list[CheckResult]:
     """Grid Engine in as many lines as there is something to say."""
-    return GRID_ENGINE.check(lambda: _checks(options))
+    return GRID_ENGINE.diagnose(lambda: _checks(options))
 
 
 def _checks(options: GridEngineOptions) -> list[CheckResult]:

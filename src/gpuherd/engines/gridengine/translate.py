@@ -139,12 +139,16 @@ def requests(
     return [*words, *checked(options.sge_args)]
 
 
-def _gpus(placement: Placement, name: str, known: Mapping[str, Complex], slots: int) -> str:
-    found = known.get(name)
-    if found is None:
+def _resource(name: str, known: Mapping[str, Complex], what: str, flag: str) -> Complex:
+    if name not in known:
         raise CannotRequest(
-            f"this Grid Engine has no resource {name} for GPUs; name the one that `qconf -sc` lists by --sge-gpu"
+            f"this Grid Engine has no resource {name} for {what}; name the one that `qconf -sc` lists by {flag}"
         )
+    return known[name]
+
+
+def _gpus(placement: Placement, name: str, known: Mapping[str, Complex], slots: int) -> str:
+    found = _resource(name, known, "GPUs", "--sge-gpu")
     if found.consumable == "JOB":
         if placement.nodes > 1:
             raise CannotRequest(
@@ -165,11 +169,7 @@ def _gpus(placement: Placement, name: str, known: Mapping[str, Complex], slots: 
 
 
 def _memory(memory_mb: int, name: str, known: Mapping[str, Complex], slots: int) -> str:
-    found = known.get(name)
-    if found is None:
-        raise CannotRequest(
-            f"this Grid Engine has no resource {name} for memory; name the one that `qconf -sc` lists by --sge-memory"
-        )
+    found = _resource(name, known, "memory", "--sge-memory")
     return f"{name}={math.ceil(memory_mb / slots) if found.consumable == 'YES' else memory_mb}{_MB}"
 
 
@@ -198,7 +198,7 @@ def suitable(placement: Placement, environments: Mapping[str, Mapping[str, str]]
 def script(batch: Batch, options: GridEngineOptions, own: Mapping[str, str]) -> str:
     """What Grid Engine runs on the first node: the user's lines, the choice of GPUs, then the command.
 
-    The shell stays beside it. Grid Engine signals all of the job's process group: SIGUSR1 when its time is nearly up
+    The shell waits for it. Grid Engine signals all of the job's process group: SIGUSR1 when its time is nearly up
     (s_rt), SIGUSR2 before SIGKILL (``-notify``). The command obeys them itself; from the shell's exit status accounting
     learns that the second one has come.
 
@@ -230,7 +230,7 @@ def script(batch: Batch, options: GridEngineOptions, own: Mapping[str, str]) -> 
 
 def _threads(placement: Placement, own: Mapping[str, str]) -> list[str]:
     """Lines that keep numeric libraries to the slots of the job, which Grid Engine itself does not do. Where the job
-    says its cores, its leader does that; where the user says their threads, nobody does."""
+    requests cores, its leader does that; threads that the user has set stay."""
     if placement.cpus is not None or any(name in own for name in THREAD_VARIABLES):
         return []
     return [f"export {name}=$((${{NSLOTS:-1}} / ${{NHOSTS:-1}}))" for name in THREAD_VARIABLES]

@@ -186,17 +186,22 @@ def never(placement: Placement, asked: Mapping[str, float], nodes: Collection[No
             f"it asks for {placement.nodes} nodes with {_words(asked)} each, and {able} of the Ray cluster's "
             f"{len(nodes)} nodes {'has' if able == 1 else 'have'} that; ask for fewer nodes"
         )
-    lacking = [name for name in asked if max(node.total.get(name, 0.0) for node in nodes) < asked[name]]
-    names = lacking or list(asked)
-    most = {name: max(node.total.get(name, 0.0) for node in nodes) for name in names}
+    lacking = _short(asked, [node.total for node in nodes])
+    names = list(lacking or asked)
     flags = " and ".join(_FLAGS.get(name, f"--ray-resources {name}=…") for name in names)
     if lacking:
-        had = f"the most that any of the Ray cluster's {_count(len(nodes))} has is {_words(most)}"
+        had = f"the most that any of the Ray cluster's {_count(len(nodes))} has is {_words(lacking)}"
     else:
         had = f"no single one of the Ray cluster's {_count(len(nodes))} has all of that"
     return (
         f"it asks for {_words({name: asked[name] for name in names})} on one node, and {had}; ask for less by {flags}"
     )
+
+
+def _short(asked: Mapping[str, float], rooms: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """The resources of which no room has enough, and the most that any has."""
+    most = {name: max(room.get(name, 0.0) for room in rooms) for name in asked}
+    return {name: amount for name, amount in most.items() if amount < asked[name]}
 
 
 def refused(
@@ -216,11 +221,10 @@ def waits_for(count: int, asked: Mapping[str, float], nodes: Collection[NodeRoom
         return "Ray is about to start it"
     if count > 1:
         return f"waits for {count} nodes with {_words(asked)} free on each; {able} of {len(nodes)} have that"
-    short = [name for name in asked if max(node.free.get(name, 0.0) for node in nodes) < asked[name]]
+    short = _short(asked, [node.free for node in nodes])
     if not short:
         return f"waits for {_words(asked)} on one node: they are free, but on different ones"
-    most = {name: max(node.free.get(name, 0.0) for node in nodes) for name in short}
-    return f"waits for {_words({name: asked[name] for name in short})}; at most {_words(most)} free on one node"
+    return f"waits for {_words({name: asked[name] for name in short})}; at most {_words(short)} free on one node"
 
 
 def _fits(asked: Mapping[str, float], room: Mapping[str, float]) -> bool:

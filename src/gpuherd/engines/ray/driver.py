@@ -148,23 +148,28 @@ _TIMEOUT = 124  # as the program ``timeout`` exits
 _OF_RAY = re.compile(r"^Running entrypoint for job |INFO job_manager\.py|^\(truncated to |^No logs available")
 
 
+# How a task ended that raised one of these, and why; None for Ray's own words.
+_ENDS: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], End, str | None], ...] = (
+    (exceptions.TaskCancelledError, End.CANCELLED, "cancelled in Ray"),
+    (exceptions.TaskPlacementGroupRemoved, End.CANCELLED, "its placement group was removed in Ray"),
+    (exceptions.OutOfMemoryError, End.OUT_OF_MEMORY, None),
+    (
+        (exceptions.NodeDiedError, exceptions.LocalRayletDiedError, exceptions.TaskUnschedulableError),
+        End.NODE_LOST,
+        None,
+    ),
+    (exceptions.WorkerCrashedError, End.FAILED, "Ray's worker died while it led the job"),
+)
+
+
 def end_of(error: BaseException) -> tuple[End, str]:
     """How a task ended that raised an error, and why in Ray's words."""
     cause = error
     if isinstance(error, exceptions.RayTaskError):
         cause = getattr(error, "cause", None) or error
-    if isinstance(cause, exceptions.TaskCancelledError):
-        return End.CANCELLED, "cancelled in Ray"
-    if isinstance(cause, exceptions.TaskPlacementGroupRemoved):
-        return End.CANCELLED, "its placement group was removed in Ray"
-    if isinstance(cause, exceptions.OutOfMemoryError):
-        return End.OUT_OF_MEMORY, _first_line(str(cause))
-    if isinstance(
-        cause, exceptions.NodeDiedError | exceptions.LocalRayletDiedError | exceptions.TaskUnschedulableError
-    ):
-        return End.NODE_LOST, _first_line(str(cause))
-    if isinstance(cause, exceptions.WorkerCrashedError):
-        return End.FAILED, "Ray's worker died while it led the job"
+    for kinds, end, reason in _ENDS:
+        if isinstance(cause, kinds):
+            return end, reason or _first_line(str(cause))
     if isinstance(error, exceptions.RayTaskError):
         return End.FAILED, f"in Ray's worker: {type(cause).__name__}: {_last_line(str(cause))}"
     return End.FAILED, f"{type(cause).__name__}: {_first_line(str(cause))}"
@@ -211,8 +216,7 @@ def end_of_job(job: JobDetails) -> tuple[End, str | None]:
 
 def said(log: str) -> str:
     """The last line of a job's output; "" where Ray alone has written into its log."""
-    lines = [line.strip() for line in _COLOURS.sub("", log).splitlines() if line.strip()]
-    own = [line for line in lines if not _OF_RAY.search(line)]
+    own = [line for line in _lines(log) if not _OF_RAY.search(line)]
     return own[-1][:_LONGEST] if own else ""
 
 
@@ -229,14 +233,18 @@ def in_short(error: BaseException) -> str:
     return _first_line(text) or type(error).__name__
 
 
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
+
+
 def _first_line(text: str) -> str:
     """The first sentence; Ray follows it with a page of advice."""
-    lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
+    lines = _lines(text)
     return re.split(r"\.(?:\s|$)", lines[0], maxsplit=1)[0][:_LONGEST] if lines else ""
 
 
 def _last_line(text: str) -> str:
-    lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
+    lines = _lines(text)
     return lines[-1][:_LONGEST] if lines else ""
 
 

@@ -26,21 +26,21 @@ from gpuherd.gpus.lease_files import user_name
 # Options that only gpuherd may give, and why.
 _OURS = {
     "--array": "an array's indices are the jobs (--array-limit says how many run at once)",
-    "--job-name": "by its name a job is found again",
-    "--dependency": "what runs after what is in the jobs' needs",
-    "--requeue": "a job that is to run again is handed over again",
+    "--job-name": "a job is found again by its name",
+    "--dependency": "the order of jobs is in their needs",
+    "--requeue": "a job that is to run again is submitted again",
     "--parsable": "gpuherd gives it",
     "--wrap": "the script is written here",
-    "--wait": "nobody waits for sbatch itself",
-    "--test-only": "nothing would be handed over",
-    "--clusters": "set SLURM_CLUSTERS in the environment, so that every command of SLURM's asks the same cluster",
-    "--nodes": "the number of nodes is said by each job",
+    "--wait": "gpuherd does not wait for sbatch itself",
+    "--test-only": "nothing would be submitted",
+    "--clusters": "set SLURM_CLUSTERS in the environment, so that every program of SLURM asks the same cluster",
+    "--nodes": "each job has its own number of nodes",
     "--ntasks": "--ntasks-per-node N, an option of gpuherd's own, says how many run on each node",
     "--ntasks-per-node": "it is an option of gpuherd's own: leave out --slurm-args=",
     "--mpi": "it is an option of gpuherd's own: leave out --slurm-args=",
-    "--help": "it would hand nothing over",
-    "--usage": "it would hand nothing over",
-    "--version": "it would hand nothing over",
+    "--help": "nothing would be submitted",
+    "--usage": "nothing would be submitted",
+    "--version": "nothing would be submitted",
 }
 _SHORT = {
     "-a": "--array",
@@ -301,9 +301,9 @@ class SlurmEngine:
         recorded = self._recorded({ticket: places[ticket] for ticket in unclear}, now)
         sightings = {}
         for ticket in tickets:
-            told = self._told(rows.get(ticket), recorded.get(ticket), places[ticket][1])
-            if told is not None:
-                sightings[ticket.attempt] = told
+            sighting = self._sighting(rows.get(ticket), recorded.get(ticket), places[ticket][1])
+            if sighting is not None:
+                sightings[ticket.attempt] = sighting
         return sightings
 
     def cancel(self, handles: Collection[str]) -> None:
@@ -331,7 +331,7 @@ class SlurmEngine:
                 found |= {**_dropped(places, now, rows or ()), **SLURM.rows_of(places, rows or ())}
         return found
 
-    def _told(self, row: Row | None, recorded: Row | None, place: int) -> Sighting | None:
+    def _sighting(self, row: Row | None, recorded: Row | None, place: int) -> Sighting | None:
         if recorded is not None and recorded.phase is not Phase.ENDED:
             recorded = None
         by = None if recorded is None or recorded.by is None else user_name(recorded.by)

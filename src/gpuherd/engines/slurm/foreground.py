@@ -155,46 +155,51 @@ def _own_job() -> Allocation | str:
 
 
 def inside(
-    wanted: Sequence[Placement],
+    wanted: Callable[[], Sequence[Placement]],
     options: SlurmOptions,
     submitted: str | None,
     tell: Callable[[str], None],
 ) -> Inside | None:
-    """As ``EngineSpec.inside``."""
+    """As ``Foreground.inside``."""
+    if options.in_allocation is False or not (options.in_allocation or _NUMBER in os.environ):
+        return None
+    placements = wanted()
     found: Allocation | str
     if not options.in_allocation and submitted is not None:
         found = f"jobs of {submitted} were submitted before (--in-allocation runs what is left in this one)"
     else:
-        found = place_for(wanted, options)
+        found = place_for(placements, options)
     if not isinstance(found, str):
         tell(f"the jobs run in SLURM job {found.job}, on {found.nodes[0].name} (--no-in-allocation submits them)")
-        return _inside(found, wanted, options)
+        return _inside(found, placements, options)
     if options.in_allocation:
         raise JobCannotFit(f"--in-allocation: {found}; leave it out to submit jobs of their own")
     tell(f"inside of SLURM job {os.environ[_NUMBER]}: new jobs are submitted, and wait in SLURM's queue: {found}")
     return None
 
 
-def take_over(options: SlurmOptions, argv: Sequence[str]) -> Inside | Replacement:
-    """As ``EngineSpec.take_over``, where the user wants the SLURM job that this is typed in."""
-    if options.node_gpus is not None:
+def take_over(given: SlurmOptions, usual: SlurmOptions, argv: Sequence[str]) -> Inside | Replacement | None:
+    """As ``Foreground.take_over``: where the user wants the SLURM job that this is typed in."""
+    if not usual.in_allocation:
+        return None
+    if given.node_gpus is not None:
         raise UsageError("--node-gpus: with --in-allocation models are planned for the GPUs of this node; leave it out")
     there = _only_node()
     if not isinstance(there, str) and not _is_on(there.nodes[0]):
         (node,) = there.nodes
         all_of_it = Placement(gpus=node.count(None), cpus=node.cpus, memory_mb=node.memory_mb)
-        plain = SlurmOptions(engine=options.engine)
+        plain = SlurmOptions(engine=given.engine)
         words = srun(argv, all_of_it, plain, name="gpuherd", terminal=_is_terminal(), within=there, in_step=True)
         return Replacement(
             argv=tuple(words), environment=environment(os.environ, all_of_it), within=f"SLURM job {there.job}"
         )
     defaults: dict[str, Any] = {each.name: each.default for each in fields(SlurmOptions) if each.name in _OF_THE_QUEUE}
-    asked = replace(options, **defaults)
+    asked = replace(given, **defaults)
     least = Placement(gpus=1 if asked.gpu_type else 0, cpus=asked.cpus_per_job, memory_mb=asked.host_mem)
     found = place_for([least], asked)
     if isinstance(found, str):
         raise UsageError(f"--in-allocation: {found}; leave --in-allocation out to submit jobs of their own")
-    return _inside(found, [least], options)
+    return _inside(found, [least], given)
 
 
 def _inside(found: Allocation, wanted: Sequence[Placement], options: SlurmOptions) -> Inside:
@@ -203,7 +208,7 @@ def _inside(found: Allocation, wanted: Sequence[Placement], options: SlurmOption
 
 
 def queue_notice(options: SlurmOptions) -> str | None:
-    """As ``EngineSpec.queue_notice``."""
+    """As ``Foreground.queue_notice``."""
     if options.in_allocation:
         raise UsageError(f"--in-allocation: {_NOT_FOR_A_QUEUE}")
     if _NUMBER not in os.environ or options.in_allocation is False:

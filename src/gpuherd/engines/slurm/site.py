@@ -453,7 +453,7 @@ def _number(text: str) -> int:
 
 def find_slurm() -> list[CheckResult]:
     """SLURM in as many lines as there is something to say."""
-    return SLURM.check(_checks)
+    return SLURM.diagnose(_checks)
 
 
 def _checks() -> list[CheckResult]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpuherd.engines.registry import EngineSpec, Exporter
 
 if TYPE_CHECKING:
     from gpuherd.checks import CheckResult
-    from gpuherd.engines.base import Command, Engine, ExportJob, Inside, Placement, Replacement
+    from gpuherd.engines.base import Engine, ExportJob, Foreground
     from gpuherd.engines.options import EngineOptions
     from gpuherd.engines.slurm.options import SlurmOptions
     from gpuherd.engines.world import Join, Lead
@@ -103,35 +102,10 @@ class _Slurm(EngineSpec):
 
         return gpus_of_nodes(options)
 
-    def foreground(self, command: Command, options: EngineOptions) -> Replacement | None:
-        from gpuherd.engines.slurm.foreground import replacement
+    def foreground(self) -> Foreground:
+        from gpuherd.engines.slurm import foreground
 
-        return replacement(command, options)
-
-    def inside(
-        self,
-        wanted: Callable[[], Sequence[Placement]],
-        options: EngineOptions,
-        submitted: str | None,
-        tell: Callable[[str], None],
-    ) -> Inside | None:
-        if options.in_allocation is False or not (options.in_allocation or "SLURM_JOB_ID" in os.environ):
-            return None
-        from gpuherd.engines.slurm.foreground import inside
-
-        return inside(wanted(), options, submitted, tell)
-
-    def take_over(self, given: EngineOptions, usual: EngineOptions, argv: Sequence[str]) -> Inside | Replacement | None:
-        if not usual.in_allocation:
-            return None
-        from gpuherd.engines.slurm.foreground import take_over
-
-        return take_over(given, argv)
-
-    def queue_notice(self, options: EngineOptions) -> str | None:
-        from gpuherd.engines.slurm.foreground import queue_notice
-
-        return queue_notice(options)
+        return foreground
 
     def installed(self) -> str | None:
         from gpuherd.engines.slurm.commands import SLURM

@@ -75,10 +75,11 @@ def place_inside(
 
     A run whose jobs were submitted before goes on so. ``run``: None where there is no folder yet.
 
-    Raises as ``EngineSpec.inside``.
+    Raises as ``Foreground.inside``.
     """
     submitted = None if run is None or recall(run) is None else str(run.root)
-    found = options.spec.inside(wanted, options, submitted, say)
+    foreground = options.spec.foreground()
+    found = None if foreground is None else foreground.inside(wanted, options, submitted, say)
     if found is not None:
         # Where the engine has given this process no GPU, those that the machine has are others'.
         hide_unless_named(os.environ)
