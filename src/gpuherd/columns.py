@@ -1,4 +1,4 @@
-"""Tables of text with one line for each row, for lists longer than a screen. Pure; imports nothing of gpuherd.
+"""Tables of text with one line for each row, for lists longer than a screen. Imports nothing of gpuherd.
 
 In a narrow window the least useful columns are left out first; only then are words shortened, ids in their middle,
 where two of them differ least. Output to a pipe or a file is complete.
@@ -44,6 +44,20 @@ class Fitted:
 
     lines: tuple[str, ...]
     left_out: tuple[str, ...]
+
+    def show(self, console: Console) -> None:
+        """Prints the lines, the heading in bold."""
+        from rich.text import Text
+
+        console.print(Text(self.lines[0], style="bold"), soft_wrap=True)
+        console.print(Text("\n".join(self.lines[1:])), soft_wrap=True)
+
+    def show_left_out(self, console: Console) -> None:
+        """Prints which columns have no room, if any."""
+        from rich.text import Text
+
+        if self.left_out:
+            console.print(Text(f"no room for {', '.join(self.left_out)}: a wider window or --json shows them"))
 
 
 def window(console: Console) -> int | None:

@@ -197,13 +197,11 @@ def print_plan(console: Console, planned: Sequence[PlannedJob], where: str | Non
     shown = planned if width is None else planned[:MOST_ROWS]
     columns = _PLAN if where is None else (*_PLAN[:-1], Column(f"asks {where} for", 2, least=10), _PLAN[-1])
     table = fitted(columns, [_words(each, there=where is not None) for each in shown], width)
-    console.print(Text(table.lines[0], style="bold"), soft_wrap=True)
-    console.print(Text("\n".join(table.lines[1:])), soft_wrap=True)
+    table.show(console)
     console.print()
     if len(planned) > len(shown):
         console.print(Text(f"… and {len(planned) - len(shown)} more jobs"))
-    if table.left_out:
-        console.print(Text(f"no room for {', '.join(table.left_out)}: a wider window or --json shows them"))
+    table.show_left_out(console)
     for each in planned:
         if each.never is not None:
             console.print(Text.assemble(("refused  ", "red"), f"{clean(each.job.name)} {each.never}"), soft_wrap=True)

@@ -79,6 +79,19 @@ def progress_bar(*, in_bytes: bool = False) -> Iterator[Progress | None]:
         yield bar
 
 
+def progress_of(bar: Progress | None, what: str) -> Callable[..., None] | None:
+    """A new task of the bar, as a callback for the work done, the total and, if it changes, what is being done; None
+    without a bar."""
+    if bar is None:
+        return None
+    task = bar.add_task(what, total=None)
+
+    def update(done: float, total: float, now: str = what) -> None:
+        bar.update(task, completed=done, total=total, description=printable(now)[-60:])
+
+    return update
+
+
 # ---- once, or again and again by --watch -----------------------------------------------------------------------------
 
 

@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_json, print_json, progress_bar
+from gpuherd.cli.common import add_json, print_json, progress_bar, progress_of
 from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError, naming_extras, printable
 from gpuherd.options import Parser
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
-    from gpuherd.models.merging import MergeResult, OnProgress
+    from gpuherd.models.merging import MergeResult
     from gpuherd.models.names import ModelRef
 
 MERGE = """\
@@ -87,7 +85,8 @@ def _run(args: argparse.Namespace) -> int:
         with progress_bar(in_bytes=True) as bar:
             result = merge_to_folder(
                 path, adapter, output,
-                shard_bytes=shard_bytes, dtype=dtype, names=(base, args.adapter), on_progress=_progress(bar),
+                shard_bytes=shard_bytes, dtype=dtype, names=(base, args.adapter),
+                on_progress=progress_of(bar, "merging"),
             )  # fmt: skip
     if args.json:
         print_json(_record(result, base, args))
@@ -185,14 +184,3 @@ def _lines(result: MergeResult, base: str, args: argparse.Namespace) -> Iterator
         yield f"{result.kept_bytes / _GB:.1f} GiB were there from an earlier try"
     if not args.dry_run:
         yield f"next: gpuherd plan {shlex.quote(str(result.output))}"
-
-
-def _progress(bar: Progress | None) -> OnProgress | None:
-    if bar is None:
-        return None
-    task = bar.add_task("merging", total=None)
-
-    def update(done: int, total: int, what: str) -> None:
-        bar.update(task, completed=done, total=total, description=printable(what)[-60:])
-
-    return update

@@ -300,13 +300,11 @@ def _print_runs(lines: Sequence[RunLine]) -> None:
     )
     console = Console()
     table = fitted(columns, [_cells(line) for line in lines], window(console))
-    console.print(Text(table.lines[0], style="bold"), soft_wrap=True)
-    console.print(Text("\n".join(table.lines[1:])), soft_wrap=True)
+    table.show(console)
     for line in lines:
         if line.problem is not None:
             console.print(Text.assemble((f"{line.state}  ", "red"), line.problem), soft_wrap=True)
-    if table.left_out:
-        console.print(Text(f"no room for {', '.join(table.left_out)}: a wider window or --json shows them"))
+    table.show_left_out(console)
 
 
 def _cells(line: RunLine) -> tuple[str, ...]:

@@ -6,17 +6,13 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from gpuherd.cli.common import add_run_name, print_json, progress_bar, write_file
+from gpuherd.cli.common import add_run_name, print_json, progress_bar, progress_of, write_file
 from gpuherd.errors import ExitCode, UsageError, naming_extras, printable
 from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.working.options import RunsOptions
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 REPORT = """\
 Writes one HTML page of a run's results.
@@ -93,7 +89,7 @@ def _report_training(args: argparse.Namespace) -> int:
 
         picture = None if args.plot is None else check_format(args.plot.name)
         with progress_bar() as bar:
-            found = read_run(Path(args.run_folder), _progress(bar, "reading"))
+            found = read_run(Path(args.run_folder), progress_of(bar, "reading"))
         path = (args.output or Path(args.run_folder) / "report.html").absolute()
         if args.plot is not None and picture is not None:
             write_file(args.plot.absolute(), picture_bytes(run_figure(found), picture), "--plot")
@@ -118,8 +114,8 @@ def _report_spectra(args: argparse.Namespace) -> int:
         from gpuherd.esd.look.results import read_results
 
         with progress_bar() as bar:
-            results = read_results(Path(args.run_folder), _progress(bar, "reading"))
-            page = make_page(results, on_progress=_progress(bar, "drawing"))
+            results = read_results(Path(args.run_folder), progress_of(bar, "reading"))
+            page = make_page(results, on_progress=progress_of(bar, "drawing"))
     path = (args.output or results.directory.root / "report.html").absolute()
     write_file(path, page.html, "--output")
     written = {
@@ -193,11 +189,3 @@ def _finish(args: argparse.Namespace, path: Path, written: Mapping[str, object],
         if not webbrowser.open(path.as_uri()):
             print("no browser could be opened", file=sys.stderr)
     return ExitCode.OK
-
-
-def _progress(bar: Progress | None, what: str) -> Callable[[int, int], None] | None:
-    """Adds a task to the bar and returns its callback for the work done and the total; None without a bar."""
-    if bar is None:
-        return None
-    task = bar.add_task(what)
-    return lambda done, total: bar.update(task, completed=done, total=total)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_json, print_json, progress_bar, write_file
+from gpuherd.cli.common import add_json, print_json, progress_bar, progress_of, write_file
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser, add_options, build
 from gpuherd.simulate.options import Rules, SimulateOptions
@@ -165,14 +165,12 @@ def _print(scenario: Scenario, results: Sequence[Result]) -> None:
 
 def _progress(bar: Progress | None, names: Sequence[str]) -> Callable[[int, int, int], None] | None:
     """Returns a callback for the jobs done of a run, by its number; None without a bar."""
-    if bar is None:
+    update = progress_of(bar, "simulating")
+    if update is None:
         return None
-    task = bar.add_task("simulating", total=float(len(names)))
-
-    def update(number: int, done: int, total: int) -> None:
-        bar.update(task, completed=number + done / max(1, total), description=names[number] or "simulating")
-
-    return update
+    return lambda number, done, total: update(
+        number + done / max(1, total), float(len(names)), names[number] or "simulating"
+    )
 
 
 def _plot(path: Path, scenario: Scenario, results: Sequence[Result]) -> None:

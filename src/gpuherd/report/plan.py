@@ -45,11 +45,9 @@ def print_plan(console: Console, lines: Sequence[PlanLine], refused: Sequence[st
     """Prints a line a model, a line for each refused row, and the headline."""
     if lines:
         table = fitted(_COLUMNS, [_words(line) for line in lines], window(console))
-        console.print(Text(table.lines[0], style="bold"), soft_wrap=True)
-        console.print(Text("\n".join(table.lines[1:])), soft_wrap=True)
+        table.show(console)
         console.print()
-        if table.left_out:
-            console.print(Text(f"no room for {', '.join(table.left_out)}: a wider window or --json shows them"))
+        table.show_left_out(console)
     for sentence in refused:
         console.print(Text.assemble(("refused  ", "red"), sentence), soft_wrap=True)
     console.print(Text(headline), soft_wrap=True)
