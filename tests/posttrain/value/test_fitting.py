@@ -71,6 +71,7 @@ def stopped_at_checkpoint(folder: Path, step: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        torch.set_grad_enabled(True)  # it may have been on its way out of a block without gradients
 
 
 @pytest.mark.slow
