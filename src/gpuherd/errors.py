@@ -70,6 +70,8 @@ def clean(text: str) -> str:
 
 def harmless(text: str) -> str:
     """The text without escape, control or direction characters (a blank in place of each run of them)."""
+    if text.isprintable():
+        return text
     return re.sub(_CONTROLS, " ", re.sub(_ESCAPES, "", text))
 
 

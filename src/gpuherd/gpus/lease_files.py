@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -232,7 +232,7 @@ def write_note(folder: Path, name: str, note: Note) -> None:
 
     Only the holder of the lock may call it: two at a time would overwrite each other.
     """
-    text = json.dumps(asdict(note)).encode()
+    text = json.dumps({"pid": note.pid, "uid": note.uid, "since": note.since, "job": note.job}).encode()
     file_name = _file_name(name, note.uid)
     with suppress(OSError):
         if _overwrite(f"{folder}/{file_name}", text):

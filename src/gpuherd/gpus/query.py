@@ -58,9 +58,9 @@ def _owner_since(pid: int, started: float) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class _Device:
-    """A GPU as the driver numbers it. ``gpu``: what never changes; ``place`` sorts it as the runtime counts, () where
-    that is not known; ``handle`` is None while the driver refuses it, for the reason ``refusal``; ``split``: it had
-    partitions when last read."""
+    """A GPU as the driver numbers it. ``gpu``: what does not change, and its index; ``place`` sorts it as the runtime
+    counts, () where that is not known; ``handle`` is None while the driver refuses it, for the reason ``refusal``;
+    ``split``: it had partitions when last read."""
 
     number: int
     gpu: Gpu
@@ -250,19 +250,21 @@ class _DriverReader:
 
     def _read_device(self, index: int, device: _Device, request: _Request, *, last: bool) -> list[Gpu]:
         """The GPU and its partitions."""
+        if device.gpu.index != index:
+            device.gpu = replace(device.gpu, index=index)
         if device.handle is None:
-            return [replace(device.gpu, index=index, problem=device.refusal)]
+            return [replace(device.gpu, problem=device.refusal)]
         try:
-            gpus = self._read_gpu(index, device, request)
+            gpus = self._read_gpu(device, request)
         except self._driver.error as error:
             failure = self._give_up(error, device.gpu.uuid, last=last)
-            return [replace(device.gpu, index=index, problem=failure.sentence)]
+            return [replace(device.gpu, problem=failure.sentence)]
         self._failing.discard(device.gpu.uuid)
         device.split = len(gpus) > 1
         return gpus
 
-    def _read_gpu(self, index: int, device: _Device, request: _Request) -> list[Gpu]:
-        gpu = replace(device.gpu, index=index)
+    def _read_gpu(self, device: _Device, request: _Request) -> list[Gpu]:
+        gpu = device.gpu
         partitions = self._driver.partitions(device.handle, gpu)
         if partitions is not None:
             return self._read_split(gpu, device.handle, partitions, request)
