@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,10 @@ def test_what_was_exported_runs_in_the_order_of_its_needs_and_is_told_of_its_end
     place = shared / "by hand"
     words = ["--output", str(place), "--time-limit", "6s", "--notice", "4s", "--setup", "echo set up"]
     run("export", "--to", "gridengine", write_jobs(shared, jobs), *words)
-    subprocess.run(["bash", str(place / "submit.sh")], check=True, capture_output=True)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(
+        ["bash", str(place / "submit.sh")], check=True, capture_output=True, env={**os.environ, "PATH": path}
+    )
     wait_until(lambda: gridengine.command("qstat") == "", every_s=0.5)
     logs = {path.name.removesuffix(".log"): path.read_text().splitlines()[1:] for path in (place / "logs").iterdir()}
     assert logs["01-a.1"] == ["a1 has 0,1"] or logs["01-a.1"] == ["a1 has 2,3"]
