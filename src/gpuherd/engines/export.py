@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def run_with_notice(*signals: str) -> str:
     return _RUN_WITH_NOTICE.replace("SIGNALS", " ".join(signals))
 
 
-class ClusterFiles:
+class ClusterFiles(ABC):
     """For each group of like jobs a script and a file of commands, and a script that submits all. A batch system's
     folder has a subclass, with what is the system's own.
 
@@ -177,26 +178,26 @@ class ClusterFiles:
 
     # --- what a subclass says ---------------------------------------------------------------------------------------
 
+    @abstractmethod
     def directives(self, group: Group) -> Sequence[str]:
         """The options of a group, one a line."""
-        raise NotImplementedError
 
+    @abstractmethod
     def line_number(self, group: Group) -> str:
         """The line of a job in the file of commands, as bash computes it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def before(self, group: Group) -> Sequence[str]:
         """Lines of bash that run first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def run(self, group: Group) -> str:
         """The lines that run the job, whose line is in ``$line``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def submission(self, number: int, group: Group) -> Sequence[str]:
         """The words that submit the group of this number, counted from 0. They print the job's number; those of groups
         before are in ``$job_1`` and so on."""
-        raise NotImplementedError
 
     def after_submission(self, number: int) -> Sequence[str]:  # noqa: ARG002
         """Lines of ``submit.sh`` behind a submission."""
