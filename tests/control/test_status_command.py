@@ -88,7 +88,7 @@ def test_states_and_names(busy: Any, gpuherd: Command) -> None:
     assert [job["name"] for job in told["jobs"]] == ["bad", "good"]
     told = gpuherd("status", str(busy.root), "--json", "--match", "l").json
     assert {job["name"] for job in told["jobs"]} == {"long", "later"}
-    assert "no job is like that" in gpuherd("status", str(busy.root), "--match", "nothing").out
+    assert "no job matches" in gpuherd("status", str(busy.root), "--match", "nothing").out
     wrong = gpuherd("status", str(busy.root), "--state", "broken")
     assert wrong.code == ExitCode.USAGE and "failed" in wrong.err
 

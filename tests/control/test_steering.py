@@ -1,4 +1,4 @@
-"""cancel, retry, pause, resume, drain and set as users call them, on a dispatcher at work in a process of its own."""
+"""Steering a run as users do it (cancel, pause, set and the like), on a dispatcher at work in a process of its own."""
 
 from __future__ import annotations
 
@@ -86,6 +86,25 @@ def _stands_still(file: Path) -> bool:
     size = file.stat().st_size
     time.sleep(0.2)
     return file.stat().st_size == size
+
+
+def test_priority(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> None:
+    bench.options["cpu_jobs"] = 1
+    ran = tmp_path / "ran"
+    bench.start(
+        job("first", f"until [ -e {tmp_path}/go ]; do sleep 0.02; done"),
+        *(job(name, f"echo {name} >>{ran}") for name in ("a", "b", "c")),
+    )
+    bench.wait_for("first", JobState.RUNNING)
+    run = ("--run", str(bench.root))
+    assert gpuherd("priority", *run, "c", "--to", "3").out == "with another priority: c\n"
+    assert gpuherd("priority", str(bench.root), "a", "--to", "-1").code == 0
+    wrong = gpuherd("priority", *run, "b", "--to", "high")
+    assert (wrong.code, wrong.err) == (ExitCode.USAGE, "gpuherd: priority: 'high' is not a whole number\n")
+    assert gpuherd("priority", *run, "b").code == ExitCode.USAGE
+    (tmp_path / "go").touch()
+    assert bench.ends() == 0
+    assert ran.read_text().split() == ["c", "b", "a"]
 
 
 @pytest.mark.slow

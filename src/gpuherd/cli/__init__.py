@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, Command] = {
     "retry": Command("queue", "run failed or cancelled jobs again"),
     "pause": Command("queue", "pause waiting and running jobs"),
     "resume": Command("queue", "resume paused jobs"),
+    "priority": Command("queue", "let jobs start earlier or later than others"),
     "drain": Command("queue", "finish running jobs, start nothing new"),
     "set": Command("queue", "change the options of a run while it is active"),
     "simulate": Command("simulate", "predict how jobs would run on given machines"),

@@ -280,6 +280,15 @@ examples:
   gpuherd resume train-7                       in your own queue
   gpuherd resume --run results --all
 """
+PRIORITY = """\
+Gives waiting and running jobs another priority: a whole number, 0 where none was given. Jobs with a higher one start
+first; running ones go on, and have it if they are tried again.
+
+examples:
+  gpuherd priority train-7 --to 5              in your own queue
+  gpuherd priority train-8 --to -1             after all others
+  gpuherd priority --run results model-3 model-4 --to 5
+"""
 DRAIN = """\
 Makes the gpuherd that works on a run start no more jobs and exit when its running jobs have ended, as Ctrl-C does.
 Waiting jobs stay in the queue for the next time.
@@ -307,6 +316,12 @@ def _add_for_jobs(parser: Parser) -> None:
 
 
 add_cancel = add_retry = add_pause = add_resume = _add_for_jobs
+
+
+def add_priority(parser: Parser) -> None:
+    """The new priority, and the jobs."""
+    parser.add_argument("--to", dest="priority", metavar="NUMBER", required=True, help="the new priority")
+    _add_for_jobs(parser)
 
 
 def add_drain(parser: Parser) -> None:
@@ -357,10 +372,11 @@ def _run_for_jobs(args: argparse.Namespace) -> int:
     split_jobs(args)
     if bool(args.jobs) == args.all_jobs:
         raise UsageError(f"{args.command}: name the jobs, or say --all" + (", not both" if args.jobs else ""))
-    return _request(args, tuple(dict.fromkeys(args.jobs)))
+    settings = {"priority": args.priority} if args.command == "priority" else None
+    return _request(args, tuple(dict.fromkeys(args.jobs)), settings)
 
 
-run_cancel = run_retry = run_pause = run_resume = _run_for_jobs
+run_cancel = run_retry = run_pause = run_resume = run_priority = _run_for_jobs
 
 
 def _request(args: argparse.Namespace, jobs: tuple[str, ...] = (), settings: Mapping[str, str] | None = None) -> int:

@@ -280,7 +280,7 @@ def _that_fit(jobs: Sequence[JobStatus], rows: int) -> Sequence[JobStatus]:
 def _not_shown(status: RunStatus, shown: Counter[JobState]) -> list[str]:
     """How many of each state the table does not show."""
     if shown.total() == status.matching:
-        return [] if shown or not status.counts.total else ["no job is like that"]
+        return [] if shown or not status.counts.total else ["no job matches"]
     left = {state: getattr(status.counts, state.value) - shown[state] for state in SHOWN_FIRST}
     text = ", ".join(f"{number} {state.value}" for state, number in left.items() if number > 0)
     return [f"and {text} (gpuherd status --all, or --state STATE)"] if text else []
