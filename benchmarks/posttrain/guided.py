@@ -57,9 +57,8 @@ def measured(rows: int, dtype: str, *, quick: bool) -> dict[str, Any]:
 
     from gpuherd.lm.backend import Decoding, PromptTokens
     from gpuherd.lm.guidance.classifier import new_classifier
-    from gpuherd.lm.guidance.guide import Kind
     from gpuherd.lm.guidance.guidance import Guidance
-    from gpuherd.lm.guidance.guide import Guide
+    from gpuherd.lm.guidance.guide import Guide, Kind
     from gpuherd.lm.model import LanguageModel
 
     draw = random.Random(0)

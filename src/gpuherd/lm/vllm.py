@@ -20,7 +20,7 @@ from typing import Any
 from gpuherd.errors import MissingExtra, UsageError
 from gpuherd.gpus.visible import named_in, setting
 from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
-from gpuherd.lm.decoding import Growing, cut
+from gpuherd.lm.text import Growing, cut
 from gpuherd.models.hub import repo_of
 from gpuherd.models.load.options import ModelOptions, said_precision
 from gpuherd.models.names import ModelRef

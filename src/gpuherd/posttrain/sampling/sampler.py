@@ -141,7 +141,7 @@ class Sampler:
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of an answer's tokens, without special ones but for tags of thoughts."""
-        from gpuherd.lm.decoding import decoded
+        from gpuherd.lm.text import decoded
 
         return decoded(self._tokenizer, ids)
 
