@@ -1,4 +1,4 @@
-"""What vLLM is asked for, and how its answers become records. (vLLM itself needs a GPU: none of it runs here.)"""
+"""Arguments for vLLM, and how its answers become records, without vLLM; ``test_vllm_real`` runs it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_gpus_that_a_job_was_given() -> None:
 
 def test_what_it_cannot_do_is_refused() -> None:
     said: list[dict[str, Any]] = [
-        {"device_map": "cpu"},
+        {"device_map": "auto"},
         {"adapter": "a"},
         {"allow_offload": "cpu"},
         {"merge_adapter": True},

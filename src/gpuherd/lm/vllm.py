@@ -122,7 +122,7 @@ def require(options: ModelOptions, model: str) -> None:
     """Looks without importing it whether vLLM could be used. Raises MissingExtra where it is not installed, UsageError
     for what it places and loads in its own way."""
     for name in ("device_map", "allow_offload", "adapter", "merge_adapter"):
-        if getattr(options, name):
+        if getattr(options, name) and (name, options.device_map) != ("device_map", "cpu"):
             raise UsageError(
                 f"--{name.replace('_', '-')} is for --backend transformers; vLLM places the model itself"
                 + ("; merge the adapter first with 'gpuherd merge'" if name == "adapter" else "")
