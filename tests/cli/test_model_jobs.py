@@ -15,9 +15,9 @@ from gpuherd.errors import BadModel, ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs import Queue
 from gpuherd.jobs.job import ModelUse
 from gpuherd.jobs.options import DispatchOptions
+from gpuherd.models.load.job_options import WorkOptions
+from gpuherd.models.load.jobs import having, what_it_takes
 from gpuherd.models.plan.workload import Workload
-from gpuherd.qa.working.model_jobs import having, what_it_takes
-from gpuherd.qa.working.options import WorkOptions
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[[str], Machine]

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from gpuherd.errors import MissingExtra, UsageError
 from gpuherd.lm.asked import Decoding
+from gpuherd.models.load.job_options import ShardOptions
 from gpuherd.qa.generation.answers import generation_of
 from gpuherd.qa.generation.vllm_engine import (
     chosen,
@@ -26,7 +27,6 @@ from gpuherd.qa.generation.vllm_engine import (
     visible_gpus,
 )
 from gpuherd.qa.record import Finish
-from gpuherd.qa.working.options import ShardOptions
 
 HOW = Decoding(samples=3, temperature=0.7, top_p=0.9, top_k=20, max_new_tokens=9, end_ids=(1, 6), stop=("\n",), seed=4)
 

@@ -19,7 +19,7 @@ from gpuherd.esd.spectra.device_band import Band, to_band
 from gpuherd.esd.spectra.device_gram import Form, GramSum
 from gpuherd.esd.spectra.eigenvalues import SAFE_EXPONENT
 from gpuherd.esd.spectra.foresight import EPS
-from gpuherd.jobs.attempts.failures import is_out_of_memory
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch

@@ -30,6 +30,7 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.remote.dispatcher import settled
 from gpuherd.jobs.run import run_jobs
+from gpuherd.models.load.jobs import having
 from gpuherd.posttrain.evaluation.telling import json_values
 from gpuherd.posttrain.rounds.dividing import combinations_of
 from gpuherd.posttrain.rounds.folder import FORMAT, RoundsDirectory
@@ -45,9 +46,8 @@ from gpuherd.posttrain.rounds.resuming import future_folder, new_folder, unfinis
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.rounds.telling import end_lines, headline, notices, plan_tree, print_tree, result_lines
 from gpuherd.posttrain.rounds.work import versions
-from gpuherd.qa.working.model_jobs import having
-from gpuherd.qa.working.running import failure_lines
-from gpuherd.report.log import logged_to
+from gpuherd.runs.console import logged_to
+from gpuherd.runs.stage import failure_lines
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.evaluation.gathering import Gathered

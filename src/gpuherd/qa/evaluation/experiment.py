@@ -30,7 +30,7 @@ def evaluated(run_id: str, options: EvaluateOptions) -> Evaluated:
     """Evaluates a run. Shows a bar on standard error when that takes long. Raises as ``open_run`` and ``read``."""
     from rich.console import Console
 
-    from gpuherd.report.progress import track
+    from gpuherd.runs.console import track
 
     console = Console(stderr=True)
 

@@ -21,18 +21,16 @@ from gpuherd import __version__
 from gpuherd.errors import BadModel, MissingExtra, MissingModel, UsageError
 from gpuherd.lm.end_tokens import end_tokens_in
 from gpuherd.lm.guidance.guide import Guide
+from gpuherd.models.load.identity import ModelFiles, files_digest, model_files, reference, tokenizer_in
 from gpuherd.qa.data.load import load_questions
 from gpuherd.qa.data.question_set import BadQuestions, QuestionSet, Refused
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
+from gpuherd.qa.generation.begun import is_whole, lengths, refuse_change, refused_before
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.generation.guiding import settled_guide
-from gpuherd.qa.generation.kept import is_whole, lengths, refuse_change, refused_before
 from gpuherd.qa.prompts.maker import MadePrompt, PromptMaker, PromptTooLong
-from gpuherd.qa.record import Question
-from gpuherd.qa.record_json import question_values
-from gpuherd.qa.working.gathering import write_lines
-from gpuherd.qa.working.model_files import ModelFiles, files_digest, model_files, reference, tokenizer_in
-from gpuherd.qa.working.once import write_once
+from gpuherd.qa.record import Question, question_values
+from gpuherd.runs.files import write_lines, write_once
 
 T = TypeVar("T")
 Track = Callable[[Sequence[T], str], Iterable[T]]

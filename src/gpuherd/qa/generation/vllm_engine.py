@@ -22,12 +22,12 @@ from gpuherd.gpus.visible import named_in, setting
 from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
 from gpuherd.lm.detokenising import Growing, cut
 from gpuherd.models.hub import repo_of
+from gpuherd.models.load.identity import reference
+from gpuherd.models.load.job_options import ShardOptions
 from gpuherd.models.load.options import ModelOptions, said_precision
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.wanted import wanted_precision
-from gpuherd.qa.working.model_files import reference
-from gpuherd.qa.working.options import ShardOptions
 
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 

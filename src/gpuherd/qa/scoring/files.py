@@ -19,8 +19,8 @@ from gpuherd.atomic import atomic_write
 from gpuherd.errors import UsageError, naming_extras, printable
 from gpuherd.qa.described import descriptions, read_description
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.scoring.alone import alone_in
 from gpuherd.qa.scoring.meta import BadScoring, ScoringMeta, meta_of, meta_values
+from gpuherd.runs.files import alone_in
 
 _REMEDY = "remove it and its .json, and score again"
 _KEYS = ("number", "id")

@@ -16,23 +16,21 @@ from gpuherd import __version__
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Outcome
 from gpuherd.lm.batching import plan_batches
+from gpuherd.models.load.jobs import Asks, WorkerCall, having, shard_jobs, what_it_takes
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.models.plan.workload import Workload
-from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run
-from gpuherd.qa.scoring.alone import alone_in
 from gpuherd.qa.scoring.options import ScoreOptions
 from gpuherd.qa.scoring.planned import encoder_of, language_model_of
 from gpuherd.qa.scoring.remarks import remarks
 from gpuherd.qa.scoring.statistic import Kind, Meta, Spec, meta_values
 from gpuherd.qa.scoring.statistic_files import is_there, statistic_named
 from gpuherd.qa.scoring.task import Task, write_task
-from gpuherd.qa.working.gathering import gathered_lines, write_lines, write_values
-from gpuherd.qa.working.model_jobs import Asks, WorkerCall, having, shard_jobs, what_it_takes
-from gpuherd.qa.working.running import run_work
-from gpuherd.qa.working.sharding import Shard, number_of_shards, plan_shards
-from gpuherd.qa.working.shardplan import kept_plan, read_plan
+from gpuherd.runs.files import alone_in, write_lines, write_values
+from gpuherd.runs.shard_file import Shard
+from gpuherd.runs.shards import ShardedDirectory, gathered_lines, kept_plan, number_of_shards, plan_shards, read_plan
+from gpuherd.runs.stage import run_work
 
 WORKER = "gpuherd.qa.scoring.worker"
 # Questions whose texts an encoder compares together: many enough that its batches are full and equal texts meet.
@@ -111,7 +109,7 @@ def carry_out(work: Work, run: Run, console: Console, *, simulate: bool) -> Outc
         work.folder, f"{run.answers_sha256} {work.spec.name}", lambda: work.shards, wanted=work.options.shards
     )
     jobs = replace(work, shards=shards).jobs(run.answers_sha256, simulate=simulate)
-    outcome = run_work(jobs, work.options, work.folder, console, kind="score")
+    outcome = run_work(jobs, work.options, work.folder, [work.folder.root, work.folder.shards], console, kind="score")
     if outcome.complete:
         finish(work.spec, work.folder, shards, run)
     return outcome
