@@ -86,7 +86,8 @@ class ESDExperiment(Stage[ExperimentOutcome]):
     def __init__(self, config: ExperimentConfig, *, console: Console | None = None):
         self.config = config
         self.directory = run_directory(config)
-        super().__init__(config, self.directory, console if console is not None else Console())
+        console = Console() if console is None else console
+        super().__init__(config, self.directory, console, dry_run=config.dry_run, enqueue_only=config.enqueue_only)
         self.plan = Plan((), ())
         self._jobs: Sequence[Job] = ()
         self._done_at_start = 0

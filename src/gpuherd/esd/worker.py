@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd import __version__
-from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
-from gpuherd.errors import BadModel, CannotWrite, UsageError, printable
+from gpuherd.errors import BadModel, UsageError, printable
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.coverage import TensorCoverage, coverage, coverage_text, totals, without_unchanged
+from gpuherd.esd.coverage import coverage, coverage_text, totals, without_unchanged
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import Relation, relation_of
@@ -32,6 +31,7 @@ from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, Origin, has_fit, no_fit_re
 from gpuherd.gpus.visible import described
 from gpuherd.models.names import parse_model
 from gpuherd.options import option
+from gpuherd.runs.files import write_whole
 from gpuherd.runs.worker import run_worker, unbuffered, while_bytes_arrive
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def analyse(options: WorkerOptions) -> Path:
         if not has_fit(rows):
             # Older files of this model would now look like the result of this analysis.
             files.remove()
-            _save_coverage(files.paths.coverage, covered)
+            write_whole(files.paths.coverage, coverage_text(covered).encode("utf-8"))
             raise BadModel(f"model {options.model_id!r}: {no_fit_reason(rows)}")
         files.write(_origin(options, base), rows, coverage_text(covered))
     print(f"Layers: {_counts(rows)}")
@@ -154,13 +154,6 @@ def _origin(options: WorkerOptions, base: str | None) -> Origin:
         convention=options.convention_columns,
         gpuherd_version=__version__,
     )
-
-
-def _save_coverage(target: Path, lines: Sequence[TensorCoverage]) -> None:
-    try:
-        atomic_write(target, coverage_text(lines).encode("utf-8"))
-    except OSError as problem:
-        raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
 
 
 def _counts(rows: Sequence[LayerRow]) -> str:

@@ -30,13 +30,22 @@ class Written:
 
 
 @contextmanager
+def raising_cannot_write(place: Path | str) -> Iterator[None]:
+    """Raises CannotWrite, with the name of the place, for an OSError in the block."""
+    try:
+        yield
+    except OSError as problem:
+        raise CannotWrite(f"can't write {place}: {problem.strerror}") from None
+
+
+@contextmanager
 def writing_once(path: Path) -> Iterator[BinaryIO]:
     """A binary file that becomes ``path`` when the block ends, unless ``path`` is there by then: the first one stays.
 
-    Of two programs that begin the same work at one moment, both go on with what the first has written. Raises
+    Of two programs that begin the same work at one moment, both continue with what the first has written. Raises
     CannotWrite.
     """
-    try:
+    with raising_cannot_write(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Named like what ``atomic`` leaves behind, so that it is tidied away with that.
         temporary = path.parent / f".{path.name[:100]}.{secrets.token_hex(6)}.tmp"
@@ -49,8 +58,6 @@ def writing_once(path: Path) -> Iterator[BinaryIO]:
         finally:
             temporary.unlink(missing_ok=True)
         sync_folder(path.parent)
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
 
 
 def write_once(path: Path, data: bytes) -> bytes:
@@ -63,10 +70,22 @@ def write_once(path: Path, data: bytes) -> bytes:
         raise CannotWrite(f"can't read {path}, which was just written: {problem.strerror}") from None
 
 
+def write_whole(target: Path, data: bytes) -> None:
+    """Writes a file, and its folder if need be, whole or not at all. Raises CannotWrite."""
+    with raising_cannot_write(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(target, data)
+
+
+def write_values(target: Path, values: Mapping[str, Any]) -> None:
+    """The same with JSON for people and programs."""
+    write_whole(target, json.dumps(values, indent=2, allow_nan=False, default=str).encode() + b"\n")
+
+
 def write_lines(target: Path, lines: Iterable[bytes]) -> Written:
-    """Writes lines, whole or not at all. Raises CannotWrite."""
+    """Writes lines, given without line breaks, whole or not at all. Raises CannotWrite."""
     digest, count = hashlib.sha256(), 0
-    try:
+    with raising_cannot_write(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target) as file:
             for line in lines:
@@ -74,18 +93,7 @@ def write_lines(target: Path, lines: Iterable[bytes]) -> Written:
                 digest.update(whole)
                 file.write(whole)
                 count += 1
-    except OSError as problem:
-        raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
     return Written(digest.hexdigest(), count)
-
-
-def write_values(target: Path, values: Mapping[str, Any]) -> None:
-    """Writes JSON for people and programs, whole or not at all. Raises CannotWrite."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(target, json.dumps(values, indent=2, allow_nan=False, default=str).encode() + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
 
 
 def sha256_of(path: Path) -> str:
@@ -95,16 +103,21 @@ def sha256_of(path: Path) -> str:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Until the block ends nobody else who asks for it writes into the folder, which is made where it isn't there.
+def locked(path: Path) -> Iterator[None]:
+    """Holds the lock of a file, which is made if it is not there; waits for another process that holds it."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
-    What writers left behind that were killed is removed. Raises CannotWrite, for what goes wrong in the block too.
+
+@contextmanager
+def single_writer(folder: Path) -> Iterator[None]:
+    """Until the block ends no other process that asks for it writes into the folder, which is made if need be.
+
+    Removes what killed writers left behind. Raises CannotWrite, for an OSError in the block too.
     """
-    try:
+    with raising_cannot_write(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(folder / ".lock"):
             remove_strays(folder, clock.wall())
             yield
-    except OSError as problem:
-        raise CannotWrite(f"can't write into {folder}: {problem.strerror}") from None

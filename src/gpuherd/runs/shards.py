@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
-from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
+from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.runs.files import Written, write_lines, writing_once
+from gpuherd.runs.files import Written, write_lines, write_whole, writing_once
 from gpuherd.runs.shard_file import Shard, ShardFile, batches_done, line_ends, unsealed
 
 FORMAT = 1  # of the plan and of what is recorded of a shard that is done
@@ -46,7 +45,7 @@ def number_of_shards(items: int, at_once: int, wanted: int | None = None) -> int
 
     Args:
         at_once: how many jobs can run side by side.
-        wanted: so many, where a person has said it; at most one an item.
+        wanted: the number that the user asks for, at most one an item; None for the number that suits.
 
     >>> [number_of_shards(items, at_once=4) for items in (0, 7, 16, 31, 400)]
     [1, 1, 2, 3, 4]
@@ -61,7 +60,7 @@ def number_of_shards(items: int, at_once: int, wanted: int | None = None) -> int
 
 
 def plan_shards(lengths: Sequence[int], shards: int, batches: Batches) -> tuple[Shard, ...]:
-    """Divides items among shards, so that each has as much to do.
+    """Divides items among shards, so that each has the same amount of work.
 
     Args:
         lengths: what each item costs, in tokens, say.
@@ -167,12 +166,12 @@ def _read(folder: ShardedDirectory) -> tuple[str, tuple[Shard, ...]]:
 # ---- a job's part
 
 # A batch's items -> a line for each, in their order.
-Do = Callable[[tuple[int, ...]], Sequence[str]]
+DoBatch = Callable[[tuple[int, ...]], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Worked:
-    """What a job has done: items in all, and how many of them now."""
+class WorkDone:
+    """The work of a job: items in all, and how many of them in this start."""
 
     items: int
     now: int
@@ -189,17 +188,17 @@ def my_shard(folder: ShardedDirectory, number: int) -> Shard:
 def work_through(
     folder: ShardedDirectory,
     number: int,
-    do: Do,
+    do: DoBatch,
     *,
     stage: str,
     record: Callable[[], Mapping[str, Any]] = dict,
     writes: bool = True,
-) -> Worked:
-    """Does each batch of the shard that is not done yet, and tells its progress in items.
+) -> WorkDone:
+    """Does each batch of the shard that is not done yet, and reports its progress in items.
 
     Args:
         do: given a batch's items, gives a line for each.
-        stage: what is told of the work in progress lines.
+        stage: what progress lines call the work.
         record: what is kept of how the shard was made; called when all is done.
         writes: False in those ranks of a tensor-parallel model that compute along with the one that writes.
 
@@ -212,7 +211,7 @@ def work_through(
         for batch in shard.batches[batches_done(folder.shard(number), shard) :]:
             do(batch)
             now += len(batch)
-        return Worked(items, now)
+        return WorkDone(items, now)
     with ShardFile(folder.shard(number), shard, sealed=True) as file:
         todo = file.todo
         before = items - sum(map(len, todo))
@@ -221,9 +220,9 @@ def work_through(
             file.append(do(batch))
             now += len(batch)
             progress.report(before + now, items, stage)
-        # While the file is ours: nobody can be taken to be done who isn't.
-        _say_done(folder, number, {**record(), "items": items, "items_last_start": now})
-    return Worked(items, now)
+        # Before the file's lock is released, so that no other worker of this shard is taken to be done.
+        mark_done(folder, number, {**record(), "items": items, "items_last_start": now})
+    return WorkDone(items, now)
 
 
 def is_done(folder: ShardedDirectory, number: int) -> bool:
@@ -231,12 +230,9 @@ def is_done(folder: ShardedDirectory, number: int) -> bool:
     return folder.shard_done(number).exists()
 
 
-def _say_done(folder: ShardedDirectory, number: int, record: Mapping[str, Any]) -> None:
-    target = folder.shard_done(number)
-    try:
-        atomic_write(target, json.dumps({"format": FORMAT, **record}, indent=2).encode() + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
+def mark_done(folder: ShardedDirectory, number: int, record: Mapping[str, Any]) -> None:
+    """Writes the file that says that a shard is done, and how it was made. Raises CannotWrite."""
+    write_whole(folder.shard_done(number), json.dumps({"format": FORMAT, **record}, indent=2).encode() + b"\n")
 
 
 # ---- all parts
@@ -265,13 +261,13 @@ class ShardedWork:
         return self.folder.plan.exists()
 
     def shards(self, at_once: int) -> tuple[Shard, ...]:
-        """The plan as it is kept; before the first start as it would be, for so many jobs at once. Writes nothing."""
+        """The plan: that of the first start, or before it the one for so many jobs at once. Writes nothing."""
         if self.begun:
             return read_plan(self.folder)
         return plan_shards(self.lengths, number_of_shards(len(self.lengths), at_once, self.wanted), self.batches)
 
     def begin(self, at_once: int) -> tuple[Shard, ...]:
-        """The plan as it is kept, written by the first start. Raises as ``kept_plan``."""
+        """The plan, written if this is the first start. Raises as ``kept_plan``."""
         return kept_plan(self.folder, self.identity, lambda: self.shards(at_once), wanted=self.wanted)
 
     def is_done(self) -> bool:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -34,15 +34,6 @@ if TYPE_CHECKING:
     from gpuherd.jobs.options import DispatchOptions
 
 logger = logging.getLogger(__name__)
-
-
-class StageOptions(Protocol):
-    """What a stage's options say besides where its jobs run (``DispatchOptions``)."""
-
-    @property
-    def dry_run(self) -> bool: ...
-    @property
-    def enqueue_only(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -87,6 +78,13 @@ OutcomeT = TypeVar("OutcomeT", bound=StageOutcome)
 class Stage(ABC, Generic[OutcomeT]):
     """A stage of work in a run folder of its own.
 
+    Args:
+        options: where its jobs run.
+        folder: the run folder of its jobs.
+        console: where progress and results are printed.
+        dry_run: only plan, and say whether the jobs could run.
+        enqueue_only: put the jobs into the folder's queue and raise Enqueued.
+
     Attributes:
         kind: the beginning of the log file's name.
         outcome: how it ended; None before.
@@ -95,10 +93,17 @@ class Stage(ABC, Generic[OutcomeT]):
 
     kind: ClassVar[str]
 
-    def __init__(self, options: Any, folder: RunDirectory, console: Console) -> None:
-        self._options: DispatchOptions = options
-        self._flags: StageOptions = options
-        self._folder = folder
+    def __init__(
+        self,
+        options: DispatchOptions,
+        folder: RunDirectory,
+        console: Console,
+        *,
+        dry_run: bool = False,
+        enqueue_only: bool = False,
+    ) -> None:
+        self._options, self._folder = options, folder
+        self._dry_run, self._enqueue_only = dry_run, enqueue_only
         self.console = console
         self.outcome: OutcomeT | None = None
         self.outlook: feasibility.Outlook | None = None
@@ -161,7 +166,7 @@ class Stage(ABC, Generic[OutcomeT]):
         if self.outcome is not None:
             return self.outcome
         self.prepare()
-        if self._flags.dry_run:
+        if self._dry_run:
             jobs = self.left(self.jobs())
             self.outlook = feasibility.of_jobs(jobs, self._options, self._folder)
             self.outcome = self.planned()
@@ -198,7 +203,7 @@ class Stage(ABC, Generic[OutcomeT]):
                 rerun=[job.name for job in jobs] if self.reruns else (),
                 before=self.before_jobs,
                 display=shown,
-                enqueue_only=self._flags.enqueue_only,
+                enqueue_only=self._enqueue_only,
             )
             logger.info("%s; log: %s", outcome, log)
         return outcome
@@ -208,7 +213,14 @@ class Stage(ABC, Generic[OutcomeT]):
 
 
 def run_work(
-    jobs: Sequence[Job], options: Any, folder: RunDirectory, places: Sequence[Path], console: Console, *, kind: str
+    jobs: Sequence[Job],
+    options: DispatchOptions,
+    folder: RunDirectory,
+    places: Sequence[Path],
+    console: Console,
+    *,
+    kind: str,
+    enqueue_only: bool = False,
 ) -> Outcome:
     """Runs jobs that are no stage of their own, in a run folder of theirs; the rest is as in a stage.
 
@@ -221,7 +233,7 @@ def run_work(
     began = clock.wall()
     folder.create()
     with run_log(folder.logs, datetime.now(), kind) as log, display(console) as shown:
-        outcome = run_jobs(jobs, options, folder, display=shown, enqueue_only=options.enqueue_only)
+        outcome = run_jobs(jobs, options, folder, display=shown, enqueue_only=enqueue_only)
         logger.info("%s; log: %s", outcome, log)
     tidy(folder, places, began)
     return outcome

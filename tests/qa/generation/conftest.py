@@ -11,7 +11,7 @@ import pytest
 from tests.qa import small_models
 
 from gpuherd.errors import ExitCode
-from gpuherd.models.load.jobs import Having
+from gpuherd.models.load.jobs import Resources
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation import worker
 from gpuherd.qa.generation.config import GenerateConfig
@@ -57,7 +57,7 @@ def begin_run(config: GenerateConfig) -> Begun:
     folder = QADirectory(Path(config.runs_dir) / config.name())
     kept = record_of(folder) if folder.run_json.exists() else None
     prepared = prepare(config, kept, folder, untracked)
-    plan = make_plan(config, prepared, Having((), 2))
+    plan = make_plan(config, prepared, Resources((), 2))
     folder.create()
     write(prepared, folder)
     shards = work_of(config, prepared, folder).begin(plan.asks.at_once)

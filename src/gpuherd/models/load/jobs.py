@@ -44,7 +44,7 @@ _CLUSTER_WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Having:
+class Resources:
     """What jobs may use: GPUs of this machine (none: the CPU), and its cores; or what ``cluster`` names."""
 
     gpus: tuple[Gpu, ...]
@@ -82,7 +82,7 @@ _SPELLING: Mapping[str, str | None] = {"--batch": "--batch-size {}", "--prompt-t
 
 
 @dataclass(frozen=True, slots=True)
-class Asks:
+class JobRequest:
     """What each job asks for.
 
     Attributes:
@@ -98,18 +98,18 @@ class Asks:
     sentence: str
 
 
-def having(options: DispatchOptions) -> Having:
+def resources_for(options: DispatchOptions) -> Resources:
     """What there is for a run with these options: on this machine (raises NoSuchGpu), or in the cluster that they name,
     which isn't asked before somebody wants to know."""
     if options.engine != LOCAL:
-        return Having((), host.cores(), options)
+        return Resources((), host.cores(), options)
     from gpuherd.jobs.gpu.watch import watch_for_plan
     from gpuherd.jobs.settings import load
 
-    return Having(watch_for_plan(options, load()).gpus, host.cores())
+    return Resources(watch_for_plan(options, load()).gpus, host.cores())
 
 
-def what_it_takes(model: str, options: WorkOptions, workload: Workload, have: Having, beside: int = 0) -> Asks:
+def job_request(model: str, options: WorkOptions, workload: Workload, have: Resources, beside: int = 0) -> JobRequest:
     """What a job that does so much with the model at once asks for on this machine. ``beside``: bytes that another
     model takes on the same GPU.
 
@@ -120,19 +120,19 @@ def what_it_takes(model: str, options: WorkOptions, workload: Workload, have: Ha
     """
     device_map = read_device_map(options.device_map)
     if device_map == "cpu":
-        return Asks(0, None, have.places(0, options), "on the CPU, as asked")
+        return JobRequest(0, None, have.places(0, options), "on the CPU, as asked")
     if isinstance(device_map, Mapping):
         return _as_mapped(device_map, options, have)
     return _as_planned(model, options, workload, have, beside)
 
 
-def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Having) -> Asks:
+def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Resources) -> JobRequest:
     gpus = len({str(device) for device in device_map.values() if str(device) not in ("cpu", "disk")})
     said = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}, as the device map has it" if gpus else "on the CPU, as asked"
-    return Asks(gpus, None, have.places(gpus, options), said)
+    return JobRequest(gpus, None, have.places(gpus, options), said)
 
 
-def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Having, beside: int) -> Asks:
+def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Resources, beside: int) -> JobRequest:
     from gpuherd.models.plan.asking import demand_for
 
     cards = have.cards
@@ -157,8 +157,8 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Havi
             raise
         gpus = options.most_of(len(cards))
         said = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}; what has no room there goes to the {options.allow_offload}"
-        return Asks(gpus, None, 1, said)
-    return Asks(demand.gpus, demand.memory_mb, have.places(demand.gpus, options), demand.sentence)
+        return JobRequest(gpus, None, 1, said)
+    return JobRequest(demand.gpus, demand.memory_mb, have.places(demand.gpus, options), demand.sentence)
 
 
 def _reader(adapter: str | None) -> Callable[[str], Architecture]:
@@ -202,7 +202,7 @@ class WorkerCall:
 
 
 def shard_jobs(
-    call: WorkerCall, shards: Sequence[Shard], folder: ShardedDirectory, asks: Asks, options: WorkOptions
+    call: WorkerCall, shards: Sequence[Shard], folder: ShardedDirectory, asks: JobRequest, options: WorkOptions
 ) -> list[Job]:
     """A job for each shard that has items. It is done when ``folder.shard_done`` of its number is there."""
     many = len(shards)

@@ -18,7 +18,7 @@ from rich.console import Console
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Outcome
 from gpuherd.lm.batching import plan_batches
-from gpuherd.models.load.jobs import Asks, Having, WorkerCall, having, shard_jobs, what_it_takes
+from gpuherd.models.load.jobs import JobRequest, Resources, WorkerCall, job_request, resources_for, shard_jobs
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation import summary
@@ -60,7 +60,7 @@ class GenerateOutcome(StageOutcome):
 class Plan:
     """What each job requests, and what it does at once."""
 
-    asks: Asks
+    asks: JobRequest
     workload: Workload
 
 
@@ -79,7 +79,8 @@ class GenerateExperiment(Stage[GenerateOutcome]):
         self.config = config
         self.simulate = simulate
         self.folder = QADirectory(Path(config.runs_dir) / config.name())
-        super().__init__(config, self.folder, Console() if console is None else console)
+        console = Console() if console is None else console
+        super().__init__(config, self.folder, console, dry_run=config.dry_run, enqueue_only=config.enqueue_only)
         self._kept: Mapping[str, Any] | None = None
         self._prepared: Prepared | None = None
         self._plan: Plan | None = None
@@ -225,15 +226,15 @@ class GenerateExperiment(Stage[GenerateOutcome]):
         print_lines(self.console, [*lines, f"logs: {self.folder.logs}"])
 
 
-def make_plan(config: GenerateConfig, prepared: Prepared, have: Having | None = None) -> Plan:
-    """The plan for this machine (``have``: for another). Raises what ``what_it_takes`` raises, NoSuchGpu."""
+def make_plan(config: GenerateConfig, prepared: Prepared, have: Resources | None = None) -> Plan:
+    """The plan for this machine (``have``: for another). Raises what ``job_request`` raises, NoSuchGpu."""
     how = config.decoding()
     workload = Workload(config.rows * (how.samples + how.greedy), max(1, prepared.longest), config.max_new_tokens)
-    have = having(config) if have is None else have
-    asks = what_it_takes(config.model, config, workload, have, guide_bytes(prepared.guide, workload))
+    have = resources_for(config) if have is None else have
+    asks = job_request(config.model, config, workload, have, guide_bytes(prepared.guide, workload))
     if config.backend == "vllm" and asks.gpus > 1:
         # It divides each layer, which not every number of GPUs can.
-        asks = what_it_takes(config.model, replace(config, parallel="tensor"), workload, have)
+        asks = job_request(config.model, replace(config, parallel="tensor"), workload, have)
     return Plan(asks, workload)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,10 @@ from gpuherd.qa.generation.answers import counted
 from gpuherd.qa.generation.prepared import Prepared
 from gpuherd.qa.record import Answered, BadRecord, answered_of
 from gpuherd.qa.runs import run_of_path
-from gpuherd.runs.files import sha256_of, write_values
+from gpuherd.runs.files import locked, sha256_of, write_values
 from gpuherd.runs.shard_file import Shard
 from gpuherd.runs.shards import Damaged, gather, shard_records
+from gpuherd.runs.spec import now
 
 logger = logging.getLogger(__name__)
 
@@ -30,17 +29,9 @@ def finish(folder: QADirectory, prepared: Prepared, shards: Sequence[Shard]) -> 
 
     Raises Damaged where a shard lacks lines or has one that is no answer, CannotWrite.
     """
-    with _alone(folder):
-        return run_of_path(folder.root).done if folder.done.exists() else _finish(folder, prepared, shards)
-
-
-@contextmanager
-def _alone(folder: QADirectory) -> Iterator[None]:
-    """Waits until no other start of the same command finishes the run."""
     # The queue is free again when the jobs are done, so that another start may come as far as this at the same time.
-    with folder.plan.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    with locked(folder.plan):
+        return run_of_path(folder.root).done if folder.done.exists() else _finish(folder, prepared, shards)
 
 
 def _finish(folder: QADirectory, prepared: Prepared, shards: Sequence[Shard]) -> Mapping[str, Any]:
@@ -50,7 +41,7 @@ def _finish(folder: QADirectory, prepared: Prepared, shards: Sequence[Shard]) ->
     made = shard_records(folder, shards)
     done = {
         "format": FORMAT,
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "finished": now(),
         "questions": written.lines,
         "answers_sha256": written.sha256,
         "answers_bytes": folder.answers.stat().st_size,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gpuherd.errors import printable
 from gpuherd.lm.rounding import beyond_rounding
-from gpuherd.models.load.jobs import Asks
+from gpuherd.models.load.jobs import JobRequest
 from gpuherd.qa.data.question_set import Refused
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.config import GenerateConfig
@@ -23,7 +23,7 @@ _MOST_REFUSED = 10
 LEAST_FOR_A_THOUGHT = 1024  # tokens of an answer with a thought before it; many take more
 
 
-def plan_lines(config: GenerateConfig, prepared: Prepared, asks: Asks, shards: int, answered: int) -> list[str]:
+def plan_lines(config: GenerateConfig, prepared: Prepared, asks: JobRequest, shards: int, answered: int) -> list[str]:
     """What would run."""
     how = config.decoding()
     answers = [*(["1 greedy"] if how.greedy else []), *([f"{how.samples} drawn"] if how.samples else [])]

@@ -19,7 +19,7 @@ from gpuherd.errors import JobCannotFit, UsageError, printable
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Outcome
 from gpuherd.lm.batching import plan_batches
-from gpuherd.models.load.jobs import Asks, Having, WorkerCall, having, shard_jobs, what_it_takes
+from gpuherd.models.load.jobs import JobRequest, Resources, WorkerCall, job_request, resources_for, shard_jobs
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.judging.config import JudgeConfig
 from gpuherd.qa.judging.form import form_for
@@ -86,7 +86,7 @@ class JudgingByModel(JudgingStage):
         lengths = [len(each) for each in self.prompts.fitting]
         batches = partial(plan_batches, rows=config.batch_size)
         self.work = ShardedWork(self.folder, measured, lengths, batches, config.shards)
-        self._asks: Asks | None = None
+        self._asks: JobRequest | None = None
 
     @property
     def workload(self) -> Workload:
@@ -105,7 +105,7 @@ class JudgingByModel(JudgingStage):
         self.config, self._asks = with_room(
             self._model_name,
             self.config,
-            having(self.config),
+            resources_for(self.config),
             prompt_tokens=work.prompt_tokens,
             new_tokens=work.new_tokens,
             given=self._given,
@@ -208,19 +208,19 @@ class JudgingByModel(JudgingStage):
 
 
 def with_room(
-    model: str, config: JudgeConfig, have: Having, *, prompt_tokens: int, new_tokens: int, given: Mapping[str, Any]
-) -> tuple[JudgeConfig, Asks]:
+    model: str, config: JudgeConfig, have: Resources, *, prompt_tokens: int, new_tokens: int, given: Mapping[str, Any]
+) -> tuple[JudgeConfig, JobRequest]:
     """The options, and what each job asks for with them.
 
     A judge reads much and says one word, so that a smaller batch costs it little: where the model does not fit with
     the usual one (a 70B judge in 16 bit on four GPUs of 40 GB), it is halved until it does. A batch that the user gave
     is kept.
 
-    Raises as ``what_it_takes``; JobCannotFit only where not even one case at a time has room, or the batch was given.
+    Raises as ``job_request``; JobCannotFit only where not even one case at a time has room, or the batch was given.
     """
     while True:
         try:
-            return config, what_it_takes(model, config, Workload(config.batch_size, prompt_tokens, new_tokens), have)
+            return config, job_request(model, config, Workload(config.batch_size, prompt_tokens, new_tokens), have)
         except JobCannotFit:
             if "batch_size" in given or config.batch_size == 1:
                 raise

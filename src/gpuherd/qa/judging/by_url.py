@@ -16,10 +16,8 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from gpuherd.atomic import atomic_write
-from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.errors import UsageError
 from gpuherd.jobs.records import Outcome
-from gpuherd.qa.folder import FORMAT
 from gpuherd.qa.judging.config import JudgeConfig
 from gpuherd.qa.judging.dialect import VERDICT_TOKENS, Dialect, Reply, judged
 from gpuherd.qa.judging.endpoint import HERE, CaseFailed, Endpoint, Patience
@@ -32,7 +30,7 @@ from gpuherd.qa.judging.verdict import Judgment
 from gpuherd.qa.runs import Run
 from gpuherd.runs.console import track
 from gpuherd.runs.shard_file import ShardFile
-from gpuherd.runs.shards import gathered_lines, in_batches, is_done, kept_plan
+from gpuherd.runs.shards import gathered_lines, in_batches, is_done, kept_plan, mark_done
 from gpuherd.runs.spec import digest_of, versions
 
 # So many requests of each of those that run at once lie in a batch: the slowest of a batch holds the others up seldom,
@@ -143,7 +141,7 @@ def _asked(
             replies = _together(endpoint, [texts[place] for place in batch], plain, config)
             file.append([_line(each) for each in replies])
         if not is_done(folder, 0):
-            _say_done(folder, endpoint.dialect)
+            mark_done(folder, 0, {"asked_as": asdict(endpoint.dialect)})
     return [_reply(line) for line in gathered_lines(folder, shards)]
 
 
@@ -170,15 +168,6 @@ def _reply_to(endpoint: Endpoint, text: str, plain: str) -> Reply:
     except CaseFailed as failure:
         endpoint.settle(plain)
         return Reply("", None, None, failure.complaint)
-
-
-def _say_done(folder: JudgingWork, asked_as: Dialect) -> None:
-    try:
-        atomic_write(
-            folder.shard_done(0), json.dumps({"format": FORMAT, "asked_as": asdict(asked_as)}).encode() + b"\n"
-        )
-    except OSError as problem:
-        raise CannotWrite(f"can't write {folder.shard_done(0)}: {problem.strerror}") from None
 
 
 def _asked_as(folder: JudgingWork) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.meta import BadJudging, JudgingMeta, meta_of, meta_values
 from gpuherd.qa.judging.verdict import Judgment, Verdict
 from gpuherd.runs import records
-from gpuherd.runs.files import alone_in
+from gpuherd.runs.files import single_writer
 
 
 def judgings_of(folder: QADirectory) -> list[JudgingMeta]:
@@ -94,7 +94,7 @@ def write_judging(folder: QADirectory, meta: JudgingMeta, made: Iterable[Judgmen
     path = folder.judging(meta.name)
     # Of two programs that end the same judging at one moment one writes, and the other finds it whole: a formula that
     # took too long for one of them may have been decided by the other.
-    with alone_in(folder.judgments):
+    with single_writer(folder.judgments):
         before = existing(folder, meta.name)
         if before is not None:
             return before

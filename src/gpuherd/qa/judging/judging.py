@@ -104,14 +104,14 @@ def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[
     if judge.kind is Kind.URL or not cases:
         return Planned(answers, len(items), len(cases), longest)
     from gpuherd.jobs.feasibility import of_like
-    from gpuherd.models.load.jobs import having
+    from gpuherd.models.load.jobs import resources_for
     from gpuherd.qa.judging.by_model import with_room
     from gpuherd.runs.shards import number_of_shards
 
     assert judge.model is not None  # noqa: S101 - judge_named gives every model judge one
     new_tokens = 1 if config.mode == "tokens" else config.most_reply_tokens
     config, asks = with_room(
-        judge.model, config, having(config), prompt_tokens=longest, new_tokens=new_tokens, given=given or {}
+        judge.model, config, resources_for(config), prompt_tokens=longest, new_tokens=new_tokens, given=given or {}
     )
     jobs = number_of_shards(len(cases), asks.at_once, config.shards)
     outlook = of_like([asks.gpus] * jobs, config)

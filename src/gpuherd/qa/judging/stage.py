@@ -57,7 +57,7 @@ class JudgingStage(Stage[JudgingOutcome]):
     def __init__(self, judge: Judge, run: Run, config: JudgeConfig, console: Console) -> None:
         self.judge, self.source, self.config = judge, run, config
         self.items, self.answers = items_of(run.answers(), config.answers)
-        super().__init__(config, run.folder, console)
+        super().__init__(config, run.folder, console, dry_run=config.dry_run, enqueue_only=config.enqueue_only)
 
     def existing(self) -> JudgingOutcome | None:
         found = existing(self.source.folder, self.name)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuherd.atomic import atomic_write, replacing
-from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
+from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.qa.folder import FORMAT
 from gpuherd.qa.judging.form import Mode
 from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.runs import records
+from gpuherd.runs.files import write_lines, write_values
 from gpuherd.runs.shards import ShardedDirectory
 
 LONGEST_REPLY = 200_000  # characters that are kept of a written reply
@@ -65,14 +65,8 @@ def write_task(folder: JudgingWork, task: Task, cases: Iterable[Sequence[int]]) 
     if folder.task.exists():
         return
     values = {"format": FORMAT, **records.plain(task)}
-    try:
-        folder.root.mkdir(parents=True, exist_ok=True)
-        with replacing(folder.cases) as file:
-            for ids in cases:
-                file.write(json.dumps(list(ids), separators=(",", ":")).encode() + b"\n")
-        atomic_write(folder.task, json.dumps(values, indent=2).encode() + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write in {folder.root}: {problem.strerror}") from None
+    write_lines(folder.cases, (json.dumps(list(ids), separators=(",", ":")).encode() for ids in cases))
+    write_values(folder.task, values)
 
 
 def read_task(folder: JudgingWork) -> Task:
