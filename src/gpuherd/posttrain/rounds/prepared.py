@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.lm.guidance.tokens import refuse_other_tokens
+from gpuherd.lm.guidance.guide import refuse_other_tokens
 from gpuherd.models.load.identity import files_digest, model_files
 from gpuherd.models.load.identity import reference as model_reference
 from gpuherd.posttrain.algos.sft import Source

@@ -14,7 +14,7 @@ from typing import Any
 from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import foreign
-from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.backend import PromptTokens
 from gpuherd.qa.data.question_set import Refused
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.config import BACKEND_IN_RECORDS, GUIDING, NEUTRAL, PATHS, GenerateConfig, settled

@@ -18,6 +18,7 @@ from rich.console import Console
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Outcome
 from gpuherd.lm.batching import plan_batches
+from gpuherd.lm.vllm import require
 from gpuherd.models.load.jobs import JobRequest, Resources, WorkerCall, job_request, resources_for, shard_jobs
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.folder import QADirectory
@@ -27,7 +28,6 @@ from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.generation.finish import clear_shards, finish
 from gpuherd.qa.generation.guiding import guide_bytes
 from gpuherd.qa.generation.prepared import Prepared, changed_models, prepare, write
-from gpuherd.qa.generation.vllm_engine import require
 from gpuherd.qa.runs import run_of_path
 from gpuherd.runs.console import track
 from gpuherd.runs.shard_file import Shard

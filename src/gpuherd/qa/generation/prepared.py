@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gpuherd.errors import BadModel, MissingExtra, MissingModel, UsageError
-from gpuherd.lm.end_tokens import end_tokens_in
 from gpuherd.lm.guidance.guide import Guide
+from gpuherd.lm.tokens import end_tokens_in
 from gpuherd.models.load.identity import ModelFiles, files_digest, model_files, reference, tokenizer_in
 from gpuherd.qa.data.load import load_questions
 from gpuherd.qa.data.question_set import BadQuestions, QuestionSet, Refused

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 from gpuherd.lm.model import LanguageModel
 from gpuherd.models.load.job_options import ShardOptions
 from gpuherd.models.load.jobs import is_writer, load, run_model_worker

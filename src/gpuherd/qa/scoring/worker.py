@@ -17,7 +17,7 @@ from typing import Any
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, printable
 from gpuherd.gpus.visible import described
-from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.backend import PromptTokens
 from gpuherd.models.load.job_options import ShardOptions
 from gpuherd.models.load.jobs import is_writer, load, run_model_worker
 from gpuherd.models.names import shown
