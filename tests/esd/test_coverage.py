@@ -17,8 +17,7 @@ from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.selection import selected
 from gpuherd.esd.settings import FitSettings
-from gpuherd.models.preflight import examine
-from gpuherd.models.subject import Subject, count_analysed, count_weights, open_subject
+from gpuherd.models.subject import Subject, count_analysed, count_weights, examine, open_subject
 
 Build = Callable[[dict[str, torch.Tensor]], Path]
 

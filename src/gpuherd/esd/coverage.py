@@ -17,8 +17,8 @@ from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, read_table, table_text
 
 if TYPE_CHECKING:
     from gpuherd.esd.row import LayerRow
-    from gpuherd.models.matrices import WeightMatrix
-    from gpuherd.models.source import TensorInfo
+    from gpuherd.models.tensors.matrices import WeightMatrix
+    from gpuherd.models.tensors.source import TensorInfo
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class CoverageTotals:
 
 def without_unchanged(rows: Sequence[LayerRow]) -> list[LayerRow]:
     """The rows of a difference, where a matrix of zeros is no failure: fine-tuning left that layer as it was."""
-    from gpuherd.models.update import SAME_AS_BASE
+    from gpuherd.models.lora.update import SAME_AS_BASE
 
     same = f"{SKIPPED}{SAME_AS_BASE}"
     return [replace(row, fit_status=same) if row.fit_status == ALL_ZERO else row for row in rows]
@@ -112,7 +112,7 @@ def _line(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> 
 
 
 def _judge(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> tuple[Status, str | None]:
-    from gpuherd.models.kinds import SCALES, TIED, buffer_of
+    from gpuherd.models.tensors.kinds import SCALES, TIED, buffer_of
 
     if info.scales_of is not None:
         return "skipped", f"{SCALES}{info.scales_of}, counted there"
@@ -145,8 +145,8 @@ def totals(lines: Iterable[TensorCoverage]) -> CoverageTotals:
 
 
 def _counts(line: TensorCoverage) -> bool:
-    from gpuherd.models.kinds import NOT_COUNTED
     from gpuherd.models.subject import NOT_WEIGHTS
+    from gpuherd.models.tensors.kinds import NOT_COUNTED
 
     return line.dtype not in NOT_WEIGHTS and not (line.reason or "").startswith(NOT_COUNTED)
 

@@ -41,7 +41,7 @@ from gpuherd.esd.spectra.device_solver import Arithmetic, did_not_converge
 from gpuherd.jobs.attempts.failures import is_out_of_memory
 
 if TYPE_CHECKING:
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.models.tensors.matrices import WeightMatrix
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from gpuherd.errors import BadModel
 
 if TYPE_CHECKING:
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.models.tensors.matrices import WeightMatrix
 
 NOT_SELECTED = "not selected by --layers"
 MOST_SHOWN = 3

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from gpuherd.errors import BadModel, MissingModel
-from gpuherd.models.stored import FileStamp
+from gpuherd.models.checkpoints.stored import FileStamp
 from gpuherd.qa.working import file_hash
 from gpuherd.qa.working.file_hash import hashes_of
 from gpuherd.report.progress import of_bytes

@@ -21,7 +21,7 @@ from gpuherd.esd.spectra.stack import readings
 
 if TYPE_CHECKING:
     from gpuherd.esd.settings import Precision
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.models.tensors.matrices import WeightMatrix
 
 Matrix = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from gpuherd.atomic import atomic_write
 from gpuherd.jobs.settings import user_cache
-from gpuherd.models.stored import FileStamp, opened, unchanged
+from gpuherd.models.checkpoints.stored import FileStamp, opened, unchanged
 from gpuherd.report.progress import of_bytes
 
 # hashlib lets other threads run: with several files at once neither a disk nor a core is what the others wait for.

@@ -8,8 +8,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from gpuherd.engines import progress
-from gpuherd.models.load.asked import asked_for
-from gpuherd.models.load.options import LoadOptions, ModelOptions
+from gpuherd.models.load.options import LoadOptions, ModelOptions, load_request
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.qa.working.options import ShardOptions
 
@@ -35,13 +34,13 @@ def load(options: ShardOptions, words: Sequence[str], *, beside: int = 0) -> Loa
     if options.parallel == "tensor":
         from gpuherd.models.load.tensor_parallel import load_tensor_parallel, relaunch, this_rank
 
-        asked = asked_for(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
+        asked = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
         rank = this_rank(os.environ)
         if rank is not None:
             return load_tensor_parallel(asked, rank)[0]
         relaunch(asked, words)
         shared["parallel"] = None  # one GPU is all that there is
-    asked = asked_for(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
+    asked = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
     return load_prepared(prepare(replace(asked, reserve=Reserve().with_beside(beside))))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import BadModel, MissingModel, naming_extras
-from gpuherd.models.load.quantised import EXTRAS
+from gpuherd.models.load.support import EXTRAS
 from gpuherd.models.names import ModelRef, parse_model, shown
 from gpuherd.models.plan.known import known_model
 from gpuherd.models.plan.naming import split_precision
@@ -53,7 +53,7 @@ class ModelFiles:
 
 def model_files(model: str, adapter: str | None = None) -> ModelFiles:
     """The small files of a model, fetched if need be. Raises MissingModel, BadModel, MissingExtra."""
-    from gpuherd.models.adapter import adapter_base, is_adapter
+    from gpuherd.models.lora.adapter import adapter_base, is_adapter
 
     ref = reference(model)
     base = _folder(ref)
@@ -119,7 +119,7 @@ def _folder(ref: ModelRef) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 
-    from gpuherd.models.hub import (
+    from gpuherd.models.checkpoints.hub import (
         NoNetwork,
         Patience,
         is_offline,

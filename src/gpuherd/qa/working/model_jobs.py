@@ -18,8 +18,7 @@ from gpuherd.errors import JobCannotFit
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.models.load.asked import read_device_map
-from gpuherd.models.load.options import ModelOptions, said_precision
+from gpuherd.models.load.options import ModelOptions, read_device_map, requested_precision
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cluster import node_cards
@@ -135,7 +134,7 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Havi
         demand = demand_for(
             model,
             cards,
-            dtype=said_precision(options.dtype, options.quantization),
+            dtype=requested_precision(options.dtype, options.quantization),
             batch=workload.batch,
             prompt_tokens=workload.prompt_tokens,
             new_tokens=workload.new_tokens,
@@ -163,7 +162,7 @@ def _reader(adapter: str | None) -> Callable[[str], Architecture]:
         return read_architecture
 
     def read(name: str) -> Architecture:
-        from gpuherd.models.locate import locate
+        from gpuherd.models.checkpoints.hub import locate
         from gpuherd.models.names import parse_model
         from gpuherd.models.plan.adapters import with_adapter
 
