@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from gpuherd.models.checkpoints.hub_headers import RemoteModel
 
 
-# What of a model is analysed: its weights, an adapter's update, or the weights minus those of the base.
-#
-# Knows which of these there is for which model, and says so before anything is read but headers.
-
 SpectraOf = Literal["weights", "ba", "delta"]
 
 # Masks, position ids and the like: no weights.
@@ -142,10 +138,7 @@ def count_analysed(found: Sequence[WeightMatrix]) -> int:
     return sum(matrix.params for matrix in found if matrix.skip is None)
 
 
-# Looks a model over before any GPU is taken: is it there, whole, and of a kind that can be analysed?
-#
-# Reads headers and configs only, so that it takes milliseconds even for a model of a terabyte. A model of the Hub,
-# which its job downloads, is known by its headers where the caller can read them from afar.
+# ---- before any GPU is taken -----------------------------------------------------------------------------------------
 
 ADAPTER_RELATIONS = frozenset({"adapter", "lora", "peft", "qlora"})
 

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.open import open_checkpoint
-from gpuherd.models.tensors.dtypes import Codes
 from gpuherd.models.tensors.matrices import WeightMatrix, matrices
+from gpuherd.models.tensors.source import Codes
 
 TORCH = {"BF16": torch.bfloat16, "F16": torch.float16}
 

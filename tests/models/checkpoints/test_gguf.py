@@ -17,8 +17,8 @@ from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.checkpoints import gguf as gguf_file
 from gpuherd.models.checkpoints.gguf import config_of
 from gpuherd.models.checkpoints.open import open_checkpoint
-from gpuherd.models.tensors.dtypes import FloatArray
 from gpuherd.models.tensors.matrices import WeightMatrix, matrices
+from gpuherd.models.tensors.source import FloatArray
 
 gguf = pytest.importorskip("gguf")
 

@@ -19,8 +19,8 @@ from gpuherd.errors import BadModel
 from gpuherd.esd.worker import main
 from gpuherd.models.checkpoints.dequantize import e4m3, unpacked
 from gpuherd.models.checkpoints.open import Checkpoint, open_checkpoint
-from gpuherd.models.tensors.dtypes import FloatArray
 from gpuherd.models.tensors.matrices import WeightMatrix, matrices
+from gpuherd.models.tensors.source import FloatArray
 
 RANDOM = np.random.default_rng(11)
 Tensors = dict[str, torch.Tensor]

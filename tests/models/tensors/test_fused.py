@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.models.tensors.dtypes import FloatArray
 from gpuherd.models.tensors.fused import Layout, layout_of
+from gpuherd.models.tensors.source import FloatArray
 
 HEADS, KV, SIZE = 4, 2, 3
 COLUMNS = HEADS * SIZE

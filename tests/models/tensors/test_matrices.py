@@ -18,9 +18,9 @@ from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.module import module_source
 from gpuherd.models.checkpoints.open import open_checkpoint
 from gpuherd.models.subject import count_weights
-from gpuherd.models.tensors.dtypes import FloatArray
 from gpuherd.models.tensors.fused import layout_of
 from gpuherd.models.tensors.matrices import WeightMatrix, matrices
+from gpuherd.models.tensors.source import FloatArray
 
 Tiny = Callable[..., tuple[Any, Path]]
 

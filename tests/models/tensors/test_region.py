@@ -19,9 +19,8 @@ from safetensors.torch import save_file
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.open import open_checkpoint
-from gpuherd.models.tensors.dtypes import FloatArray
 from gpuherd.models.tensors.matrices import WeightMatrix, matrices
-from gpuherd.models.tensors.source import Region, Run, TensorInfo, clip, read_region, slabs
+from gpuherd.models.tensors.source import FloatArray, Region, Run, TensorInfo, clip, read_region, slabs
 
 Tiny = Callable[..., tuple[Any, Path]]
 

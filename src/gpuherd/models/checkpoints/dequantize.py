@@ -2,7 +2,7 @@
 
 Pure numpy, without the formats' libraries: some of them can do this on a GPU only, bitsandbytes 0.50 does it wrongly on
 a CPU where rows are no multiple of its blocks, and all of them round the product of scale and code to the model's half
-precision, where here it stays float32. Which tensors of a checkpoint belong together is ``decoding``. Codes are read
+precision, where here it stays float32. Which tensors of a checkpoint belong together is ``quantized``. Codes are read
 once (but up to 31 at a block's edge, where words hold several); scales, 1/16 of their bytes or less, again for each
 block that is asked for.
 
@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.errors import BadModel
-from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, rows_of, unchanged
-from gpuherd.models.tensors.dtypes import FloatArray, read_bytes, stored_bytes
-from gpuherd.models.tensors.source import Run, TensorInfo
+from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_bytes, rows_of, unchanged
+from gpuherd.models.tensors.source import FloatArray, Run, TensorInfo, stored_bytes
 
 Float32 = npt.NDArray[np.float32]
 _INTEGERS = {"U8": "u1", "I8": "i1", "I32": "<i4", "I64": "<i8", "F8_E4M3": "u1", "F8_E8M0": "u1"}
@@ -89,7 +88,7 @@ def _product(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> Float32:
 
 
 @dataclass(frozen=True)
-class Decoded(ABC):
+class Dequantized(ABC):
     """A matrix whose stored numbers are codes. ``info`` has the shape of the weights and the format's name."""
 
     info: TensorInfo
@@ -128,7 +127,7 @@ class Decoded(ABC):
 
 
 @dataclass(frozen=True)
-class FourBit(Decoded):
+class FourBit(Dequantized):
     """bitsandbytes 4-bit: two codes a byte, the first one above; weight = table[code] absmax[element // block].
 
     Attributes:
@@ -190,7 +189,7 @@ def _split(raw: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class EightBit(Decoded):
+class EightBit(Dequantized):
     """bitsandbytes 8-bit: weight = code SCB[row] / 127."""
 
     scale: StoredTensor
@@ -201,7 +200,7 @@ class EightBit(Decoded):
 
 
 @dataclass(frozen=True)
-class Gptq(Decoded):
+class Gptq(Dequantized):
     """GPTQ: weight[out, in] = scale[g, out] (code[in, out] - zero[g, out]), g the group of the input.
 
     Codes are packed along the inputs, zeros along the outputs. ``offset`` is 1 for the usual files, which store the
@@ -227,7 +226,7 @@ class Gptq(Decoded):
 
 
 @dataclass(frozen=True)
-class Awq(Decoded):
+class Awq(Dequantized):
     """AWQ, GEMM packing: weight[out, in] = scale[g, out] (code[in, out] - zero[g, out]), 4 bits, along the outputs."""
 
     zeros: StoredTensor
@@ -253,7 +252,7 @@ def _spread(
 
 
 @dataclass(frozen=True)
-class Float8(Decoded):
+class Float8(Dequantized):
     """float8 E4M3 with a factor for each block of ``block`` (rows, columns)."""
 
     scale: StoredTensor
@@ -268,7 +267,7 @@ class Float8(Decoded):
 
 
 @dataclass(frozen=True)
-class Compressed(Decoded):
+class Compressed(Dequantized):
     """compressed-tensors' integers: weight[out, in] = scale[out, g] (code[out, in] - zero[out, g]).
 
     Packed (``bits`` each, along the inputs) they and their zeros are stored plus 2^(bits-1), which cancels; where they
@@ -313,7 +312,7 @@ def e4m3() -> Float32:
 
 
 @dataclass(frozen=True)
-class Mxfp4(Decoded):
+class Mxfp4(Dequantized):
     """MXFP4 experts: (expert, out, groups, 16) bytes of two codes, the lower one first, each group times 2^(scale-127).
 
     The weights are (expert, in, out), as transformers has them. Experts are read whole.

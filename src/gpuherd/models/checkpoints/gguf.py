@@ -25,17 +25,16 @@ from typing import Any
 import numpy as np
 
 from gpuherd.errors import BadModel, MissingExtra, MissingModel
-from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, check_shape, opened, rows_of, unchanged
-from gpuherd.models.tensors.dtypes import ITEM_BYTES, FloatArray, read_bytes
-from gpuherd.models.tensors.source import Run, TensorInfo
-
-# The header of a GGUF file, checked: its metadata, which tensors it holds and where; and its quantised numbers read.
-#
-# Format (version 2 and 3): ``GGUF``, version, counts of tensors and of metadata; the metadata (key, type, value); for
-# each tensor name, sizes with the fastest axis first, type, and offset from the aligned start of the data. The header
-# is read here, not by the ``gguf`` library's reader, which maps the whole file and trusts it. The types' names and
-# block sizes and the arithmetic of every quantised type are the library's. What the metadata mean for us is
-# ``gguf_model``.
+from gpuherd.models.checkpoints.stored import (
+    FileStamp,
+    StoredTensor,
+    check_shape,
+    opened,
+    read_bytes,
+    rows_of,
+    unchanged,
+)
+from gpuherd.models.tensors.source import ITEM_BYTES, FloatArray, Run, TensorInfo
 
 # Vocabularies take 5 to 20 MB.
 MAX_HEADER_BYTES = 100_000_000
@@ -300,11 +299,7 @@ def _can_dequantise(kind: int, block_bytes: int) -> bool:
     return True
 
 
-# A model from its GGUF files: all shards' tensors, and its metadata in the words of a config.json.
-#
-# Knows what the converter of llama.cpp writes: the names of the metadata, shards by number, and that fused
-# projections are already put one behind the other, whatever the architecture stored. Query and key rows of rotary
-# models come in another order than in the original, which no spectrum sees.
+# ---- the model -------------------------------------------------------------------------------------------------------
 
 # What matrices and fused layouts are told apart by.
 MODEL_TYPE = "gguf"

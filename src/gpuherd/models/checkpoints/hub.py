@@ -23,12 +23,6 @@ from typing import Any, TypeVar
 from gpuherd.errors import BadModel, CannotWrite, MissingModel
 from gpuherd.models.names import ModelRef, shown
 
-# The Hugging Face Hub as the modules beside this one see it: what a repository holds, pieces of its files, and its
-# failures told apart and tried again.
-#
-# Says apart what users have to do different things about: no such repository, no such revision, gated, no network.
-# The cache, tokens, the endpoint and HF_HUB_OFFLINE are huggingface_hub's own. Knows nothing of what the files mean.
-
 logger = logging.getLogger(__name__)
 
 # Seconds before each further try after a failure that may pass.
@@ -225,7 +219,7 @@ class no_progress_bars:  # noqa: N801 - used like a function
             enable_progress_bars()
 
 
-# Whether a disk has room for what is to be written, before it is begun. Knows nothing of what that is.
+# ---- room on the disk ------------------------------------------------------------------------------------------------
 
 _MB = 1 << 20
 
@@ -256,11 +250,7 @@ def _mb(nbytes: int) -> str:
     return f"{-(-nbytes // _MB):,}"
 
 
-# Brings a model to this machine: a local path as it is, a Hugging Face id as a snapshot of the files that are needed.
-#
-# Downloads only what is read: config files and one format of weights, safetensors if the repository has it, GGUF only
-# where there is nothing else; for loading, also the tokenizer and what else transformers looks for. Before a download
-# it looks whether the disk has room for it. How the Hub is asked, and its failures told apart, is ``hub``.
+# ---- a model on this machine -----------------------------------------------------------------------------------------
 
 _CONFIGS = ("config.json", "adapter_config.json", "*.index.json")
 # What transformers reads beside config and weights: generation_config.json, the tokenizer in its many forms, the

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.quantized import quantised_as
-from gpuherd.models.tensors.dtypes import ITEM_BYTES, FloatArray, stored_bytes
-from gpuherd.models.tensors.source import Run, TensorInfo
+from gpuherd.models.tensors.source import ITEM_BYTES, FloatArray, Run, TensorInfo, stored_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,7 @@
 """A model's weights on disk: a folder or a single file, opened by its headers and read tensor by tensor.
 
 Knows which files of a folder are the weights and what can be wrong with them. The file formats themselves are
-``safetensors_file``, ``torch_file`` and ``gguf_file``; what the tensors mean is ``matrices``. Nothing is ever loaded
+``safetensors``, ``torch_pickle`` and ``gguf``; what the tensors mean is ``matrices``. Nothing is ever loaded
 as a whole.
 """
 
@@ -19,11 +19,10 @@ from typing import Any, Protocol, TypeVar
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.checkpoints import gguf as gguf_model
 from gpuherd.models.checkpoints import safetensors, torch_pickle
-from gpuherd.models.checkpoints.quantized import decoded, quantised_as
+from gpuherd.models.checkpoints.quantized import dequantized, quantised_as
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, opened
-from gpuherd.models.tensors.dtypes import Codes, FloatArray, Half
 from gpuherd.models.tensors.kinds import adapter_factor
-from gpuherd.models.tensors.source import Run, TensorInfo
+from gpuherd.models.tensors.source import Codes, FloatArray, Half, Run, TensorInfo
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Many times the largest in use. Parsed JSON can take twenty times its size, so that a limit is needed.
@@ -164,7 +163,7 @@ def _open(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Stored]]:
         return config, _merge(files)
     beside = (path if whole_folder else path.parent) / "config.json"
     config = read_json(beside) if beside.exists() else {}
-    return config, decoded(_read_folder(path) if whole_folder else _merge([read_weight_file(path)]), config)
+    return config, dequantized(_read_folder(path) if whole_folder else _merge([read_weight_file(path)]), config)
 
 
 def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 from gpuherd.models.checkpoints.dequantize import (
     Awq,
     Compressed,
-    Decoded,
+    Dequantized,
     EightBit,
     Float8,
     FourBit,
@@ -25,12 +25,9 @@ from gpuherd.models.checkpoints.dequantize import (
     integers,
 )
 from gpuherd.models.checkpoints.stored import StoredTensor
-from gpuherd.models.tensors.dtypes import ITEM_BITS
-from gpuherd.models.tensors.source import TensorInfo
+from gpuherd.models.tensors.source import ITEM_BITS, TensorInfo
 
-# Recognises quantised checkpoints, whose stored numbers are codes and not weights.
-#
-# Pure: config and headers in, the format's name out.
+# ---- which format ----------------------------------------------------------------------------------------------------
 
 # Last parts of tensor names that only one family of formats writes, most telling first.
 _TELLTALES = {
@@ -120,15 +117,11 @@ def _evidence(tensors: Iterable[TensorInfo]) -> str | None:
     return "integer codes of an unnamed format" if packed else None
 
 
-# Finds the tensors of a quantised checkpoint that belong together, and puts one tensor of weights in their place.
-#
-# Knows the names and shapes of bitsandbytes, GPTQ, AWQ, float8, compressed-tensors and MXFP4 files. A set that is
-# incomplete or of another form stays as it is, and ``quantised`` then refuses the model by the format's name. The
-# arithmetic is ``codes``.
+# ---- which tensors belong together -----------------------------------------------------------------------------------
 
 Tensors = Mapping[str, StoredTensor]
 # A matrix of weights, its name, and the names of the tensors that it stands for.
-Found = tuple[Decoded, frozenset[str]]
+Found = tuple[Dequantized, frozenset[str]]
 
 _FLOATS = ("F16", "BF16", "F32")
 # What codes are stored as: most checkpoints have no such tensor, and are not looked through.
@@ -138,14 +131,14 @@ MAX_BLOCK = 1 << 20
 _STATE = ".quant_state.bitsandbytes__"
 
 
-def decoded(stored: Tensors, config: Mapping[str, Any]) -> dict[str, StoredTensor | Decoded]:
+def dequantized(stored: Tensors, config: Mapping[str, Any]) -> dict[str, StoredTensor | Dequantized]:
     """The checkpoint with each recognised set of codes and scales as one tensor of weights, in the place of its codes;
     the other tensors of the set stay, marked as its scales.
 
     Raises BadModel only when a file can't be read (the formats keep some settings in tensors).
     """
     settings = settings_of(config)
-    replaced: dict[str, Decoded] = {}
+    replaced: dict[str, Dequantized] = {}
     parts: dict[str, str] = {}
     for name, tensor in stored.items():
         for rule in _RULES if tensor.info.dtype in _CODES else ():
@@ -154,7 +147,7 @@ def decoded(stored: Tensors, config: Mapping[str, Any]) -> dict[str, StoredTenso
                 replaced[name] = found[0]
                 parts |= dict.fromkeys(found[1], found[0].info.name)
                 break
-    result: dict[str, StoredTensor | Decoded] = {}
+    result: dict[str, StoredTensor | Dequantized] = {}
     for name, tensor in stored.items():
         if name in replaced:
             result[replaced[name].info.name] = replaced[name]

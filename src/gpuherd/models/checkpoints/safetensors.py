@@ -18,14 +18,9 @@ from typing import Any, Protocol
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, check_shape, opened
-from gpuherd.models.tensors.dtypes import stored_bytes
-from gpuherd.models.tensors.source import TensorInfo
+from gpuherd.models.tensors.source import TensorInfo, stored_bytes
 
-# The header of a safetensors file, checked: which tensors it holds and where.
-#
-# Format: 8 bytes with the header's length (little-endian), the header as JSON (name -> dtype, shape, data_offsets),
-# then the tensors' bytes without gaps up to the end of the file. Checked here so that a damaged file is known by its
-# header, before any GPU is taken.
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 # The limit of the safetensors library.
 MAX_HEADER_BYTES = 100_000_000
@@ -111,10 +106,10 @@ def _check_layout(tensors: list[StoredTensor], file: FileStamp, data_start: int)
         raise BadModel(f"{file.path} has {file.size - position} bytes too many after its last tensor")
 
 
-# A safetensors file as the safetensors library writes it: its header, and the order of the tensors in it. Pure.
-#
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
 # The library sorts tensors by format, widest first, and then by name; its header is JSON without blanks, filled up to
-# a multiple of eight bytes. A file that is written in pieces by this layout is the same, byte for byte.
+# a multiple of eight bytes.
 
 # The library's order of formats, narrowest first.
 _FORMATS = (

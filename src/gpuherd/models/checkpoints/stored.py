@@ -1,32 +1,44 @@
-"""A tensor's place in a weight file, and reading it from there: what safetensors and PyTorch files have in common."""
+"""A tensor's place in a weight file, and reading it from there: what all file formats have in common.
+
+Data come by ``os.pread`` in panels of a few MB into the result array. A memory map would be simpler, but the kernel
+counts its pages as this process's memory, so that a worker would seem to need a whole checkpoint (docs/dependencies.md
+has the figures, and those of the formats' own libraries).
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpuherd.errors import BadModel, MissingModel
-from gpuherd.models.tensors.dtypes import (
+from gpuherd.models.tensors.source import (
+    ITEM_BYTES,
+    READABLE,
     Codes,
     FloatArray,
     Half,
-    read_codes,
-    read_float_rows,
-    read_floats,
+    Run,
+    TensorInfo,
     stored_bytes,
 )
-from gpuherd.models.tensors.source import Run, TensorInfo
 
 # What numpy can count; a file may claim any size along an axis beside one of none.
 MAX_AXES = 64
 MAX_ELEMENTS = 1 << 62
+
+PANEL_BYTES = 8 << 20
+# A gap between rows that is read and dropped: as long as copying it takes less time than a call to the kernel.
+MAX_GAP_BYTES = 16 << 10
+_AS_THEY_ARE: Mapping[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,3 +218,140 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
 def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides in elements of an array in C order."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+# ---- bytes -----------------------------------------------------------------------------------------------------------
+
+
+def read_floats(fd: int, offset: int, elements: int, dtype: str, what: str) -> FloatArray:
+    """``elements`` numbers stored little-endian from byte ``offset`` on, as a flat array.
+
+    F32 and F64 come as they are; F16 and BF16 as float32, which holds each of their values exactly (infinities and
+    NaN too). Memory: the result and one panel. ``what`` names the tensor and its file in errors. Raises BadModel for
+    a format that is not one of these four or when the file ends too early.
+    """
+    _check_readable(dtype, what)
+    if dtype in _AS_THEY_ARE:
+        return _read_as_is(fd, offset, elements, _AS_THEY_ARE[dtype], what)
+    result = np.empty(elements, np.float32)
+    step = PANEL_BYTES // 2
+    panel = np.empty(min(step, elements), np.dtype("<u2"))
+    for start in range(0, elements, step):
+        raw = panel[: min(step, elements - start)]
+        _fill(fd, offset + 2 * start, raw, what)
+        _widen(raw, dtype, result[start : start + len(raw)])
+    return result
+
+
+def read_float_rows(
+    fd: int, offset: int, rows: int, width: int, apart: int, dtype: str, what: str
+) -> npt.NDArray[np.floating[Any]]:
+    """``rows`` rows of ``width`` numbers, neighbours beginning ``apart`` numbers after each other, as (rows, width).
+
+    As ``read_floats`` otherwise. The bytes between the rows are read too where they are few, and else left out.
+    """
+    _check_readable(dtype, what)
+    item = ITEM_BYTES[dtype]
+    if dtype in _AS_THEY_ARE:
+        result: FloatArray = np.empty((rows, width), _AS_THEY_ARE[dtype])
+        _fill_rows(fd, offset, result, apart * item, what)
+        return result
+    result = np.empty((rows, width), np.float32)
+    step = max(1, PANEL_BYTES // max(1, width * item))
+    panel = np.empty((min(step, rows), width), np.dtype("<u2"))
+    for start in range(0, rows, step):
+        raw = panel[: min(step, rows - start)]
+        _fill_rows(fd, offset + start * apart * item, raw, apart * item, what)
+        _widen(raw, dtype, result[start : start + len(raw)])
+    return result
+
+
+def read_bytes(
+    fd: int, offset: int, shape: tuple[int, int], apart: int, what: str
+) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """Rows of bytes, each beginning ``apart`` bytes after the last one. Raises BadModel when the file is too short."""
+    result = np.empty(shape, np.uint8)
+    if apart == shape[1]:
+        _fill(fd, offset, result.reshape(-1), what)
+    else:
+        _fill_rows(fd, offset, result, apart, what)
+    return result
+
+
+def read_into(fd: int, offset: int, target: npt.NDArray[np.uint8], what: str) -> None:
+    """Fills a flat array with the file's bytes from ``offset`` on. Raises BadModel when the file is too short."""
+    _fill(fd, offset, target, what)
+
+
+def read_codes(fd: int, offset: int, target: Codes, apart: int, what: str) -> None:
+    """Fills a 2-D array in C order with 16-bit numbers as they are stored; its rows begin ``apart`` numbers after each
+    other. Raises BadModel when the file is too short."""
+    if target.shape[1] == apart or len(target) == 1:
+        _fill(fd, offset, target.reshape(-1), what)
+    else:
+        _fill_rows(fd, offset, target, apart * target.itemsize, what)
+
+
+def _widen(raw: npt.NDArray[np.uint16], dtype: str, target: npt.NDArray[np.float32]) -> None:
+    if dtype == "BF16":
+        # bfloat16 is the upper half of a float32.
+        np.left_shift(raw, np.uint32(16), out=target.view(np.uint32), dtype=np.uint32)
+    else:
+        target[...] = raw.view("<f2")
+
+
+def _check_readable(dtype: str, what: str) -> None:
+    if dtype not in READABLE:
+        raise BadModel(f"{what} is stored as {dtype}; only F64, F32, F16 and BF16 can be read as weights")
+
+
+def _read_as_is(fd: int, offset: int, elements: int, dtype: np.dtype[Any], what: str) -> FloatArray:
+    result: FloatArray = np.empty(elements, dtype)
+    _fill(fd, offset, result, what)
+    return result
+
+
+def _fill(fd: int, offset: int, array: npt.NDArray[Any], what: str) -> None:
+    """Reads exactly the array's bytes from ``offset`` on."""
+    _fill_bytes(fd, offset, array.view(np.uint8).data if array.size else memoryview(b""), what)
+
+
+def _fill_rows(fd: int, offset: int, rows: npt.NDArray[Any], apart: int, what: str) -> None:
+    """As ``_fill`` for each row of a 2-D array in C order, whose bytes begin ``apart`` bytes after the last one's.
+
+    Where the gaps between the rows are short, all of it is read in panels, and the rows are copied out of them.
+    """
+    if not rows.size:
+        return
+    if 0 <= apart - rows.shape[1] * rows.itemsize <= MAX_GAP_BYTES:
+        _fill_rows_by_panels(fd, offset, rows, apart, what)
+        return
+    view, length = rows.reshape(-1).view(np.uint8).data, rows.shape[1] * rows.itemsize
+    for number in range(len(rows)):
+        _fill_bytes(fd, offset + number * apart, view[number * length : (number + 1) * length], what)
+
+
+def _fill_rows_by_panels(fd: int, offset: int, rows: npt.NDArray[Any], apart: int, what: str) -> None:
+    target = rows.reshape(-1).view(np.uint8).reshape(len(rows), -1)
+    length = target.shape[1]
+    step = max(1, PANEL_BYTES // apart)
+    panel = np.empty((min(step, len(rows)), apart), np.uint8)
+    for start in range(0, len(rows), step):
+        part = target[start : start + step]
+        # Not beyond the end of the last row, which may be that of the file.
+        nbytes = (len(part) - 1) * apart + length
+        _fill_bytes(fd, offset + start * apart, panel.reshape(-1)[:nbytes].data, what)
+        part[:] = panel[: len(part), :length]
+
+
+def _fill_bytes(fd: int, offset: int, view: memoryview, what: str) -> None:
+    done = 0
+    while done < len(view):
+        try:
+            # One call moves at most 2 GiB - 4 KiB; ask for no more than 1 GiB.
+            got = os.preadv(fd, [view[done : done + (1 << 30)]], offset + done)
+        except OSError as problem:
+            raise BadModel(f"{what} can't be read: {problem.strerror}") from None
+        if got == 0:
+            raise BadModel(f"{what}: the file ends before the tensor does")
+        done += got

@@ -20,8 +20,7 @@ from typing import IO, Any
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, c_strides, check_shape, opened
-from gpuherd.models.tensors.dtypes import stored_bytes
-from gpuherd.models.tensors.source import TensorInfo
+from gpuherd.models.tensors.source import TensorInfo, stored_bytes
 
 MAX_PICKLE_BYTES = 100_000_000
 # How often tensors may hold the same numbers, as views of one storage.

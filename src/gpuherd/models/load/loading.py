@@ -31,8 +31,7 @@ from gpuherd.models.plan.result import MemoryPlan, Refusal
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import Reserve, Workload
 
-# What came of loading: where each block lies, in which dtype, and predicted beside real memory. Plain data, and its
-# words. Pure.
+# ---- the report ------------------------------------------------------------------------------------------------------
 
 # Tensors are predicted to the byte; what is allowed is one part in a thousand.
 TENSOR_TOLERANCE = 0.001
@@ -173,9 +172,7 @@ def _sizes(each: OnDevice) -> str:
     return told
 
 
-# Loads a model through transformers, each block where a plan says and nowhere else, and checks that it came true.
-#
-# What is loaded, and where to, is decided in ``prepare`` before torch is imported; ``verify`` judges what came of it.
+# ---- loading ---------------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 

@@ -109,7 +109,7 @@ class LoadOptions(ModelOptions):
     )
 
 
-# What was asked for when a model is to be loaded, as keywords or as options, and what contradicts itself in it.
+# ---- a request to load a model ---------------------------------------------------------------------------------------
 
 _MAX_MAP_BYTES = 5_000_000
 

@@ -28,11 +28,6 @@ from gpuherd.models.plan.wording import blocks_in_words
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.options import did_you_mean
 
-# Which device each block of a model goes to: from a plan, or from a device map that somebody wrote. Pure.
-#
-# A device is the number of a GPU as CUDA counts them in this process, ``cpu`` or ``disk``. Whole blocks only: a block
-# cut in two computes with tensors of two GPUs, which fails when it runs.
-
 _CUDA = re.compile(r"(?:cuda:)?(\d{1,6})", re.ASCII)
 
 
@@ -245,10 +240,10 @@ def _and(devices: Iterable[Device]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-# Which blocks leave the GPUs when a model doesn't fit there and somebody allowed that. Pure.
-#
-# accelerate computes an offloaded block on the first GPU: its weights come there for the moment, and what it keeps of
-# each sequence stays there. So the first GPU must have room for the largest of them and for all that they keep.
+# ---- offloading ------------------------------------------------------------------------------------------------------
+
+# accelerate computes an offloaded block on the first GPU: its weights come there temporarily, and what it keeps of each
+# sequence stays there. So the first GPU must have room for the largest of them and for all that they keep.
 
 
 def offloaded(
@@ -297,12 +292,11 @@ def _filled(
     return tuple(devices) if len(devices) == cuts[-1] else None
 
 
-# A plan brought together with the model that a class really builds. Pure.
-#
+# ---- the names of a class --------------------------------------------------------------------------------------------
+
 # A plan names tensors as the usual class of a family does. A checkpoint may have been saved by another: the bare body
 # (``LlamaModel``: no ``model.`` before its names), or the body with a small head of its own for labels or scores
-# (``BertForSequenceClassification``: ``bert.`` before them, and a classifier). The bytes are the same but for that
-# head.
+# (``BertForSequenceClassification``: ``bert.`` before them, and a classifier). The bytes are the same but for the head.
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -44,11 +44,7 @@ from gpuherd.models.plan.wanted import precision_for, wanted_precision
 from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB
 
-# Where the blocks of a model go on this machine: by a plan, by a device map, on the CPU, or off the GPUs where that
-# is allowed. Without torch.
-#
-# Knows the GPUs that this process sees, and their free memory now. All that needs no look at the machine is
-# ``placed``.
+# ---- where the blocks go ---------------------------------------------------------------------------------------------
 
 _MOST_ADVICE = 3
 
@@ -251,7 +247,7 @@ def _does_not_fit(refusal: Refusal) -> ModelDoesNotFit:
     return ModelDoesNotFit(refusal.reason + told, refusal)
 
 
-#  Knows names and headers; where it goes is ``destination``, loading itself ``loading``.
+# ---- everything together ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,6 @@ from gpuherd.models.load.support import EXTRAS, loading_words, runs_own_code
 from gpuherd.models.names import shown
 from gpuherd.models.plan.precision import Precision
 
-# transformers' own loading, told everything explicitly: class, dtype, device of each block, and only local files.
-#
-# Refuses what transformers would let pass: a model of other shapes than the planned one, weights that are missing (it
-# fills them with random numbers). torch and transformers are imported inside functions only.
-
 
 def fitted_class(classes: Sequence[Any], config: Any, ready: Prepared) -> tuple[Any, Prepared, dict[str, Any]]:
     """The first of the classes that builds the very model that was planned, the plan in its names, and the device map
@@ -188,9 +183,7 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(shown(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-# A LoRA adapter on a model that is loaded: as PEFT's modules beside the weights, or merged into them.
-#
-# PEFT and torch are imported inside functions only.
+# ---- adapters --------------------------------------------------------------------------------------------------------
 
 
 def with_adapter(model: Any, adapter: Path, *, merge: bool) -> Any:

@@ -21,9 +21,7 @@ from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.from_config import is_known, model_type_of
 from gpuherd.models.plan.precision import Precision
 
-# Which class of transformers a model is loaded as, and whether that needs code that the model brings.
-#
-# transformers is imported inside functions only. No code of a model is ever imported here unless it was allowed.
+# ---- classes ---------------------------------------------------------------------------------------------------------
 
 # What a model that brings its own code is loaded by, in this order.
 _AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel")
@@ -121,10 +119,7 @@ def classes_for(architecture: Architecture, config: Any, *, trusted: bool) -> li
     )
 
 
-# A precision as transformers is told it: the dtype of what stays in plain numbers, and bitsandbytes' settings.
-#
-# Knows what can be said before torch is imported (is bitsandbytes there, can the card compute so) apart from what
-# needs it.
+# ---- precisions ------------------------------------------------------------------------------------------------------
 
 EXTRAS = {"torch": "load", "transformers": "load", "accelerate": "load", "peft": "load", "safetensors": "load"}
 # Of checkpoints that are stored in 8 bits: weights and their scales.

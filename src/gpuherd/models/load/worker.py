@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from gpuherd.models.plan.result import Usage
 
 
-# One computation with a loaded model: whether it runs, gives numbers, and takes no more memory than was planned.
-#
-# torch is imported inside functions only.
+# ---- one computation -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

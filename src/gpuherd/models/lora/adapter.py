@@ -28,12 +28,11 @@ from gpuherd.models.lora.update import Merged
 from gpuherd.models.names import shown
 from gpuherd.models.tensors.source import TensorSource
 
-# Which of an adapter's patterns matches which module, by PEFT's rule and in bounded time.
-#
-# PEFT matches a key of ``rank_pattern`` or ``alpha_pattern`` as the regular expression ``(.*\.)?(key)$``. The keys
-# come out of files that strangers made, and one such as ``(a+)+b`` can keep Python's matcher busy for years. Plain
-# names, which is what nearly every adapter has, are matched here; anything else in a process of its own that has a
-# time limit.
+# ---- patterns of ranks and scalings ----------------------------------------------------------------------------------
+
+# PEFT matches a key of ``rank_pattern`` or ``alpha_pattern`` as the regular expression ``(.*\.)?(key)$``. The keys are
+# hostile input, and one such as ``(a+)+b`` can keep Python's matcher busy for years. Plain names, which is what nearly
+# every adapter has, are matched here; anything else in a process of its own that has a time limit.
 
 LIMIT_S = 10.0
 # Patterns times characters of names: a second's work at most.
@@ -92,14 +91,7 @@ def _first(patterns: Sequence[str]) -> str:
     return f"the patterns ({shown(patterns[0])}{', ...' if len(patterns) > 1 else ''})"
 
 
-# A LoRA adapter merged into its base model, tensor by tensor while it is read.
-#
-# Knows PEFT's file format: which keys there are, how ranks and scalings are configured, and what each variant does to
-# the weights. Plain LoRA, rsLoRA and DoRA on Linear, Conv1D, convolutions, embeddings and fused experts, modules
-# saved whole, and trained biases; any other method is refused by name. The arithmetic itself is ``lora``.
-#
-# The sum is taken in float32 (float64 for a float64 base), whatever the base is stored in. PEFT merges a bfloat16
-# base in bfloat16 and so rounds the sum to 8 bits; here it is not rounded.
+# ---- the adapter -----------------------------------------------------------------------------------------------------
 
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _MODEL_FILES = (

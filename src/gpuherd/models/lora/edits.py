@@ -21,12 +21,7 @@ import numpy.typing as npt
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import StoredTensor, read_stored
-from gpuherd.models.tensors.dtypes import FloatArray
-from gpuherd.models.tensors.source import Run, TensorInfo
-
-# LoRA: Hu et al. 2021; rsLoRA: Kalajdzievski 2023; DoRA: Liu et al. 2024, W' = m (W + s B A) / |W + s B A| with the
-# norm of each output's weights. Every case becomes ``left @ right`` in the shape in which the base stores the weight,
-# so that any block of rows can be merged by itself.
+from gpuherd.models.tensors.source import FloatArray, Run, TensorInfo
 
 Float64 = npt.NDArray[np.float64]
 # Two factors: their product is the update of a matrix.
@@ -222,9 +217,7 @@ def bias_edit(bias: StoredTensor, factors: Factors) -> BiasEdit:
     return BiasEdit(bias, factors.scaling)
 
 
-# LoRA on the experts of a mixture, whose factors PEFT keeps fused in two matrices: A of all experts, and B of all.
-#
-# Which parameter of the base the factors fit is told by their shapes. The arithmetic of one product is ``lora``.
+# ---- experts of a mixture --------------------------------------------------------------------------------------------
 
 # model_type of architectures whose fused experts PEFT knows to be stored (experts, in, out).
 _TRANSPOSED_EXPERTS = frozenset({"gpt_oss", "openai_privacy_filter", "aria", "aria_text"})

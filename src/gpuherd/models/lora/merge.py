@@ -51,10 +51,9 @@ if TYPE_CHECKING:
     from gpuherd.models.lora.merge_tensors import TensorWriter
 
 
-# Where a merged model is written: in a folder beside the final one, by one process at a time, until it is whole.
-#
-# That folder is known by a record of what is merged in it, so that an interrupted merge can go on, and so that a
-# folder of anybody else's is never cleared away. Knows nothing of models.
+# ---- the folder ------------------------------------------------------------------------------------------------------
+
+# A merged model is written in a folder next to the final one, by one process at a time, until it is whole.
 
 RECORD = "gpuherd_merge.json"
 
@@ -186,13 +185,7 @@ class Staging:
         sync_folder(self._final.parent)
 
 
-# Everything is written into a folder beside the one that was asked for, each file whole or not at all, the index
-# last; then that folder gets its final name. A merge that is killed at any instant leaves nothing under the final
-# name, and the next one of the same files goes on where it was. In memory are one tensor and the adapter's update of
-# it; what the adapter leaves alone is copied from file to file by the kernel.
-#
-# What is written is decided by ``merge_plan`` and ``merge_companions``; the sums, as PEFT rounds them, are
-# ``merge_arithmetic``; the folder and its lock are ``merge_staging``.
+# ---- the merge -------------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
 

@@ -22,16 +22,8 @@ from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import StoredTensor
 from gpuherd.models.lora.base_names import BaseNames
 from gpuherd.models.lora.update import Merged
-from gpuherd.models.tensors.dtypes import stored_bytes
 from gpuherd.models.tensors.kinds import Ties, classify, is_input_embedding, ties_of
-from gpuherd.models.tensors.source import TensorInfo
-
-# What a merge will write: which tensor comes from where, in which format, into which file. Pure: headers in.
-#
-# A tensor that the adapter leaves alone is copied as it is stored. The format of the result is the config's, as
-# transformers loads a model, else that of most of the weights; where that is another than the file's, or where it is
-# asked for, all tensors of the file's main format are converted. Numbers that a model keeps in float32 beside 16-bit
-# weights stay in float32.
+from gpuherd.models.tensors.source import TensorInfo, stored_bytes
 
 # Names of formats: safetensors' by torch's, as configs write them.
 BY_TORCH = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -221,11 +213,11 @@ def _packed(tensors: Iterable[Written], most: int) -> list[list[Written]]:
     return groups
 
 
-# The output head of a merged model whose base has its embedding as head, where the adapter holds that embedding
-# whole.
-#
-# As PEFT does it: the adapter's embedding takes the place of the input only, and the head stays what the base's
-# embedding was, unless the adapter was trained with ``ensure_weight_tying``. Pure: headers in.
+# ---- a tied head -----------------------------------------------------------------------------------------------------
+
+# Where the base has its embedding as output head and the adapter holds that embedding whole: as PEFT does it, the
+# adapter's embedding takes the place of the input only, and the head stays what the base's embedding was, unless the
+# adapter was trained with ``ensure_weight_tying``.
 
 # The head's name in transformers, where the base's files have none.
 _HEAD = "lm_head.weight"
@@ -288,8 +280,8 @@ def _tied_head(merged: Merged, embedding: str) -> str | None:
     return None if base.config.get("tie_word_embeddings") is False else _HEAD
 
 
-# What lies beside the weights of a merged model: its config, and the files that are copied from base and adapter.
-#
+# ---- config and other files ------------------------------------------------------------------------------------------
+
 # The config is the base's; it changes where the result is another model than that: its embeddings are no longer tied,
 # its vocabulary has grown, its numbers have another format, or it has a head for classifying. The tokenizer is the
 # adapter's where the adapter brings one, since it was trained with that.

@@ -23,20 +23,12 @@ import torch
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.open import Checkpoint
-from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_stored, unchanged
+from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_into, read_stored, unchanged
 from gpuherd.models.lora.edits import BiasEdit, Edit, ExpertEdit, Factors, MatrixEdit, OneExpertEdit
 from gpuherd.models.lora.merge_plan import Written
 from gpuherd.models.lora.update import Merged
-from gpuherd.models.tensors.dtypes import read_into
 
-# An adapter's sums as PEFT's ``merge_and_unload`` computes and rounds them on a CPU, bit for bit. Needs torch.
-#
-# ``lora`` merges without rounding, for analysis; this is for weights that are to be saved and used. What PEFT 0.21
-# does: factors become float32 (float64 for a float64 base), the whole product B A is taken at once and multiplied by
-# s, and the sum is rounded to the base's format once. Only for embeddings and fused experts the update itself is
-# rounded before it is added. DoRA's norms are those of the unrounded sum. The very same products of torch are taken
-# of tensors of the same shapes, because another order of summation would round differently; what is done number by
-# number may be done in any order, and is done in pieces that stay in the processor's cache.
+# ---- sums ------------------------------------------------------------------------------------------------------------
 
 # Numbers that are scaled, widened, added and rounded at a time: 1 MB of float32.
 PIECE = 1 << 18
@@ -205,10 +197,7 @@ def _expert_update(edit: ExpertEdit, weight: torch.Tensor) -> torch.Tensor:
     return update * edit.factors.scaling
 
 
-# One tensor of a merged model, from the files of base and adapter into a file of the result. Needs torch.
-#
-# What the adapter leaves alone goes from file to file in the kernel; the rest is read into memory that is used again
-# for the next tensor.
+# ---- writing ---------------------------------------------------------------------------------------------------------
 
 _FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _PIECE = 1 << 30

@@ -20,14 +20,20 @@ from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import StoredTensor, read_stored
 from gpuherd.models.lora.base_names import BaseNames
 from gpuherd.models.lora.edits import PANEL_BYTES, Edit, ExpertEdit, Float64, MatrixEdit, OneExpertEdit, Product
-from gpuherd.models.tensors.dtypes import READABLE, Codes, FloatArray, Half
 from gpuherd.models.tensors.matrices import WeightMatrix, matrices
-from gpuherd.models.tensors.source import BlockSource, CodeSource, Run, TensorInfo, TensorSource
+from gpuherd.models.tensors.source import (
+    READABLE,
+    BlockSource,
+    Codes,
+    CodeSource,
+    FloatArray,
+    Half,
+    Run,
+    TensorInfo,
+    TensorSource,
+)
 
-# A base model with an adapter merged into it, read tensor by tensor or in blocks, never whole.
-#
-# Knows where the adapter changes a tensor and in which order that goes. What an edit does to numbers is ``lora``; how
-# an adapter is stored and what it changes, ``adapter``.
+# ---- a base with an adapter ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,14 +128,7 @@ class Merged:
         return self._squares[name]
 
 
-# What fine-tuning changed: an adapter's update s B A, or the weights minus those of the base. Read tensor by tensor.
-#
-# Both are a ``TensorSource``, in float64, under the names of the model's own tensors, so that they are taken apart
-# into matrices like any model. The update of LoRA is known to be a product of two thin factors, and stays one: its
-# spectrum has at most r values that are not zero, and no rounding of W + s B A hides them. Tensors that were not
-# changed, or that the base has not, are named with the reason.
-#
-# Knows what an update is. How adapters are stored is ``adapter``'s business, their arithmetic ``lora``'s.
+# ---- updates ---------------------------------------------------------------------------------------------------------
 
 NOT_IN_ADAPTER = "not changed by the adapter"
 SAVED_WHOLE = "saved whole by the adapter: it has no BA"

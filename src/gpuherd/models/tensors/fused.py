@@ -16,14 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuherd.models.tensors.dtypes import FloatArray
-from gpuherd.models.tensors.source import TensorInfo
-
-# How architectures store several projections in one tensor, and taking them apart. Pure: names, shapes and config in.
-#
-# Every layout is the same simple thing: along one axis, ``groups`` equal groups, each holding the parts in order. One
-# group of (q, k, v) is three blocks behind each other; ``heads`` groups of (q, k, v) is interleaving by head. A rule
-# counts only when the shape fits it exactly; a tensor that fits no rule is left whole. docs/models.md has the table.
+from gpuherd.models.tensors.source import FloatArray, TensorInfo
 
 Config = Mapping[str, Any]
 Shape = tuple[int, int]
@@ -80,14 +73,6 @@ class Layout:
         grouped = tensor.reshape(rows, self.groups, columns // self.groups)
         return np.array(grouped[:, :, start:stop]).reshape(rows, -1)
 
-
-_GATE_UP = (
-    "gate_up_proj",
-    "gate_up_proj.weight",
-    "input_linear.weight",
-    "ffn_gate_up_exps.weight",
-    "experts.fc1.weight",
-)
 
 Rule = Callable[[Config, Shape], Layout | None]
 
@@ -226,7 +211,8 @@ def _row_halves(first: str, second: str) -> Rule:
     return rule
 
 
-# model_type (None: whatever it is, the name and shape tell enough), end of the tensor's name, rule.
+# One entry a layout: model_types (None: whatever it is, the name and shape tell enough), the end of the tensor's name,
+# and the rule. The first entry that fits counts.
 _RULES: tuple[tuple[frozenset[str] | None, re.Pattern[str], Rule], ...] = tuple(
     (frozenset(types.split()) if types else None, re.compile(rf"(?:.*\.)?(?:{name})"), rule)
     for types, name, rule in (
@@ -256,6 +242,11 @@ _RULES: tuple[tuple[frozenset[str] | None, re.Pattern[str], Rule], ...] = tuple(
 )
 
 
+def is_fused(name: str) -> bool:
+    """Whether a tensor of this name is fused in some architecture."""
+    return any(pattern.fullmatch(name) for _, pattern, _ in _RULES)
+
+
 def layout_of(name: str, shape: Shape, config: Config) -> Layout | None:
     """The layout of a fused 2-D tensor, None when it holds one matrix or when no rule fits it exactly."""
     for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
@@ -269,28 +260,7 @@ def layout_of(name: str, shape: Shape, config: Config) -> Layout | None:
     return None
 
 
-def expert_layout(name: str, shape: Shape, down: Shape | None, config: Config) -> Layout | None:
-    """The layout of one expert's gate and up projection in a fused tensor, None when it holds one matrix.
-
-    ``down`` is the shape of the same expert's down projection: it tells whether the matrices are stored (out, in) or
-    transposed, which the name does not.
-    """
-    if not name.endswith(_GATE_UP) or down is None:
-        return None
-    rows, columns = shape
-    if down[0] == columns and 2 * down[1] == rows:
-        return Layout(0, 1, (("gate", rows // 2), ("up", rows // 2)))
-    if down[1] == rows and 2 * down[0] == columns:
-        if config.get("model_type") == "gpt_oss":
-            return Layout(1, columns // 2, (("gate", 1), ("up", 1)))
-        return Layout(1, 1, (("gate", columns // 2), ("up", columns // 2)))
-    return None
-
-
-# Experts of a mixture that share one tensor: which tensors hold them, how many, and what each is called. Pure.
-#
-# Two forms are known: a 3-D tensor of one matrix an expert (transformers 5, GGUF), and matrices below each other in a
-# 2-D tensor (DBRX). How gate and up projections lie within one expert is ``fused.expert_layout``.
+# ---- experts that share one tensor -----------------------------------------------------------------------------------
 
 # More than this in one tensor are no mixture; each is a matrix to us.
 MAX_EXPERTS = 1 << 16
@@ -301,13 +271,16 @@ _EXPERTS = re.compile(
 )
 _GGUF = re.compile(r"(?P<stem>(?:.*\.)?ffn_(?:gate_up|gate|up|down))_(?:ch)?exps(?:\.weight)?")
 _STACKED = re.compile(r"(?:.*\.)?experts\.mlp\.(?:w1|v1|w2)")
-# The tensor of an expert's gate and up projections, and that of its down projection.
-_DOWN_OF = (
-    ("gate_up_proj", "down_proj"),
-    ("input_linear", "output_linear"),
-    ("ffn_gate_up_", "ffn_down_"),
-    ("experts.fc1", "experts.fc2"),
+# One entry a name of the tensor with experts' gate and up projections: its ends, and what in it is replaced by what to
+# name the tensor with their down projections.
+_GATE_UP: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (("gate_up_proj", "gate_up_proj.weight"), "gate_up_proj", "down_proj"),
+    (("input_linear.weight",), "input_linear", "output_linear"),
+    (("ffn_gate_up_exps.weight",), "ffn_gate_up_", "ffn_down_"),
+    (("experts.fc1.weight",), "experts.fc1", "experts.fc2"),
 )
+# model_types whose gate and up projections alternate column by column.
+_ALTERNATING_EXPERTS = frozenset({"gpt_oss"})
 
 
 def holds_experts(name: str) -> bool:
@@ -325,15 +298,6 @@ def stacked_experts(info: TensorInfo, config: Mapping[str, Any]) -> int | None:
     ffn = config.get("ffn_config")
     count = ffn.get("moe_num_experts") if isinstance(ffn, Mapping) else None
     return count if type(count) is int and 0 < count <= MAX_EXPERTS and info.shape[0] % count == 0 else None
-
-
-def down_shape(name: str, tensors: Mapping[str, TensorInfo]) -> Shape | None:
-    """The shape of one expert's down projection, for a fused gate and up projection; None if there is none."""
-    for fused, down_name in _DOWN_OF:
-        down = tensors.get(name.replace(fused, down_name)) if fused in name else None
-        if down is not None and len(down.shape) == 3:
-            return down.shape[1], down.shape[2]
-    return None
 
 
 def expert_name(longname: str, expert: int) -> str:
@@ -360,3 +324,23 @@ def part_name(longname: str, part: str) -> str:
     if "ffn_gate_up." in longname:
         return longname.replace("ffn_gate_up.", f"ffn_{part}.")
     return f"{longname}_{part}"
+
+
+def expert_layout(name: str, shape: Shape, tensors: Mapping[str, TensorInfo], config: Config) -> Layout | None:
+    """The layout of one expert's gate and up projection in a fused tensor, None when it holds one matrix.
+
+    The shape of the same expert's down projection, in another of the ``tensors``, tells whether the matrices are stored
+    (out, in) or transposed, which the name does not.
+    """
+    fused, down = next((names for endings, *names in _GATE_UP if name.endswith(endings)), ("", ""))
+    found = tensors.get(name.replace(fused, down)) if fused else None
+    if found is None or len(found.shape) != 3:
+        return None
+    (rows, columns), (outputs, inputs) = shape, found.shape[1:]
+    if outputs == columns and 2 * inputs == rows:
+        return Layout(0, 1, (("gate", rows // 2), ("up", rows // 2)))
+    if inputs == rows and 2 * outputs == columns:
+        if config.get("model_type") in _ALTERNATING_EXPERTS:
+            return Layout(1, columns // 2, (("gate", 1), ("up", 1)))
+        return Layout(1, 1, (("gate", columns // 2), ("up", columns // 2)))
+    return None

@@ -1,5 +1,5 @@
 """What a stored tensor is, by its name, shape and format: a weight matrix, experts, a convolution, an embedding, or
-nothing to analyse. Pure: headers and config in; how tensors are taken apart is ``fused`` and ``experts``.
+nothing to analyse. Pure: headers and config in; how tensors are taken apart is ``fused``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpuherd.models.tensors.dtypes import READABLE
-from gpuherd.models.tensors.fused import MAX_EXPERTS, holds_experts, holds_stacked_experts
-from gpuherd.models.tensors.source import TensorInfo
+from gpuherd.models.tensors.fused import MAX_EXPERTS, holds_experts, holds_stacked_experts, is_fused
+from gpuherd.models.tensors.source import READABLE, TensorInfo
 
 Kind = Literal["linear", "expert", "conv", "embedding", "other"]
 
@@ -36,8 +35,8 @@ _HEAD = re.compile(
     r"(?:.*\.)?(?:lm_head|embed_out|output_layer|output|predictions\.decoder|lm_head\.decoder|generator_lm_head)\.weight"
 )
 # Matrices whose names don't end in .weight: those of torch.nn.MultiheadAttention, and of its RNN, LSTM and GRU, whose
-# gates lie below each other (hr: the projection of an LSTM's output).
-_BARE_MATRIX = re.compile(r"(?:.*\.)?(?:in_proj_weight|[qkv]_proj_weight|weight_(?:[ih]h|hr)(?:_l\d+(?:_reverse)?)?)")
+# gates lie below each other (hr: the projection of an LSTM's output). Fused ones are known to ``fused``.
+_BARE_MATRIX = re.compile(r"(?:.*\.)?(?:[qkv]_proj_weight|weight_(?:[ih]h|hr)(?:_l\d+(?:_reverse)?)?)")
 # torch.nn.utils.weight_norm keeps a weight as its direction and its length, under old and new names.
 _WEIGHT_NORM = re.compile(r"(?:.*\.)?(?:weight_[gv]|parametrizations\.\w+\.original[01])")
 # Numbers that a checkpoint keeps beside its weights and no optimiser changes, by the end of the name.
@@ -163,7 +162,7 @@ def _kind(info: TensorInfo) -> tuple[Kind, str | None]:
         return ("expert", None) if info.shape[0] <= MAX_EXPERTS else ("other", f"{info.shape[0]} experts, too many")
     if holds_stacked_experts(name):
         return "expert", None
-    if axes == 2 and (name.endswith(".weight") or name == "weight" or _BARE_MATRIX.fullmatch(name)):
+    if axes == 2 and (name.endswith(".weight") or name == "weight" or _BARE_MATRIX.fullmatch(name) or is_fused(name)):
         return "linear", None
     if axes in (3, 4, 5) and name.endswith("weight"):
         positions = math.prod(info.shape[2:])

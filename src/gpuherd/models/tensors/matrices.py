@@ -17,11 +17,9 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 from gpuherd.errors import BadModel
-from gpuherd.models.tensors.dtypes import Codes, FloatArray, Half
 from gpuherd.models.tensors.fused import (
     Layout,
     Shape,
-    down_shape,
     expert_layout,
     expert_name,
     layout_of,
@@ -31,7 +29,10 @@ from gpuherd.models.tensors.fused import (
 from gpuherd.models.tensors.kinds import Kind, classify, ties_of
 from gpuherd.models.tensors.source import (
     BlockSource,
+    Codes,
     CodeSource,
+    FloatArray,
+    Half,
     Region,
     Room,
     TensorInfo,
@@ -308,7 +309,7 @@ def _experts(
         each = (info.shape[0] // count, info.shape[1])
     else:
         count, each = info.shape[0], (info.shape[1], info.shape[2])
-    layout = expert_layout(name, each, down_shape(name, tensors), config)
+    layout = expert_layout(name, each, tensors, config)
     for expert in range(count):
         first, longname = expert * each[0], expert_name(_longname(name), expert)
         whole = Region(name, ((first, first + each[0]),), (0, each[1]))

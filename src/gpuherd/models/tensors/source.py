@@ -15,12 +15,35 @@ import numpy.typing as npt
 
 from gpuherd.errors import BadModel
 from gpuherd.models.names import shown
-from gpuherd.models.tensors.dtypes import Codes, FloatArray
 
-# What a room that reads weights sees of a model: named tensors, read one at a time. Plain types, no files.
-
+FloatArray = npt.NDArray[np.floating[Any]]
+# 16-bit numbers as they are stored, and their formats.
+Codes = npt.NDArray[np.uint16]
+Half = Literal["BF16", "F16"]
 # First index and index after the last.
 Run = tuple[int, int]
+
+# Bytes per element, by safetensors' names.
+ITEM_BYTES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+# Bits per element of the formats that are narrower than a byte. They are known so that a header with them can be
+# checked; they are never read as weights.
+ITEM_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+# The formats that are read as weights.
+READABLE = frozenset({"F16", "BF16", "F32", "F64"})
+
+
+def stored_bytes(dtype: str, elements: int) -> int | None:
+    """Bytes that so many elements take in a file, None for an unknown format or a part of a byte."""
+    if dtype in ITEM_BITS:
+        bits = elements * ITEM_BITS[dtype]
+        return bits // 8 if bits % 8 == 0 else None
+    return elements * ITEM_BYTES[dtype] if dtype in ITEM_BYTES else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +83,12 @@ class TensorSource(Protocol):
         """All tensors, by name, in the order of the checkpoint."""
         ...
 
-    def read(self, name: str) -> npt.NDArray[np.floating[Any]]:
+    def read(self, name: str) -> FloatArray:
         """One tensor, in its stored shape. float16 and bfloat16 come as float32 (exactly), float32 and float64 as they
         are. Nothing of it stays in memory here after the call. Raises BadModel when it can't be read."""
         ...
 
-    def read_part(self, name: str, start: int, stop: int) -> npt.NDArray[np.floating[Any]]:
+    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
         """Entries ``start`` to ``stop`` of the first axis, as ``read`` would give them, without reading the others.
 
         So one expert of a fused mixture, or the rows of one projection, cost no more than their own bytes.
@@ -80,11 +103,11 @@ class HeadersOnly:
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 
-    def read(self, name: str) -> npt.NDArray[np.floating[Any]]:
+    def read(self, name: str) -> FloatArray:
         """Raises BadModel."""
         raise BadModel(f"tensor {shown(name)} is not downloaded")
 
-    def read_part(self, name: str, start: int, stop: int) -> npt.NDArray[np.floating[Any]]:
+    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
         """Raises BadModel."""
         raise BadModel(f"entries {start} to {stop} of tensor {shown(name)} are not downloaded")
 
@@ -98,7 +121,7 @@ class BlockSource(TensorSource, Protocol):
         """Whether ``read_block`` can be asked for this tensor."""
         ...
 
-    def read_block(self, name: str, rows: Run, columns: Run) -> npt.NDArray[np.floating[Any]]:
+    def read_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
         """A 2-D block of a tensor of two or more axes, seen as a matrix of (all axes but the last, the last axis).
 
         Numbers as ``read`` gives them, no others read. Raises BadModel when it can't be read.
@@ -111,20 +134,16 @@ class CodeSource(TensorSource, Protocol):
     """A source that can also hand out 16-bit numbers as they are stored, for a GPU that widens them itself: half the
     bytes to read, to hold and to send."""
 
-    def half_of(self, name: str) -> Literal["BF16", "F16"] | None:
+    def half_of(self, name: str) -> Half | None:
         """The tensor's format, None where its numbers can't be had so."""
         ...
 
-    def read_codes(self, name: str, rows: Run, columns: Run, target: npt.NDArray[np.uint16]) -> None:
+    def read_codes(self, name: str, rows: Run, columns: Run, target: Codes) -> None:
         """Fills ``target``, in C order, with a block as ``BlockSource.read_block`` has it. Raises BadModel."""
         ...
 
 
-# Where a matrix lies in a stored tensor, and reading it whole or in slabs, each number once.
-#
-# A region is runs of rows and one run of columns of a tensor seen as rows below each other: a whole tensor, one
-# expert, a third of a fused projection, or the heads' rows of one. What is fused how is ``fused``; what a tensor
-# means is ``matrices``; bytes are the source's.
+# ---- regions ---------------------------------------------------------------------------------------------------------
 
 # Gives an array of a shape, in C order, to read into.
 Room = Callable[[tuple[int, int]], Codes]
