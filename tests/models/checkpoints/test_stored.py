@@ -1,4 +1,4 @@
-"""Reading rows that lie apart in a file: the same numbers whether the gaps between them are read or left out."""
+"""Reading rows that lie apart in a file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from safetensors.torch import save_file
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.open import open_checkpoint
-from gpuherd.models.checkpoints.stored import MAX_GAP_BYTES, PANEL_BYTES
+from gpuherd.models.checkpoints.stored import PANEL_BYTES
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("gap", [1, MAX_GAP_BYTES // 8, MAX_GAP_BYTES, 2 * MAX_GAP_BYTES])
+@pytest.mark.parametrize("gap", [1, 2048, 1 << 15])
 def test_columns_are_those_of_the_library(tmp_path: Path, dtype: torch.dtype, gap: int) -> None:
     width = 5 + gap // dtype.itemsize + 1
     weights = torch.randn(37, width, generator=torch.Generator().manual_seed(gap)).to(dtype)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,69 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["1", "False"]
+
+
+def rezipped(path: Path, change: Callable[[zipfile.ZipFile, zipfile.ZipInfo, bytes], None]) -> None:
+    """Writes an archive of torch anew, each member as ``change`` adds it."""
+    with zipfile.ZipFile(path) as archive:
+        members = [(info, archive.read(info)) for info in archive.infolist()]
+    with zipfile.ZipFile(path, "w") as archive:
+        for info, content in members:
+            change(archive, info, content)
+
+
+def test_members_that_are_compressed(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    torch.save({"w": torch.zeros(1000, 1000)}, path)
+    rezipped(path, lambda archive, info, content: archive.writestr(info.filename, content, zipfile.ZIP_DEFLATED))
+    with pytest.raises(BadModel, match="its weights are compressed"):
+        open_checkpoint(path)
+
+
+def test_a_pickle_that_unpacks_to_much_more_than_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open("archive/data.pkl", "w") as stream:
+            for _ in range(101):
+                stream.write(bytes(1_000_000))
+        archive.writestr("archive/data/0", bytes(16))
+    assert path.stat().st_size < 1_000_000
+    with pytest.raises(BadModel, match="its pickle of 101000000 bytes is over the limit"):
+        open_checkpoint(path)
+
+
+def test_a_pickle_that_claims_a_text_larger_than_any_memory(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    for opcode in (pickle.BINUNICODE8, pickle.BINBYTES8, pickle.BYTEARRAY8):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(
+                "archive/data.pkl", pickle.PROTO + b"\5" + opcode + (1 << 50).to_bytes(8, "little") + b"x."
+            )
+        with pytest.raises(BadModel, match="damaged or no PyTorch file"):
+            open_checkpoint(path)
+
+
+def test_names_that_lead_out_of_the_archive_are_only_names(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    torch.save({"w": torch.ones(2)}, path)
+
+    def out(archive: zipfile.ZipFile, info: zipfile.ZipInfo, content: bytes) -> None:
+        archive.writestr(info.filename.replace("data/0", "data/../../../0"), content)
+
+    rezipped(path, out)
+    with pytest.raises(BadModel, match="the numbers of tensor 'w' are not in it"):
+        open_checkpoint(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["m.bin"]
+
+
+def test_a_member_that_is_listed_under_many_names(tmp_path: Path) -> None:
+    """A few bytes for each name would claim the whole of it as work."""
+    path = tmp_path / "m.bin"
+    weights = torch.ones(2, 1000)
+    torch.save({"v": weights, "w": weights + 1}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        members = {info.filename.rpartition("/")[2]: info for info in archive.infolist()}
+        members["1"].header_offset = members["0"].header_offset
+        archive.writestr("m/comment", "")  # so that the list of members is written anew
+    with pytest.raises(BadModel, match="storage '1' overlaps another"):
+        open_checkpoint(path)

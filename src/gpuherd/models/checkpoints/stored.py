@@ -36,8 +36,6 @@ MAX_AXES = 64
 MAX_ELEMENTS = 1 << 62
 
 PANEL_BYTES = 8 << 20
-# A gap between rows that is read and dropped: as long as copying it takes less time than a call to the kernel.
-MAX_GAP_BYTES = 16 << 10
 _AS_THEY_ARE: Mapping[str, np.dtype[Any]] = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
 
 
@@ -248,7 +246,7 @@ def read_float_rows(
 ) -> npt.NDArray[np.floating[Any]]:
     """``rows`` rows of ``width`` numbers, neighbours beginning ``apart`` numbers after each other, as (rows, width).
 
-    As ``read_floats`` otherwise. The bytes between the rows are read too where they are few, and else left out.
+    As ``read_floats`` otherwise. Only the bytes of these numbers are read, with one call to the kernel a row.
     """
     _check_readable(dtype, what)
     item = ITEM_BYTES[dtype]
@@ -317,31 +315,12 @@ def _fill(fd: int, offset: int, array: npt.NDArray[Any], what: str) -> None:
 
 
 def _fill_rows(fd: int, offset: int, rows: npt.NDArray[Any], apart: int, what: str) -> None:
-    """As ``_fill`` for each row of a 2-D array in C order, whose bytes begin ``apart`` bytes after the last one's.
-
-    Where the gaps between the rows are short, all of it is read in panels, and the rows are copied out of them.
-    """
+    """As ``_fill`` for each row of a 2-D array in C order, whose bytes begin ``apart`` bytes after the last one's."""
     if not rows.size:
-        return
-    if 0 <= apart - rows.shape[1] * rows.itemsize <= MAX_GAP_BYTES:
-        _fill_rows_by_panels(fd, offset, rows, apart, what)
         return
     view, length = rows.reshape(-1).view(np.uint8).data, rows.shape[1] * rows.itemsize
     for number in range(len(rows)):
         _fill_bytes(fd, offset + number * apart, view[number * length : (number + 1) * length], what)
-
-
-def _fill_rows_by_panels(fd: int, offset: int, rows: npt.NDArray[Any], apart: int, what: str) -> None:
-    target = rows.reshape(-1).view(np.uint8).reshape(len(rows), -1)
-    length = target.shape[1]
-    step = max(1, PANEL_BYTES // apart)
-    panel = np.empty((min(step, len(rows)), apart), np.uint8)
-    for start in range(0, len(rows), step):
-        part = target[start : start + step]
-        # Not beyond the end of the last row, which may be that of the file.
-        nbytes = (len(part) - 1) * apart + length
-        _fill_bytes(fd, offset + start * apart, panel.reshape(-1)[:nbytes].data, what)
-        part[:] = panel[: len(part), :length]
 
 
 def _fill_bytes(fd: int, offset: int, view: memoryview, what: str) -> None:

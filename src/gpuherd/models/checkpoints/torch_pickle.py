@@ -262,7 +262,18 @@ def _locate(tensors: dict[str, _Tensor], starts: Mapping[str, int], file: FileSt
         info = TensorInfo(name, tensor.shape, tensor.dtype, nbytes, shares=None if same == name else same)
         strides = None if tensor.strides == c_strides(tensor.shape) or nbytes == 0 else tensor.strides
         result.append(StoredTensor(info, file, starts[tensor.storage.key] + tensor.offset * item, strides))
+    _check_storages({tensor.storage.key: tensor.storage for tensor in tensors.values()}, starts, file)
     return result
+
+
+def _check_storages(storages: Mapping[str, _Storage], starts: Mapping[str, int], file: FileStamp) -> None:
+    """No two storages over the same bytes: an archive can list one member under any number of names."""
+    sizes = {key: stored_bytes(storage.dtype, storage.elements) or 0 for key, storage in storages.items()}
+    end = 0
+    for key in sorted(sizes, key=lambda key: (starts[key], sizes[key])):
+        if sizes[key] and starts[key] < end:
+            raise BadModel(f"{file.path} is damaged: its storage {key!r} overlaps another")
+        end = max(end, starts[key] + sizes[key])
 
 
 def _claim(claimed: dict[str, int], storage: _Storage, nbytes: int, file: FileStamp) -> None:
