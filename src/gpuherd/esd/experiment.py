@@ -20,7 +20,6 @@ from rich.console import Console
 from gpuherd import __version__
 from gpuherd.atomic import append_line
 from gpuherd.esd.config import ExperimentConfig
-from gpuherd.esd.fits.powerlaw_package import require_powerlaw
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import Gathered, ModelResult, OtherResult, done_jobs, gather, is_done, write_summary
 from gpuherd.esd.model_list import ModelRow
@@ -103,6 +102,8 @@ class ESDExperiment(Stage[ExperimentOutcome]):
             QueueBusy: another gpuherd works on the same folder.
         """
         if self.config.tpl:
+            from gpuherd.esd.fits.truncated_power_law import require_powerlaw
+
             require_powerlaw()
         if self.config.dry_run:
             return super().run()
