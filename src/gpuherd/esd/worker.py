@@ -127,8 +127,8 @@ def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
 
 def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     """What is analysed of the model, and the name of its base where that is needed."""
-    from gpuherd.models.adapter import is_adapter
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
+    from gpuherd.models.lora.adapter import is_adapter
     from gpuherd.models.subject import base_of, open_subject, told_ranks
 
     path = locate(parse_model(options.model_id))

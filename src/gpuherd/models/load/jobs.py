@@ -20,9 +20,8 @@ from gpuherd.errors import JobCannotFit
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.models.load.asked import asked_for, read_device_map
 from gpuherd.models.load.job_options import ShardOptions, WorkOptions
-from gpuherd.models.load.options import LoadOptions, ModelOptions, said_precision
+from gpuherd.models.load.options import LoadOptions, ModelOptions, load_request, read_device_map, requested_precision
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.cluster import node_cards
@@ -140,7 +139,7 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Reso
         demand = demand_for(
             model,
             cards,
-            dtype=said_precision(options.dtype, options.quantization),
+            dtype=requested_precision(options.dtype, options.quantization),
             batch=workload.batch,
             prompt_tokens=workload.prompt_tokens,
             new_tokens=workload.new_tokens,
@@ -168,7 +167,7 @@ def _reader(adapter: str | None) -> Callable[[str], Architecture]:
         return read_architecture
 
     def read(name: str) -> Architecture:
-        from gpuherd.models.locate import locate
+        from gpuherd.models.checkpoints.hub import locate
         from gpuherd.models.names import parse_model
         from gpuherd.models.plan.adapters import with_adapter
 
@@ -264,13 +263,13 @@ def load(options: ShardOptions, words: Sequence[str], *, beside: int = 0) -> Loa
     if options.parallel == "tensor":
         from gpuherd.models.load.tensor_parallel import load_tensor_parallel, relaunch, this_rank
 
-        asked = asked_for(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
+        asked = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
         rank = this_rank(os.environ)
         if rank is not None:
             return load_tensor_parallel(asked, rank)[0]
         relaunch(asked, words)
         shared["parallel"] = None  # one GPU is all that there is
-    asked = asked_for(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
+    asked = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
     return load_prepared(prepare(replace(asked, reserve=Reserve().with_beside(beside))))
 
 

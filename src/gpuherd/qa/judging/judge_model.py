@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import MissingModel, UsageError, naming_extras
-from gpuherd.models.load.asked import Asked
 from gpuherd.models.load.identity import files_digest
-from gpuherd.models.load.options import ModelOptions
+from gpuherd.models.load.options import LoadRequest, ModelOptions
 from gpuherd.models.load.prepare import located, tokenizer_folder
 from gpuherd.models.names import shown
 from gpuherd.qa.judging.config import Chat
@@ -54,7 +53,7 @@ def open_judge(model: str, options: ModelOptions, chat: Chat) -> JudgeModel:
         from transformers import AutoTokenizer
 
         from gpuherd.lm.tokens import end_tokens_in
-    asked = Asked(
+    asked = LoadRequest(
         model=model,
         adapter=options.adapter,
         merge_adapter=options.merge_adapter,
