@@ -22,9 +22,10 @@ from gpuherd.posttrain.evaluation.telling import (
     summary_table,
     unmoved_lines,
 )
-from gpuherd.posttrain.look.contents import LEVELS, Chunks, index_values
+from gpuherd.posttrain.look.contents import LEVELS, Chunks
 from gpuherd.posttrain.look.shown import Shown
 from gpuherd.qa.intervals import Figure, Interval
+from gpuherd.qa.look.contents import index_values
 
 
 @pytest.fixture(scope="module")
