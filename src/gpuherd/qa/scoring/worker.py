@@ -17,7 +17,7 @@ from typing import Any
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, printable
 from gpuherd.gpus.visible import described
-from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.backend import PromptTokens
 from gpuherd.models.names import shown
 from gpuherd.qa.encoders.config import EncoderKind
 from gpuherd.qa.encoders.entailment import Entailment
