@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ def example() -> Architecture:
     curves = (Curve((1, 0, 0.5), (7, 8, 9), 640), Curve((0, 0, 0), (0, 12, 0)))
     peaks = Peaks({"16": curves, "32": curves}, {"16": curves[:1]}, 64)
     blocks = tuple(replace(each, peaks="a" if each.kind == "layer" else None) for each in found.blocks)
-    return replace(found, blocks=blocks, peaks=MappingProxyType({"a": peaks}), source="model")
+    return replace(found, blocks=blocks, peaks={"a": peaks}, source="model")
 
 
 def test_a_description_survives_json() -> None:

@@ -20,8 +20,9 @@ from gpuherd.models.describe.cache import from_dict, read_cached, write_cached
 from gpuherd.models.names import shown
 from gpuherd.models.plan.architecture import Architecture
 
-# A description takes about ten seconds, most of them for importing torch; on a machine with much else to do more.
-_LONGEST_S = 300.0
+# A description takes about ten seconds, most of them for importing torch; the process bounds its processor time itself,
+# so that this is for one that hangs.
+_LONGEST_S = 1800.0
 _LISTS = ("auto_mappings.py", "configuration_auto.py")
 
 

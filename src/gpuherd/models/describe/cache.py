@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from gpuherd.atomic import atomic_write
@@ -132,7 +131,7 @@ def from_dict(record: Mapping[str, Any], config: Mapping[str, Any], model: str) 
         stored=stored_precision(config),
         source="model",
         assumptions=(*assumptions_of(config), *quantised_of(config), *images_of(blocks)),
-        peaks=MappingProxyType({name: _peaks(each) for name, each in record["peaks"].items()}),
+        peaks={name: _peaks(each) for name, each in record["peaks"].items()},
         **{name: record[name] for name in _SCALARS},
     )
 

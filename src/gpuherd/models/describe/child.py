@@ -9,17 +9,25 @@ import json
 import os
 import resource
 import sys
+from contextlib import suppress
 
-_MOST_MEMORY = 16 << 30  # address space: a configuration that asks for more fails here, not on the machine
+_MOST_MEMORY = 16 << 30  # of address space
+_MOST_SECONDS = 200  # of processor time; 10 are usual
+
+
+def _bound(what: int, bound: int) -> None:
+    """Takes no more than this of memory or of processor time, whatever the configuration asks for."""
+    _, most = resource.getrlimit(what)
+    with suppress(OSError, ValueError):  # systems that have no such bound
+        resource.setrlimit(what, (bound if most == resource.RLIM_INFINITY else min(bound, most), most))
 
 
 def main() -> None:
     """Answers one request."""
     with os.fdopen(os.dup(1), "w") as answer:
         os.dup2(2, 1)
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        bound = _MOST_MEMORY if most == resource.RLIM_INFINITY else min(most, _MOST_MEMORY)
-        resource.setrlimit(resource.RLIMIT_AS, (bound, most))
+        _bound(resource.RLIMIT_AS, _MOST_MEMORY)
+        _bound(resource.RLIMIT_CPU, _MOST_SECONDS)
         from gpuherd.errors import BadModel
         from gpuherd.models.describe.cache import to_dict
         from gpuherd.models.describe.meta import describe_config

@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -155,7 +154,7 @@ def _read(built: Any, config: Mapping[str, Any], model: str, peaks: bool) -> Arc
         max_tokens=_number(text, "max_position_embeddings") or None,
         tensor_parallel=split,
         tensor_parallel_limit=gcd(heads, _number(text, "num_key_value_heads") or heads) if split else None,
-        peaks=MappingProxyType({block.peaks: measured.peaks[block.peaks] for block in blocks if block.peaks}),
+        peaks={block.peaks: measured.peaks[block.peaks] for block in blocks if block.peaks},
     )
 
 

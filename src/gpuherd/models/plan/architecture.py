@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil, prod
-from types import MappingProxyType
 from typing import Literal
 
 
@@ -172,7 +171,7 @@ class Architecture:
     max_tokens: int | None = None
     tensor_parallel: bool = False
     tensor_parallel_limit: int | None = None
-    peaks: Mapping[str, Peaks] = field(default_factory=lambda: MappingProxyType({}), hash=False, repr=False)
+    peaks: Mapping[str, Peaks] = field(default_factory=dict, hash=False, repr=False)
 
     @property
     def layers(self) -> int:
