@@ -102,7 +102,7 @@ def _local(path: Path, text: str) -> Architecture:
         return _of_adapter(path, text)
     source = open_checkpoint(path)
     if from_gguf.is_gguf(source.config):
-        return from_gguf.architecture_of(source.config, source.tensors, text)
+        return with_shipped_peaks(from_gguf.architecture_of(source.config, source.tensors, text))
     return _with_ties_as_they_are(_of_headers(source.config, source.tensors, text), source)
 
 
