@@ -1,8 +1,8 @@
 """Makes the descriptions that are shipped: ``python -m gpuherd.models.describe.known [ID ...]``.
 
 Describes the models of ``known_models.json``, those alone whose ids are given or, without any, all that have no
-description yet, and writes each into ``descriptions.jsonl`` as soon as it is there. ``--again`` makes all of them anew,
-which belongs to a new version of transformers.
+description yet, and writes each into ``descriptions.jsonl`` as soon as it is there. A model with the layers of one that is
+described gets its peaks. ``--again`` measures all of them anew, which belongs to a new version of transformers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpuherd.errors import BadModel
-from gpuherd.models.describe.cache import SHIPPED, to_dict
+from gpuherd.models.describe.cache import SHIPPED, to_dict, with_shipped_peaks
 from gpuherd.models.describe.meta import describe_config
 from gpuherd.models.plan.known import known_models
 
@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         start = time.monotonic()
         try:
-            found = describe_config(model.config, model.model_id)
+            found = with_shipped_peaks(describe_config(model.config, model.model_id, peaks=False))
+            if not found.peaks or options.again:
+                found = describe_config(model.config, model.model_id)
         except BadModel as problem:
             _say(f"{model.model_id}: {problem}")
             continue

@@ -30,6 +30,8 @@ _COUNTED = re.compile(r"(^|_)n?_?(num_)?(hidden_)?(layers?|blocks|heads|experts)
 # Attributes of a layer that say which one it is, not how it computes.
 _PLACE = re.compile(r"(idx|index|_id|number|depth|^training|gradient_checkpointing|_compiled|_hf_hook)$")
 _MOST_KINDS = 16
+# A list of modules with less than this part of the largest list's numbers is no list of layers (projections, norms).
+_LAYERS_PART = 0.1
 _INNER = (
     "ffn_dim",
     "encoder_ffn_dim",
@@ -135,6 +137,8 @@ def _read(built: Any, config: Mapping[str, Any], model: str, peaks: bool) -> Arc
     text = built.config.get_text_config() if not built.config.is_encoder_decoder else built.config
     quantisable = {each.name for each in tensors.values() if each.role is Role.LINEAR}
     measured = measure_model(built, lists, quantisable, peaks=peaks)
+    # What answers alone don't call, such as layers that guess further tokens, lies in memory as a whole.
+    lists = [each for each in lists if f"{each.path}.0" in measured.called]
     blocks = tuple(_blocks(built, lists, tensors, measured))
     split = any(tensor.split for block in blocks for tensor in block.tensors)
     heads = _number(text, "num_attention_heads")
@@ -197,7 +201,8 @@ def layer_lists(built: Any) -> list[Layers]:
             found.append(Layers(name, kinds, _prefix(kinds)))
     if not found:
         raise BadModel("transformers' model of it has no list of layers")
-    return found
+    sizes = [sum(each.numel() for each in built.get_submodule(layers.path).parameters()) for layers in found]
+    return [layers for layers, size in zip(found, sizes, strict=True) if size >= _LAYERS_PART * max(sizes)]
 
 
 def _text_root(built: Any) -> str:
@@ -341,11 +346,12 @@ def _in_order(built: Any, lists: Sequence[Layers], measured: Measured) -> list[t
         return "embedding" if called[name] < called[f"{_list_of(name, lists).path}.0"] else "norm"
 
     kinds = {name: kind_of(name) for name in names}
-    rank = {"other": -2, "embedding": -1, "norm": 0, "head": len(called) + 1}
-    placed = sorted(
-        ((called.get(name, rank[kinds[name]]) if kinds[name] != "head" else rank["head"], n, name))
-        for n, name in enumerate(names)
-    )
+    # Heads last: some are called in between, some are no module at all.
+    uncalled = {"other": -2, "embedding": -1}
+    places = {
+        name: len(called) if kinds[name] == "head" else called.get(name, uncalled.get(kinds[name], 0)) for name in names
+    }
+    placed = sorted((places[name], n, name) for n, name in enumerate(names))
     found: list[tuple[str, Any]] = []
     starts = {called[f"{each.path}.0"]: each for each in lists}
     for place, _, name in placed:
