@@ -193,7 +193,7 @@ def test_a_fine_tuned_model_has_the_peaks_of_its_base(tmp_path: Path) -> None:
 
 def test_a_damaged_shipped_line_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / cache.SHIPPED).write_text("a/b\t{}\n")
-    monkeypatch.setattr(cache.resources, "files", lambda _: tmp_path)
+    monkeypatch.setattr("gpuherd.models.describe.cache.resources.files", lambda _: tmp_path)
     with pytest.raises(BadModel, match="install gpuherd again"):
         cache.shipped("a/b", CONFIG, "m")
     assert cache.shipped("a", CONFIG, "m") is None

@@ -1,8 +1,8 @@
 """Makes the descriptions that are shipped: ``python -m gpuherd.models.describe.known [ID ...]``.
 
 Describes the models of ``known_models.json``, those alone whose ids are given or, without any, all that have no
-description yet, and writes each into ``descriptions.jsonl`` as soon as it is there. A model with the layers of one that is
-described gets its peaks. ``--again`` measures all of them anew, which belongs to a new version of transformers.
+description yet, and writes each into ``descriptions.jsonl`` as soon as it is there. A model with the layers of one that
+is described gets its peaks. ``--again`` measures all of them anew, which belongs to a new version of transformers.
 """
 
 from __future__ import annotations
