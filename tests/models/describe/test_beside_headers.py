@@ -13,7 +13,7 @@ from gpuherd.errors import BadModel, MissingExtra
 from gpuherd.models.plan import from_weights, reading
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.from_config import architecture_of
-from gpuherd.models.source import TensorInfo
+from gpuherd.models.tensors.source import TensorInfo
 
 LLAMA: Mapping[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "vocab_size": 97,
