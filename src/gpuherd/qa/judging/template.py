@@ -1,4 +1,4 @@
-"""What a model that judges is shown: a form with the question, its references and the answer in it, fenced. Pure.
+"""A judge's prompt: a template with the question, its references and the answer filled in, fenced. Pure.
 
 The fence is a bar at the beginning of every line of theirs, the first and every other: nothing inside can close it,
 since nothing inside can begin a line. Signs that chat templates give a meaning are broken up, so that no text can end
@@ -12,27 +12,15 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 from gpuherd.errors import UsageError
+from gpuherd.qa.judging.verdicts import Mode, Way, scale
 from gpuherd.qa.prompts.special_tokens import defused
 from gpuherd.runs.spec import digest_of
 
-Way = Literal["two-way", "three-way"]
-WAYS: tuple[Way, ...] = get_args(Way)
-Mode = Literal["tokens", "text"]
-MODES: tuple[Mode, ...] = get_args(Mode)
-
 FENCE = "| "
-CUE = "Verdict:"
 NAMES = ("question", "context", "references", "answer", "form")
 
-_REPLY = {
-    ("two-way", "tokens"): "Reply with one word: yes or no.",
-    ("two-way", "text"): "You may think first. End with a line of its own: Verdict: yes or Verdict: no",
-    ("three-way", "tokens"): "Reply with one letter: A, B or C.",
-    ("three-way", "text"): "You may think first. End with a line of its own: Verdict: A, Verdict: B or Verdict: C",
-}
 _SLOT = re.compile(r"\{([a-z_]+)\}")
 _FENCED_LINE = re.compile(rf"[ \t]*(?:{re.escape(FENCE.strip())}[ \t]*)?\{{([a-z_]+)\}}[ \t]*")
 # Control words of chat templates, for servers whose tokenizer nobody knows: ChatML, Llama, Mistral, Gemma, DeepSeek,
@@ -45,7 +33,7 @@ _CONTROL = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class JudgeTemplate:
     """A form to be filled in.
 
     Attributes:
@@ -60,15 +48,19 @@ class Form:
     mode: Mode
 
     @property
+    def _reply(self) -> str:
+        return scale(self.way).reply[self.mode]
+
+    @property
     def sha256(self) -> str:
         """Of all that verdicts depend on in it."""
-        return digest_of("\0".join((self.text, self.way, self.mode, _REPLY[self.way, self.mode], CUE, FENCE)))
+        return digest_of("\0".join((self.text, self.way, self.mode, self._reply, scale(self.way).cue, FENCE)))
 
     @property
     def cue(self) -> str:
         """What stands before the verdict: the last line of the text where that ends with a colon."""
         last = self.text.rstrip().rpartition("\n")[2]
-        return last.strip() if last.rstrip().endswith(":") and "{" not in last else CUE
+        return last.strip() if last.rstrip().endswith(":") and "{" not in last else scale(self.way).cue
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,21 +73,17 @@ class Case:
     context: str | None = None
 
 
-def built_in(way: Way, mode: Mode) -> Form:
+def built_in(way: Way, mode: Mode) -> JudgeTemplate:
     """Our own form."""
-    from importlib import resources  # slow to import
-
-    return Form(
-        resources.files("gpuherd.qa.judging").joinpath("forms", f"{way}.txt").read_text("utf-8").strip(), way, mode
-    )
+    return JudgeTemplate(scale(way).prompt, way, mode)
 
 
-def form_for(prompt: str | None, way: Way, mode: Mode) -> Form:
+def template_for(prompt: str | None, way: Way, mode: Mode) -> JudgeTemplate:
     """The user's form, or ours where there is none. Raises UsageError."""
-    return built_in(way, mode) if prompt is None else read_form(Path(prompt), way, mode)
+    return built_in(way, mode) if prompt is None else read_template(Path(prompt), way, mode)
 
 
-def read_form(path: Path, way: Way, mode: Mode) -> Form:
+def read_template(path: Path, way: Way, mode: Mode) -> JudgeTemplate:
     """A form of the user's. Raises UsageError for one that can't be read or used."""
     try:
         text = path.read_text("utf-8-sig")
@@ -103,7 +91,7 @@ def read_form(path: Path, way: Way, mode: Mode) -> Form:
         raise UsageError(f"--prompt {path}: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"--prompt {path} is no UTF-8 text") from None
-    return Form(checked(text, str(path)), way, mode)
+    return JudgeTemplate(checked(text, str(path)), way, mode)
 
 
 def checked(text: str, where: str) -> str:
@@ -127,7 +115,7 @@ def checked(text: str, where: str) -> str:
     return text.strip()
 
 
-def filled(form: Form, case: Case, control: Iterable[str] = ()) -> str:
+def filled(form: JudgeTemplate, case: Case, control: Iterable[str] = ()) -> str:
     """The form with the case in it, without the cue at its end.
 
     Args:
@@ -147,7 +135,7 @@ def filled(form: Form, case: Case, control: Iterable[str] = ()) -> str:
         if slot and slot[1] in values:
             lines.append(values[slot[1]])
         else:
-            lines.append(line.replace("{form}", _REPLY[form.way, form.mode]))
+            lines.append(line.replace("{form}", form._reply))
     return "\n".join(lines)
 
 
@@ -182,7 +170,7 @@ def _distinct(texts: Iterable[str]) -> list[str]:
     return list({" ".join(text.casefold().split()): text for text in reversed(list(texts))}.values())[::-1]
 
 
-def _without_cue(form: Form) -> str:
+def _without_cue(form: JudgeTemplate) -> str:
     text = form.text.rstrip()
     head, _, last = text.rpartition("\n")
     return head.rstrip() if last.strip() == form.cue else text

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.judging.lexical import RULES, Rule, Ruling, attempts_nothing, contains, exact, f1, rouge_judge, squad
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.rules import RULES, Rule, Ruling, attempts_nothing, contains, exact, f1, rouge_judge, squad
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.record import Question
 
 PARIS = Question("1", "What is the capital of France?", ("Paris", "City of Light"))
