@@ -15,7 +15,7 @@ import pytest
 
 from gpuherd.esd.coverage import read_coverage, totals
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 from gpuherd.esd.worker import main
 from gpuherd.models.matrices import matrices
 from gpuherd.models.module_source import module_source

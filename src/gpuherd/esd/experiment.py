@@ -24,6 +24,7 @@ from gpuherd import __version__
 from gpuherd.atomic import append_line, remove_strays
 from gpuherd.errors import ExitCode
 from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.conventions import refuse_another, refuse_to_mix
 from gpuherd.esd.fits.powerlaw_package import require_powerlaw
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import Gathered, ModelResult, OtherResult, done_jobs, gather, is_done, write_summary
@@ -39,7 +40,6 @@ from gpuherd.esd.plan import (
     run_directory,
     worker_command,
 )
-from gpuherd.esd.tables.conventions import refuse_another, refuse_to_mix
 from gpuherd.jobs import clock, feasibility
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.monitor.display import display

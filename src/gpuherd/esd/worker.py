@@ -27,10 +27,10 @@ from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.heartbeat import while_bytes_arrive
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices
+from gpuherd.esd.results import ModelFiles, make_folder
 from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.threads import settle
-from gpuherd.esd.tables.model_files import ModelFiles, make_folder
-from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason
+from gpuherd.esd.views import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason
 from gpuherd.gpus.visible import described
 from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.models.names import parse_model

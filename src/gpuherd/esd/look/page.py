@@ -22,7 +22,7 @@ from gpuherd.report.html_page import SHARED, rendered
 from gpuherd.report.packing import packed_floats, packed_json
 
 if TYPE_CHECKING:
-    from gpuherd.esd.tables.sketch import Sketch
+    from gpuherd.esd.spectrum_files import Sketch
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ def points_a_layer(room: float, layers: int) -> int:
 
 def _sketches(path: Path, model: ModelTable) -> list[Sketch | None] | None:
     """The sketch of each matrix, None for one without; None in all where the file can't be read."""
-    from gpuherd.esd.tables.spectra_file import read_spectra
+    from gpuherd.esd.spectrum_files import read_spectra
 
     try:
         found = {layer.longname: layer.sketch for layer in read_spectra(path).layers}

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.errors import BadModel, MissingModel, QueueUnreadable, UsageError
 from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.results import StoredModel, read_model
 from gpuherd.esd.row import NOT_METRICS
-from gpuherd.esd.tables.results import StoredModel, read_model
-from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED
+from gpuherd.esd.schema import CONVENTION_COLUMNS, LINEAGE_COLUMNS
+from gpuherd.esd.views import FIT_OK, SKIPPED
 from gpuherd.jobs.attempts.failures import with_code
 from gpuherd.jobs.queue.reader import QueueReader, notes_on_gpus
 

@@ -1,34 +1,253 @@
-"""All files of one model, from the first spectrum to the last rename; and where each of them is read again.
+"""Python values as columns of Arrow, made from their buffers.
 
-All are on the disk before the first of them takes its place, and the stats CSV does so last: its presence says that the
-others are there and belong to it, also where they replace those of an earlier analysis. Knows the order and the folder;
-each file's form is its own module's business.
+``pyarrow.array`` asks pandas, where that is installed, whether a list is a series of it: 0.3 s of imports in each
+worker, for files that need no pandas. Knows Arrow's layout of a column; knows no table.
 """
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import io
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpuherd.atomic import replacing, sync_folder
-from gpuherd.errors import CannotWrite, MissingExtra
+from gpuherd.errors import BadModel, CannotWrite, MissingExtra, MissingModel, UsageError, printable
+from gpuherd.esd.conventions import as_text
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.tables.alpha_matrix import alpha_matrix
-from gpuherd.esd.tables.stats import Origin, stats_rows, stored_text, table_text
+from gpuherd.esd.schema import column, kind_of_column
+from gpuherd.esd.views import (
+    FIT_OK,
+    SKIPPED,
+    Origin,
+    alpha_matrix,
+    first_row,
+    read_table,
+    stats_rows,
+    stored_text,
+    table_text,
+)
+from gpuherd.options import did_you_mean
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    import pyarrow as pa
+
     from gpuherd.esd.row import LayerRow
     from gpuherd.esd.spectra.pooled import LayerSpectrum
-    from gpuherd.esd.tables.eigs_file import EigsWriter
-    from gpuherd.esd.tables.metrics_file import StoredMatrix
-    from gpuherd.esd.tables.sketch import Sketch
-    from gpuherd.esd.tables.spectra_file import StoredSpectra
+    from gpuherd.esd.spectrum_files import EigsWriter, Sketch, StoredSpectra
+    from gpuherd.esd.views import StoredMatrix
+
+
+def parquet_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The table of ``views.stats_rows`` as a Parquet file: text, int64, float64 and bool columns, null for no value.
+
+    A column's type is the one that ``LayerRow`` or ``AnalysisOptions`` declares, so that it is the same for all models,
+    also where one of them has no value in it. The same rows give the same bytes.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {stored_text(name): _column(name, [row.get(name) for row in rows]) for name in names}
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out, compression="zstd")
+    return out.getvalue()
+
+
+def _column(name: str, values: Sequence[Any]) -> pa.Array:
+    kind = kind_of_column(name, values)
+    if kind == "str":
+        values = [None if value is None else stored_text(str(value)) for value in values]
+    return column(kind, values)
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """The rows with typed values, None for no value. Raises FileNotFoundError, and BadModel for another file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows: list[dict[str, Any]] = pq.ParquetFile(path).read().to_pylist()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, pa.ArrowException) as problem:
+        raise BadModel(f"{path} is no Parquet file that can be read: {problem}") from None
+    return rows
+
+
+# What was found out about a model, read back from its stats file; and how people name such a file.
+#
+# Light: the CSV alone is read, no numpy is imported. Knows columns and folders, no queue.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayer:
+    """One row of a stats file: what most readers want with its type, and all ``cells`` as text."""
+
+    longname: str
+    M: int
+    N: int
+    params: int
+    num_evals: int | None
+    alpha: float | None
+    D: float | None
+    fit_status: str
+    cells: Mapping[str, str]
+
+    @property
+    def analysed(self) -> bool:
+        """Whether it was looked at; a matrix can be left out on purpose."""
+        return not self.fit_status.startswith(SKIPPED)
+
+    @property
+    def fitted(self) -> bool:
+        """Whether its alpha is a valid one."""
+        return self.fit_status == FIT_OK and self.alpha is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """One model's stats file: whose weights, by which convention (``conventions.as_text``), and its layers in order."""
+
+    path: Path
+    model_id: str
+    source_model: str | None
+    relation: str
+    convention: Mapping[str, str]
+    layers: tuple[StoredLayer, ...]
+
+    def alphas(self) -> dict[str, float | None]:
+        """Alpha by name of the matrix, None without a valid fit; matrices that were left out are not in it."""
+        return {layer.longname: layer.alpha if layer.fitted else None for layer in self.layers if layer.analysed}
+
+
+def read_model(path: Path) -> StoredModel:
+    """A model's stats file. Raises MissingModel when it is not there, BadModel when it is none."""
+    try:
+        rows = read_table(path)
+    except FileNotFoundError:
+        raise MissingModel(f"there is no stats file {path}") from None
+    except (OSError, ValueError, csv.Error) as problem:
+        raise BadModel(f"{path} can't be read as a stats file: {problem}") from None
+    if not rows:
+        raise BadModel(f"{path} is no stats file: it has no rows")
+    try:
+        return StoredModel(
+            path=path,
+            model_id=rows[0]["model_id"],
+            source_model=rows[0]["source_model"] or None,
+            relation=rows[0]["base_model_relation"],
+            convention=as_text(rows[0]),
+            layers=tuple(_layer(row) for row in rows),
+        )
+    except KeyError as missing:
+        raise BadModel(f"{path} is no stats file of gpuherd: it has no column {missing}") from None
+    except ValueError as problem:
+        raise BadModel(f"{path} is no stats file of gpuherd: {problem}") from None
+
+
+def find(words: str) -> list[Path]:
+    """The stats files that ``words`` name: a file, ``RUN:model``, or ``RUN`` for all models of its folder.
+
+    Raises:
+        UsageError: nothing is there.
+        MissingModel: the run has no such model, or several.
+    """
+    path = Path(words)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return _some(ESDDirectory(path))
+    folder, colon, model = words.rpartition(":")
+    while colon and not Path(folder).is_dir():
+        folder, colon, rest = folder.rpartition(":")
+        model = f"{rest}:{model}"
+    if not colon:
+        raise UsageError(f"{words!r} is no stats file, no folder of a run and no RUN:model")
+    return [model_in(ESDDirectory(folder), model)]
+
+
+def model_in(directory: ESDDirectory, model: str | None) -> Path:
+    """The stats file of one model of a run: of this id; else of this file name; else the only one whose id ends in it
+    behind a slash (a folder on this disk); else the only one whose id contains it. Without a name, of the only model.
+
+    Raises:
+        UsageError: there are no results here, or several and no name was given.
+        MissingModel: no model matches, or several do; with the nearest ids.
+    """
+    found = _some(directory)
+    if model is None and len(found) == 1:
+        return found[0]
+    if model is None:
+        raise UsageError(f"{directory.root} has {len(found)} models: say which by --model, for example {_ids(found)}")
+    for stem in (directory.stats_file(model).stem, model):
+        exact = directory.stats / f"{stem}.csv"
+        if exact in found:
+            return exact
+    ids = {path: _id_of(path) for path in found}
+    ending = [path for path in found if ids[path].rstrip("/").rpartition("/")[2] == model]
+    matching = ending or [path for path in found if model in ids[path]]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise MissingModel(f"several models of {directory.root} match {model!r}: {_ids(matching)}")
+    hint = did_you_mean(model, ids.values(), f"for example {_ids(found)}", cutoff=0.4, show=printable)
+    raise MissingModel(f"there is no model {model!r} in {directory.root}{hint}")
+
+
+def _some(directory: ESDDirectory) -> list[Path]:
+    """The stats files of a folder, of which there must be some."""
+    found = directory.stats_files()
+    if not found:
+        raise UsageError(f"there are no results in {directory.root} (no stats/*.csv); name the folder of an esd run")
+    return found
+
+
+def _id_of(path: Path) -> str:
+    """The model's id as it stands in its stats file; made of the file's name where that can't be read."""
+    try:
+        return first_row(path)["model_id"]
+    except (OSError, ValueError, KeyError, csv.Error):
+        return path.stem.replace("--", "/")
+
+
+def _ids(paths: Sequence[Path]) -> str:
+    """A few of their models, as words for people."""
+    return ", ".join(printable(_id_of(path)) for path in paths[:4]) + (", …" if len(paths) > 4 else "")
+
+
+def _layer(row: Mapping[str, str]) -> StoredLayer:
+    return StoredLayer(
+        longname=row["longname"],
+        M=int(row["M"]),
+        N=int(row["N"]),
+        params=int(row["params"]),
+        num_evals=int(row["num_evals"]) if row["num_evals"] else None,
+        alpha=_figure(row["alpha"]),
+        D=_figure(row["D"]),
+        fit_status=row["fit_status"],
+        cells=row,
+    )
+
+
+def _figure(text: str) -> float | None:
+    value = float(text) if text else None
+    return value if value is not None and math.isfinite(value) else None
+
+
+# All files of one model, from the first spectrum to the last rename; and where each of them is read again.
+#
+# All are on the disk before the first of them takes its place, and the stats CSV does so last: its presence says that
+# the others are there and belong to it, also where they replace those of an earlier analysis. Knows the order and the
+# folder; each file's form is its own module's business.
 
 
 class ModelPaths:
@@ -106,7 +325,7 @@ class ModelFiles:
 
     def __enter__(self) -> ModelFiles:
         if self._save_eigs:
-            from gpuherd.esd.tables.eigs_file import EigsWriter
+            from gpuherd.esd.spectrum_files import EigsWriter
 
             file = _enter_replacing(self._open, self.paths.eigs)
             self._eigs = EigsWriter(file, {"model_id": stored_text(self._model_id)})
@@ -126,7 +345,7 @@ class ModelFiles:
 
     def keep_spectrum(self, index: int, spectrum: LayerSpectrum) -> None:
         """Takes the spectrum of matrix ``index``: for ``analyse_matrices(…, on_spectrum=)``."""
-        from gpuherd.esd.tables.sketch import sketch_of
+        from gpuherd.esd.spectrum_files import sketch_of
 
         if spectrum.problem is not None:
             return
@@ -143,7 +362,7 @@ class ModelFiles:
             rows: by index; at least one.
             coverage: the table of all tensors, as CSV text.
         """
-        from gpuherd.esd.tables.spectra_file import spectra_bytes
+        from gpuherd.esd.spectrum_files import spectra_bytes
 
         spectra = spectra_bytes(origin.model_id, origin.convention, rows, self._sketches)
         contents = _tables(self.paths, origin, rows) | {self.paths.spectra: spectra}
@@ -172,8 +391,7 @@ def write_tables(paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow]) ->
 
 
 def _tables(paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow]) -> dict[Path, bytes]:
-    from gpuherd.esd.tables.metrics_file import hdf5_bytes, matrix_parquet_bytes
-    from gpuherd.esd.tables.stats_parquet import parquet_bytes
+    from gpuherd.esd.views import hdf5_bytes, matrix_parquet_bytes
 
     cells = stats_rows(origin, rows)
     matrix = alpha_matrix((row.longname, row.alpha) for row in rows)
@@ -218,14 +436,14 @@ def _enter_replacing(files: ExitStack, path: Path) -> BinaryIO:
 
 def read_alphas(directory: ESDDirectory, model_id: str) -> StoredMatrix:
     """A model's alphas as a table of layers x modules. Raises FileNotFoundError, BadModel."""
-    from gpuherd.esd.tables.metrics_file import read_hdf5
+    from gpuherd.esd.views import read_hdf5
 
     return read_hdf5(ModelPaths(directory, model_id).hdf5)
 
 
 def read_sketches(directory: ESDDirectory, model_id: str) -> StoredSpectra:
     """A model's spectra in a hundred points each. Raises FileNotFoundError, BadModel."""
-    from gpuherd.esd.tables.spectra_file import read_spectra
+    from gpuherd.esd.spectrum_files import read_spectra
 
     return read_spectra(ModelPaths(directory, model_id).spectra)
 

@@ -13,13 +13,12 @@ import pytest
 from gpuherd.cli.main import run
 from gpuherd.errors import BadModel, ExitCode, UsageError
 from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.conventions import IMPORTED, as_text, refuse_another
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.tables.conventions import IMPORTED, as_text, refuse_another
-from gpuherd.esd.tables.model_files import read_alphas
-from gpuherd.esd.tables.published import read_published
-from gpuherd.esd.tables.results import read_model
+from gpuherd.esd.published import read_published
+from gpuherd.esd.results import read_alphas, read_model
 
-SHARED = Path(os.environ.get("GPUHERD_SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
+SHARED = Path(os.environ.get("GPUHERD_SHARED_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 ROW = {
     "model_id": "org/a",
     "is_adapter": "True",

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.row import LayerRow
-from gpuherd.esd.tables.stats import (
-    CONVENTION_COLUMNS,
-    LINEAGE_COLUMNS,
+from gpuherd.esd.schema import CONVENTION_COLUMNS, LINEAGE_COLUMNS
+from gpuherd.esd.views import (
     Origin,
     cell_text,
     has_fit,

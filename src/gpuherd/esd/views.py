@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 import statistics
@@ -18,11 +19,11 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpuherd.errors import printable
-from gpuherd.esd.config import CONVENTION
+from gpuherd.errors import BadModel, printable
 from gpuherd.esd.row import NOT_METRICS, LayerRow
+from gpuherd.esd.schema import CONVENTION_COLUMNS, LINEAGE_COLUMNS, column
 
 FIT_OK = "ok"
 SKIPPED = "not analysed: "
@@ -32,9 +33,6 @@ OVERTRAINED, UNDERTRAINED = 2.0, 6.0
 FORMULA_STARTS = tuple("=+-@\t'\uff1d\uff0b\uff0d\uff20")
 # C0 and C1 controls but tab and line feed; and surrogates, which no UTF-8 file can hold.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
-LINEAGE_COLUMNS = ("model_id", "source_model", "base_model_relation")
-CONVENTION_COLUMNS = (*CONVENTION, "gpuherd_version")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,3 +234,206 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# Where a matrix stands in its model, read off its name: the layer that it is in and the module that it is there.
+#
+# So the figures of a model become a table of layers x modules. Pure; knows names only, no files and no numpy.
+
+# The module of a matrix that is a layer of its own, like an output head: no tensor's part is called so behind a number.
+WHOLE = "weight"
+_LONGEST_NUMBER = 9
+
+
+class Place(NamedTuple):
+    """A matrix's cell in the table.
+
+    Attributes:
+        layer: the name up to and with the layer's number (``model.layers.3``); without a number, the whole name.
+        number: the layer's number, None where the name has none.
+        module: the rest of the name; ``weight`` where nothing is left.
+    """
+
+    layer: str
+    number: int | None
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaMatrix:
+    """One figure of a model's matrices, layers x modules.
+
+    Attributes:
+        layers: names of the rows: the numbered layers, stack by stack, each stack in order; then what has no number.
+        numbers: the layers' numbers, None for what has none.
+        modules: names of the columns, in the order in which the model has them.
+        values: a row a layer; None where the layer has no such module, or the module no such figure.
+    """
+
+    layers: tuple[str, ...]
+    numbers: tuple[int | None, ...]
+    modules: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+
+
+def place_of(longname: str) -> Place:
+    """Where the matrix of this name stands. The layer's number is the first in the name; not the very first part where
+    a further number follows, which then counts the models of a pipeline.
+
+    >>> place_of("model.layers.3.self_attn.q_proj")
+    Place(layer='model.layers.3', number=3, module='self_attn.q_proj')
+    >>> place_of("0.auto_model.encoder.layer.5.output.dense")
+    Place(layer='0.auto_model.encoder.layer.5', number=5, module='output.dense')
+    >>> place_of("lm_head")
+    Place(layer='lm_head', number=None, module='weight')
+    """
+    parts = longname.split(".")
+    at = [index for index, part in enumerate(parts) if _is_layer_number(part)]
+    if not at:
+        return Place(longname, None, WHOLE)
+    index = at[1] if at[0] == 0 and len(at) > 1 else at[0]
+    rest = ".".join(parts[index + 1 :])
+    return Place(".".join(parts[: index + 1]), int(parts[index]), rest or WHOLE)
+
+
+def alpha_matrix(figures: Mapping[str, float | None] | Iterable[tuple[str, float | None]]) -> AlphaMatrix:
+    """The table of a figure (``alpha``) by names of matrices; ``figures`` in the order of the model."""
+    pairs = figures.items() if isinstance(figures, Mapping) else figures
+    cells: dict[tuple[str, str], float | None] = {}
+    numbers: dict[str, int | None] = {}
+    modules: dict[str, None] = {}
+    for longname, value in pairs:
+        place = place_of(longname)
+        numbers.setdefault(place.layer, place.number)
+        modules.setdefault(place.module)
+        cells[place.layer, place.module] = value
+    layers = _in_order(numbers)
+    values = tuple(tuple(cells.get((layer, module)) for module in modules) for layer in layers)
+    return AlphaMatrix(layers, tuple(numbers[layer] for layer in layers), tuple(modules), values)
+
+
+def _in_order(numbers: Mapping[str, int | None]) -> tuple[str, ...]:
+    """Stacks (what stands before the number) in the order in which they first occur, their layers by number."""
+    stacks: dict[str, int] = {}
+    for layer, number in numbers.items():
+        if number is not None:
+            stacks.setdefault(_stack(layer), len(stacks))
+
+    def key(layer: str) -> tuple[int, int]:
+        number = numbers[layer]
+        return (len(stacks), 0) if number is None else (stacks[_stack(layer)], number)
+
+    return tuple(sorted(numbers, key=key))
+
+
+def _stack(layer: str) -> str:
+    return layer.rpartition(".")[0]
+
+
+def _is_layer_number(part: str) -> bool:
+    return part.isascii() and part.isdigit() and len(part) <= _LONGEST_NUMBER
+
+
+# ``metrics/<model>.h5`` and ``.parquet``: a model's alphas as a table of layers x modules.
+#
+# The HDF5 file has the form of the published Model-Zoo: its dataset ``alpha`` and the attributes of that, with names
+# for the rows added. Knows files; where a matrix stands is ``alpha_matrix``'s business.
+
+FORMAT = "1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """What the file holds: the table, and all that is said about it, as text by name (``full_name``, …)."""
+
+    matrix: AlphaMatrix
+    about: Mapping[str, str]
+
+
+def about_text(origin: Origin) -> dict[str, str]:
+    """What both files say about their table: lineage in the Model-Zoo's words, then the convention, all as text."""
+    lineage = {
+        "full_name": origin.model_id,
+        "source_model": origin.source_model,
+        "base_model_relation": origin.relation,
+    }
+    about = lineage | origin.last_columns
+    return {name: "" if value is None else stored_text(str(value)) for name, value in about.items()}
+
+
+def hdf5_bytes(origin: Origin, matrix: AlphaMatrix) -> bytes:
+    """The HDF5 file: dataset ``alpha``, float64, layers x modules, NaN where there is no value. Its attributes:
+    ``num_layers``, ``num_modules``, ``missing_value``, and as JSON ``module_names_json``, ``layer_names_json`` and
+    ``layer_numbers_json``. Attributes of the file: ``format_version`` and ``about_text``. The same table gives the same
+    bytes.
+    """
+    import h5py
+    import numpy as np
+
+    values = [[np.nan if value is None else value for value in row] for row in matrix.values]
+    out = io.BytesIO()
+    with h5py.File(out, "w") as file:
+        table = file.create_dataset("alpha", data=np.array(values, np.float64), track_times=False)
+        table.attrs["num_layers"] = len(matrix.layers)
+        table.attrs["num_modules"] = len(matrix.modules)
+        table.attrs["missing_value"] = "NaN"
+        for name, value in (
+            ("module_names_json", [stored_text(name) for name in matrix.modules]),
+            ("layer_names_json", [stored_text(name) for name in matrix.layers]),
+            ("layer_numbers_json", matrix.numbers),
+        ):
+            table.attrs[name] = json.dumps(value, ensure_ascii=False)
+        file.attrs["format_version"] = FORMAT
+        for name, text in about_text(origin).items():
+            file.attrs[name] = text
+    return out.getvalue()
+
+
+def read_hdf5(path: Path) -> StoredMatrix:
+    """What ``hdf5_bytes`` wrote, or a file of the Model-Zoo: its rows are then called by their numbers.
+
+    Raises FileNotFoundError, and BadModel for another or a damaged file.
+    """
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            table = file["alpha"]
+            values = table[...].tolist()
+            modules = tuple(json.loads(table.attrs["module_names_json"]))
+            numbers = json.loads(table.attrs.get("layer_numbers_json", json.dumps(list(range(len(values))))))
+            layers = json.loads(table.attrs.get("layer_names_json", json.dumps([str(number) for number in numbers])))
+            about = {str(name): str(value) for name, value in file.attrs.items() if name != "format_version"}
+    except FileNotFoundError:
+        raise
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as problem:
+        raise BadModel(f"{path} holds no matrix of alphas: {problem}") from None
+    cells = tuple(tuple(None if value != value else value for value in row) for row in values)
+    named = all(isinstance(name, str) for name in (*layers, *modules)) and len(numbers) == len(layers)
+    if not named or len(layers) != len(cells) or any(len(row) != len(modules) for row in cells):
+        raise BadModel(f"{path}: names and size of its matrix don't agree")
+    return StoredMatrix(AlphaMatrix(tuple(layers), tuple(numbers), modules, cells), about)
+
+
+def matrix_parquet_bytes(origin: Origin, matrix: AlphaMatrix) -> bytes:
+    """The same table as Parquet: ``layer`` (its name), ``number``, then a float64 column a module, null for no value.
+
+    ``about_text`` is the file's key-value metadata. A module that is called like one of the first two columns has
+    ``module:`` before its name.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns: dict[str, Any] = {
+        "layer": column("str", [stored_text(name) for name in matrix.layers]),
+        "number": column("int", matrix.numbers),
+    }
+    for index, module in enumerate(matrix.modules):
+        name = stored_text(module)
+        while name in columns:
+            name = f"module:{name}"
+        columns[name] = column("float", [row[index] for row in matrix.values])
+    table = pa.table(columns).replace_schema_metadata(about_text(origin))
+    out = io.BytesIO()
+    pq.write_table(table, out, compression="zstd")
+    return out.getvalue()
