@@ -8,7 +8,8 @@ from typing import Any
 
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.results import ModelFiles, read_parquet
+from gpuherd.esd.model_files import ModelFiles
+from gpuherd.esd.results import read_parquet
 from gpuherd.esd.row import NOT_METRICS, LayerRow
 from gpuherd.esd.views import Origin, read_table, summarise
 

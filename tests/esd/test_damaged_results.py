@@ -12,7 +12,8 @@ import pytest
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.results import parquet_bytes, read_parquet
+from gpuherd.esd.model_files import parquet_bytes
+from gpuherd.esd.results import read_parquet
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.spectrum_files import EigsWriter, read_eigs, read_spectra, sketch_of, spectra_bytes
 from gpuherd.esd.views import Origin, alpha_matrix, hdf5_bytes, read_hdf5, stats_rows

@@ -57,7 +57,7 @@ def test_a_model_is_written_without_pandas(tmp_path: Path) -> None:
         "from gpuherd.esd.folder import ESDDirectory\n"
         "from gpuherd.esd.row import LayerRow\n"
         "from gpuherd.esd.spectra.pooled import LayerSpectrum\n"
-        "from gpuherd.esd.results import ModelFiles\n"
+        "from gpuherd.esd.model_files import ModelFiles\n"
         "from gpuherd.esd.views import Origin\n"
         f"folder = ESDDirectory({str(tmp_path)!r})\n"
         "with ModelFiles(folder, 'm', ['a'], evals_thresh=0.0, save_eigs=True) as files:\n"

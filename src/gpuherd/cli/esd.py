@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_json, add_run_name, console_for, print_json, print_table, write_file
+from gpuherd.cli.common import (
+    add_json,
+    add_run_name,
+    console_for,
+    print_json,
+    print_table,
+    progress_bar,
+    progress_of,
+    write_file,
+)
 from gpuherd.cli.job_start import load_for
 from gpuherd.columns import Column
 from gpuherd.errors import BadModel, ExitCode, UsageError, naming_extras, printable
@@ -125,10 +134,11 @@ def run_esd_import(args: argparse.Namespace) -> int:
         raise BadModel(f"there is no folder {args.folder}")
     directory = ESDDirectory(args.output_dir)
     files: list[Imported] = []
-    for each in import_published(source, directory):
-        files.append(each)
-        if not args.json:
-            print(_import_line(each), flush=True)
+    with progress_bar() as bar:
+        for each in import_published(source, directory, progress_of(bar, "importing")):
+            files.append(each)
+            if not args.json:
+                print(_import_line(each))
     good = [each for each in files if each.problem is None]
     refused = [each for each in files if each.problem is not None]
     if args.json:
@@ -196,8 +206,8 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
     """The names of what is drawn, for ``--json``, and the figure. Raises UsageError, MissingModel."""
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.look.plot import alpha_figure, matching, spectra_figure, title_of
-    from gpuherd.esd.look.results import finite_or_none, table_of
-    from gpuherd.esd.results import model_in, read_model
+    from gpuherd.esd.look.results import finite_or_none
+    from gpuherd.esd.results import model_in, read_model, table_of
     from gpuherd.report.pictures import check_format
 
     check_format(args.output.name)

@@ -1,72 +1,56 @@
-"""Python values as columns of Arrow, made from their buffers.
+"""Reads results back: the models of a run from the data set, one model from its stats file; and how people name them.
 
-``pyarrow.array`` asks pandas, where that is installed, whether a list is a series of it: 0.3 s of imports in each
-worker, for files that need no pandas. Knows Arrow's layout of a column; knows no table.
+A fragment of the data set (``stats/*.parquet``) speaks for a model while its stats CSV was last changed at the same
+time: both were then written together. What was edited, replaced or copied by hand since, and what an older gpuherd has
+written, is read from the CSV.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
-import importlib.util
 import io
+import itertools
+import json
+import logging
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from gpuherd.atomic import replacing, sync_folder
-from gpuherd.errors import BadModel, CannotWrite, MissingExtra, MissingModel, UsageError, printable
+from gpuherd.errors import BadModel, MissingModel, UsageError, printable
 from gpuherd.esd.conventions import as_text
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.schema import column, kind_of_column
+from gpuherd.esd.model_files import MODELS, ModelPaths
+from gpuherd.esd.row import NOT_METRICS, LayerRow
+from gpuherd.esd.schema import CONVENTION_COLUMNS, LINEAGE_COLUMNS, kind_of_column
 from gpuherd.esd.views import (
     FIT_OK,
     SKIPPED,
-    Origin,
     alpha_matrix,
     first_row,
     read_table,
-    stats_rows,
-    stored_text,
-    table_text,
 )
 from gpuherd.options import did_you_mean
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
     from gpuherd.esd.row import LayerRow
-    from gpuherd.esd.spectra.pooled import LayerSpectrum
-    from gpuherd.esd.spectrum_files import EigsWriter, Sketch, StoredSpectra
+    from gpuherd.esd.spectrum_files import StoredSpectra
     from gpuherd.esd.views import StoredMatrix
 
 
-def parquet_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """The table of ``views.stats_rows`` as a Parquet file: text, int64, float64 and bool columns, null for no value.
+logger = logging.getLogger(__name__)
 
-    A column's type is the one that ``LayerRow`` or ``AnalysisOptions`` declares, so that it is the same for all models,
-    also where one of them has no value in it. The same rows give the same bytes.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {stored_text(name): _column(name, [row.get(name) for row in rows]) for name in names}
-    out = io.BytesIO()
-    pq.write_table(pa.table(columns), out, compression="zstd")
-    return out.getvalue()
-
-
-def _column(name: str, values: Sequence[Any]) -> pa.Array:
-    kind = kind_of_column(name, values)
-    if kind == "str":
-        values = [None if value is None else stored_text(str(value)) for value in values]
-    return column(kind, values)
+# The figures of the fit, which are of no use without a valid one.
+CORE = ("alpha", "D")
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
@@ -81,11 +65,6 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, pa.ArrowException) as problem:
         raise BadModel(f"{path} is no Parquet file that can be read: {problem}") from None
     return rows
-
-
-# What was found out about a model, read back from its stats file; and how people name such a file.
-#
-# Light: the CSV alone is read, no numpy is imported. Knows columns and folders, no queue.
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +108,54 @@ class StoredModel:
         return {layer.longname: layer.alpha if layer.fitted else None for layer in self.layers if layer.analysed}
 
 
+def text_tables(files: Sequence[bytes]) -> list[pa.Table | ValueError]:
+    """CSV files as columns of text, an empty cell as "", a row that is too short filled with these; the error of a
+    damaged file in its place. Files of one header are parsed at once."""
+    alike: dict[bytes, list[int]] = {}
+    bodies: list[bytes] = []
+    for at, data in enumerate(files):
+        header, _, body = data.removeprefix(codecs.BOM_UTF8).partition(b"\n")
+        bodies.append(body if body.endswith(b"\n") or not body else body + b"\n")
+        alike.setdefault(header, []).append(at)
+    found: dict[int, pa.Table | ValueError] = {}
+    for header, group in alike.items():
+        counts = [bodies[at].count(b"\n") for at in group]
+        table = _parsed(b"".join((header, b"\n", *(bodies[at] for at in group))))
+        if table is not None and table.num_rows == sum(counts):
+            starts = itertools.accumulate(counts, initial=0)
+            found |= {at: table.slice(start, count) for at, start, count in zip(group, starts, counts, strict=False)}
+        else:
+            found |= {at: _parsed_by_python(files[at]) for at in group}
+    return [found[at] for at in range(len(files))]
+
+
+def _parsed(data: bytes) -> pa.Table | None:
+    """A CSV file read by Arrow; None where Python might read it otherwise, or Arrow can't."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    names = data.partition(b"\n")[0].decode("utf-8", "replace").split(",")
+    if any(sign in data for sign in (b'"', b"\r", b"\0")) or len(set(names)) < len(names) or not all(names):
+        return None
+    options = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
+    once = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    try:
+        return pyarrow.csv.read_csv(pa.BufferReader(data), read_options=once, convert_options=options).combine_chunks()
+    except (pa.ArrowInvalid, pa.ArrowKeyError):
+        return None
+
+
+def _parsed_by_python(data: bytes) -> pa.Table | ValueError:
+    import pyarrow as pa
+
+    try:
+        rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
+    except (ValueError, csv.Error) as problem:
+        return ValueError(str(problem))
+    names = [name for name in rows[0] if isinstance(name, str)] if rows else []
+    return pa.table({name: pa.array([row[name] or "" for row in rows], pa.string()) for name in names})
+
+
 def read_model(path: Path) -> StoredModel:
     """A model's stats file. Raises MissingModel when it is not there, BadModel when it is none."""
     try:
@@ -152,6 +179,264 @@ def read_model(path: Path) -> StoredModel:
         raise BadModel(f"{path} is no stats file of gpuherd: it has no column {missing}") from None
     except ValueError as problem:
         raise BadModel(f"{path} is no stats file of gpuherd: {problem}") from None
+
+
+# ---- many models, as columns -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ModelTable:
+    """The results of one model as columns.
+
+    Attributes:
+        model_id: as the model list has it.
+        source_model: what it comes from; None where nobody said, or only that it comes from itself.
+        relation: ``base``, ``finetune``, ... or "" where nobody said.
+        names: the matrices, in the order of the file.
+        rows, columns: M and N of each. params: weights of each.
+        status: ``fit_status`` of each.
+        figures: every column of numbers, a float64 for each matrix; NaN where there is no value.
+        present: the names of those columns that hold any finite number, in order.
+        convention: how it was analysed.
+        stem: of its files in the folders of the run.
+        notes: every column of words but ``fit_status``, like ``tpl_status``; a text for each matrix.
+        covered: the share of the checkpoint's weights that are in matrices with a valid fit, 0 to 1; None where no
+            coverage table tells it.
+    """
+
+    model_id: str
+    source_model: str | None
+    relation: str
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    params: tuple[int, ...]
+    status: tuple[str, ...]
+    figures: Mapping[str, Floats]
+    present: tuple[str, ...]
+    convention: Mapping[str, str]
+    stem: str
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    covered: float | None = None
+
+    @property
+    def alpha(self) -> Floats:
+        """Alpha of each matrix, NaN without a valid fit."""
+        return self.figures["alpha"]
+
+    @property
+    def fitted(self) -> int:
+        """How many matrices have a valid fit."""
+        return self.status.count(FIT_OK)
+
+    @property
+    def skipped(self) -> int:
+        """How many were not analysed, on purpose."""
+        return sum(status.startswith(SKIPPED) for status in self.status)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A stats file that can't be read, by its stem, and why."""
+
+    stem: str
+    problem: str
+
+
+def read_tables(directory: ESDDirectory, stats: Iterable[Path]) -> Iterator[ModelTable | Unreadable]:
+    """The models of these stats files, in any order: those that a fragment of the data set speaks for from there, the
+    others from the CSV."""
+    left = {path.stem: path for path in stats}
+    same: dict[Any, Any] = {}
+    written = {stem: path.stat().st_mtime_ns for stem, path in left.items()}
+    for fragment in sorted(directory.stats.glob("*.parquet")):
+        if fragment.name.startswith("."):
+            continue
+        for table in _read_fragment(fragment, written, same):
+            if left.pop(table.stem, None) is not None:
+                yield table
+    for path in left.values():
+        try:
+            yield table_of(read_model(path))
+        except (BadModel, MissingModel) as problem:
+            yield Unreadable(path.stem, str(problem).replace(str(path), f"stats/{path.name}"))
+
+
+def table_of(model: StoredModel) -> ModelTable:
+    """One model's stats file as columns."""
+    import numpy as np
+
+    rows = [layer.cells for layer in model.layers]
+    first = rows[0]
+    figures = _figures_of_text(rows)
+    return ModelTable(
+        model_id=model.model_id,
+        source_model=None if model.source_model == model.model_id else model.source_model,
+        relation=model.relation,
+        names=tuple(layer.longname for layer in model.layers),
+        rows=tuple(layer.M for layer in model.layers),
+        columns=tuple(layer.N for layer in model.layers),
+        params=tuple(layer.params for layer in model.layers),
+        status=tuple(layer.fit_status for layer in model.layers),
+        figures=figures,
+        present=tuple(name for name, values in figures.items() if np.isfinite(values).any()),
+        convention={name: first[name] for name in CONVENTION_COLUMNS if name in first},
+        stem=model.path.stem,
+        notes={
+            name: tuple(row[name] for row in rows)
+            for name in first
+            if name.endswith("_status") and name != "fit_status"
+        },
+    )
+
+
+def _figures_of_text(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:
+    """Every column that holds nothing but finite numbers and empty cells. Alpha and D only where the fit is valid."""
+    import numpy as np
+
+    valid = np.array([row["fit_status"] == FIT_OK for row in rows])
+    outside = NOT_METRICS.union(LINEAGE_COLUMNS, CONVENTION_COLUMNS)
+    figures: dict[str, Floats] = {}
+    for name in rows[0]:
+        if name in outside:
+            continue
+        try:
+            values = np.array([float(row[name] or "nan") for row in rows])
+        except ValueError:
+            continue  # a column of words
+        values[~np.isfinite(values)] = np.nan
+        figures[name] = values
+    for name in CORE:
+        figures[name] = np.where(valid, figures.get(name, np.full(len(rows), np.nan)), np.nan)
+    return figures
+
+
+def _read_fragment(path: Path, written: Mapping[str, int], same: dict[Any, Any]) -> Iterator[ModelTable]:
+    """The models of a fragment whose stats files (by stem: when they were last changed) were written with it."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        changed = path.stat().st_mtime_ns
+        with pq.ParquetFile(path) as file:
+            listed = (file.metadata.metadata or {}).get(MODELS)
+            models = [(path.stem, file.metadata.num_rows)] if listed is None else json.loads(listed)
+            if not any(written.get(stem) == changed for stem, _ in models):
+                return
+            coming = iter(models)
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group)
+                inside, count = [], 0
+                while count < rows.num_rows:
+                    inside.append(next(coming))
+                    count += inside[-1][1]
+                for table in _tables_of(rows, inside, _Source(path, group), same):
+                    if written.get(table.stem) == changed:
+                        yield table
+    except (OSError, ValueError, KeyError, StopIteration, pa.ArrowException) as problem:
+        logger.warning("%s can't be read, its models are read from their CSV files: %s", path, problem)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A row group of a fragment: figures are read from there again when somebody looks at them."""
+
+    path: Path
+    group: int
+
+
+@lru_cache(maxsize=1)
+def _rows_of(source: _Source) -> pa.Table:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(source.path) as file:
+        return file.read_row_group(source.group)
+
+
+class _Figures(Mapping[str, "Floats"]):
+    """The figures of a model: alpha and D in memory, the others on the disk."""
+
+    def __init__(self, core: Mapping[str, Floats], names: tuple[str, ...], source: _Source, start: int):
+        self._core, self._names, self._source, self._start = core, names, source, start
+
+    def __getitem__(self, name: str) -> Floats:
+        if name in self._core:
+            return self._core[name]
+        if name not in self._names:
+            raise KeyError(name)
+        return _floats(_rows_of(self._source)[name].slice(self._start, len(self._core["alpha"])))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _tables_of(
+    rows: pa.Table, models: Sequence[tuple[str, int]], source: _Source, same: dict[Any, Any]
+) -> Iterator[ModelTable]:
+    """The models of a row group: of each its stem and its number of rows. ``same`` keeps one of equal tuples."""
+    import numpy as np
+
+    bounds = np.cumsum([0, *(count for _, count in models)]).tolist()
+    names = tuple(each.name for each in fields(LayerRow) if each.name in rows.column_names)
+    numbers = tuple(name for name in names if name not in NOT_METRICS and kind_of_column(name) != "str")
+    whose = rows.select([*LINEAGE_COLUMNS, *(name for name in CONVENTION_COLUMNS if name in rows.column_names)])
+    about = whose.take(bounds[:-1]).to_pylist()
+    status = np.array(rows["fit_status"].combine_chunks().to_numpy(zero_copy_only=False) == FIT_OK)
+    core = {name: np.where(status, _floats(rows[name]), np.nan) for name in CORE}
+    present: list[list[str]] = [[] for _ in models]
+    for name in numbers:
+        if rows[name].null_count == rows.num_rows:
+            continue
+        finite = np.isfinite(core[name] if name in core else _floats(rows[name]))
+        for number in np.flatnonzero(np.logical_or.reduceat(finite, bounds[:-1])).tolist():
+            present[number].append(name)
+    texts = {name: _texts(rows[name]) for name in names if kind_of_column(name) == "str"}
+    counts = {name: rows[name].to_numpy() for name in ("M", "N", "params")}
+
+    def part(values: Any, at: int) -> Any:
+        found = tuple(values[bounds[at] : bounds[at + 1]])
+        return same.setdefault(found, found)
+
+    for at, (stem, _) in enumerate(models):
+        lineage = [about[at].pop(name) for name in LINEAGE_COLUMNS]
+        convention = {name: "" if value is None else str(value) for name, value in about[at].items()}
+        own = {name: values[bounds[at] : bounds[at + 1]] for name, values in core.items()}
+        yield ModelTable(
+            model_id=lineage[0],
+            source_model=None if lineage[1] in ("", lineage[0]) else lineage[1],
+            relation=lineage[2] or "",
+            names=part(texts["longname"], at),
+            rows=same.setdefault(key := tuple(counts["M"][bounds[at] : bounds[at + 1]].tolist()), key),
+            columns=same.setdefault(key := tuple(counts["N"][bounds[at] : bounds[at + 1]].tolist()), key),
+            params=same.setdefault(key := tuple(counts["params"][bounds[at] : bounds[at + 1]].tolist()), key),
+            status=part(texts["fit_status"], at),
+            figures=_Figures(own, numbers, source, bounds[at]),
+            present=same.setdefault(key := tuple(present[at]), key),
+            convention=same.setdefault(key := tuple(convention.items()), convention),
+            stem=stem,
+            notes={name: part(values, at) for name, values in texts.items() if name not in ("longname", "fit_status")},
+        )
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    """A column of text, "" for null; equal texts are one object."""
+    import pyarrow.compute as pc
+
+    coded = pc.fill_null(column, "").combine_chunks().dictionary_encode()
+    values = coded.dictionary.to_pylist()
+    return [values[code] for code in coded.indices.to_pylist()]
+
+
+def _floats(column: pa.ChunkedArray) -> Floats:
+    """A column of numbers as float64, NaN for what is null or not finite."""
+    import numpy as np
+
+    values = np.array(column.to_numpy(), np.float64)
+    values[~np.isfinite(values)] = np.nan
+    return values
 
 
 def find(words: str) -> list[Path]:
@@ -243,202 +528,18 @@ def _figure(text: str) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-# All files of one model, from the first spectrum to the last rename; and where each of them is read again.
-#
-# All are on the disk before the first of them takes its place, and the stats CSV does so last: its presence says that
-# the others are there and belong to it, also where they replace those of an earlier analysis. Knows the order and the
-# folder; each file's form is its own module's business.
-
-
-class ModelPaths:
-    """Where the files of one model are, there or not.
-
-    Attributes:
-        stats: a row a matrix; the model is done when this is there.
-        parquet: the same with types.
-        hdf5: the alphas, layers x modules.
-        matrix: the same as Parquet.
-        spectra: a hundred points of each spectrum.
-        eigs: all eigenvalues, with --save-eigs.
-        coverage: every tensor of the checkpoint; also there where nothing could be fitted.
-    """
-
-    def __init__(self, directory: ESDDirectory, model_id: str):
-        self.stats = directory.stats_file(model_id)
-        self.parquet = directory.model_file(directory.stats, model_id, ".parquet")
-        self.hdf5 = directory.model_file(directory.metrics, model_id, ".h5")
-        self.matrix = directory.model_file(directory.metrics, model_id, ".parquet")
-        self.spectra = directory.model_file(directory.spectra, model_id, ".npz")
-        self.eigs = directory.model_file(directory.eigs, model_id, ".parquet")
-        self.coverage = directory.coverage_file(model_id)
-
-    @property
-    def results(self) -> tuple[Path, ...]:
-        """All that ``ModelFiles`` writes; the stats file, by which the others count, is the first to go."""
-        return (self.stats, self.parquet, self.hdf5, self.matrix, self.spectra, self.eigs)
-
-
-class ModelFiles:
-    """Takes the spectra of a model as they come and writes its files at the end.
-
-    A context manager: what is not written when it ends leaves no trace.
-
-        with ModelFiles(directory, model_id, names, evals_thresh=1e-5, save_eigs=False) as files:
-            rows = analyse_matrices(found, …, on_spectrum=files.keep_spectrum)
-            files.write(origin, rows, coverage_text(covered))
-
-    Args:
-        directory: the run's folder; the folders of results in it are made.
-        model_id: of the model.
-        longnames: of its matrices, by index.
-        evals_thresh: of the analysis: sketches show the eigenvalues above it.
-        save_eigs: keep all eigenvalues.
-
-    Raises:
-        CannotWrite: a folder or file can't be written; also from the methods.
-        MissingExtra: pyarrow or h5py is not installed; said at the beginning, not after hours of work.
-    """
-
-    def __init__(
-        self,
-        directory: ESDDirectory,
-        model_id: str,
-        longnames: Sequence[str],
-        *,
-        evals_thresh: float,
-        save_eigs: bool,
-    ):
-        for library in ("pyarrow", "h5py"):
-            if not _installed(library):
-                raise MissingExtra(f"{library} is not installed; pip install 'gpuherd[esd]' brings what esd needs")
-        self.paths = ModelPaths(directory, model_id)
-        self._model_id = model_id
-        self._longnames = longnames
-        self._evals_thresh = evals_thresh
-        self._sketches: dict[int, Sketch] = {}
-        self._open = ExitStack()
-        self._eigs: EigsWriter | None = None
-        self._save_eigs = save_eigs
-        kept = self.paths.results if save_eigs else self.paths.results[:-1]
-        for path in (*kept, self.paths.coverage):
-            make_folder(path.parent)
-
-    def __enter__(self) -> ModelFiles:
-        if self._save_eigs:
-            from gpuherd.esd.spectrum_files import EigsWriter
-
-            file = _enter_replacing(self._open, self.paths.eigs)
-            self._eigs = EigsWriter(file, {"model_id": stored_text(self._model_id)})
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, at: TracebackType | None
-    ) -> None:
-        # Not written to the end, whatever the reason: the temporary file goes.
-        if self._eigs is not None:
-            with suppress(OSError):
-                self._eigs.close()
-            self._eigs = None
-        # On a full disk closing fails as well: what went wrong first is what is told.
-        with suppress(_NotWritten, OSError):
-            self._open.__exit__(_NotWritten, _NotWritten(), None)
-
-    def keep_spectrum(self, index: int, spectrum: LayerSpectrum) -> None:
-        """Takes the spectrum of matrix ``index``: for ``analyse_matrices(…, on_spectrum=)``."""
-        from gpuherd.esd.spectrum_files import sketch_of
-
-        if spectrum.problem is not None:
-            return
-        self._sketches[index] = sketch_of(spectrum.evals, self._evals_thresh)
-        if self._eigs is not None:
-            with _told(self.paths.eigs):
-                self._eigs.add(index, self._longnames[index], spectrum.evals)
-
-    def write(self, origin: Origin, rows: Sequence[LayerRow], coverage: str) -> None:
-        """Writes all files, the stats CSV last.
-
-        Args:
-            origin: whose weights these are.
-            rows: by index; at least one.
-            coverage: the table of all tensors, as CSV text.
-        """
-        from gpuherd.esd.spectrum_files import spectra_bytes
-
-        spectra = spectra_bytes(origin.model_id, origin.convention, rows, self._sketches)
-        contents = _tables(self.paths, origin, rows) | {self.paths.spectra: spectra}
-        contents[self.paths.coverage] = coverage.encode("utf-8")
-        if self._eigs is None:
-            _replace(self.paths, contents, None)
-            return
-        with _told(self.paths.eigs):
-            self._eigs.close()
-        self._eigs = None
-        _replace(self.paths, contents, self._open)
-
-    def remove(self) -> None:
-        """Removes the results of an earlier analysis, which would now look like this one's."""
-        for path in self.paths.results:
-            with _told(path):
-                path.unlink(missing_ok=True)
-
-
-def write_tables(paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow]) -> None:
-    """Writes what needs rows only, into folders that are there: the matrix of alphas and the stats, the CSV last.
-
-    Raises CannotWrite.
-    """
-    _replace(paths, _tables(paths, origin, rows), None)
-
-
-def _tables(paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow]) -> dict[Path, bytes]:
-    from gpuherd.esd.views import hdf5_bytes, matrix_parquet_bytes
-
-    cells = stats_rows(origin, rows)
-    matrix = alpha_matrix((row.longname, row.alpha) for row in rows)
-    return {
-        paths.stats: table_text(cells).encode("utf-8"),
-        paths.parquet: parquet_bytes(cells),
-        paths.hdf5: hdf5_bytes(origin, matrix),
-        paths.matrix: matrix_parquet_bytes(origin, matrix),
-    }
-
-
-def _replace(paths: ModelPaths, contents: Mapping[Path, bytes], eigs: ExitStack | None) -> None:
-    """Puts the files in place, the first of ``contents``, the stats, last; what an earlier analysis had besides, goes.
-
-    Where one can't be written, those of the earlier analysis stay. While they are replaced there is no stats file.
-
-    ``eigs``: holds the file of eigenvalues, written already, and is emptied when that is to take its place; None where
-    there is none.
-    """
-    written = {*contents, paths.eigs} if eigs is not None else {*contents}
-    with ExitStack() as files:
-        for path, data in contents.items():
-            file = _enter_replacing(files, path)
-            with _told(path):
-                file.write(data)
-                file.flush()
-        if eigs is not None:
-            files.enter_context(eigs.pop_all())
-        for path in (paths.stats, *(path for path in paths.results if path not in written)):
-            with _told(path):
-                path.unlink(missing_ok=True)
-        # Gone also after a power cut, before the first of the others is there.
-        with _told(paths.stats):
-            sync_folder(paths.stats.parent)
-
-
-def _enter_replacing(files: ExitStack, path: Path) -> BinaryIO:
-    """A file that takes the place of ``path`` when ``files`` ends; from now on its errors are told."""
-    files.enter_context(_told(path))
-    return files.enter_context(replacing(path))
-
-
 def read_alphas(directory: ESDDirectory, model_id: str) -> StoredMatrix:
-    """A model's alphas as a table of layers x modules. Raises FileNotFoundError, BadModel."""
-    from gpuherd.esd.views import read_hdf5
+    """A model's alphas as a table of layers x modules: from its HDF5 file, else (imported results) made again of its
+    rows. Raises FileNotFoundError, BadModel."""
+    from gpuherd.esd.views import ABOUT_MATRIX, StoredMatrix, read_hdf5
 
-    return read_hdf5(ModelPaths(directory, model_id).hdf5)
+    paths = ModelPaths(directory, model_id)
+    if paths.hdf5.exists() or not paths.stats.exists():
+        return read_hdf5(paths.hdf5)
+    model = read_model(paths.stats)
+    first = model.layers[0].cells
+    about = {ABOUT_MATRIX.get(name, name): first[name] for name in (*LINEAGE_COLUMNS, *CONVENTION_COLUMNS)}
+    return StoredMatrix(alpha_matrix((layer.longname, layer.alpha) for layer in model.layers), about)
 
 
 def read_sketches(directory: ESDDirectory, model_id: str) -> StoredSpectra:
@@ -446,33 +547,3 @@ def read_sketches(directory: ESDDirectory, model_id: str) -> StoredSpectra:
     from gpuherd.esd.spectrum_files import read_spectra
 
     return read_spectra(ModelPaths(directory, model_id).spectra)
-
-
-def _installed(library: str) -> bool:
-    """Whether it could be imported; does not import it."""
-    try:
-        return importlib.util.find_spec(library) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-class _NotWritten(Exception):
-    """Ends the block of a file that is not to be kept."""
-
-
-@contextmanager
-def _told(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror or problem}") from None
-
-
-def make_folder(folder: Path) -> None:
-    """Makes the folder before hours of work, not after."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise CannotWrite(f"can't make {folder}: {problem.strerror}") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise CannotWrite(f"can't write in {folder}")

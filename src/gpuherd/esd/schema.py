@@ -9,7 +9,7 @@ of it, which costs each worker 0.3 s of imports for files that need no pandas.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,26 @@ _DECLARED = {declared.name: str(declared.type).split(" | ")[0] for declared in f
 }
 
 
-def kind_of_column(name: str, values: Sequence[Any]) -> str:
+def schema(convention: Mapping[str, Any] | None = None) -> pa.Schema:
+    """The columns of the data set, in order.
+
+    Args:
+        convention: of the results; the columns of an option that is off are left out. None: every column.
+    """
+    import pyarrow as pa
+
+    types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
+    figures = [
+        declared.name
+        for declared in fields(LayerRow)
+        if convention is None or "option" not in declared.metadata or convention.get(declared.metadata["option"])
+    ]
+    return pa.schema(
+        [(name, types[kind_of_column(name)]) for name in (*LINEAGE_COLUMNS, *figures, *CONVENTION_COLUMNS)]
+    )
+
+
+def kind_of_column(name: str, values: Sequence[Any] = ()) -> str:
     """``int``, ``float``, ``bool`` or ``str``: as LayerRow or AnalysisOptions declare the column, else by its first
     value; text where there is none."""
     if name in _DECLARED:

@@ -19,11 +19,14 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuherd.errors import BadModel, printable
 from gpuherd.esd.row import NOT_METRICS, LayerRow
 from gpuherd.esd.schema import CONVENTION_COLUMNS, LINEAGE_COLUMNS, column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FIT_OK = "ok"
 SKIPPED = "not analysed: "
@@ -114,6 +117,60 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writerow([cell_text(name) for name in names])
     writer.writerows([cell_text(row.get(name)) for name in names] for row in rows)
     return out.getvalue()
+
+
+def csv_rows(table: pa.Table) -> pa.Array:
+    """The rows of a table as lines of CSV text, each with its line feed: the same as ``table_text`` writes."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cells = [_csv_cells(column) for column in table.combine_chunks().columns]
+    lines = pc.binary_join_element_wise(*cells, ",", null_handling="replace", null_replacement="")
+    return pc.binary_join_element_wise(lines, "\n", pa.scalar("")).combine_chunks()
+
+
+def _csv_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column as cells of CSV text, null where a cell is empty."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if column.null_count == len(column):
+        return pa.chunked_array([pa.nulls(len(column), pa.string())])
+    if pa.types.is_floating(column.type):
+        return _float_cells(column)
+    if pa.types.is_integer(column.type):
+        return pc.cast(column, pa.string())
+    # Few texts are different ones: each is written once.
+    coded = column.combine_chunks().dictionary_encode()
+    texts = [None if value is None else _csv_cell(value) for value in coded.dictionary.to_pylist()]
+    return pa.chunked_array([pc.take(pa.array(texts, pa.string()), coded.indices)])
+
+
+def _csv_cell(value: Any) -> str:
+    """A cell with the quotes that it needs."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow([cell_text(value), ""])
+    return out.getvalue().removesuffix(",")
+
+
+def _float_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Floats by repr. Arrow writes the same shortest digits, but goes over to powers of ten elsewhere than Python."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    numbers = column.combine_chunks()
+    text = pc.cast(numbers, pa.string())
+    values = numbers.to_numpy(zero_copy_only=False)
+    size = np.abs(values)
+    other = ~((size >= 1e-4) & (size < 1e10)) & numbers.is_valid().to_numpy(zero_copy_only=False)
+    if other.any():
+        # By their bits: 0.0 and -0.0 are two.
+        different, which = np.unique(values[other].view(np.int64), return_inverse=True)
+        reprs = [repr(value) for value in different.view(np.float64).tolist()]
+        texts = pc.take(pa.array(reprs, pa.string()), pa.array(which))
+        text = pc.replace_with_mask(text, pa.array(other), texts)
+    return pa.chunked_array([text])
 
 
 def cell_text(value: Any) -> str:
@@ -340,6 +397,8 @@ def _is_layer_number(part: str) -> bool:
 # for the rows added. Knows files; where a matrix stands is ``alpha_matrix``'s business.
 
 FORMAT = "1.0"
+# Columns that the Model-Zoo calls otherwise there.
+ABOUT_MATRIX = {"model_id": "full_name"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,12 +411,7 @@ class StoredMatrix:
 
 def about_text(origin: Origin) -> dict[str, str]:
     """What both files say about their table: lineage in the Model-Zoo's words, then the convention, all as text."""
-    lineage = {
-        "full_name": origin.model_id,
-        "source_model": origin.source_model,
-        "base_model_relation": origin.relation,
-    }
-    about = lineage | origin.last_columns
+    about = {ABOUT_MATRIX.get(name, name): value for name, value in (origin.lineage | origin.last_columns).items()}
     return {name: "" if value is None else stored_text(str(value)) for name, value in about.items()}
 
 

@@ -25,9 +25,9 @@ from gpuherd.esd.coverage import TensorCoverage, coverage, coverage_text, totals
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.heartbeat import while_bytes_arrive
+from gpuherd.esd.model_files import ModelFiles, make_folder
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices
-from gpuherd.esd.results import ModelFiles, make_folder
 from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.views import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason

@@ -11,7 +11,7 @@ import numpy as np
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.layer import analyse_layer
-from gpuherd.esd.results import ModelFiles
+from gpuherd.esd.model_files import ModelFiles
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.spectra.pooled import layer_spectrum
 from gpuherd.esd.views import Origin

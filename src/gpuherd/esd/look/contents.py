@@ -18,7 +18,8 @@ import numpy as np
 from gpuherd.errors import printable
 from gpuherd.esd.conventions import IMPORTED
 from gpuherd.esd.look.lineage import Kinship, Near, Profile, common_names, kinships
-from gpuherd.esd.look.results import ModelTable, RunResults, finite_or_none
+from gpuherd.esd.look.results import RunResults, finite_or_none
+from gpuherd.esd.results import ModelTable
 from gpuherd.esd.views import FIT_OK, SKIPPED, WHOLE, place_of
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ class Contents:
 
     def figures_of(self, model: ModelTable) -> list[str]:
         """The columns of a model that hold any number, in the order of its blob."""
-        return [name for name in self._figures if name in model.figures and np.isfinite(model.figures[name]).any()]
+        return [name for name in self._figures if name in model.present]
 
     @cached_property
     def convention(self) -> dict[str, str]:

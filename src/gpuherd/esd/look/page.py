@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.errors import BadModel, printable
 from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.packing import packed_spectra
-from gpuherd.esd.look.results import ModelTable, RunResults
+from gpuherd.esd.look.results import RunResults
+from gpuherd.esd.results import ModelTable
 from gpuherd.report.html_page import SHARED, rendered
 from gpuherd.report.packing import packed_floats, packed_json
 
