@@ -232,7 +232,7 @@ class ModelTable:
     @property
     def skipped(self) -> int:
         """How many were not analysed, on purpose."""
-        return sum(status.startswith(SKIPPED) for status in self.status)
+        return sum(self.status.count(status) for status in {*self.status} if status.startswith(SKIPPED))
 
 
 @dataclass(frozen=True, slots=True)

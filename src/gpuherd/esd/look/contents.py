@@ -66,7 +66,7 @@ def alpha_z(alpha: Floats) -> Floats:
 def outlying(alpha: Floats) -> list[Outlier]:
     """The alphas beyond LIMIT, the farthest first."""
     z = alpha_z(alpha)
-    found = [Outlier(index, float(each)) for index, each in enumerate(z) if abs(each) > LIMIT]
+    found = [Outlier(index, float(z[index])) for index in np.flatnonzero(np.abs(z) > LIMIT).tolist()]
     return sorted(found, key=lambda outlier: -abs(outlier.z))
 
 
@@ -178,6 +178,7 @@ class Contents:
 
     Attributes:
         left_out: models (by index) whose figures are not in the page, for its size.
+        without_alphas: models whose alpha and D by matrix are not in it either.
         stored: models whose spectra are in the run folder, in the page or not.
     """
 
@@ -185,6 +186,7 @@ class Contents:
         self._results = results
         self._layouts: dict[tuple[Any, ...], int] = {}
         self.left_out: frozenset[int] = frozenset()
+        self.without_alphas: frozenset[int] = frozenset()
         self.stored: frozenset[int] = frozenset()
 
     @cached_property
@@ -321,6 +323,7 @@ class Contents:
                 if status != FIT_OK
             ],
             "notes": [] if number in self.left_out else self._notes(model, reasons),
+            **({"alphas": False} if number in self.without_alphas else {}),
         }
 
     def _notes(self, model: ModelTable, reasons: dict[str, int]) -> list[list[Any]]:
@@ -400,6 +403,8 @@ def _histogram(alphas: Sequence[np.ndarray[Any, np.dtype[np.float64]]]) -> list[
 
 
 def _analysed_params(model: ModelTable) -> int:
+    if not model.skipped:
+        return sum(model.params)
     return sum(
         params for params, status in zip(model.params, model.status, strict=True) if not status.startswith(SKIPPED)
     )

@@ -286,7 +286,8 @@ class _Candidates:
         from scipy.spatial import KDTree
 
         _, alike = KDTree(_signatures(self._alpha)).query(_signatures(np.stack(models)), k=CHECKED, p=1)
-        return [[int(each) for each in row] for row in alike]
+        found: list[list[int]] = np.asarray(alike).tolist()
+        return found
 
     def _within(self, models: Sequence[Floats], reach: Sequence[float]) -> Iterator[list[int]]:
         """For each model all bases at a distance up to its reach, and some others."""
