@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import QueueUnreadable, UsageError
-from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.results import ModelTable, read_tables
+from gpuherd.esd.selection import stored_share
 from gpuherd.jobs.attempts.failures import with_code
 from gpuherd.jobs.queue.reader import QueueReader, notes_on_gpus
 

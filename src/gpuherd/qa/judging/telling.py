@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from gpuherd.columns import Column, fitted
 from gpuherd.errors import ExitCode, printable
 from gpuherd.qa.intervals import Interval, Share
-from gpuherd.qa.judging.agreement import Agreement
-from gpuherd.qa.judging.audit import Disagreement
-from gpuherd.qa.judging.auditing import Audited
+from gpuherd.qa.judging.audit import Audited, Disagreement
+from gpuherd.qa.judging.config import Judge
+from gpuherd.qa.judging.files import JudgingMeta
 from gpuherd.qa.judging.items import Item
-from gpuherd.qa.judging.judges import Judge
 from gpuherd.qa.judging.judging import Planned
-from gpuherd.qa.judging.made import Made
-from gpuherd.qa.judging.meta import JudgingMeta
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.label_quality import Agreement
+from gpuherd.qa.judging.stage import JudgingOutcome
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.runs import Run
 
 MOST_REASONS = 3
@@ -54,7 +53,7 @@ def plan_lines(judge: Judge, planned: Planned) -> list[str]:
     return [*lines, *map(printable, engine), "nothing was started"]
 
 
-def made_lines(run: Run, made: Made) -> list[str]:
+def made_lines(run: Run, made: JudgingOutcome) -> list[str]:
     """How a judging ended."""
     if made.meta is None:
         lines = [f"failed  {printable(job)}: {printable(reason)}" for job, reason in made.failures]

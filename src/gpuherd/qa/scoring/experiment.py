@@ -20,9 +20,8 @@ from gpuherd.jobs.feasibility import Outlook, of_like
 from gpuherd.jobs.records import Outcome
 from gpuherd.qa.encoders.entailment import Rule
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.files import judging_named, judgments
-from gpuherd.qa.judging.meta import JudgingMeta
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.files import JudgingMeta, judging_named, judgments
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.measures.compute import Scores, compute
 from gpuherd.qa.measures.evidence import Evidence, Need
 from gpuherd.qa.measures.registry import FORMULAS_VERSION, Measure, measures
@@ -40,8 +39,8 @@ from gpuherd.qa.scoring.probing import probe
 from gpuherd.qa.scoring.statistic import Kind, Meta, Spec
 from gpuherd.qa.scoring.statistic_files import is_there, rows, statistic_named, statistics_of
 from gpuherd.qa.span import Span, has_thought, span_setting
-from gpuherd.qa.working.running import failure_lines
-from gpuherd.report.progress import track
+from gpuherd.runs.console import track
+from gpuherd.runs.stage import failure_lines
 
 _NEEDS = {
     "relevance": Need.RELEVANCE,
