@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.esd.config import AnalysisOptions
@@ -131,6 +131,7 @@ def test_a_table_reads_back(tmp_path_factory: pytest.TempPathFactory, rows: list
     assert read_table(path) == [{name: row.get(name, "") for name in names} for row in rows]
 
 
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(
