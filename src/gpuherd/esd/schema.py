@@ -1,18 +1,63 @@
-"""Python values as columns of Arrow, made from their buffers.
+"""The schema of the data set of results, declared once; and Python values as its columns.
 
-``pyarrow.array`` asks pandas, where that is installed, whether a list is a series of it: 0.3 s of imports in each
-worker, for files that need no pandas. Knows Arrow's layout of a column; knows no table.
+The data set is ``stats/*.parquet``: a row a weight matrix, of one model or (imported results) of many. Its columns are
+whose weights these are, the figures of ``row.LayerRow``, the convention (``config.AnalysisOptions``) and the version.
+
+Columns are made from their buffers: ``pyarrow.array`` asks pandas, where that is installed, whether a list is a series
+of it, which costs each worker 0.3 s of imports for files that need no pandas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
+
+from gpuherd.esd.config import CONVENTION, AnalysisOptions
+from gpuherd.esd.row import LayerRow
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
+
+LINEAGE_COLUMNS = ("model_id", "source_model", "base_model_relation")
+CONVENTION_COLUMNS = (*CONVENTION, "gpuherd_version")
+
+_NUMBERS = ("bool", "int", "float")
+_DECLARED = {declared.name: str(declared.type).split(" | ")[0] for declared in fields(LayerRow)} | {
+    declared.name: kind if (kind := type(declared.default).__name__) in _NUMBERS else "str"
+    for declared in fields(AnalysisOptions)
+}
+
+
+def schema(convention: Mapping[str, Any] | None = None) -> pa.Schema:
+    """The columns of the data set, in order.
+
+    Args:
+        convention: of the results; the columns of an option that is off are left out. None: every column.
+    """
+    import pyarrow as pa
+
+    types = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
+    figures = [
+        declared.name
+        for declared in fields(LayerRow)
+        if convention is None or "option" not in declared.metadata or convention.get(declared.metadata["option"])
+    ]
+    return pa.schema(
+        [(name, types[kind_of_column(name)]) for name in (*LINEAGE_COLUMNS, *figures, *CONVENTION_COLUMNS)]
+    )
+
+
+def kind_of_column(name: str, values: Sequence[Any] = ()) -> str:
+    """``int``, ``float``, ``bool`` or ``str``: as LayerRow or AnalysisOptions declare the column, else by its first
+    value; text where there is none."""
+    if name in _DECLARED:
+        return _DECLARED[name]
+    first = next((value for value in values if value is not None), "")
+    kind = type(first).__name__
+    return kind if kind in _NUMBERS else "str"
 
 
 def column(kind: str, values: Sequence[Any]) -> pa.Array:

@@ -15,7 +15,7 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.esd.config import CONVENTION
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.tables.stats import first_row, stored_text
+from gpuherd.esd.views import first_row, stored_text
 
 # In place of our version, in rows that others computed: by our definitions only where docs/esd.md says so.
 IMPORTED = "imported"

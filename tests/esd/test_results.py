@@ -20,14 +20,12 @@ from gpuherd.errors import BadModel, CannotWrite
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.layer import with_figures
+from gpuherd.esd.model_files import ModelFiles, ModelPaths
+from gpuherd.esd.results import read_alphas, read_parquet, read_sketches
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.spectra.pooled import LayerSpectrum
-from gpuherd.esd.tables.eigs_file import GROUP_BYTES, read_eigs, read_eigs_of
-from gpuherd.esd.tables.metrics_file import read_hdf5
-from gpuherd.esd.tables.model_files import ModelFiles, ModelPaths, read_alphas, read_sketches
-from gpuherd.esd.tables.spectra_file import read_spectra
-from gpuherd.esd.tables.stats import Origin, read_table, stored_text
-from gpuherd.esd.tables.stats_parquet import read_parquet
+from gpuherd.esd.spectrum_files import GROUP_BYTES, read_eigs, read_eigs_of, read_spectra
+from gpuherd.esd.views import Origin, read_hdf5, read_table, stored_text
 
 SETTINGS = AnalysisOptions()
 ORIGIN = Origin("org/a", "org/b", "finetune", SETTINGS.convention_columns, "0.1.0")
@@ -218,7 +216,7 @@ def test_a_missing_library_is_told_at_the_beginning(tmp_path: Path, library: str
     code = (
         f"import sys; sys.modules[{library!r}] = None\n"
         "from gpuherd.esd.folder import ESDDirectory\n"
-        "from gpuherd.esd.tables.model_files import ModelFiles\n"
+        "from gpuherd.esd.model_files import ModelFiles\n"
         "ModelFiles(ESDDirectory(sys.argv[1]), 'm', [], evals_thresh=0.0, save_eigs=False)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
@@ -230,7 +228,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_model_files import OTHER, analysed, write
+from test_results import OTHER, analysed, write
 from gpuherd import atomic as durable
 left = int(sys.argv[3])
 def dying(*args):
@@ -253,7 +251,7 @@ write(Path(sys.argv[2]), rows, spectra, origin=OTHER)
 def test_a_kill_at_any_write_leaves_no_stats_file_without_the_others(tmp_path: Path, at: int, before: str) -> None:
     """SIGKILL at a sync to disk: the stats file is there only where all others are, and are of the same analysis."""
     words = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path), str(at), before]
-    done = subprocess.run(words, env=os.environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, env=os.environ, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     paths = ModelPaths(ESDDirectory(tmp_path), "org/a")
     bins = {}

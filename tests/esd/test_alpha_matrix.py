@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.esd.tables.alpha_matrix import Place, alpha_matrix, place_of
+from gpuherd.esd.views import Place, alpha_matrix, place_of
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,18 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpuherd.cli.main import run
 from gpuherd.errors import BadModel, ExitCode, UsageError
 from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.conventions import IMPORTED, as_text, refuse_another
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.tables.conventions import IMPORTED, as_text, refuse_another
-from gpuherd.esd.tables.model_files import read_alphas
-from gpuherd.esd.tables.published import read_published
-from gpuherd.esd.tables.results import read_model
+from gpuherd.esd.published import read_published
+from gpuherd.esd.results import ModelTable, read_alphas, read_model, read_tables, table_of
 
-SHARED = Path(os.environ.get("GPUHERD_SHARED_DATA", Path(__file__).parents[3].parent / "shared" / "data"))
+SHARED = Path(os.environ.get("GPUHERD_SHARED_DATA", Path(__file__).parents[2].parent / "shared" / "data"))
 ROW = {
     "model_id": "org/a",
     "is_adapter": "True",
@@ -133,6 +133,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     model = read_model(out / "stats" / "org--a.csv")
     assert model.convention["fix_fingers"] == "DKS"
     assert model.convention["gpuherd_version"] == IMPORTED
+
+
+def test_the_data_set_speaks_for_a_model_until_its_stats_file_is_changed(tmp_path: Path) -> None:
+    source, out = tmp_path / "zoo", tmp_path / "out"
+    for name in ("a", "b", "c"):
+        write(source / f"{name}.csv", *(ROW | {"model_id": f"org/{name}", "longname": f"h.{at}.q"} for at in range(3)))
+    assert run(["esd", "import", str(source), "--output-dir", str(out)]) == ExitCode.OK
+    assert [path.name for path in (out / "stats").glob("*.parquet")] == ["imported.parquet"]
+    changed = out / "stats" / "org--b.csv"
+    changed.write_text(changed.read_text().replace("5.621710300445557", "2.5"))
+    (out / "stats" / "org--c.csv").unlink()
+    directory = ESDDirectory(out)
+    tables = [each for each in read_tables(directory, directory.stats_files()) if isinstance(each, ModelTable)]
+    assert {table.model_id: table.alpha.tolist() for table in tables} == {
+        "org/a": [5.621710300445557] * 3,
+        "org/b": [2.5] * 3,
+    }
+    (whole,) = (table for table in tables if table.model_id == "org/a")
+    text = table_of(read_model(out / "stats" / "org--a.csv"))
+    for name in ("names", "rows", "columns", "params", "status", "present", "convention", "notes", "stem"):
+        assert getattr(whole, name) == getattr(text, name), name
+    assert list(whole.figures) == list(text.figures)
+    assert all(np.array_equal(whole.figures[name], text.figures[name], equal_nan=True) for name in text.figures)
 
 
 def test_our_results_and_theirs_dont_share_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.esd.tables.alphapruning import BYS, By, sparsities
-from gpuherd.esd.tables.results import StoredLayer
-from gpuherd.esd.tables.tempbalance import MAPPINGS, factors
+from gpuherd.esd.allocation import BYS, MAPPINGS, By, factors, sparsities
+from gpuherd.esd.results import StoredLayer
 
 
 def layer(name: str, alpha: float | None, *, params: int = 100, evals: int = 768, status: str = "ok") -> StoredLayer:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gpuherd.esd.tables.sketch import MOST_POINTS, UNSEEN, sketch_of
+from gpuherd.esd.spectrum_files import MOST_POINTS, UNSEEN, sketch_of
 
 Float64 = npt.NDArray[np.float64]
 

@@ -7,23 +7,26 @@ import statistics
 import unicodedata
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.row import LayerRow
-from gpuherd.esd.tables.stats import (
-    CONVENTION_COLUMNS,
-    LINEAGE_COLUMNS,
+from gpuherd.esd.schema import CONVENTION_COLUMNS, LINEAGE_COLUMNS, column
+from gpuherd.esd.views import (
     Origin,
     cell_text,
+    csv_rows,
     has_fit,
     no_fit_reason,
     plain,
     read_table,
     stats_rows,
+    stored_text,
     summarise,
     table_text,
 )
@@ -126,6 +129,26 @@ def test_a_table_reads_back(tmp_path_factory: pytest.TempPathFactory, rows: list
     path.write_bytes(table_text(rows).encode("utf-8"))
     names = list(dict.fromkeys(name for row in rows for name in row))
     assert read_table(path) == [{name: row.get(name, "") for name in names} for row in rows]
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(
+            st.none() | st.floats(allow_nan=False) | st.floats(1e-5, 1e-3) | st.floats(1e9, 1e17),
+            st.none() | st.text(),
+            st.none() | st.integers(-(2**63), 2**63 - 1),
+            st.none() | st.booleans(),
+        ),
+        min_size=1,
+    )
+)
+def test_columns_are_written_as_rows_are(rows: list[tuple[Any, ...]]) -> None:
+    names, kinds = ("x", "name", "count", "flag"), ("float", "str", "int", "bool")
+    texts = [tuple(stored_text(cell) if isinstance(cell, str) else cell for cell in row) for row in rows]
+    columns = {name: column(kind, [row[at] for row in texts]) for at, (name, kind) in enumerate(zip(names, kinds))}  # noqa: B905
+    written = "x,name,count,flag\n" + "".join(csv_rows(pa.table(columns)).to_pylist())
+    assert written == table_text([dict(zip(names, row, strict=True)) for row in texts])
 
 
 def test_the_same_rows_give_the_same_bytes() -> None:

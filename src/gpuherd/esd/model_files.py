@@ -1,34 +1,71 @@
-"""All files of one model, from the first spectrum to the last rename; and where each of them is read again.
+"""Writes results: all files of one model, from the first spectrum to the last rename; or those of many models at once.
 
 All are on the disk before the first of them takes its place, and the stats CSV does so last: its presence says that the
-others are there and belong to it, also where they replace those of an earlier analysis. Knows the order and the folder;
-each file's form is its own module's business.
+others are there and belong to it, also where they replace those of an earlier analysis. The fragment of the data set
+and the stats file that is its view have one time of their last change. Each file's form is its own module's business.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpuherd.atomic import replacing, sync_folder
 from gpuherd.errors import CannotWrite, MissingExtra
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.tables.alpha_matrix import alpha_matrix
-from gpuherd.esd.tables.stats import Origin, stats_rows, stored_text, table_text
+from gpuherd.esd.schema import column, kind_of_column, schema
+from gpuherd.esd.views import (
+    Origin,
+    alpha_matrix,
+    csv_rows,
+    stats_rows,
+    stored_text,
+    table_text,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    import pyarrow as pa
+
     from gpuherd.esd.row import LayerRow
     from gpuherd.esd.spectra.pooled import LayerSpectrum
-    from gpuherd.esd.tables.eigs_file import EigsWriter
-    from gpuherd.esd.tables.metrics_file import StoredMatrix
-    from gpuherd.esd.tables.sketch import Sketch
-    from gpuherd.esd.tables.spectra_file import StoredSpectra
+    from gpuherd.esd.spectrum_files import EigsWriter, Sketch
+
+
+_SYNCED_TOGETHER = 1024
+# The key in a fragment of many models: of each its file name without suffix, and its number of rows, in order.
+MODELS = b"gpuherd.models"
+
+
+def parquet_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """The table of ``views.stats_rows`` as a Parquet file: text, int64, float64 and bool columns, null for no value.
+
+    A column's type is the one that ``LayerRow`` or ``AnalysisOptions`` declares, so that it is the same for all models,
+    also where one of them has no value in it. The same rows give the same bytes.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {stored_text(name): _column(name, [row.get(name) for row in rows]) for name in names}
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out, compression="zstd")
+    return out.getvalue()
+
+
+def _column(name: str, values: Sequence[Any]) -> pa.Array:
+    kind = kind_of_column(name, values)
+    if kind == "str":
+        values = [None if value is None else stored_text(str(value)) for value in values]
+    return column(kind, values)
 
 
 class ModelPaths:
@@ -106,7 +143,7 @@ class ModelFiles:
 
     def __enter__(self) -> ModelFiles:
         if self._save_eigs:
-            from gpuherd.esd.tables.eigs_file import EigsWriter
+            from gpuherd.esd.spectrum_files import EigsWriter
 
             file = _enter_replacing(self._open, self.paths.eigs)
             self._eigs = EigsWriter(file, {"model_id": stored_text(self._model_id)})
@@ -126,7 +163,7 @@ class ModelFiles:
 
     def keep_spectrum(self, index: int, spectrum: LayerSpectrum) -> None:
         """Takes the spectrum of matrix ``index``: for ``analyse_matrices(…, on_spectrum=)``."""
-        from gpuherd.esd.tables.sketch import sketch_of
+        from gpuherd.esd.spectrum_files import sketch_of
 
         if spectrum.problem is not None:
             return
@@ -143,7 +180,7 @@ class ModelFiles:
             rows: by index; at least one.
             coverage: the table of all tensors, as CSV text.
         """
-        from gpuherd.esd.tables.spectra_file import spectra_bytes
+        from gpuherd.esd.spectrum_files import spectra_bytes
 
         spectra = spectra_bytes(origin.model_id, origin.convention, rows, self._sketches)
         contents = _tables(self.paths, origin, rows) | {self.paths.spectra: spectra}
@@ -163,17 +200,8 @@ class ModelFiles:
                 path.unlink(missing_ok=True)
 
 
-def write_tables(paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow]) -> None:
-    """Writes what needs rows only, into folders that are there: the matrix of alphas and the stats, the CSV last.
-
-    Raises CannotWrite.
-    """
-    _replace(paths, _tables(paths, origin, rows), None)
-
-
 def _tables(paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow]) -> dict[Path, bytes]:
-    from gpuherd.esd.tables.metrics_file import hdf5_bytes, matrix_parquet_bytes
-    from gpuherd.esd.tables.stats_parquet import parquet_bytes
+    from gpuherd.esd.views import hdf5_bytes, matrix_parquet_bytes
 
     cells = stats_rows(origin, rows)
     matrix = alpha_matrix((row.longname, row.alpha) for row in rows)
@@ -193,16 +221,18 @@ def _replace(paths: ModelPaths, contents: Mapping[Path, bytes], eigs: ExitStack 
     ``eigs``: holds the file of eigenvalues, written already, and is emptied when that is to take its place; None where
     there is none.
     """
-    written = {*contents, paths.eigs} if eigs is not None else {*contents}
+    kept = {*contents, paths.eigs} if eigs is not None else {*contents}
     with ExitStack() as files:
+        written = time.time_ns()
         for path, data in contents.items():
             file = _enter_replacing(files, path)
             with _told(path):
                 file.write(data)
                 file.flush()
+                _stamp(file, written)
         if eigs is not None:
             files.enter_context(eigs.pop_all())
-        for path in (paths.stats, *(path for path in paths.results if path not in written)):
+        for path in (paths.stats, *(path for path in paths.results if path not in kept)):
             with _told(path):
                 path.unlink(missing_ok=True)
         # Gone also after a power cut, before the first of the others is there.
@@ -210,24 +240,130 @@ def _replace(paths: ModelPaths, contents: Mapping[Path, bytes], eigs: ExitStack 
             sync_folder(paths.stats.parent)
 
 
+def _stamp(file: BinaryIO, written: int) -> None:
+    """Gives a fragment of the data set and the stats files that belong to it one time of their last change, by which a
+    reader sees that neither was written again without the other."""
+    os.utime(file.fileno(), ns=(written, written))
+
+
+class ManyModels:
+    """Writes the results of many models: the stats file of each, and at the end one fragment with all of them.
+
+    A context manager. Where it ends early, the stats files that took their places are results all the same. Files are
+    synced by the hundred: one sync of the whole machine takes less time than those of a hundred files.
+
+    Args:
+        directory: the run's folder.
+        convention: of all the models.
+
+    Raises:
+        CannotWrite: a folder or file can't be written; also from the methods.
+    """
+
+    def __init__(self, directory: ESDDirectory, convention: Mapping[str, Any]):
+        make_folder(directory.stats)
+        self._directory = directory
+        self._schema = schema(convention)
+        self._header = table_text([dict.fromkeys(self._schema.names)]).partition("\n")[0] + "\n"
+        self._models: list[tuple[str, int]] = []
+        self._waiting: list[tuple[Path, ModelPaths]] = []
+        self._written = time.time_ns()
+        self._open = ExitStack()
+
+    def __enter__(self) -> ManyModels:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._file = _enter_replacing(self._open, self._directory.imported)
+        self._fragment = pq.ParquetWriter(pa.PythonFile(self._file, mode="w"), self._schema, compression="zstd")
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        if problem[0] is not None:
+            for temporary, _ in self._waiting:
+                temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._fragment.close()
+            self._open.__exit__(*problem)
+            return
+        with self._open, _told(self._directory.imported):
+            self._put_in_place()
+            self._fragment.add_key_value_metadata({MODELS: json.dumps(self._models)})
+            self._fragment.close()
+            self._file.flush()
+            _stamp(self._file, self._written)
+
+    def write(self, models: Sequence[tuple[Origin, pa.Table]]) -> None:
+        """Writes some models, each by whose it is and by its columns of figures; others than those of the schema are
+        left out."""
+        table = self._table(models)
+        lines = csv_rows(table)
+        start = 0
+        for origin, figures in models:
+            body = lines.slice(start, figures.num_rows)
+            start += figures.num_rows
+            paths = ModelPaths(self._directory, origin.model_id)
+            self._models.append((paths.stats.stem, figures.num_rows))
+            temporary = paths.stats.with_name(f".{paths.stats.name[:100]}.{os.urandom(8).hex()}.tmp")
+            self._waiting.append((temporary, paths))
+            with _told(paths.stats), temporary.open("xb") as file:
+                file.write("".join((self._header, *body.to_pylist())).encode("utf-8"))
+                file.flush()
+                _stamp(file, self._written)
+        with _told(self._directory.imported):
+            self._fragment.write_table(table, row_group_size=table.num_rows)
+        if len(self._waiting) >= _SYNCED_TOGETHER:
+            self._put_in_place()
+
+    def _put_in_place(self) -> None:
+        """Lets the stats files that were written replace those of an earlier analysis; what that had besides, goes."""
+        os.sync()
+        while self._waiting:
+            temporary, paths = self._waiting.pop()
+            with _told(paths.stats):
+                for path in paths.results[1:]:
+                    if path != self._directory.imported:
+                        path.unlink(missing_ok=True)
+                temporary.replace(paths.stats)
+        with _told(self._directory.stats):
+            sync_folder(self._directory.stats)
+
+    def _table(self, models: Sequence[tuple[Origin, pa.Table]]) -> pa.Table:
+        """The rows of the models with all columns."""
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        figures = pa.concat_tables([columns for _, columns in models], promote_options="default")
+        whose = np.repeat(np.arange(len(models)), [columns.num_rows for _, columns in models])
+        about = [origin.lineage | origin.last_columns for origin, _ in models]
+        columns = []
+        for field in self._schema:
+            if field.name in about[0]:
+                found = pc.take(_column(field.name, [each[field.name] for each in about]), pa.array(whose))
+            elif field.name in figures.column_names:
+                found = figures[field.name].combine_chunks()
+                found = _stored(found) if pa.types.is_string(field.type) else found
+            else:
+                found = pa.nulls(len(whose), field.type)
+            columns.append(found)
+        return pa.table(columns, schema=self._schema)
+
+
+def _stored(texts: pa.Array) -> pa.Array:
+    """Texts as they come back from a stats file."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    coded = texts.dictionary_encode()
+    plain_ = [stored_text(text) for text in coded.dictionary.to_pylist()]
+    return pc.take(pa.array(plain_, pa.string()), coded.indices)
+
+
 def _enter_replacing(files: ExitStack, path: Path) -> BinaryIO:
     """A file that takes the place of ``path`` when ``files`` ends; from now on its errors are told."""
     files.enter_context(_told(path))
     return files.enter_context(replacing(path))
-
-
-def read_alphas(directory: ESDDirectory, model_id: str) -> StoredMatrix:
-    """A model's alphas as a table of layers x modules. Raises FileNotFoundError, BadModel."""
-    from gpuherd.esd.tables.metrics_file import read_hdf5
-
-    return read_hdf5(ModelPaths(directory, model_id).hdf5)
-
-
-def read_sketches(directory: ESDDirectory, model_id: str) -> StoredSpectra:
-    """A model's spectra in a hundred points each. Raises FileNotFoundError, BadModel."""
-    from gpuherd.esd.tables.spectra_file import read_spectra
-
-    return read_spectra(ModelPaths(directory, model_id).spectra)
 
 
 def _installed(library: str) -> bool:

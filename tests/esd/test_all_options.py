@@ -8,10 +8,10 @@ from typing import Any
 
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.model_files import ModelFiles
+from gpuherd.esd.results import read_parquet
 from gpuherd.esd.row import NOT_METRICS, LayerRow
-from gpuherd.esd.tables.model_files import ModelFiles
-from gpuherd.esd.tables.stats import Origin, read_table, summarise
-from gpuherd.esd.tables.stats_parquet import read_parquet
+from gpuherd.esd.views import Origin, read_table, summarise
 
 EVERYTHING = AnalysisOptions(clip_xmax=True, bootstrap=5, tpl=True, mp_fit=True, randomize=True, farms=True)
 

@@ -12,14 +12,11 @@ import pytest
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.model_files import parquet_bytes
+from gpuherd.esd.results import read_parquet
 from gpuherd.esd.row import LayerRow
-from gpuherd.esd.tables.alpha_matrix import alpha_matrix
-from gpuherd.esd.tables.eigs_file import EigsWriter, read_eigs
-from gpuherd.esd.tables.metrics_file import hdf5_bytes, read_hdf5
-from gpuherd.esd.tables.sketch import sketch_of
-from gpuherd.esd.tables.spectra_file import read_spectra, spectra_bytes
-from gpuherd.esd.tables.stats import Origin, stats_rows
-from gpuherd.esd.tables.stats_parquet import parquet_bytes, read_parquet
+from gpuherd.esd.spectrum_files import EigsWriter, read_eigs, read_spectra, sketch_of, spectra_bytes
+from gpuherd.esd.views import Origin, alpha_matrix, hdf5_bytes, read_hdf5, stats_rows
 
 ORIGIN = Origin("org/a", None, "", AnalysisOptions().convention_columns, "0.3.0")
 ROWS = [

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.esd.tables.arrow import column, lists
+from gpuherd.esd.schema import column, lists
 
 TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "str": pa.string()}
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
@@ -57,8 +57,8 @@ def test_a_model_is_written_without_pandas(tmp_path: Path) -> None:
         "from gpuherd.esd.folder import ESDDirectory\n"
         "from gpuherd.esd.row import LayerRow\n"
         "from gpuherd.esd.spectra.pooled import LayerSpectrum\n"
-        "from gpuherd.esd.tables.model_files import ModelFiles\n"
-        "from gpuherd.esd.tables.stats import Origin\n"
+        "from gpuherd.esd.model_files import ModelFiles\n"
+        "from gpuherd.esd.views import Origin\n"
         f"folder = ESDDirectory({str(tmp_path)!r})\n"
         "with ModelFiles(folder, 'm', ['a'], evals_thresh=0.0, save_eigs=True) as files:\n"
         "    files.keep_spectrum(0, LayerSpectrum(np.arange(1.0, 9.0)))\n"

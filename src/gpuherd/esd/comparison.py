@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.esd.tables.conventions import differing, told
-from gpuherd.esd.tables.results import StoredModel
+from gpuherd.esd.conventions import differing, told
+from gpuherd.esd.results import StoredModel
 
 # Which matrices are analysed and what else is found out about them: alpha of a matrix depends on none of these.
 NOT_OF_ALPHA = frozenset(
