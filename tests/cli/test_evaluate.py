@@ -18,14 +18,12 @@ from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, MissingExtra, UsageError
 from gpuherd.options import option_fields, spellings
 from gpuherd.qa.evaluation.config import EvaluateOptions
-from gpuherd.qa.evaluation.files import read_evaluation
-from gpuherd.qa.evaluation.result_json import BadEvaluation
+from gpuherd.qa.evaluation.files import BadEvaluation, read_evaluation
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.files import write_judging
 from gpuherd.qa.judging.meta import BadJudging, Kind
 from gpuherd.qa.runs import DamagedRun, NoSuchRun
-from gpuherd.qa.scoring.files import scores
-from gpuherd.qa.scoring.meta import BadScoring
+from gpuherd.qa.scoring.files import BadScoring, scores
 
 LABELS = right_ones(90, 30)
 FAST = ("--bootstrap", "200", "--no-page")

@@ -1,4 +1,9 @@
-"""The files of an evaluation: ``evaluations/<name>.json`` with everything, ``<name>.csv`` with a row a measure."""
+"""The files of an evaluation: ``evaluations/<name>.json`` with everything, ``<name>.csv`` with a row a measure.
+
+Equal results give equal text, and what is read is equal to what was written.
+
+The form is that of the dataclasses of ``result``, field by field; a point of a curve is ``[x, y]``.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +16,38 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.atomic import atomic_write
-from gpuherd.errors import CannotWrite, UsageError, printable
-from gpuherd.qa.evaluation.result import ByJudge, Difference, Evaluation, MeasureResult
-from gpuherd.qa.evaluation.result_json import BadEvaluation, evaluation_of, values_of
+from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError, printable
+from gpuherd.qa import typed_json
+from gpuherd.qa.evaluation.result import FORMAT, ByJudge, Difference, Evaluation, MeasureResult, Point
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.intervals import Figure
+
+
+class BadEvaluation(GpuherdError):
+    """An evaluation's file is damaged, or of a newer gpuherd."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+def values_of(evaluation: Evaluation) -> dict[str, Any]:
+    """The evaluation as JSON values, ``format`` first."""
+    return {"format": FORMAT} | dict(typed_json.plain(evaluation, [Point]))
+
+
+def evaluation_of(values: Any) -> Evaluation:
+    """The evaluation that ``values_of`` made these of. Raises BadEvaluation."""
+    if not isinstance(values, dict) or not isinstance(values.get("format"), int):
+        raise BadEvaluation("it is no evaluation of gpuherd")
+    if values["format"] > FORMAT:
+        raise BadEvaluation(
+            f"it is of a newer gpuherd (format {values['format']}, known here: {FORMAT}); update gpuherd"
+        )
+    try:
+        evaluation: Evaluation = typed_json.read(Evaluation, values, [Point])
+    except (TypeError, ValueError, KeyError, RecursionError) as problem:
+        raise BadEvaluation(f"it is no whole evaluation: {type(problem).__name__}: {problem}") from None
+    return evaluation
+
 
 # A spreadsheet takes a cell that begins so for a formula; the last four are wide forms of the first.
 _FORMULA_STARTS = tuple("=+-@\t'\uff1d\uff0b\uff0d\uff20")

@@ -23,11 +23,9 @@ from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.alone import alone_in
 from gpuherd.qa.scoring.options import ScoreOptions
-from gpuherd.qa.scoring.planned import encoder_of, language_model_of
-from gpuherd.qa.scoring.remarks import remarks
-from gpuherd.qa.scoring.statistic import Kind, Meta, Spec, meta_values
-from gpuherd.qa.scoring.statistic_files import is_there, statistic_named
-from gpuherd.qa.scoring.task import Task, write_task
+from gpuherd.qa.statistics.files import Meta, Spec, Task, is_there, meta_values, statistic_named, write_task
+from gpuherd.qa.statistics.registry import statistic_of
+from gpuherd.qa.statistics.similarity_model import encoder_of
 from gpuherd.qa.working.gathering import gathered_lines, write_lines, write_values
 from gpuherd.qa.working.model_jobs import Asks, WorkerCall, having, shard_jobs, what_it_takes
 from gpuherd.qa.working.running import run_work
@@ -35,8 +33,6 @@ from gpuherd.qa.working.sharding import Shard, number_of_shards, plan_shards
 from gpuherd.qa.working.shardplan import kept_plan, read_plan
 
 WORKER = "gpuherd.qa.scoring.worker"
-# Questions whose texts an encoder compares together: many enough that its batches are full and equal texts meet.
-_QUESTIONS_AT_ONCE = 16
 # Float32 activations of a batch of 2^15 tokens in a large encoder, with room to spare.
 _ENCODER_WORKSPACE_MB = 4096
 _LIBRARIES = ("torch", "transformers", "numpy")
@@ -79,24 +75,22 @@ class Work:
 
 def plan_work(spec: Spec, options: ScoreOptions, run: Run, answers: Sequence[Answered]) -> Work:
     """What measuring it takes on this machine. Writes nothing. Raises what ``what_it_takes`` raises."""
+    statistic = statistic_of(spec)
     folder = run.folder.work_of(spec.name)
-    lengths = [_cost(spec, each) for each in answers]
-    if spec.by_encoder:
-        model, told = spec.model, _encoder_options(options)
-        workload = Workload(options.batch_size, 512, 1)
+    cost = statistic.cost(spec, answers)
+    workload = Workload(options.batch_size, cost.prompt_tokens, 1)
+    if statistic.by_encoder(spec):
+        model, of_jobs = spec.model, _encoder_options(options)
         asks = _encoder_asks(spec, options)
-        rows = _QUESTIONS_AT_ONCE
     else:
-        model, told = language_model_of(spec, options, run)
-        workload = Workload(options.batch_size, _prompt_tokens(spec, answers), 1)
-        asks = what_it_takes(model, told, workload, having(options))
-        rows = options.batch_size if spec.kind in (Kind.P_TRUE, Kind.HIDDEN) else _QUESTIONS_AT_ONCE
+        model, of_jobs = statistic.language_model(spec, options, run)
+        asks = what_it_takes(model, of_jobs, workload, having(options))
     if folder.plan.exists():
         shards = read_plan(folder)
     else:
         many = number_of_shards(len(answers), asks.at_once, options.shards)
-        shards = plan_shards(lengths, many, partial(plan_batches, rows=rows))
-    return Work(spec, folder, model, told, asks, shards, workload)
+        shards = plan_shards(cost.tokens, many, partial(plan_batches, rows=cost.questions or options.batch_size))
+    return Work(spec, folder, model, of_jobs, asks, shards, workload)
 
 
 def carry_out(work: Work, run: Run, console: Console, *, simulate: bool) -> Outcome | None:
@@ -134,7 +128,7 @@ def _write(spec: Spec, folder: ShardedDirectory, shards: Sequence[Shard], run: R
         sha256=written.sha256,
         items=written.lines,
         undefined=dict(sorted(undefined.items())),
-        remarks=remarks(_records(folder, shards)),
+        remarks=statistic_of(spec).remarks(list(_records(folder, shards))),
         versions=versions(_LIBRARIES),
         made=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
@@ -168,36 +162,6 @@ def _records(folder: ShardedDirectory, shards: Sequence[Shard]) -> Iterable[Mapp
         if shard.items:
             value: Mapping[str, Any] = json.loads(folder.shard_done(number).read_bytes())
             yield value
-
-
-def _cost(spec: Spec, answered: Answered) -> int:
-    """About how many tokens a question's work has, for a fair division and for batches of like size."""
-    greedy = 0 if answered.greedy is None else len(answered.greedy.token_ids)
-    samples = [len(each.token_ids) for each in answered.samples]
-    prompt = answered.prompt.tokens
-    if spec.kind is Kind.RELEVANCE:
-        lengths = samples if spec.settings["answers"] == "samples" else [greedy]
-        return sum(each * each for each in lengths) + 1
-    if spec.kind in (Kind.SIMILARITY, Kind.ENTAILMENT):
-        return (len(samples) or 1) * sum(samples) + 1
-    return prompt if spec.kind is Kind.HIDDEN else greedy + sum(samples) + 1
-
-
-def _prompt_tokens(spec: Spec, answers: Sequence[Answered]) -> int:
-    """Tokens of the longest prompt, or more: what a plan of memory leaves room for."""
-    if spec.kind is Kind.HIDDEN:
-        return max((each.prompt.tokens for each in answers), default=1)
-    # A token has at least a byte: characters are at least as many as tokens, but for scripts whose letters take three.
-    texts = [len(each.question.question) + 2 * max(map(_tokens, each.which.values()), default=0) for each in answers]
-    longest = max(texts, default=0) + 128
-    if spec.kind is Kind.P_TRUE:
-        ideas = max((sum(map(_tokens, each.samples)) for each in answers), default=0) if spec.settings["ideas"] else 0
-        return (longest + ideas) * (1 + len(spec.settings["examples"]))
-    return longest
-
-
-def _tokens(generation: Any) -> int:
-    return len(generation.token_ids)
 
 
 def _encoder_options(options: ScoreOptions) -> ScoreOptions:
