@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from benchmarks._peers import Absent, package
 from gpuherd.esd import FitSettings, LayerRow, analyse_layer, eigenvalues
-from gpuherd.esd.fits.peak import peak_window
+from gpuherd.esd.fits.power_law import peak_window
 from gpuherd.esd.settings import Method
 
 Matrix = npt.NDArray[np.float32]

@@ -17,9 +17,8 @@ import pytest
 
 from gpuherd.esd import FitSettings, LayerRow, analyse_layer, eigenvalues
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.fits.detx import detx_tail
 from gpuherd.esd.fits.farms import fit_farms
-from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
+from gpuherd.esd.fits.marchenko_pastur import detx_tail, fit_marchenko_pastur
 from gpuherd.esd.fits.randomised import compare_with_random_order
 from gpuherd.esd.layer import with_figures
 from gpuherd.esd.pipeline import analyse_matrices

@@ -9,7 +9,7 @@ import pytest
 
 from gpuherd.esd.on_device import Work, alone, compute_group, piece_bytes, read_pieces, settle, size_of, staged
 from gpuherd.esd.spectra.batching import HOST_SIDE, Size, lane_bytes, panel_length
-from gpuherd.esd.spectra.device_solver import Arithmetic
+from gpuherd.esd.spectra.device import Arithmetic
 from gpuherd.esd.spectra.pooled import spectrum_of
 from gpuherd.models.dtypes import FloatArray
 from gpuherd.models.fused import Layout

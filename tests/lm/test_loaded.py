@@ -11,7 +11,7 @@ from tests.models.load.test_tensor_parallel import two_ranks
 from tests.qa.small_models import facts, plain_prompt, random_llama
 
 from gpuherd.errors import BadModel
-from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -69,7 +69,7 @@ RANK = """
 import json, os, sys
 from gpuherd.models.load.asked import Asked
 from gpuherd.models.load.tensor_parallel import leave, load_tensor_parallel, this_rank
-from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 from gpuherd.lm.model import LanguageModel
 loaded, _ = load_tensor_parallel(Asked(model=sys.argv[1], dtype="fp32"))
 lm = LanguageModel.of(loaded)

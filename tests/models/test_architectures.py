@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpuherd.esd.coverage import read_coverage, totals
 from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.selection import read_coverage, totals
 from gpuherd.esd.tables.stats import read_table
 from gpuherd.esd.worker import main
 from gpuherd.models.matrices import matrices

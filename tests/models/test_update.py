@@ -19,7 +19,7 @@ from tests.models.peft_adapters import save_adapter
 from gpuherd.errors import BadModel
 from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.settings import FitSettings
-from gpuherd.esd.spectra.low_rank import low_rank_spectrum
+from gpuherd.esd.spectra.pooled import low_rank_spectrum
 from gpuherd.models.adapter import merge
 from gpuherd.models.checkpoint import open_checkpoint
 from gpuherd.models.matrices import WeightMatrix, matrices

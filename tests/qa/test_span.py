@@ -16,7 +16,7 @@ from tests.qa.small_models import make_tokenizer
 
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.lm.detokenising import CHANNEL_TOKENS, Growing, decoded
+from gpuherd.lm.text import CHANNEL_TOKENS, Growing, decoded
 from gpuherd.qa.judging.items import items_of
 from gpuherd.qa.judging.meta import RULES, Kind
 from gpuherd.qa.judging.rules import judge_by_rule

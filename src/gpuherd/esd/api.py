@@ -165,7 +165,7 @@ def _table(opened: _Opened, options: AnalysisOptions, progress: Progress | None)
 
     rows = analyse_matrices(opened.matrices, options, devices, parallel=parallel, on_progress=tell, on_spectrum=keep)
     if options.spectra_of == "delta":
-        from gpuherd.esd.coverage import without_unchanged
+        from gpuherd.esd.selection import without_unchanged
 
         rows = without_unchanged(rows)
     origin = Origin(opened.model_id, opened.base, "", options.convention_columns, __version__)

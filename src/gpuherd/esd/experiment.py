@@ -24,7 +24,6 @@ from gpuherd import __version__
 from gpuherd.atomic import append_line, remove_strays
 from gpuherd.errors import ExitCode
 from gpuherd.esd.config import ExperimentConfig
-from gpuherd.esd.fits.powerlaw_package import require_powerlaw
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import Gathered, ModelResult, OtherResult, done_jobs, gather, is_done, write_summary
 from gpuherd.esd.model_list import ModelRow
@@ -115,6 +114,8 @@ class ESDExperiment:
             QueueBusy: another gpuherd works on the same folder.
         """
         if self.config.tpl:
+            from gpuherd.esd.fits.truncated_power_law import require_powerlaw
+
             require_powerlaw()
         if self.config.dry_run:
             self.plan = self._make_plan()

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import BadModel, CannotWrite
-from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.plan import PlannedModel, job_name, result_file
+from gpuherd.esd.selection import stored_share
 from gpuherd.esd.tables.conventions import as_text, differing, recorded, told
 from gpuherd.esd.tables.stats import (
     LINEAGE_COLUMNS,

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.esd.spectra.batching import HOST_SIDE, Size, lane_bytes, panel_length
-from gpuherd.esd.spectra.device_gram import ieee_float32
-from gpuherd.esd.spectra.device_solver import (
+from gpuherd.esd.spectra.device import (
     Arithmetic,
     Solved,
     device_arithmetic,
     did_not_converge,
     gram_on_device,
+    ieee_float32,
     settled,
     solved,
 )

@@ -100,7 +100,7 @@ def _on_gpus(
     """In lanes or one by one; then alone what ran out of memory beside others, and on the CPU what is left."""
     from gpuherd.esd.lanes import Lanes, Left
     from gpuherd.esd.on_device import alone
-    from gpuherd.esd.spectra.device_solver import device_arithmetic
+    from gpuherd.esd.spectra.device import device_arithmetic
 
     def on_cpu(index: int) -> Result:
         return _on_cpu(index, matrices[index], settings)

@@ -21,13 +21,12 @@ from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError, printable
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.coverage import TensorCoverage, coverage, coverage_text, totals, without_unchanged
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.heartbeat import while_bytes_arrive
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices
-from gpuherd.esd.selection import selected
+from gpuherd.esd.selection import TensorCoverage, coverage, coverage_text, selected, totals, without_unchanged
 from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.tables.model_files import ModelFiles, make_folder
 from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason

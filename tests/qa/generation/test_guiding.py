@@ -80,7 +80,7 @@ def test_a_guided_run_keeps_what_the_guide_did_and_its_log_probs_are_the_models(
     }  # fmt: skip
     from tests.lm.test_decoding import module_of, tokenizer_of
 
-    from gpuherd.lm.asked import PromptTokens
+    from gpuherd.lm.backend import PromptTokens
     from gpuherd.lm.model import LanguageModel
 
     folder = Path(guided.config.model)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.atomic import atomic_write, whole_folder
 from gpuherd.errors import BadModel, MissingModel, UsageError, naming_extras
-from gpuherd.lm.guidance.form import FILE, HEAD_FILE, ClassifierForm, Head, Kind, read_form
-from gpuherd.lm.guidance.tokens import tokens_digest
+from gpuherd.lm.guidance.guide import FILE, HEAD_FILE, ClassifierForm, Head, Kind, read_form, tokens_digest
 
 if TYPE_CHECKING:
     import torch

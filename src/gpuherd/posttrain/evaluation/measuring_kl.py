@@ -114,7 +114,7 @@ def _measure(
     reference: Callable[[], Sampler],
 ) -> Measure:
     """Prompts and completions -> their divergences."""
-    from gpuherd.lm.guidance.tokens import tokens_digest
+    from gpuherd.lm.guidance.guide import tokens_digest
     from gpuherd.posttrain.evaluation.divergence import estimated, exact, forced_log_probs
 
     if estimator is Estimator.EXACT:

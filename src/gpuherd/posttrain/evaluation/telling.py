@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuherd.columns import Column, Fitted, fitted
 from gpuherd.errors import printable
-from gpuherd.lm.rounding import beyond_rounding
+from gpuherd.lm.backend import beyond_rounding
 from gpuherd.posttrain.evaluation.gathering import Gathered, Row
 from gpuherd.posttrain.evaluation.result import FORMAT, Estimator
 from gpuherd.qa import typed_json

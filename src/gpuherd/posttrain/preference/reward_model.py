@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.lm.guidance.form import FILE
+from gpuherd.lm.guidance.guide import FILE
 from gpuherd.models.adapter import is_adapter
 from gpuherd.models.load.classes import check_code, config_of, has_class
 from gpuherd.models.locate import locate

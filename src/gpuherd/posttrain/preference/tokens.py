@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.end_tokens import turn_end
+from gpuherd.lm.tokens import turn_end
 from gpuherd.posttrain.preference.data import Demonstration, Preference
 from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.posttrain.rollout import Comparison, Rollout

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError, naming_extras
 from gpuherd.jobs.attempts.failures import is_out_of_memory
-from gpuherd.lm.end_tokens import MARKER, turn_end
+from gpuherd.lm.tokens import MARKER, turn_end
 from gpuherd.models.load.classes import check_code, config_of, runs_own_code
 from gpuherd.models.locate import locate
 from gpuherd.models.names import parse_model, shown

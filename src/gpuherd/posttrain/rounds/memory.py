@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import BadModel, JobCannotFit, MissingModel
-from gpuherd.lm.guidance.form import Kind
+from gpuherd.lm.guidance.guide import Kind
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.asking import in_precision
 from gpuherd.models.plan.card import Card

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.lm.guidance.tokens import refuse_other_tokens
+from gpuherd.lm.guidance.guide import refuse_other_tokens
 from gpuherd.posttrain.algos.sft import Source
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.run_dir import safe_name
-from gpuherd.lm.asked import Decoding
+from gpuherd.lm.backend import Decoding
 from gpuherd.lm.guidance.guide import Mode
 from gpuherd.options import option
 from gpuherd.qa.data.adapters.registry import adapters

@@ -17,6 +17,7 @@ from rich.console import Console
 from gpuherd.errors import ExitCode
 from gpuherd.jobs import feasibility
 from gpuherd.jobs.records import Outcome
+from gpuherd.lm.vllm import require
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation import summary
 from gpuherd.qa.generation.config import GenerateConfig
@@ -24,7 +25,6 @@ from gpuherd.qa.generation.gathering import clear_shards, finish
 from gpuherd.qa.generation.kept import begun_record, refuse_other_settings
 from gpuherd.qa.generation.plan import Plan, identity_of, make_jobs, make_plan
 from gpuherd.qa.generation.prepared import Prepared, changed_models, prepare, write
-from gpuherd.qa.generation.vllm_engine import require
 from gpuherd.qa.runs import run_of_path
 from gpuherd.qa.working.running import failure_lines, run_work
 from gpuherd.qa.working.shardfile import batches_done

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.lm.guidance.form import FILE, HEAD_FILE, Head, read_form
-from gpuherd.lm.guidance.guide import Guide, Mode
-from gpuherd.lm.guidance.offsets import refuse_mode
-from gpuherd.lm.guidance.tokens import refuse_other_tokens, tokens_digest
+from gpuherd.lm.guidance.guide import FILE, HEAD_FILE, Guide, Head, Mode, read_form, refuse_other_tokens, tokens_digest
+from gpuherd.lm.guidance.law import refuse_mode
 from gpuherd.models.plan.workload import Workload
 from gpuherd.options import option
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.backend import PromptTokens
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.prompts.maker import MadePrompt
 from gpuherd.qa.record import Prompted, Question

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from gpuherd import __version__
 from gpuherd.errors import BadModel, MissingExtra, MissingModel, UsageError
-from gpuherd.lm.end_tokens import end_tokens_in
 from gpuherd.lm.guidance.guide import Guide
+from gpuherd.lm.tokens import end_tokens_in
 from gpuherd.qa.data.load import load_questions
 from gpuherd.qa.data.question_set import BadQuestions, QuestionSet, Refused
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuherd.errors import printable
-from gpuherd.lm.rounding import beyond_rounding
+from gpuherd.lm.backend import beyond_rounding
 from gpuherd.qa.data.question_set import Refused
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.config import GenerateConfig

@@ -53,7 +53,7 @@ def open_judge(model: str, options: ModelOptions, chat: Chat) -> JudgeModel:
     with naming_extras(_EXTRAS, "judging with a model takes"):
         from transformers import AutoTokenizer
 
-        from gpuherd.lm.end_tokens import end_tokens_in
+        from gpuherd.lm.tokens import end_tokens_in
     asked = Asked(
         model=model,
         adapter=options.adapter,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 from gpuherd.lm.model import LanguageModel
 from gpuherd.qa.judging.task import JudgingWork, Task, read_cases, read_task, reply_line, weighed_line
 from gpuherd.qa.working.loading import is_writer, load

@@ -15,8 +15,8 @@ from dataclasses import dataclass, fields
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from gpuherd.lm.asked import PromptTokens
-from gpuherd.lm.spellings import spellings
+from gpuherd.lm.backend import PromptTokens
+from gpuherd.lm.tokens import spellings
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.options import option
 from gpuherd.qa.encoders.entailment import Asked, Entailment, Relation, Rule, clusters, mean_the_same

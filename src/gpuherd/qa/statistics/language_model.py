@@ -19,7 +19,7 @@ from gpuherd.models.names import shown
 from gpuherd.models.plan.precision import Precision
 
 if TYPE_CHECKING:
-    from gpuherd.lm.asked import PromptTokens
+    from gpuherd.lm.backend import PromptTokens
     from gpuherd.lm.model import LanguageModel
     from gpuherd.qa.record import Answered
     from gpuherd.qa.runs import Run

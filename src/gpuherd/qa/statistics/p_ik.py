@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import naming_extras
-from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.backend import PromptTokens
 from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.record import Answered
 from gpuherd.qa.statistics.files import BadStatistic, Spec, line

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.asked import PromptTokens
-from gpuherd.lm.spellings import spellings, without_longer
+from gpuherd.lm.backend import PromptTokens
+from gpuherd.lm.tokens import spellings, without_longer
 from gpuherd.options import option
 from gpuherd.qa.judging.verdict import Judgment, Verdict
 from gpuherd.qa.measures.evidence import Need

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.qa.small_models import make_tokenizer
 
-from gpuherd.lm.end_tokens import end_tokens, end_tokens_in, template_end
+from gpuherd.lm.tokens import end_tokens, end_tokens_in, template_end
 
 pytest.importorskip("transformers")
 

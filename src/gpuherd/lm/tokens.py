@@ -1,4 +1,6 @@
-"""Which tokens end an answer: all that a model's configs and its tokenizer name, for one of them is often not enough.
+"""Tokens of a tokenizer: those that end an answer, and those that a word may be written with.
+
+All ends that a model's configs and its tokenizer name count, for one of them is often not enough.
 
 Llama-3.1 ends a turn by ``<|eot_id|>``, a text by ``<|end_of_text|>`` and a tool call by ``<|eom_id|>``; its tokenizer
 names only one of these. What follows the first of them is not the answer any more. Gemma's chat template ends a turn by
@@ -103,3 +105,28 @@ def _read(path: Path) -> Mapping[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+# --- Words as tokens --------------------------------------------------------------------------------------------------
+
+
+def spellings(tokenizer: Any, word: str) -> tuple[tuple[int, ...], ...]:
+    """The token ids of each way to write a word, for ``LanguageModel.weigh``: their probabilities may be added up.
+
+    `` Yes``, ``Yes``, and the same in lower and upper case. A way that goes on where another ends is left out, since
+    the other's probability has it already: " yes" has that of " yesterday" too, if it is written as " yes" + "terday".
+    """
+    cased = dict.fromkeys((word, word.capitalize(), word.lower(), word.upper()))
+    texts = [f"{space}{each}" for space in (" ", "") for each in cased]
+    ids = dict.fromkeys(tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+    return without_longer(each for each in ids if each)
+
+
+def without_longer(sequences: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Those of the sequences that begin with no other of them, in their order. Events that exclude each other.
+
+    >>> without_longer([(1,), (2, 3), (1, 4), (2, 3)])
+    ((1,), (2, 3))
+    """
+    known = tuple(dict.fromkeys(sequences))
+    return tuple(each for each in known if not any(each[: len(other)] == other for other in known if other != each))

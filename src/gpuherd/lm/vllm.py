@@ -1,4 +1,4 @@
-"""Answers by vLLM, where it is installed: the same records, by its own batching.
+"""Answers by vLLM, where it is installed: the same answers and log-probs, by its own batching.
 
 By vLLM's documented interface for offline inference: ``LLM.generate`` with token ids, one ``SamplingParams`` for the
 greedy answer and one for the draws of each question; ``logprobs=0`` gives the chosen token's alone, and
@@ -19,37 +19,42 @@ from typing import Any
 
 from gpuherd.errors import MissingExtra, UsageError
 from gpuherd.gpus.visible import named_in, setting
-from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
-from gpuherd.lm.detokenising import Growing, cut
+from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
+from gpuherd.lm.text import Growing, cut
 from gpuherd.models.hub import repo_of
 from gpuherd.models.load.options import ModelOptions, said_precision
+from gpuherd.models.names import ModelRef
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.wanted import wanted_precision
-from gpuherd.qa.working.model_files import reference
-from gpuherd.qa.working.options import ShardOptions
 
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
 
-class VLLMEngine:
+class VllmBackend:
     """A model in vLLM, over all GPUs that this process sees. ``exact``: a sequence at a time.
 
     Raises MissingExtra where vLLM is not installed, UsageError for options that it has no counterpart of.
     """
 
-    def __init__(self, options: ShardOptions, *, exact: bool):
-        require(options, options.model)
+    def __init__(self, model: str, ref: ModelRef, options: ModelOptions, *, positions: int, rows: int, exact: bool):
+        """``model``: as the user wrote it, ``ref``: the folder or id that it names; ``positions``: tokens of the
+        longest prompt and its answer together; ``rows``: sequences at once."""
+        require(options, model)
         try:
             import vllm
         except ImportError as problem:
             raise _missing(str(problem)) from None
         self._vllm = vllm
-        self._llm: Any = vllm.LLM(**engine_settings(options, exact=exact, gpus=visible_gpus(os.environ)))
+        self._llm: Any = vllm.LLM(
+            **engine_settings(
+                model, ref, options, positions=positions, rows=rows, exact=exact, gpus=visible_gpus(os.environ)
+            )
+        )
         self._tokenizer: Any = self._llm.get_tokenizer()
 
-    def answer(self, prompts: Sequence[PromptTokens], how: Decoding) -> Sequence[Decoded]:
-        """See ``Engine``."""
+    def decode(self, prompts: Sequence[PromptTokens], how: Decoding) -> Sequence[Decoded]:
+        """See ``Backend``."""
         asked: list[tuple[int, Any]] = []
         for place, prompt in enumerate(prompts):
             if how.greedy:
@@ -75,7 +80,7 @@ class VLLMEngine:
         return [Decoded(greedy.get(place), tuple(drawn.get(place, ()))) for place in range(len(prompts))]
 
     def record(self) -> Mapping[str, Any]:
-        """See ``Engine``."""
+        """See ``Backend``."""
         import torch
 
         dtype = str(self._llm.llm_engine.model_config.dtype).removeprefix("torch.")
@@ -86,18 +91,20 @@ class VLLMEngine:
         }
 
 
-def engine_settings(options: ShardOptions, *, exact: bool, gpus: int) -> dict[str, Any]:
-    """What ``LLM`` is given. Raises MissingModel, BadModel."""
-    model, precision = reference(options.model), _precision(options, options.model)
+def engine_settings(
+    model: str, ref: ModelRef, options: ModelOptions, *, positions: int, rows: int, exact: bool, gpus: int
+) -> dict[str, Any]:
+    """The arguments of ``vllm.LLM``; see ``VllmBackend``."""
+    precision = _precision(options, model)
     quantised = precision is not None and precision.is_quantised
     return {
-        "model": str(model.path) if model.path is not None else repo_of(model),
-        "revision": model.revision,
+        "model": str(ref.path) if ref.path is not None else repo_of(ref),
+        "revision": ref.revision,
         "dtype": "auto" if precision is None or quantised else _DTYPES.get(precision, "auto"),
         "quantization": "bitsandbytes" if quantised else None,
         "tensor_parallel_size": max(1, gpus),
-        "max_model_len": options.prompt_tokens + options.new_tokens,
-        "max_num_seqs": 1 if exact else options.batch_size,
+        "max_model_len": positions,
+        "max_num_seqs": 1 if exact else rows,
         # What another question has left in the cache would change how this one is computed.
         "enable_prefix_caching": not exact,
         "trust_remote_code": options.trust_remote_code,
@@ -115,7 +122,7 @@ def require(options: ModelOptions, model: str) -> None:
     """Looks without importing it whether vLLM could be used. Raises MissingExtra where it is not installed, UsageError
     for what it places and loads in its own way."""
     for name in ("device_map", "allow_offload", "adapter", "merge_adapter"):
-        if getattr(options, name):
+        if getattr(options, name) and (name, options.device_map) != ("device_map", "cpu"):
             raise UsageError(
                 f"--{name.replace('_', '-')} is for --backend transformers; vLLM places the model itself"
                 + ("; merge the adapter first with 'gpuherd merge'" if name == "adapter" else "")

@@ -1,4 +1,4 @@
-"""What vLLM is asked for, and how its answers become records. (vLLM itself needs a GPU: none of it runs here.)"""
+"""Arguments for vLLM, and how its answers become records, without vLLM; ``test_vllm_real`` runs it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from gpuherd.errors import MissingExtra, UsageError
-from gpuherd.lm.asked import Decoding
-from gpuherd.qa.generation.answers import generation_of
-from gpuherd.qa.generation.vllm_engine import (
+from gpuherd.lm.backend import Decoding
+from gpuherd.lm.vllm import (
     chosen,
     drawn_settings,
     engine_settings,
@@ -25,8 +24,10 @@ from gpuherd.qa.generation.vllm_engine import (
     tokens_of,
     visible_gpus,
 )
+from gpuherd.models.load.options import ModelOptions
+from gpuherd.qa.generation.answers import generation_of
 from gpuherd.qa.record import Finish
-from gpuherd.qa.working.options import ShardOptions
+from gpuherd.qa.working.model_files import reference
 
 HOW = Decoding(samples=3, temperature=0.7, top_p=0.9, top_k=20, max_new_tokens=9, end_ids=(1, 6), stop=("\n",), seed=4)
 
@@ -101,7 +102,7 @@ def test_gpus_that_a_job_was_given() -> None:
 
 def test_what_it_cannot_do_is_refused() -> None:
     said: list[dict[str, Any]] = [
-        {"device_map": "cpu"},
+        {"device_map": "auto"},
         {"adapter": "a"},
         {"allow_offload": "cpu"},
         {"merge_adapter": True},
@@ -109,7 +110,7 @@ def test_what_it_cannot_do_is_refused() -> None:
     ]
     for more in said:
         with pytest.raises(UsageError, match="is for --backend transformers"):
-            require(ShardOptions(model="m", folder="f", shard=0, **more), "m")
+            require(ModelOptions(**more), "m")
 
 
 def test_it_quantises_to_four_bits_alone() -> None:
@@ -119,13 +120,13 @@ def test_it_quantises_to_four_bits_alone() -> None:
         ("org/name", {"dtype": "int8"}),
     ):
         with pytest.raises(UsageError, match="in 8 bits is for --backend transformers"):
-            require(ShardOptions(model=model, folder="f", shard=0, **more), model)  # type: ignore[arg-type]
+            require(ModelOptions(**more), model)  # type: ignore[arg-type]
 
 
 def test_what_the_engine_is_made_of(trained: Path) -> None:
     def made(model: str, *, exact: bool = False, gpus: int = 2, **more: Any) -> dict[str, Any]:
-        options = ShardOptions(model=model, folder="f", shard=0, prompt_tokens=100, new_tokens=20, batch_size=8, **more)
-        return engine_settings(options, exact=exact, gpus=gpus)
+        options = ModelOptions(**more)
+        return engine_settings(model, reference(model), options, positions=120, rows=8, exact=exact, gpus=gpus)
 
     plain = made("org/name@main")
     assert (plain["model"], plain["revision"], plain["dtype"], plain["quantization"]) == (
@@ -146,4 +147,4 @@ def test_what_the_engine_is_made_of(trained: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_where_it_is_not_installed() -> None:
     with pytest.raises(MissingExtra, match="vLLM can't be imported"):
-        require(ShardOptions(model="m", folder="f", shard=0), "m")
+        require(ModelOptions(), "m")

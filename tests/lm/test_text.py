@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.qa.small_models import make_tokenizer
 
-from gpuherd.lm.detokenising import Growing, cut, decoded
+from gpuherd.lm.text import Growing, cut, decoded
 
 pytest.importorskip("transformers")
 

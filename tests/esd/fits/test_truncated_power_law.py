@@ -14,9 +14,13 @@ import pytest
 from tests.esd.fits.plain import Float64
 
 from gpuherd.esd import FitSettings, analyse_layer
-from gpuherd.esd.fits.peak import peak_window
-from gpuherd.esd.fits.powerlaw_package import version_problem
-from gpuherd.esd.fits.tpl import TruncatedPowerLaw, exponential_integral, fit_truncated_power_law
+from gpuherd.esd.fits.power_law import peak_window
+from gpuherd.esd.fits.truncated_power_law import (
+    TruncatedPowerLaw,
+    exponential_integral,
+    fit_truncated_power_law,
+    version_problem,
+)
 
 
 def truncated(n: int, seed: int, rate: float) -> Float64:

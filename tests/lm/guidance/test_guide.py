@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.guidance.tokens import first_difference, refuse_other_tokens, tokens_digest
+from gpuherd.lm.guidance.guide import first_difference, refuse_other_tokens, tokens_digest
 
 TOKENS = st.dictionaries(st.text(max_size=3), st.integers(0, 30), max_size=8)
 

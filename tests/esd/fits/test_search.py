@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from tests.esd.fits.plain import FAMILIES, Float64, every_candidate, spectrum
 
-from gpuherd.esd.fits.candidates import TIE, Candidates
-from gpuherd.esd.fits.interval import alpha_interval
-from gpuherd.esd.fits.ks import Tails
+from gpuherd.esd.fits.search import TIE, Candidates, Tails, alpha_interval
 from gpuherd.esd.settings import KS, KS_KINDS
 
 N = 3000

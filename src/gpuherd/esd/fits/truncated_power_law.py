@@ -2,8 +2,8 @@
 
 The fit itself (Nelder-Mead on the likelihood from the package's own start, its tolerances, its distance) is the
 package's. Two things are ours: which xmin are tried (those that the method chooses from; the one of least distance
-counts, as in WeightWatcher's TPL for ``DKS`` and E_TPL for ``xmin_peak_wide``), and the exponential integral in which
-the law is normalised, in float64 for all values at once, where the package calls mpmath for each.
+counts, as in WeightWatcher's TPL for ``DKS`` and E_TPL for ``xmin_peak_wide``), and the exponential integral in
+which the law is normalised, in float64 for all values at once, where the package calls mpmath for each.
 
 It knows sorted numbers. A distance here is one-sided, as the package computes it.
 """
@@ -11,6 +11,7 @@ It knows sorted numbers. A distance here is one-sided, as the package computes i
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,40 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.fits.ks import Float64, Tails
+from gpuherd.errors import MissingExtra
 from gpuherd.esd.fits.power_law import candidate_range
-from gpuherd.esd.fits.powerlaw_package import require_powerlaw
+from gpuherd.esd.fits.search import Float64, Tails
 from gpuherd.esd.settings import FitSettings
+
+# --- The package ------------------------------------------------------------------------------------------------------
+#
+# Its version is read without importing it, so that the option can be refused before any work.
+
+
+def require_powerlaw() -> None:
+    """Raises MissingExtra when the powerlaw package is not there in a version that this module can use."""
+    try:
+        version: str | None = importlib.metadata.version("powerlaw")
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    problem = version_problem(version)
+    if problem is not None:
+        raise MissingExtra(problem)
+
+
+def version_problem(version: str | None) -> str | None:
+    """Why this version of the powerlaw package (None: not installed) can't be used, and what to do; None if it can."""
+    if version is None:
+        return "--tpl needs powerlaw 1.5; install it with: pip install 'gpuherd[tpl]'"
+    if version.partition(".")[0] != "1":
+        return (
+            f"--tpl needs powerlaw 1.5, but powerlaw {version} is installed, which computes other fits (it caps "
+            "exponents at 3); pip install 'gpuherd[tpl]' brings the right one"
+        )
+    return None
+
+
+# --- The fit ----------------------------------------------------------------------------------------------------------
 
 EPS = float(np.finfo(np.float64).eps)
 

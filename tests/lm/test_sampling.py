@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from gpuherd.lm.asked import Decoding
-from gpuherd.lm.keys import Key, draw_key
+from gpuherd.lm.backend import Decoding
+from gpuherd.lm.sampling import Key, draw_key
 
 torch = pytest.importorskip("torch")
 
-from gpuherd.lm import choosing  # noqa: E402
-from gpuherd.lm.choosing import choose, exponentials, race, warped  # noqa: E402
+from gpuherd.lm import sampling  # noqa: E402
+from gpuherd.lm.sampling import choose, exponentials, race, warped  # noqa: E402
 
 DRAWS = 20_000
 
@@ -101,7 +101,7 @@ def test_waiting_times_are_exponential_and_independent() -> None:
 
 def test_the_highest_of_all_numbers_draws_no_token_without_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """31 bits that float32 rounds to 1, of which the waiting time would be infinite."""
-    monkeypatch.setattr(choosing, "_mixed", lambda bits: torch.full_like(bits, 0x7FFFFFFF))
+    monkeypatch.setattr(sampling, "_mixed", lambda bits: torch.full_like(bits, 0x7FFFFFFF))
     weights = torch.full((2, 300), -math.inf)
     weights[0, 200] = weights[1, 299] = 0.0
     assert race(weights, [(0, 0), (0, 1)]).tolist() == [200, 299]

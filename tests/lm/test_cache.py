@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from tests.lm.test_architectures import KINDS, random_module
 
-from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from gpuherd.lm.beginning import Beginning  # noqa: E402
+from gpuherd.lm.cache import Beginning  # noqa: E402
 from gpuherd.lm.forward import Reading, causal_model, padded  # noqa: E402
 from gpuherd.lm.model import LanguageModel  # noqa: E402
 

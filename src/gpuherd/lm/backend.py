@@ -1,12 +1,14 @@
-"""What a language model is asked, and what comes back. Plain frozen data; no torch.
+"""What a language model is asked to decode, what comes back, and the protocol of the backends. No torch.
 
-``lm.model.LanguageModel`` answers these; ``generation.engine`` may have another engine answer ``Decoding``.
+``lm.model.LanguageModel`` is the backend of Hugging Face models with our own decoding, ``lm.vllm.VllmBackend`` that of
+vLLM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from gpuherd.errors import UsageError
 
@@ -106,3 +108,28 @@ class Decoded:
 
     greedy: Tokens | None
     samples: Sequence[Tokens] = ()
+
+
+class Backend(Protocol):
+    """A model in memory that decodes answers. Log-probs are those of the raw model in float32, by every backend."""
+
+    def decode(self, prompts: Sequence[PromptTokens], how: Decoding) -> Sequence[Decoded]:
+        """The answers to each prompt of a batch, in its order."""
+
+    def record(self) -> Mapping[str, Any]:
+        """How it computes, for the run's record: the engine, its versions, the dtype."""
+
+
+# Log-probs are taken in float32, whose steps at 16 are 2e-6 and at 1 are 1e-7: of equal laws, or of two passes of one
+# model, the mean divergence comes out some 1e-8 to 1e-7 nats to either side of 0.
+_LEAST_NATS = 1e-6
+
+
+def beyond_rounding(nats: float) -> float:
+    """A KL divergence for people and tables: 0 where it is no more than rounding, so that equal laws don't seem to
+    differ.
+
+    >>> beyond_rounding(-4e-08), beyond_rounding(-0.0), beyond_rounding(0.25), beyond_rounding(-0.01)
+    (0.0, 0.0, 0.25, -0.01)
+    """
+    return 0.0 if abs(nats) < _LEAST_NATS else nats

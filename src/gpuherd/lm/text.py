@@ -1,7 +1,7 @@
-"""From token ids to text, divided among the tokens: which characters are whose, known without the tokenizer afterwards.
+"""From token ids to text, divided among the tokens: which characters belong to which token, without the tokenizer.
 
 Works on any tokenizer through its ``decode``. A byte of half a character brings nothing; the token that completes the
-character brings it whole. What a tokenizer does at the beginning of a text (SentencePiece takes a space away) it does
+character brings it whole. What a tokenizer does at the beginning of a text (SentencePiece takes a space away) happens
 here at the beginning of the answer alone.
 
 Special tokens bring no text, but for those that mark thoughts (``THOUGHT_TAGS``, ``CHANNEL_TOKENS``): without them a
@@ -11,8 +11,12 @@ thought can't be told from the answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    pass
+
 
 # Tags before and behind a thought.
 THOUGHT_TAGS = (
