@@ -13,9 +13,8 @@ from tests.qa.scoring.small_runs import QUESTIONS, SAMPLES, begin, measured, spe
 from gpuherd.errors import ExitCode
 from gpuherd.lm.model import LanguageModel
 from gpuherd.models.load.loading import load_model
-from gpuherd.qa.encoders.entailment import Asked
+from gpuherd.qa.encoders.entailment import Asked, NliModel
 from gpuherd.qa.encoders.model_files import encoder_files
-from gpuherd.qa.encoders.nli import NliModel
 from gpuherd.qa.encoders.similarity import BiEncoder, CrossEncoder
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring import worker

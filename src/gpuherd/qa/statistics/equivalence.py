@@ -19,7 +19,15 @@ from gpuherd.lm.backend import PromptTokens
 from gpuherd.lm.tokens import spellings
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.options import option
-from gpuherd.qa.encoders.entailment import Asked, Entailment, Relation, Rule, clusters, mean_the_same
+from gpuherd.qa.encoders.entailment import (
+    Asked,
+    Entailment,
+    NliModel,
+    Relation,
+    Rule,
+    clusters,
+    mean_the_same,
+)
 from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.record import Answered
 from gpuherd.qa.span import Span, span_setting, with_closed_thought
@@ -264,8 +272,6 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
     def job(self, spec: Spec, inputs: JobInputs) -> Measuring:
         """By the NLI model, or by the language model that is asked."""
         if self.by_encoder(spec):
-            from gpuherd.qa.encoders.nli import NliModel
-
             settings = spec.settings
             nli: Entailment = NliModel(
                 inputs.encoder(),

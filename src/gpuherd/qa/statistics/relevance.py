@@ -128,7 +128,7 @@ RELEVANCE = register(Relevance())
 
 def measure_relevance(model: Similarity, answered: Sequence[Answered], which: str, span: Span) -> list[str]:
     """``relevance``: for the greedy answer (``which`` is greedy) or each sample a list of a number a token."""
-    from gpuherd.qa.encoders.relevance import Pieces, relevances
+    from gpuherd.qa.encoders.similarity import Pieces, relevances
 
     chosen = [_generations(each, which) for each in answered]
     flat = [

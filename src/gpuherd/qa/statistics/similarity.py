@@ -136,7 +136,7 @@ SIMILARITY = register(SampleSimilarity())
 
 def measure_similarity(model: Similarity, answered: Sequence[Answered], span: Span, *, question: bool) -> list[str]:
     """``matrix``: g of each pair of samples, the mean of both orders; of equal texts g(a, a)."""
-    from gpuherd.qa.encoders.relevance import with_question
+    from gpuherd.qa.encoders.similarity import with_question
 
     texts = [sample_texts(each, span) for each in answered]
     if question:
