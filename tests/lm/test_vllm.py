@@ -24,10 +24,10 @@ from gpuherd.lm.vllm import (
     tokens_of,
     visible_gpus,
 )
+from gpuherd.models.load.identity import reference
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.qa.generation.answers import generation_of
 from gpuherd.qa.record import Finish
-from gpuherd.qa.working.model_files import reference
 
 HOW = Decoding(samples=3, temperature=0.7, top_p=0.9, top_k=20, max_new_tokens=9, end_ids=(1, 6), stop=("\n",), seed=4)
 

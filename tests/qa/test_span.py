@@ -22,8 +22,7 @@ from gpuherd.qa.judging.meta import RULES, Kind
 from gpuherd.qa.judging.rules import judge_by_rule
 from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.measures.evidence import answer_of
-from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question
-from gpuherd.qa.record_json import answered_of, line_of
+from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, answered_of, line_of
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.files import scores, scoring_named
 from gpuherd.qa.scoring.options import ScoreOptions

@@ -37,7 +37,7 @@ from gpuherd.esd.on_device import (
 from gpuherd.esd.reading import Delivery, ReadAhead, Stopped
 from gpuherd.esd.spectra.batching import Group, LanePlan, batch_of, plan_lanes
 from gpuherd.esd.spectra.device import Arithmetic, did_not_converge, ieee_float32
-from gpuherd.jobs.attempts.failures import is_out_of_memory
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpuherd.models.matrices import WeightMatrix

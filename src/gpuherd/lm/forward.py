@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel
-from gpuherd.jobs.attempts.failures import is_out_of_memory
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch

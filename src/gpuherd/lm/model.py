@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
 from gpuherd.lm.batching import common_prefix, halved, pieces
 from gpuherd.lm.decoding import decode
 from gpuherd.lm.forward import CausalModel, Reading, causal_model, padded, positions_of
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np

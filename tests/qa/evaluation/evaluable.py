@@ -15,8 +15,7 @@ from gpuherd.qa.folder import FORMAT, KIND, QADirectory
 from gpuherd.qa.judging.meta import JudgingMeta
 from gpuherd.qa.measures.evidence import Evidence, answer_of
 from gpuherd.qa.measures.registry import compute, measure_named
-from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question
-from gpuherd.qa.record_json import line_of
+from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, line_of
 from gpuherd.qa.scoring.files import ScoredMeasure, ScoreTable, ScoringMeta, write_scoring
 
 END = 2

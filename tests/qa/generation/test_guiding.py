@@ -20,11 +20,10 @@ from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError
 from gpuherd.lm.guidance.guide import Guide, Mode
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.generation.answers import counted
+from gpuherd.qa.generation.begun import refuse_other_settings
 from gpuherd.qa.generation.guiding import guide_bytes
-from gpuherd.qa.generation.kept import refuse_other_settings
 from gpuherd.qa.generation.summary import done_lines
-from gpuherd.qa.record import Generation
-from gpuherd.qa.record_json import answered_of, line_of
+from gpuherd.qa.record import Generation, answered_of, line_of
 from gpuherd.standin.machine import Machine
 
 torch = pytest.importorskip("torch")

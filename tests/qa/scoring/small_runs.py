@@ -20,7 +20,7 @@ from gpuherd.qa.scoring.measuring import Work, finish, plan_work
 from gpuherd.qa.scoring.options import ScoreOptions, costly_needs, planned_specs
 from gpuherd.qa.statistics.files import Meta, Spec, Task, rows, write_task
 from gpuherd.qa.statistics.registry import Planning
-from gpuherd.qa.working.shardplan import kept_plan
+from gpuherd.runs.shards import kept_plan
 
 QUESTIONS, SAMPLES = 12, 4
 

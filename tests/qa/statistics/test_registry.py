@@ -72,6 +72,7 @@ from gpuherd.qa.scoring.options import ScoreOptions, choose, meant, planned_spec
 from gpuherd.qa.statistics.registry import Has, Planning, ValueInputs, statistic_of
 
 assert "topic_model" in {field.name for field, _ in option_fields(ScoreOptions)}
+assert not {"torch", "numpy", "transformers", "scipy"} & set(sys.modules), "options are loaded at every start"
 has = Has(greedy=True, samples=3)
 
 

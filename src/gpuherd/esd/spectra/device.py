@@ -20,7 +20,7 @@ from gpuherd.esd.spectra.batching import panel_length
 from gpuherd.esd.spectra.eigenvalues import SAFE_EXPONENT
 from gpuherd.esd.spectra.gram import EPS
 from gpuherd.esd.spectra.lapack import LapackError, loaded_library
-from gpuherd.jobs.attempts.failures import is_out_of_memory
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch

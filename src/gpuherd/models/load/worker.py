@@ -21,11 +21,11 @@ from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
 from gpuherd.gpus.visible import described
-from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.models.load.options import LoadOptions
 from gpuherd.models.plan.options import whole
 from gpuherd.models.plan.workload import Workload
 from gpuherd.options import Parser, add_options, build, option
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpuherd.models.load.asked import Asked

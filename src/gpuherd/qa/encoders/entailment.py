@@ -11,11 +11,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from gpuherd.qa.encoders.config import longest_input, nli_labels
-from gpuherd.qa.encoders.model_files import EncoderFiles
 from gpuherd.qa.encoders.network import Network, inputs_of
 
 if TYPE_CHECKING:
     import torch
+
+    from gpuherd.qa.encoders.model_files import EncoderFiles
 
 
 class Asked(NamedTuple):

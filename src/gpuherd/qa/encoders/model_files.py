@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import BadModel, MissingModel
+from gpuherd.models.load.identity import hashes_of
 from gpuherd.models.names import parse_model, shown
-from gpuherd.qa.working.file_hash import hashes_of
 
 _SETTINGS = ("*.json", "*.txt", "*.model", "*/config.json")
 _WEIGHTS = (("*.safetensors",), ("*.bin",))

@@ -20,13 +20,14 @@ from gpuherd.qa.encoders.config import (
     kind_of,
     longest_input,
 )
-from gpuherd.qa.encoders.model_files import EncoderFiles
 from gpuherd.qa.encoders.network import Network, inputs_of
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+    from gpuherd.qa.encoders.model_files import EncoderFiles
 
 Pair = tuple[str, str]
 

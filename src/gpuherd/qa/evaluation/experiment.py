@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from rich.console import Console
 
-from gpuherd import __version__
 from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.options import did_you_mean
@@ -32,6 +30,7 @@ from gpuherd.qa.measures.registry import measures
 from gpuherd.qa.numbers import rule_for
 from gpuherd.qa.runs import Run, open_run
 from gpuherd.qa.scoring.files import BadScoring, ScoreTable, ScoringMeta, scores, scoring_named
+from gpuherd.runs.spec import versions
 
 # --- labels -----------------------------------------------------------------------------------------------------------
 
@@ -347,7 +346,7 @@ def evaluated(run_id: str, options: EvaluateOptions) -> Evaluated:
     """Evaluates a run. Shows a bar on standard error when that takes long. Raises as ``open_run`` and ``read``."""
     from rich.console import Console
 
-    from gpuherd.report.progress import track
+    from gpuherd.runs.console import track
 
     console = Console(stderr=True)
 
@@ -365,7 +364,7 @@ def evaluated(run_id: str, options: EvaluateOptions) -> Evaluated:
         settings=found.settings,
         judges=evaluate(found.asked, found.settings, tracked),
         measured=_measured(found),
-        versions=_versions(),
+        versions=versions("numpy", "scipy"),
         identity=found.identity,
     )
     return Evaluated(run.folder, run, result)
@@ -377,16 +376,4 @@ def _measured(found: Read) -> dict[str, dict[str, str]]:
         each.name: {"source": each.source, "summary": summaries.get(each.name, "")}
         for each in found.scoring.measures
         if each.name in found.asked.scored.columns
-    }
-
-
-def _versions() -> dict[str, str]:
-    import numpy
-    import scipy
-
-    return {
-        "gpuherd": __version__,
-        "python": platform.python_version(),
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
     }

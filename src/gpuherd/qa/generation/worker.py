@@ -18,20 +18,19 @@ from gpuherd.errors import printable
 from gpuherd.gpus.visible import described
 from gpuherd.lm.backend import Decoding
 from gpuherd.lm.guidance.guide import Guide
+from gpuherd.models.load.identity import reference
+from gpuherd.models.load.job_options import ShardOptions
+from gpuherd.models.load.jobs import is_writer, load, run_model_worker
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.answers import answered_of
+from gpuherd.qa.generation.begun import Item, begun_record, read_items
 from gpuherd.qa.generation.config import BACKEND_IN_RECORDS
 from gpuherd.qa.generation.guiding import guide_bytes, load_guidance
-from gpuherd.qa.generation.items import Item, read_items
-from gpuherd.qa.generation.kept import begun_record
-from gpuherd.qa.record_json import line_of
+from gpuherd.qa.record import line_of
 from gpuherd.qa.runs import DamagedRun
-from gpuherd.qa.working.loading import is_writer, load
-from gpuherd.qa.working.model_files import reference
-from gpuherd.qa.working.options import ShardOptions
-from gpuherd.qa.working.shardwork import my_shard, work_through
-from gpuherd.qa.working.worker import run_worker, unbuffered
+from gpuherd.runs.shards import my_shard, work_through
+from gpuherd.runs.worker import unbuffered
 
 if TYPE_CHECKING:
     from gpuherd.lm.backend import Backend
@@ -138,7 +137,7 @@ def _engine(options: ShardOptions, record: Mapping[str, Any], words: Sequence[st
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the worker. Returns its exit code; what went wrong is on standard error."""
-    return run_worker(MODULE, DESCRIPTION, ShardOptions, answer, argv)
+    return run_model_worker(MODULE, DESCRIPTION, answer, argv)
 
 
 if __name__ == "__main__":

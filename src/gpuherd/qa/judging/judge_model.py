@@ -13,11 +13,11 @@ from typing import Any
 
 from gpuherd.errors import MissingModel, UsageError, naming_extras
 from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.identity import files_digest
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.models.load.prepare import located, tokenizer_folder
 from gpuherd.models.names import shown
 from gpuherd.qa.judging.config import Chat
-from gpuherd.qa.working.model_files import files_digest
 
 _EXTRAS = dict.fromkeys(("transformers", "tokenizers", "torch", "jinja2"), "qa")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")

@@ -4,38 +4,42 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 
-from gpuherd import __version__
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Outcome
 from gpuherd.lm.batching import plan_batches
+from gpuherd.models.load.jobs import JobRequest, WorkerCall, job_request, resources_for, shard_jobs
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.models.plan.workload import Workload
-from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run
-from gpuherd.qa.scoring.alone import alone_in
 from gpuherd.qa.scoring.options import ScoreOptions
 from gpuherd.qa.statistics.files import Meta, Spec, Task, is_there, meta_values, statistic_named, write_task
 from gpuherd.qa.statistics.registry import statistic_of
 from gpuherd.qa.statistics.similarity_model import encoder_of
-from gpuherd.qa.working.gathering import gathered_lines, write_lines, write_values
-from gpuherd.qa.working.model_jobs import Asks, WorkerCall, having, shard_jobs, what_it_takes
-from gpuherd.qa.working.running import run_work
-from gpuherd.qa.working.sharding import Shard, number_of_shards, plan_shards
-from gpuherd.qa.working.shardplan import kept_plan, read_plan
+from gpuherd.runs.files import single_writer, write_lines, write_values
+from gpuherd.runs.shard_file import Shard
+from gpuherd.runs.shards import (
+    ShardedDirectory,
+    gathered_lines,
+    kept_plan,
+    number_of_shards,
+    plan_shards,
+    read_plan,
+    shard_records,
+)
+from gpuherd.runs.spec import versions
+from gpuherd.runs.stage import run_work
 
 WORKER = "gpuherd.qa.scoring.worker"
 # Float32 activations of a batch of 2^15 tokens in a large encoder, with room to spare.
 _ENCODER_WORKSPACE_MB = 4096
-_LIBRARIES = ("torch", "transformers", "numpy")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Work:
     folder: ShardedDirectory
     model: str
     options: ScoreOptions
-    asks: Asks
+    asks: JobRequest
     shards: tuple[Shard, ...]
     workload: Workload
 
@@ -74,7 +78,7 @@ class Work:
 
 
 def plan_work(spec: Spec, options: ScoreOptions, run: Run, answers: Sequence[Answered]) -> Work:
-    """What measuring it takes on this machine. Writes nothing. Raises what ``what_it_takes`` raises."""
+    """What measuring it takes on this machine. Writes nothing. Raises what ``job_request`` raises."""
     statistic = statistic_of(spec)
     folder = run.folder.work_of(spec.name)
     cost = statistic.cost(spec, answers)
@@ -84,7 +88,7 @@ def plan_work(spec: Spec, options: ScoreOptions, run: Run, answers: Sequence[Ans
         asks = _encoder_asks(spec, options)
     else:
         model, of_jobs = statistic.language_model(spec, options, run)
-        asks = what_it_takes(model, of_jobs, workload, having(options))
+        asks = job_request(model, of_jobs, workload, resources_for(options))
     if folder.plan.exists():
         shards = read_plan(folder)
     else:
@@ -105,7 +109,15 @@ def carry_out(work: Work, run: Run, console: Console, *, simulate: bool) -> Outc
         work.folder, f"{run.answers_sha256} {work.spec.name}", lambda: work.shards, wanted=work.options.shards
     )
     jobs = replace(work, shards=shards).jobs(run.answers_sha256, simulate=simulate)
-    outcome = run_work(jobs, work.options, work.folder, console, kind="score")
+    outcome = run_work(
+        jobs,
+        work.options,
+        work.folder,
+        [work.folder.root, work.folder.shards],
+        console,
+        kind="score",
+        enqueue_only=work.options.enqueue_only,
+    )
     if outcome.complete:
         finish(work.spec, work.folder, shards, run)
     return outcome
@@ -113,7 +125,7 @@ def carry_out(work: Work, run: Run, console: Console, *, simulate: bool) -> Outc
 
 def finish(spec: Spec, folder: ShardedDirectory, shards: Sequence[Shard], run: Run) -> Meta:
     """Makes one file of the shards, and its description, unless somebody was first. Raises Damaged, CannotWrite."""
-    with alone_in(run.folder.statistics):
+    with single_writer(run.folder.statistics):
         if not is_there(run.folder, spec.name):
             _write(spec, folder, shards, run)
     return statistic_named(run.folder, spec.name, run.answers_sha256)
@@ -128,24 +140,11 @@ def _write(spec: Spec, folder: ShardedDirectory, shards: Sequence[Shard], run: R
         sha256=written.sha256,
         items=written.lines,
         undefined=dict(sorted(undefined.items())),
-        remarks=statistic_of(spec).remarks(list(_records(folder, shards))),
-        versions=versions(_LIBRARIES),
+        remarks=statistic_of(spec).remarks(shard_records(folder, shards)),
+        versions=versions("torch", "transformers", "numpy"),
         made=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
     write_values(run.folder.statistic(spec.name, ".json"), meta_values(meta))
-
-
-def versions(libraries: Iterable[str]) -> dict[str, str]:
-    """The versions of gpuherd and of those of these libraries that are installed; none of them is imported."""
-    from importlib import metadata
-
-    found = {"gpuherd": __version__}
-    for library in libraries:
-        try:
-            found[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _counted(lines: Iterable[bytes], undefined: Counter[str]) -> Iterable[bytes]:
@@ -156,24 +155,16 @@ def _counted(lines: Iterable[bytes], undefined: Counter[str]) -> Iterable[bytes]
         yield line
 
 
-def _records(folder: ShardedDirectory, shards: Sequence[Shard]) -> Iterable[Mapping[str, Any]]:
-    """What the jobs wrote of how they went."""
-    for number, shard in enumerate(shards):
-        if shard.items:
-            value: Mapping[str, Any] = json.loads(folder.shard_done(number).read_bytes())
-            yield value
-
-
 def _encoder_options(options: ScoreOptions) -> ScoreOptions:
     """The options without what is said of the language model: an encoder is loaded in float32, as it is."""
     plain = ModelOptions()
     return replace(options, **{each.name: getattr(plain, each.name) for each in fields(ModelOptions)})
 
 
-def _encoder_asks(spec: Spec, options: ScoreOptions) -> Asks:
+def _encoder_asks(spec: Spec, options: ScoreOptions) -> JobRequest:
     """One GPU with room for the weights in float32 and a batch; the CPU where there is none, or it is asked for."""
-    have = having(options)
+    have = resources_for(options)
     if options.device_map == "cpu" or (have.cluster is None and not have.gpus):
-        return Asks(0, None, have.places(0, options), "on the CPU")
+        return JobRequest(0, None, have.places(0, options), "on the CPU")
     memory_mb = encoder_of(spec.model).float32_bytes // (1 << 20) + _ENCODER_WORKSPACE_MB
-    return Asks(1, memory_mb, have.places(1, options), f"1 GPU with {memory_mb} MB free")
+    return JobRequest(1, memory_mb, have.places(1, options), f"1 GPU with {memory_mb} MB free")

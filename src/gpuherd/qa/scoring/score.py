@@ -6,7 +6,6 @@ of ``measuring``, and what they get of it is made by each statistic.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,13 +37,14 @@ from gpuherd.qa.scoring.files import (
     write_scoring,
 )
 from gpuherd.qa.scoring.files import scores as read_scores
-from gpuherd.qa.scoring.measuring import Work, carry_out, plan_work, versions
+from gpuherd.qa.scoring.measuring import Work, carry_out, plan_work
 from gpuherd.qa.scoring.options import Choice, ScoreOptions, choose, meant, planned_specs, requested_needs, sources
 from gpuherd.qa.span import Span, has_thought, span_setting
 from gpuherd.qa.statistics.files import Meta, is_there, rows, statistic_named, statistics_of
 from gpuherd.qa.statistics.registry import Has, Planning, Row, ValueInputs, Values, statistics
-from gpuherd.qa.working.running import failure_lines
-from gpuherd.report.progress import track
+from gpuherd.runs.console import track
+from gpuherd.runs.spec import digest_of, versions
+from gpuherd.runs.stage import failure_lines
 
 # What measures get of tokens: it goes to the answers that they are of.
 _OF_TOKENS = (Need.RELEVANCE, Need.SAMPLE_RELEVANCE)
@@ -291,14 +291,14 @@ class Scoring:
             settings |= each.settings(self.resolved_options, used)
         text = json.dumps([options.eos, said, settings, [each.name for each in chosen]], sort_keys=True)
         return ScoringMeta(
-            name=options.name or hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8],
+            name=options.name or digest_of(text)[:8],
             eos=options.eos,
             statistics=said,
             settings=settings,
             measures=tuple(ScoredMeasure(each.name, each.source, tuple(sorted(each.needs)), 0, {}) for each in chosen),
             questions=len(self.answers),
             answers_sha256=self.source.answers_sha256,
-            versions=versions(("numpy", "scikit-learn")),
+            versions=versions("numpy", "scikit-learn"),
             made=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from gpuherd.engines import progress
 from gpuherd.errors import printable
 from gpuherd.gpus.visible import described
-from gpuherd.qa.folder import ShardedDirectory
+from gpuherd.models.load.job_options import ShardOptions
+from gpuherd.models.load.jobs import is_writer, run_model_worker
 from gpuherd.qa.runs import run_of_path
 from gpuherd.qa.statistics.files import BadStatistic, read_task
 from gpuherd.qa.statistics.registry import JobInputs, statistic_of
-from gpuherd.qa.working.loading import is_writer
-from gpuherd.qa.working.options import ShardOptions
-from gpuherd.qa.working.shardwork import work_through
-from gpuherd.qa.working.worker import run_worker, unbuffered
+from gpuherd.runs.shards import ShardedDirectory, work_through
+from gpuherd.runs.worker import unbuffered
 
 MODULE = "gpuherd.qa.scoring.worker"
 DESCRIPTION = """\
@@ -54,7 +53,7 @@ def work(options: ShardOptions, words: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the worker. Returns its exit code; what went wrong is on standard error."""
-    return run_worker(MODULE, DESCRIPTION, ShardOptions, work, argv)
+    return run_model_worker(MODULE, DESCRIPTION, work, argv)
 
 
 if __name__ == "__main__":

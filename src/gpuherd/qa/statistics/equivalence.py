@@ -204,7 +204,7 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
             generator = generator_of(run, options)
             model, sha256, loaded = generator.model, generator.sha256, generator.options
         else:
-            from gpuherd.qa.working.model_files import model_files
+            from gpuherd.models.load.identity import model_files
 
             model = options.equivalence_model
             sha256 = model_files(model, options.adapter).sha256

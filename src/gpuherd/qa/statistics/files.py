@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpuherd.atomic import atomic_write
-from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
+from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.qa.described import descriptions, read_description
-from gpuherd.qa.folder import QADirectory, ShardedDirectory
+from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.record import Answered
 from gpuherd.qa.span import Span, span_in
+from gpuherd.runs.files import write_whole
+from gpuherd.runs.shards import ShardedDirectory
+from gpuherd.runs.spec import digest_of
 
 FORMAT = 1
 _REMEDY = "remove it and its .json, and score again"
@@ -52,7 +54,7 @@ class Spec:
     def name(self) -> str:
         """Of its files: the kind and 8 hex digits. The model's name has no part in it, its files have."""
         text = json.dumps([self.kind, self.model_sha256, dict(self.settings)], sort_keys=True)
-        return f"{self.kind}-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+        return f"{self.kind}-{digest_of(text)[:8]}"
 
     @property
     def span(self) -> Span:
@@ -199,12 +201,8 @@ def task_path(folder: ShardedDirectory) -> Path:
 
 def write_task(folder: ShardedDirectory, task: Task) -> None:
     """Writes it. Raises CannotWrite."""
-    value = {"run": task.run, "answers_sha256": task.answers_sha256, **spec_values(task.spec)}
-    try:
-        folder.root.mkdir(parents=True, exist_ok=True)
-        atomic_write(task_path(folder), json.dumps(value, indent=2).encode() + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write {task_path(folder)}: {problem.strerror}") from None
+    values = {"run": task.run, "answers_sha256": task.answers_sha256, **spec_values(task.spec)}
+    write_whole(task_path(folder), json.dumps(values, indent=2).encode() + b"\n")
 
 
 def read_task(folder: ShardedDirectory) -> Task:

@@ -79,7 +79,7 @@ def unchanged_generator(options: OptionsT, run: Run) -> tuple[str, OptionsT]:
 
     Raises BadModel where it is not the one that answered any more.
     """
-    from gpuherd.qa.working.model_files import files_digest, model_files
+    from gpuherd.models.load.identity import files_digest, model_files
 
     generator = generator_of(run, options)
     folders = model_files(generator.model, generator.options.adapter).folders

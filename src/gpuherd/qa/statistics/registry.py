@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_
 
 from gpuherd.errors import BadModel, UsageError, printable
 from gpuherd.jobs.run_dir import safe_name
+from gpuherd.models.load.job_options import ShardOptions, WorkOptions
 from gpuherd.models.names import shown
 from gpuherd.options import option
+from gpuherd.qa.folder import RunsOptions
 from gpuherd.qa.span import SPANS, Span
 from gpuherd.qa.statistics.files import BadStatistic, Meta, Spec
-from gpuherd.qa.working.options import RunsOptions, ShardOptions, WorkOptions
 from gpuherd.units import count
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ class JobInputs:
     def language_model(self) -> LanguageModel:
         """The language model in memory, loaded as planned."""
         from gpuherd.lm.model import LanguageModel
-        from gpuherd.qa.working.loading import load
+        from gpuherd.models.load.jobs import load
 
         loaded = load(self.options, self.words)
         for line in loaded.report.lines():
