@@ -361,8 +361,8 @@ def lanes_here(model: Path, device: str, solver: Solver) -> dict[str, Any]:
     from gpuherd.esd.on_device import Result
     from gpuherd.esd.spectra.device import Arithmetic
     from gpuherd.esd.spectra.pooled import spectrum_of
-    from gpuherd.models.checkpoint import open_checkpoint
-    from gpuherd.models.matrices import matrices
+    from gpuherd.models.checkpoints.open import open_checkpoint
+    from gpuherd.models.tensors.matrices import matrices
 
     found = [matrix for matrix in matrices(open_checkpoint(model)) if matrix.skip is None]
     settings, alphas = FitSettings("DKS"), {}

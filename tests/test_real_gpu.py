@@ -79,8 +79,8 @@ import torch
 from gpuherd.esd import FitSettings
 from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.spectra.batching import peak_bytes
-from gpuherd.models.checkpoint import open_checkpoint
-from gpuherd.models.matrices import matrices
+from gpuherd.models.checkpoints.open import open_checkpoint
+from gpuherd.models.tensors.matrices import matrices
 
 found = list(matrices(open_checkpoint(sys.argv[1])))
 devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]

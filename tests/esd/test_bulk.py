@@ -25,8 +25,8 @@ from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.row import NOT_METRICS
 from gpuherd.esd.spectra.pooled import layer_spectrum
 from gpuherd.esd.tables.stats import read_table
-from gpuherd.models.matrices import WeightMatrix
 from gpuherd.models.names import safe_filename
+from gpuherd.models.tensors.matrices import WeightMatrix
 
 ALL = FitSettings("xmin_mid", mp_fit=True, randomize=True, farms=True)
 OPTIONS = ("mp_fit", "randomize", "farms")

@@ -24,8 +24,7 @@ from gpuherd.esd.selection import (
     without_unchanged,
 )
 from gpuherd.esd.settings import FitSettings
-from gpuherd.models.preflight import examine
-from gpuherd.models.subject import Subject, count_analysed, count_weights, open_subject
+from gpuherd.models.subject import Subject, count_analysed, count_weights, examine, open_subject
 
 Build = Callable[[dict[str, torch.Tensor]], Path]
 

@@ -13,8 +13,8 @@ from tests.qa.generation.conftest import begin_run
 
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.models.checkpoints.stored import FileStamp
 from gpuherd.models.load import identity
-from gpuherd.models.stored import FileStamp
 from gpuherd.qa.folder import FORMAT
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.runs import (

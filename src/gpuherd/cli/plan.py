@@ -137,7 +137,7 @@ def _read(model: str, options: PlanOptions) -> tuple[Architecture, Precision | N
     architecture = read_architecture(name)
     if options.adapter is not None:
         with naming_extras(EXTRAS, "plans of adapters need"):
-            from gpuherd.models.locate import locate
+            from gpuherd.models.checkpoints.hub import locate
             from gpuherd.models.names import parse_model
             from gpuherd.models.plan.adapters import with_adapter
 

@@ -40,7 +40,7 @@ from gpuherd.esd.spectra.device import Arithmetic, did_not_converge, ieee_float3
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.models.tensors.matrices import WeightMatrix
 
 logger = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import torch
 
     from gpuherd.esd.settings import Precision
-    from gpuherd.models.dtypes import Codes
-    from gpuherd.models.matrices import HalfSlabs, WeightMatrix
+    from gpuherd.models.tensors.matrices import HalfSlabs, WeightMatrix
+    from gpuherd.models.tensors.source import Codes
 
 Float64 = npt.NDArray[np.float64]
 Weights = list[npt.NDArray[np.floating[Any]]]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuherd.esd.row import LayerRow
     from gpuherd.esd.settings import FitSettings, Precision
     from gpuherd.esd.spectra.pooled import LayerSpectrum
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.models.tensors.matrices import WeightMatrix
 
 logger = logging.getLogger(__name__)
 

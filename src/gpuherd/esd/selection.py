@@ -22,8 +22,8 @@ from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, read_table, table_text
 
 if TYPE_CHECKING:
     from gpuherd.esd.row import LayerRow
-    from gpuherd.models.matrices import WeightMatrix
-    from gpuherd.models.source import TensorInfo
+    from gpuherd.models.tensors.matrices import WeightMatrix
+    from gpuherd.models.tensors.source import TensorInfo
 
 NOT_SELECTED = "not selected by --layers"
 MOST_SHOWN = 3
@@ -164,7 +164,7 @@ class CoverageTotals:
 
 def without_unchanged(rows: Sequence[LayerRow]) -> list[LayerRow]:
     """The rows of a difference, where a matrix of zeros is no failure: fine-tuning left that layer as it was."""
-    from gpuherd.models.update import SAME_AS_BASE
+    from gpuherd.models.lora.update import SAME_AS_BASE
 
     same = f"{SKIPPED}{SAME_AS_BASE}"
     return [replace(row, fit_status=same) if row.fit_status == ALL_ZERO else row for row in rows]
@@ -195,7 +195,7 @@ def _line(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> 
 
 
 def _judge(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> tuple[Status, str | None]:
-    from gpuherd.models.kinds import SCALES, TIED, buffer_of
+    from gpuherd.models.tensors.kinds import SCALES, TIED, buffer_of
 
     if info.scales_of is not None:
         return "skipped", f"{SCALES}{info.scales_of}, counted there"
@@ -228,8 +228,8 @@ def totals(lines: Iterable[TensorCoverage]) -> CoverageTotals:
 
 
 def _counts(line: TensorCoverage) -> bool:
-    from gpuherd.models.kinds import NOT_COUNTED
     from gpuherd.models.subject import NOT_WEIGHTS
+    from gpuherd.models.tensors.kinds import NOT_COUNTED
 
     return line.dtype not in NOT_WEIGHTS and not (line.reason or "").startswith(NOT_COUNTED)
 

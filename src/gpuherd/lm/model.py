@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gpuherd.lm.guidance.guidance import Guidance
-    from gpuherd.models.load.loading import Loaded
-    from gpuherd.models.load.report import LoadReport
+    from gpuherd.models.load.loading import Loaded, LoadReport
 
 logger = logging.getLogger(__name__)
 

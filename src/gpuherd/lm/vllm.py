@@ -21,8 +21,8 @@ from gpuherd.errors import MissingExtra, UsageError
 from gpuherd.gpus.visible import named_in, setting
 from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
 from gpuherd.lm.text import Growing, cut
-from gpuherd.models.hub import repo_of
-from gpuherd.models.load.options import ModelOptions, said_precision
+from gpuherd.models.checkpoints.hub import repo_of
+from gpuherd.models.load.options import ModelOptions, requested_precision
 from gpuherd.models.names import ModelRef
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.precision import Precision
@@ -115,7 +115,7 @@ def engine_settings(
 
 def _precision(options: ModelOptions, model: str) -> Precision | None:
     """The form of the weights that was asked for, None for the checkpoint's own."""
-    return wanted_precision(model, split_precision(model)[1], said_precision(options.dtype, options.quantization))
+    return wanted_precision(model, split_precision(model)[1], requested_precision(options.dtype, options.quantization))
 
 
 def require(options: ModelOptions, model: str) -> None:

@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from gpuherd.errors import BadModel, MissingModel
+from gpuherd.models.checkpoints.stored import FileStamp
 from gpuherd.models.load import identity
 from gpuherd.models.load.identity import hashes_of
-from gpuherd.models.stored import FileStamp
 from gpuherd.runs.console import of_bytes
 
 

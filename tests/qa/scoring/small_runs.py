@@ -12,7 +12,7 @@ from tests.qa.generation.conftest import begin_run
 
 from gpuherd.errors import ExitCode
 from gpuherd.qa.generation.config import GenerateConfig
-from gpuherd.qa.judging.verdict import Judgment
+from gpuherd.qa.judging.verdicts import Judgment
 from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.runs import Run, run_of_path
 from gpuherd.qa.scoring import worker

@@ -22,7 +22,7 @@ from gpuherd.esd.spectra.solvers import choice_for, symmetric_eigenvalues
 
 if TYPE_CHECKING:
     from gpuherd.esd.settings import Precision
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.models.tensors.matrices import WeightMatrix
 
 # --- Stacks of small matrices -----------------------------------------------------------------------------------------
 #

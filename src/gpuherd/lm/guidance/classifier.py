@@ -123,7 +123,7 @@ def new_classifier(
 
     Raises MissingModel, BadModel: it is not there, is damaged, brings its own code, or reads in both directions.
     """
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.names import parse_model
 
     with naming_extras(_EXTRAS, "a classifier takes"):

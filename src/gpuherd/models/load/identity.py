@@ -24,11 +24,11 @@ from typing import Any
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import BadModel, MissingModel, naming_extras
 from gpuherd.jobs.settings import user_cache
-from gpuherd.models.load.quantised import EXTRAS
+from gpuherd.models.checkpoints.stored import FileStamp, opened, unchanged
+from gpuherd.models.load.support import EXTRAS
 from gpuherd.models.names import ModelRef, parse_model, shown
 from gpuherd.models.plan.known import known_model
 from gpuherd.models.plan.naming import split_precision
-from gpuherd.models.stored import FileStamp, opened, unchanged
 from gpuherd.runs.console import of_bytes
 
 # The content of smaller files goes into the digest as it is, that of larger ones by its SHA-256, which is kept from one
@@ -71,7 +71,7 @@ class ModelFiles:
 
 def model_files(model: str, adapter: str | None = None) -> ModelFiles:
     """The small files of a model, fetched if need be. Raises MissingModel, BadModel, MissingExtra."""
-    from gpuherd.models.adapter import adapter_base, is_adapter
+    from gpuherd.models.lora.adapter import adapter_base, is_adapter
 
     ref = reference(model)
     base = _folder(ref)
@@ -137,7 +137,7 @@ def _folder(ref: ModelRef) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 
-    from gpuherd.models.hub import (
+    from gpuherd.models.checkpoints.hub import (
         NoNetwork,
         Patience,
         is_offline,

@@ -65,7 +65,7 @@ def _begin(data: Data, work: Training, options: ValueOptions, device: str) -> Cl
 def _tokens(model: str) -> dict[str, int]:
     from transformers import AutoTokenizer
 
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.names import parse_model
 
     folder = locate(parse_model(model), for_loading=True)

@@ -52,7 +52,7 @@ def encoder_files(name: str) -> EncoderFiles:
 
     Raises MissingModel where it is not to be had, BadModel where it is no model that transformers can load.
     """
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
 
     folder = locate(parse_model(name), for_loading=True)
     if not folder.is_dir():

@@ -19,12 +19,10 @@ from gpuherd.qa.evaluation.config import EvaluateOptions
 from gpuherd.qa.evaluation.measuring import Scores, differences, measure_result, positions, prefixes
 from gpuherd.qa.evaluation.result import AGAINST, ByJudge, Evaluation, Settings
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.agreement import Counts, Judged, count
-from gpuherd.qa.judging.auditing import audits
-from gpuherd.qa.judging.doubts import OF_CLASSES, Warned, doubts_of_classes
-from gpuherd.qa.judging.files import judging_named, judgings_of, judgments
-from gpuherd.qa.judging.meta import BadJudging, JudgingMeta
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.audit import audits
+from gpuherd.qa.judging.files import BadJudging, JudgingMeta, judging_named, judgings_of, judgments
+from gpuherd.qa.judging.label_quality import OF_CLASSES, Counts, Judged, Warned, count, doubts_of_classes
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.measures.evidence import Answer, answer_of
 from gpuherd.qa.measures.registry import measures
 from gpuherd.qa.numbers import rule_for

@@ -19,9 +19,8 @@ from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.feasibility import Outlook, of_like
 from gpuherd.jobs.records import Outcome
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.files import judging_named, judgments
-from gpuherd.qa.judging.meta import JudgingMeta
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.files import JudgingMeta, judging_named, judgments
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.measures.evidence import Evidence, Need, answers_of
 from gpuherd.qa.measures.registry import FORMULAS_VERSION, Measure, Scores, compute, measures
 from gpuherd.qa.numbers import mostly_numbers

@@ -442,7 +442,7 @@ def clusters_in(texts: Sequence[str], row: Row | None, rule: ClusterRule) -> tup
 def _same(texts: Sequence[str], row: Row | None, rule: ClusterRule) -> Callable[[int, int], bool] | None:
     """Whether the samples of two numbers mean the same; None where that is not measured."""
     if rule.by == "exact":
-        from gpuherd.qa.judging.lexical import normalised
+        from gpuherd.qa.judging.rules import normalised
 
         plain = [normalised(text) for text in texts]
         return lambda one, other: plain[one] == plain[other]

@@ -17,7 +17,7 @@ from gpuherd.errors import UsageError
 from gpuherd.lm.backend import PromptTokens
 from gpuherd.lm.tokens import spellings, without_longer
 from gpuherd.options import option
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.record import Answered, Generation
 from gpuherd.qa.span import Span, is_only_thought, part_of, span_setting

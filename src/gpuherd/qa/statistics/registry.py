@@ -30,7 +30,7 @@ from gpuherd.units import count
 if TYPE_CHECKING:
     from gpuherd.lm.model import LanguageModel
     from gpuherd.qa.encoders.model_files import EncoderFiles
-    from gpuherd.qa.judging.verdict import Judgment
+    from gpuherd.qa.judging.verdicts import Judgment
     from gpuherd.qa.record import Answered
     from gpuherd.qa.runs import Run
 
