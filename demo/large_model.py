@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.jobs import Queue
-from gpuherd.models.plan.cards import parse_cards
-from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.place.gpus import parse_gpus
+from gpuherd.models.place.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.result import MemoryPlan
-from gpuherd.models.plan.wording import blocks_in_words, gib
+from gpuherd.models.place.drawing import blocks_in_words, gib
 from gpuherd.models.plan.workload import Workload
 
 MODEL, GPUS, BATCH = "llama-3.1-70b", "4x40GB", 8
@@ -55,7 +55,7 @@ def main(folder: Path) -> int:
 
 def planned() -> MemoryPlan:
     """The plan of the large model on the simulated GPUs."""
-    told = make_plan(read_architecture(MODEL), parse_cards(GPUS), Precision.BF16, Workload(batch=BATCH))
+    told = make_plan(read_architecture(MODEL), parse_gpus(GPUS), Precision.BF16, Workload(batch=BATCH))
     assert isinstance(told, MemoryPlan), told.reason
     return told
 

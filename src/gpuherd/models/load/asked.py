@@ -11,9 +11,9 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.models.load.options import OFFLOADS, LoadOptions, Offload
 from gpuherd.models.load.placed import CPU
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.placing import Wish
-from gpuherd.models.plan.result import MemoryPlan, Refusal
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.placement import ParallelOption
+from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 from gpuherd.models.plan.workload import Reserve, Workload
 
 _MAX_MAP_BYTES = 5_000_000
@@ -24,15 +24,15 @@ class Asked:
     """What was asked for: the keywords of ``load_model``, which explains them."""
 
     model: str
-    plan: MemoryPlan | Refusal | None = None
+    plan: MemoryPlan | AnswerRefusal | None = None
     device_map: Mapping[str, Any] | str | None = None
     quantization: str | None = None
     dtype: str | None = None
     adapter: str | None = None
     merge_adapter: bool = False
     allow_offload: Offload | None = None
-    parallel: Wish | None = None
-    gpus: str | Sequence[Card] = "auto"
+    parallel: ParallelOption | None = None
+    gpus: str | Sequence[GpuSpec] = "auto"
     trust_remote_code: bool = False
     workload: Workload = field(default_factory=Workload)
     reserve: Reserve = field(default_factory=Reserve)

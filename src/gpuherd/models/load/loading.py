@@ -27,10 +27,10 @@ from gpuherd.models.load.pretrained import few, fitted_class, from_pretrained
 from gpuherd.models.load.quantised import EXTRAS, expected_dtypes
 from gpuherd.models.load.report import LoadReport, OnDevice
 from gpuherd.models.names import shown
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.placing import Wish
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.placement import ParallelOption
+from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import MemoryPlan, Refusal
 from gpuherd.models.plan.workload import Reserve, Workload
 
 logger = logging.getLogger(__name__)
@@ -80,15 +80,15 @@ class Loaded:
 def load_model(
     model: str,
     *,
-    plan: MemoryPlan | Refusal | None = None,
+    plan: MemoryPlan | AnswerRefusal | None = None,
     device_map: Mapping[str, Any] | str | None = None,
     quantization: str | None = None,
     dtype: str | None = None,
     adapter: str | None = None,
     merge_adapter: bool = False,
     allow_offload: Offload | None = None,
-    parallel: Wish | None = None,
-    gpus: str | Sequence[Card] = "auto",
+    parallel: ParallelOption | None = None,
+    gpus: str | Sequence[GpuSpec] = "auto",
     trust_remote_code: bool = False,
     workload: Workload = Workload(),  # noqa: B008 - frozen
     reserve: Reserve = Reserve(),  # noqa: B008 - frozen

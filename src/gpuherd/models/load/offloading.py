@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from gpuherd.models.load.options import Offload
 from gpuherd.models.load.placed import Device
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.split import cuts_allowed, ties_together
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.cutting import cuts_allowed, ties_together
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.usage import CostTable
 from gpuherd.models.plan.workload import Reserve, Workload
@@ -20,7 +20,7 @@ from gpuherd.models.plan.workload import Reserve, Workload
 
 def offloaded(
     architecture: Architecture,
-    cards: Sequence[Card],
+    cards: Sequence[GpuSpec],
     precision: Precision,
     workload: Workload,
     reserve: Reserve,
@@ -46,7 +46,7 @@ def offloaded(
 
 
 def _filled(
-    table: CostTable, cards: Sequence[Card], cuts: Sequence[int], aside: int, workspace: int
+    table: CostTable, cards: Sequence[GpuSpec], cuts: Sequence[int], aside: int, workspace: int
 ) -> tuple[Device, ...] | None:
     """The card of each block before the last cut; the first card keeps ``aside`` free, and that much workspace."""
     devices: list[Device] = []

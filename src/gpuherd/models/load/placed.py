@@ -15,11 +15,11 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.models.load.options import Offload
 from gpuherd.models.names import shown
+from gpuherd.models.place.result import GpuLoad, MemoryPlan, format_blocks
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import GpuLoad, MemoryPlan
+from gpuherd.models.plan.result import Usage
 from gpuherd.models.plan.weights import weight_bytes
-from gpuherd.models.plan.wording import blocks_in_words
 from gpuherd.options import did_you_mean
 
 Device = int | str
@@ -41,7 +41,7 @@ class Placement:
     architecture: Architecture
     devices: tuple[Device, ...]
     simulated: bool = False
-    loads: Mapping[int, GpuLoad] | None = None
+    loads: Mapping[int, GpuLoad[Usage]] | None = None
 
     @property
     def by_block(self) -> dict[str, Device]:
@@ -81,7 +81,7 @@ class Placement:
         first = 0
         for device, group in groupby(self.devices):
             after_last = first + len(list(group))
-            runs.append((device, blocks_in_words(self.architecture, first, after_last)))
+            runs.append((device, format_blocks(self.architecture, first, after_last)))
             first = after_last
         return runs
 

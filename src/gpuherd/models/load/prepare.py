@@ -19,14 +19,14 @@ from gpuherd.models.load.options import said_precision
 from gpuherd.models.load.placed import Placement
 from gpuherd.models.load.quantised import check_bitsandbytes, check_cards
 from gpuherd.models.names import ModelRef, parse_model, shown
+from gpuherd.models.place.gpus import Capability
+from gpuherd.models.place.request import precision_for, requested_precision
+from gpuherd.models.place.result import MemoryPlan
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.capability import Capability
 from gpuherd.models.plan.known import known_model
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan
-from gpuherd.models.plan.wanted import precision_for, wanted_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def prepare(asked: Asked, placing: Placing = destination) -> Prepared:
     """
     check(asked)
     name, suffix = split_precision(asked.model)
-    wanted = wanted_precision(asked.model, suffix, said_precision(asked.dtype, asked.quantization))
+    wanted = requested_precision(asked.model, suffix, said_precision(asked.dtype, asked.quantization))
     if wanted is not None:
         check_bitsandbytes(wanted)
     machine = ThisMachine(simulate=asked.simulate)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuherd.models.load.placed import Device
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.wording import gib
+from gpuherd.units import gib
 
 # Tensors are predicted to the byte; what is allowed is one part in a thousand.
 TENSOR_TOLERANCE = 0.001

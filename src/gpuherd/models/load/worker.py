@@ -23,7 +23,7 @@ from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
 from gpuherd.gpus.visible import described
 from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.models.load.options import LoadOptions
-from gpuherd.models.plan.options import whole
+from gpuherd.models.place.request import whole
 from gpuherd.models.plan.workload import Workload
 from gpuherd.options import Parser, add_options, build, option
 

@@ -23,9 +23,9 @@ from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
 from gpuherd.lm.detokenising import Growing, cut
 from gpuherd.models.hub import repo_of
 from gpuherd.models.load.options import ModelOptions, said_precision
+from gpuherd.models.place.request import requested_precision
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.wanted import wanted_precision
 from gpuherd.qa.working.model_files import reference
 from gpuherd.qa.working.options import ShardOptions
 
@@ -108,7 +108,7 @@ def engine_settings(options: ShardOptions, *, exact: bool, gpus: int) -> dict[st
 
 def _precision(options: ModelOptions, model: str) -> Precision | None:
     """The form of the weights that was asked for, None for the checkpoint's own."""
-    return wanted_precision(model, split_precision(model)[1], said_precision(options.dtype, options.quantization))
+    return requested_precision(model, split_precision(model)[1], said_precision(options.dtype, options.quantization))
 
 
 def require(options: ModelOptions, model: str) -> None:

@@ -20,10 +20,9 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.models.load.asked import read_device_map
 from gpuherd.models.load.options import ModelOptions, said_precision
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.inventory import idle_gpus, node_gpus
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.cluster import node_cards
-from gpuherd.models.plan.demand import idle_cards
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.options import words_of
 from gpuherd.qa.folder import ShardedDirectory
@@ -46,10 +45,10 @@ class Having:
     cluster: EngineOptions | None = None
 
     @property
-    def cards(self) -> tuple[Card, ...]:
+    def cards(self) -> tuple[GpuSpec, ...]:
         """GPUs that a job can get, as free as when nobody uses them. Of a cluster those of a node; raises as
         ``node_cards``."""
-        return idle_cards(self.gpus) if self.cluster is None else node_cards(self.cluster)
+        return idle_gpus(self.gpus) if self.cluster is None else node_gpus(self.cluster)
 
     def most_gpus(self, options: DispatchOptions) -> int:
         """How many GPUs the work may use at once."""
@@ -127,12 +126,12 @@ def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Hav
 
 
 def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Having, beside: int) -> Asks:
-    from gpuherd.models.plan.asking import demand_for
+    from gpuherd.models.place.resources import resources_for
 
     cards = have.cards
     least = options.gpus_per_job
     try:
-        demand = demand_for(
+        demand = resources_for(
             model,
             cards,
             dtype=said_precision(options.dtype, options.quantization),
@@ -140,7 +139,7 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Havi
             prompt_tokens=workload.prompt_tokens,
             new_tokens=workload.new_tokens,
             parallel=options.parallel,
-            gpus=None if least == 1 else (least, max(least, have.most_gpus(options))),
+            gpu_range=None if least == 1 else (least, max(least, have.most_gpus(options))),
             most=options.max_gpus,
             reserve=Reserve().with_beside(beside),
             read=_reader(options.adapter),
