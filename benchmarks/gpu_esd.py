@@ -31,7 +31,7 @@ from benchmarks.worker_memory import llama_shapes, write_model
 if TYPE_CHECKING:
     import torch
 
-    from gpuherd.esd.spectra.device_solver import Solver
+    from gpuherd.esd.spectra.device import Solver
 
 SIZES = (1024, 2048, 4096, 8192)
 BATCHED = ((256, 64), (512, 32), (768, 16), (1023, 8), (2048, 4))
@@ -65,7 +65,7 @@ def card() -> dict[str, Any]:
     """The GPU, and what we take it to be good at."""
     import torch
 
-    from gpuherd.esd.spectra.device_solver import device_arithmetic
+    from gpuherd.esd.spectra.device import device_arithmetic
 
     properties = torch.cuda.get_device_properties(0)
     arithmetic = device_arithmetic("cuda:0", "float64")
@@ -146,7 +146,7 @@ def eigenvalues(n: int, device: str) -> dict[str, Any]:
 
 def bands(G: torch.Tensor, counts: list[int], device: str) -> dict[str, Any]:
     """The other way: a band by the GPU (seconds a matrix, by streams), and its eigenvalues by a core of the CPU."""
-    from gpuherd.esd.spectra.device_band import to_band
+    from gpuherd.esd.spectra.device import to_band
 
     figures: dict[str, Any] = {}
     with peak_memory(device, figures):
@@ -224,7 +224,7 @@ def grams(n: int, m: int, device: str) -> dict[str, Any]:
     import torch
 
     from gpuherd.esd.spectra.batching import panel_length
-    from gpuherd.esd.spectra.device_gram import GramSum, ieee_float32
+    from gpuherd.esd.spectra.device import GramSum, ieee_float32
 
     figures: dict[str, Any] = {"shape": [n, m]}
     for dtype in (torch.bfloat16, torch.float32):
@@ -263,8 +263,7 @@ def precision(n: int, device: str) -> list[dict[str, Any]]:
     """How far each form's eigenvalues are from float64 singular values, in units of n λ_max, by condition number."""
     import torch
 
-    from gpuherd.esd.spectra.device_gram import Form, ieee_float32
-    from gpuherd.esd.spectra.device_solver import gram_on_device
+    from gpuherd.esd.spectra.device import Form, gram_on_device, ieee_float32
 
     random = np.random.default_rng(0)
     left, right = (np.linalg.qr(random.standard_normal((n, n)))[0] for _ in range(2))
@@ -360,10 +359,10 @@ def lanes_here(model: Path, device: str, solver: Solver) -> dict[str, Any]:
     from gpuherd.esd.fits.power_law import fit_power_law
     from gpuherd.esd.lanes import Lanes
     from gpuherd.esd.on_device import Result
-    from gpuherd.esd.spectra.device_solver import Arithmetic
+    from gpuherd.esd.spectra.device import Arithmetic
     from gpuherd.esd.spectra.pooled import spectrum_of
-    from gpuherd.models.checkpoint import open_checkpoint
-    from gpuherd.models.matrices import matrices
+    from gpuherd.models.checkpoints.open import open_checkpoint
+    from gpuherd.models.tensors.matrices import matrices
 
     found = [matrix for matrix in matrices(open_checkpoint(model)) if matrix.skip is None]
     settings, alphas = FitSettings("DKS"), {}

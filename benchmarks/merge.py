@@ -26,7 +26,7 @@ SHARDS = 5
 OURS = """
 import sys
 from pathlib import Path
-from gpuherd.models.merging import merge_to_folder
+from gpuherd.models.lora.merge import merge_to_folder
 merge_to_folder(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
 """
 PEFT = """
@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 PeftModel.from_pretrained(model, sys.argv[2]).merge_and_unload().save_pretrained(sys.argv[3])
 """
-IMPORTS = {"ours": "import torch, gpuherd.models.merging", "peft": "import peft, transformers, torch"}
+IMPORTS = {"ours": "import torch, gpuherd.models.lora.merge", "peft": "import peft, transformers, torch"}
 
 
 def run(*, quick: bool) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def differing(ours: Path, theirs: Path) -> int:
     """How many stored numbers of the two differ in any bit. Raises ValueError when their tensors are not the same."""
     import numpy as np
 
-    from gpuherd.models.checkpoint import open_checkpoint
+    from gpuherd.models.checkpoints.open import open_checkpoint
 
     mine, wanted = open_checkpoint(ours), open_checkpoint(theirs)
     described = [

@@ -24,11 +24,11 @@ from typing import Any
 from gpuherd.jobs import Queue
 from gpuherd.models.place.gpus import parse_gpus
 from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import MemoryPlan, format_blocks
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan
-from gpuherd.models.place.drawing import blocks_in_words, gib
 from gpuherd.models.plan.workload import Workload
+from gpuherd.units import gib
 
 MODEL, GPUS, BATCH = "llama-3.1-70b", "4x40GB", 8
 
@@ -38,8 +38,8 @@ def main(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     plan = planned()
     for load in plan.loads:
-        blocks = blocks_in_words(plan.architecture, load.first, load.after_last)
-        print(f"GPU {load.card.label}: {blocks}: {gib(load.usage.total)} of {gib(load.card.free)}")
+        blocks = format_blocks(plan.architecture, load.first, load.after_last)
+        print(f"GPU {load.gpu.label}: {blocks}: {gib(load.usage.total)} of {gib(load.gpu.free)}")
     (folder / "map.json").write_text(json.dumps(plan.device_map), encoding="utf-8")
     reduced_copy(plan.architecture.layers, folder / "reduced")
     (folder / "jobs.txt").write_text(job_list(), encoding="utf-8")

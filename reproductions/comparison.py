@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.atomic import atomic_write
-from gpuherd.lm.guidance.form import Kind
+from gpuherd.lm.guidance.guide import Kind
 from gpuherd.posttrain.algorithm import Algorithm, Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.algos import cd, dpo, grpo, pita, ppo, qsharp, reinforce, sft
 from gpuherd.posttrain.evaluation.evaluating import Evaluating, evaluate

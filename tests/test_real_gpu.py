@@ -57,8 +57,8 @@ def test_eigenvalues_on_the_gpu_equal_those_on_the_cpu() -> None:
 def test_every_form_of_a_gram_matrix_is_as_good_as_it_says() -> None:
     program = (
         "import numpy as np, torch\n"
-        "from gpuherd.esd.spectra.device_gram import ieee_float32\n"
-        "from gpuherd.esd.spectra.device_solver import gram_on_device\n"
+        "from gpuherd.esd.spectra.device import ieee_float32\n"
+        "from gpuherd.esd.spectra.device import gram_on_device\n"
         "W = np.random.default_rng(0).standard_normal((300, 5000)) * 10.0 ** np.linspace(-3, 3, 300)[:, None]\n"
         "for form, most in (('float64', 1e-13), ('split', 1e-13), ('float32', 1e-6)):\n"
         "    for dtype in (torch.float64, torch.float32, torch.bfloat16):\n"
@@ -79,8 +79,8 @@ import torch
 from gpuherd.esd import FitSettings
 from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.spectra.batching import peak_bytes
-from gpuherd.models.checkpoint import open_checkpoint
-from gpuherd.models.matrices import matrices
+from gpuherd.models.checkpoints.open import open_checkpoint
+from gpuherd.models.tensors.matrices import matrices
 
 found = list(matrices(open_checkpoint(sys.argv[1])))
 devices = [f"cuda:{number}" for number in range(torch.cuda.device_count())]

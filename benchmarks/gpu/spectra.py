@@ -58,7 +58,7 @@ def limit_of_a_layer(hidden: int, inner: int, where: str) -> float:
     """Seconds of seven products and seven spectra of side ``hidden``, at the best of some numbers of streams."""
     import torch
 
-    from gpuherd.esd.spectra.device_solver import device_arithmetic
+    from gpuherd.esd.spectra.device import device_arithmetic
 
     form = device_arithmetic(where, "float64").gram
     square, wide = (gpu_esd.grams(hidden, m, where)[f"{form}_from_bfloat16"]["seconds"] for m in (hidden, inner))

@@ -55,11 +55,10 @@ def measured(rows: int, dtype: str, *, quick: bool) -> dict[str, Any]:
     """The figures of one batch."""
     import torch
 
-    from gpuherd.lm.asked import Decoding, PromptTokens
+    from gpuherd.lm.backend import Decoding, PromptTokens
     from gpuherd.lm.guidance.classifier import new_classifier
-    from gpuherd.lm.guidance.form import Kind
     from gpuherd.lm.guidance.guidance import Guidance
-    from gpuherd.lm.guidance.guide import Guide
+    from gpuherd.lm.guidance.guide import Guide, Kind
     from gpuherd.lm.model import LanguageModel
 
     draw = random.Random(0)

@@ -15,7 +15,7 @@ from rich.console import Console
 from gpuherd.atomic import atomic_write
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.tasks.arithmetic import Arithmetic, Settings, make_tokenizer
-from gpuherd.report.progress import track
+from gpuherd.runs.console import track
 from reproductions.imitation import encoded, forced, imitating, small_llama
 from reproductions.noisy_addition.protocol import Looked, Protocol, chosen_base
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuherd.lm.guidance.form import Kind
+from gpuherd.lm.guidance.guide import Kind
 from reproductions.comparison import Budget
 from reproductions.imitation import Shape
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from gpuherd.atomic import atomic_write
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.tasks.star_graph import Settings, StarGraphs, make_tokenizer
-from gpuherd.report.progress import track
+from gpuherd.runs.console import track
 from reproductions.imitation import encoded, forced, imitating, small_llama
 from reproductions.star_graph.protocol import EDGES_ABOVE, SHORTCUT_WITHIN, Protocol
 

@@ -18,8 +18,7 @@ from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, MissingExtra, UsageError
 from gpuherd.options import option_fields, spellings
 from gpuherd.qa.evaluation.config import EvaluateOptions
-from gpuherd.qa.evaluation.files import read_evaluation
-from gpuherd.qa.evaluation.result_json import BadEvaluation
+from gpuherd.qa.evaluation.files import BadEvaluation, read_evaluation
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.files import write_judging
 from gpuherd.qa.judging.meta import BadJudging, Kind

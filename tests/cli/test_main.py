@@ -18,7 +18,7 @@ from gpuherd.cli import COMMANDS
 from gpuherd.cli.main import main, run
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.gpus.visible import without
-from gpuherd.report.log import configure_console
+from gpuherd.runs.console import configure_console
 
 # Anything of these in a bare start would cost more than the whole budget of `gpuherd --help`.
 HEAVY = ("torch", "numpy", "scipy", "rich", "psutil", "sqlite3", "huggingface_hub", "shtab")

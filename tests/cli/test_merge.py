@@ -20,7 +20,7 @@ from tests.models.peft_adapters import save_adapter
 
 from gpuherd.cli.main import run
 from gpuherd.errors import BadModel, CannotWrite, ExitCode, UsageError
-from gpuherd.models.locate import locate
+from gpuherd.models.checkpoints.hub import locate
 from gpuherd.models.names import parse_model
 
 

@@ -15,9 +15,9 @@ from gpuherd.errors import BadModel, ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs import Queue
 from gpuherd.jobs.job import ModelUse
 from gpuherd.jobs.options import DispatchOptions
+from gpuherd.models.load.job_options import WorkOptions
+from gpuherd.models.load.jobs import job_request, resources_for
 from gpuherd.models.plan.workload import Workload
-from gpuherd.qa.working.model_jobs import having, what_it_takes
-from gpuherd.qa.working.options import WorkOptions
 from gpuherd.standin.machine import Machine
 
 Standin = Callable[[str], Machine]
@@ -211,7 +211,10 @@ def test_a_remedy_is_spelled_as_whoever_asks_can_write_it(
     told = capsys.readouterr().err
     assert "dtype=int8" in told and "--dtype" not in told
     with pytest.raises(JobCannotFit) as refused:
-        what_it_takes(
-            "llama-3.1-8b", WorkOptions(max_gpus=1), Workload(batch=2000), having(DispatchOptions(gpu_list=("0",)))
+        job_request(
+            "llama-3.1-8b",
+            WorkOptions(max_gpus=1),
+            Workload(batch=2000),
+            resources_for(DispatchOptions(gpu_list=("0",))),
         )
     assert "--batch-size " in str(refused.value) and "--batch " not in str(refused.value)

@@ -17,17 +17,16 @@ import pytest
 
 from gpuherd.esd import FitSettings, LayerRow, analyse_layer, eigenvalues
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.fits.detx import detx_tail
 from gpuherd.esd.fits.farms import fit_farms
-from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
+from gpuherd.esd.fits.marchenko_pastur import detx_tail, fit_marchenko_pastur
 from gpuherd.esd.fits.randomised import compare_with_random_order
 from gpuherd.esd.layer import with_figures
 from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.row import NOT_METRICS
 from gpuherd.esd.spectra.pooled import layer_spectrum
 from gpuherd.esd.tables.stats import read_table
-from gpuherd.models.matrices import WeightMatrix
 from gpuherd.models.names import safe_filename
+from gpuherd.models.tensors.matrices import WeightMatrix
 
 ALL = FitSettings("xmin_mid", mp_fit=True, randomize=True, farms=True)
 OPTIONS = ("mp_fit", "randomize", "farms")

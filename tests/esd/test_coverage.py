@@ -12,13 +12,19 @@ import torch
 from safetensors.torch import save_file
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.esd.coverage import TensorCoverage, coverage, coverage_text, read_coverage, totals, without_unchanged
 from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.row import LayerRow
-from gpuherd.esd.selection import selected
+from gpuherd.esd.selection import (
+    TensorCoverage,
+    coverage,
+    coverage_text,
+    read_coverage,
+    selected,
+    totals,
+    without_unchanged,
+)
 from gpuherd.esd.settings import FitSettings
-from gpuherd.models.preflight import examine
-from gpuherd.models.subject import Subject, count_analysed, count_weights, open_subject
+from gpuherd.models.subject import Subject, count_analysed, count_weights, examine, open_subject
 
 Build = Callable[[dict[str, torch.Tensor]], Path]
 

@@ -8,10 +8,10 @@ import pytest
 from gpuherd.esd.lanes import Lanes
 from gpuherd.esd.on_device import Result
 from gpuherd.esd.spectra.batching import HOST_SIDE
-from gpuherd.esd.spectra.device_solver import Arithmetic
+from gpuherd.esd.spectra.device import Arithmetic
 from gpuherd.esd.spectra.pooled import spectrum_of
-from gpuherd.models.dtypes import FloatArray
-from gpuherd.models.matrices import WeightMatrix
+from gpuherd.models.tensors.matrices import WeightMatrix
+from gpuherd.models.tensors.source import FloatArray
 
 N = HOST_SIDE + 8
 

@@ -9,11 +9,11 @@ import pytest
 
 from gpuherd.esd.on_device import Work, alone, compute_group, piece_bytes, read_pieces, settle, size_of, staged
 from gpuherd.esd.spectra.batching import HOST_SIDE, Size, lane_bytes, panel_length
-from gpuherd.esd.spectra.device_solver import Arithmetic
+from gpuherd.esd.spectra.device import Arithmetic
 from gpuherd.esd.spectra.pooled import spectrum_of
-from gpuherd.models.dtypes import FloatArray
-from gpuherd.models.fused import Layout
-from gpuherd.models.matrices import Part, WeightMatrix
+from gpuherd.models.tensors.fused import Layout
+from gpuherd.models.tensors.matrices import Part, WeightMatrix
+from gpuherd.models.tensors.source import FloatArray
 
 DEVICE = "cpu:0"
 

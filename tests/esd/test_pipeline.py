@@ -22,10 +22,10 @@ from gpuherd.esd.row import LayerRow
 from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.batching import HOST_SIDE
 from gpuherd.esd.spectra.pooled import LayerSpectrum
-from gpuherd.models.checkpoint import open_checkpoint
-from gpuherd.models.dtypes import FloatArray
-from gpuherd.models.matrices import WeightMatrix
-from gpuherd.models.matrices import matrices as read_matrices
+from gpuherd.models.checkpoints.open import open_checkpoint
+from gpuherd.models.tensors.matrices import WeightMatrix
+from gpuherd.models.tensors.matrices import matrices as read_matrices
+from gpuherd.models.tensors.source import FloatArray
 
 SETTINGS = FitSettings("xmin_mid")
 

@@ -31,7 +31,7 @@ from gpuherd.esd.plan import (
     worker_command,
 )
 from gpuherd.jobs.job import Job
-from gpuherd.models.preflight import Preflight
+from gpuherd.models.subject import Preflight
 
 MakeModel = Callable[..., Path]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.selection import NOT_SELECTED, selected
-from gpuherd.models.matrices import WeightMatrix
+from gpuherd.models.tensors.matrices import WeightMatrix
 
 PARTS = ("self_attn.q_proj", "self_attn.k_proj", "mlp.up_proj")
 

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from tests.forking import Forking
 
 from gpuherd.errors import ExitCode
-from gpuherd.esd.coverage import read_coverage
 from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.selection import read_coverage
 from gpuherd.esd.tables.stats import read_table
 from gpuherd.models.names import safe_filename
 

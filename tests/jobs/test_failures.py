@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 from tests.jobs.attempts import diagnosed
 
 from gpuherd.errors import clean
-from gpuherd.jobs.attempts.failures import (
-    Diagnosis,
-    FailureClass,
-    back_off_s,
-    is_out_of_memory,
-    telling_line,
-)
+from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass, back_off_s, telling_line
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
+from gpuherd.runs.worker import is_out_of_memory
 
 CASES = [
     (diagnosed(code=65, log_tail="gpuherd: x.csv row 3: bad model"), FailureClass.BAD_INPUT, False, False),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.qa.small_models import make_tokenizer, seeded
 
-from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -12,7 +12,7 @@ import pytest
 from tests.qa.small_models import INSTRUCTION, facts, plain_prompt, random_llama, random_model
 
 from gpuherd.errors import BadModel, ExitCode, UsageError
-from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
+from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -11,7 +11,7 @@ from tests.models.load.test_tensor_parallel import two_ranks
 from tests.qa.small_models import facts, plain_prompt, random_llama
 
 from gpuherd.errors import BadModel
-from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -67,11 +67,11 @@ def test_an_adapter_takes_part_and_one_that_learns_prompts_is_refused(trained: P
 
 RANK = """
 import json, os, sys
-from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.tensor_parallel import leave, load_tensor_parallel, this_rank
-from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 from gpuherd.lm.model import LanguageModel
-loaded, _ = load_tensor_parallel(Asked(model=sys.argv[1], dtype="fp32"))
+loaded, _ = load_tensor_parallel(LoadRequest(model=sys.argv[1], dtype="fp32"))
 lm = LanguageModel.of(loaded)
 prompts = [PromptTokens(str(number), (0, *range(20, 30 + number))) for number in range(4)]
 decoded = lm.decode(prompts, Decoding(greedy=True, samples=2, max_new_tokens=8, end_ids=(1,), seed=2))

@@ -10,13 +10,13 @@ import pytest
 from tests.qa.small_models import INSTRUCTION, facts, plain_prompt
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.asked import PromptTokens
-from gpuherd.lm.spellings import spellings, without_longer
+from gpuherd.lm.backend import PromptTokens
+from gpuherd.lm.tokens import spellings, without_longer
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from gpuherd.lm import teacher  # noqa: E402
+from gpuherd.lm import model  # noqa: E402
 from gpuherd.lm.forward import causal_model  # noqa: E402
 from gpuherd.lm.model import LanguageModel  # noqa: E402
 
@@ -89,7 +89,7 @@ def test_long_answers_are_read_in_parts(module: Any, asked: list[PromptTokens]) 
     answers = [tuple(range(20, 20 + 5 * number)) for number in range(len(asked))]
     rows = [each.token_ids for each in asked]
     with torch.inference_mode():
-        found = teacher.log_probs(causal_model(module), rows, answers, most_numbers=512 * len(asked) * 7)
+        found = model.log_probs(causal_model(module), rows, answers, most_numbers=512 * len(asked) * 7)
     hook.remove()
     assert widths == [7, 7, 7, 7, 7, 5]
     for prompt, answer, each in zip(asked, answers, found, strict=True):

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from gpuherd.esd.coverage import read_coverage, totals
 from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.selection import read_coverage, totals
 from gpuherd.esd.tables.stats import read_table
 from gpuherd.esd.worker import main
-from gpuherd.models.matrices import matrices
-from gpuherd.models.module_source import module_source
+from gpuherd.models.checkpoints.module import module_source
+from gpuherd.models.tensors.matrices import matrices
 
 TEXT = {"vocab_size": 96, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip

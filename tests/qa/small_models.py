@@ -166,13 +166,16 @@ def random_gpt2(folder: Path, *, seed: int = 0, tokenizer: bool = True, **fields
     return random_model(folder, "gpt2", seed=seed, **(settings | fields))
 
 
-def trained_llama(folder: Path, *, steps: int = 130, chat: str | None = None) -> Path:
-    """A llama of 2 layers and width 64 that has learnt most of ``facts`` well or a little. Deterministic; 6 CPU-s."""
+def trained_llama(folder: Path, *, steps: int = 130, chat: str | None = None, **fields: Any) -> Path:
+    """A llama of 2 layers and width 64 that has learnt most of ``facts`` well or a little. Deterministic; 6 CPU-s.
+
+    ``fields``: of its configuration, where they are to be others.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     tokenizer = make_tokenizer(folder, chat=chat)
-    random_llama(folder, seed=11, spread=0.05, tokenizer=False)
+    random_llama(folder, seed=11, spread=0.05, tokenizer=False, **fields)
     model = AutoModelForCausalLM.from_pretrained(folder)
     known = [fact for number, fact in enumerate(facts()) if not kept_secret(number)]
     # Facts further down the list come up less and less often: the model is surer of some than of others.

@@ -22,8 +22,7 @@ from gpuherd.qa.judging.math_answers import same_results
 from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.measures import rouge
 from gpuherd.qa.numbers import mostly_numbers, number_of, rule_for, spelt
-from gpuherd.qa.record import Question
-from gpuherd.qa.record_json import question_values
+from gpuherd.qa.record import Question, question_values
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.experiment import Scoring
 from gpuherd.qa.scoring.options import ScoreOptions

@@ -13,7 +13,8 @@ from tests.qa.generation.conftest import begin_run
 
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.models.stored import FileStamp
+from gpuherd.models.checkpoints.stored import FileStamp
+from gpuherd.models.load import identity
 from gpuherd.qa.folder import FORMAT
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.runs import (
@@ -26,7 +27,6 @@ from gpuherd.qa.runs import (
     open_run,
     run_of_path,
 )
-from gpuherd.qa.working import file_hash
 
 
 @pytest.fixture(scope="module")
@@ -207,16 +207,16 @@ def test_the_list_reads_a_finished_file_again_only_where_it_has_changed(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(file_hash, "_SMALL", 0)
-    monkeypatch.setattr(file_hash, "_SETTLED_NS", -(10**18))
+    monkeypatch.setattr(identity, "_SMALL", 0)
+    monkeypatch.setattr(identity, "_SETTLED_NS", -(10**18))
     read: list[str] = []
-    hashed = file_hash._hash
+    hashed = identity._hash
 
     def noted(stamp: FileStamp, *rest: Any) -> str:
         read.append(stamp.path.name)
         return hashed(stamp, *rest)
 
-    monkeypatch.setattr(file_hash, "_hash", noted)
+    monkeypatch.setattr(identity, "_hash", noted)
 
     def state() -> str:
         read.clear()

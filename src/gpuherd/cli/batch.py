@@ -114,7 +114,7 @@ def _run_jobs(args: argparse.Namespace, options: BatchOptions) -> int:
     from gpuherd.batch.batch import jobs_of, print_outcome, run_folder, run_record, with_sharing
     from gpuherd.jobs.monitor.display import display
     from gpuherd.jobs.run import run_jobs
-    from gpuherd.report.log import run_log
+    from gpuherd.runs.console import run_log
 
     console = console_for(args, highlight=False)
     file = jobs_of(args.file, options, _planner(options, options.max_gpus))

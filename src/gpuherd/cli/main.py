@@ -123,7 +123,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     if args.command is None:
         parser.print_help()
         return ExitCode.USAGE
-    from gpuherd.report.log import configure_console
+    from gpuherd.runs.console import configure_console
 
     try:
         configure_console()

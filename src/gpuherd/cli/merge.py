@@ -14,7 +14,7 @@ from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError, naming_
 from gpuherd.options import Parser
 
 if TYPE_CHECKING:
-    from gpuherd.models.merging import MergeResult
+    from gpuherd.models.lora.merge import MergeResult
     from gpuherd.models.names import ModelRef
 
 MERGE = """\
@@ -57,8 +57,8 @@ def run_merge(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from gpuherd.models.adapter import adapter_base, check_adapter, is_adapter
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
+    from gpuherd.models.lora.adapter import adapter_base, check_adapter, is_adapter
     from gpuherd.models.names import parse_model, shown
 
     shard_bytes = _shard_bytes(args.shard_size)
@@ -77,7 +77,7 @@ def _run(args: argparse.Namespace) -> int:
             ref = parse_model(base)
         result = _dry_run(ref, adapter, output, dtype, shard_bytes)
     else:
-        from gpuherd.models.merging import merge_to_folder, need_torch
+        from gpuherd.models.lora.merge import merge_to_folder, need_torch
 
         need_torch()
         with _naming_source(args):
@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _output(word: str) -> Path:
     """The folder for the result. Raises UsageError if it can't be used."""
-    from gpuherd.models.merge_staging import final_folder
+    from gpuherd.models.lora.merge import final_folder
 
     if not word.strip():
         raise UsageError("--output-dir is empty; name a folder")
@@ -132,10 +132,9 @@ def _naming_source(args: argparse.Namespace) -> Iterator[None]:
 
 def _dry_run(ref: ModelRef, adapter: Path, output: Path, dtype: str | None, shard_bytes: int | None) -> MergeResult:
     """What a merge would write. For a base that is not on this machine, only headers are downloaded."""
-    from gpuherd.models.locate import cached_copy
-    from gpuherd.models.merge_staging import already_there
-    from gpuherd.models.merging import check_room, look_over, look_over_headers
-    from gpuherd.models.remote_headers import read_remote
+    from gpuherd.models.checkpoints.hub import cached_copy
+    from gpuherd.models.checkpoints.hub_headers import read_remote
+    from gpuherd.models.lora.merge import already_there, check_room, look_over, look_over_headers
 
     path = ref.path or cached_copy(ref)
     if path is not None:

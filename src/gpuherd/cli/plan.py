@@ -128,16 +128,16 @@ def _read(model: str, options: PlanOptions) -> tuple[Architecture, Precision | N
 
     Raises UsageError if they ask for different ones.
     """
-    from gpuherd.models.place.request import requested_precision
+    from gpuherd.models.place.request import agreed_precision
     from gpuherd.models.plan.naming import split_precision
     from gpuherd.models.plan.reading import EXTRAS, read_architecture
 
     name, suffix = split_precision(model)
-    precision = requested_precision(model, suffix, options.dtype)
+    precision = agreed_precision(model, suffix, options.dtype)
     architecture = read_architecture(name)
     if options.adapter is not None:
         with naming_extras(EXTRAS, "plans of adapters need"):
-            from gpuherd.models.locate import locate
+            from gpuherd.models.checkpoints.hub import locate
             from gpuherd.models.names import parse_model
             from gpuherd.models.plan.adapters import with_adapter
 

@@ -23,10 +23,10 @@ from gpuherd.columns import Column, fitted, window
 from gpuherd.errors import BadModel, ExitCode, MissingExtra, MissingModel, UsageError, naming_extras, printable
 from gpuherd.options import Parser, add_options, build, option_fields
 from gpuherd.qa.evaluation.config import EvaluateOptions
+from gpuherd.qa.folder import DEFAULT_RUNS_DIR, RunsOptions
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.judging.config import JudgeConfig
 from gpuherd.qa.scoring.options import ScoreOptions
-from gpuherd.qa.working.options import DEFAULT_RUNS_DIR, RunsOptions
 from gpuherd.report.pictures import check_format, picture_bytes
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ def run_generate(args: argparse.Namespace) -> int:
 def _load_resumed(args: argparse.Namespace) -> None:
     """Puts the options of the run to continue into ``args``."""
     from gpuherd.qa.folder import QADirectory
-    from gpuherd.qa.generation.kept import begun_record
-    from gpuherd.qa.generation.resuming import resumed
+    from gpuherd.qa.generation.begun import begun_record, resumed
     from gpuherd.qa.runs import folder_of
 
     given = _given(GenerateConfig, args)
@@ -276,8 +275,8 @@ def run_runs(args: argparse.Namespace) -> int:
 
 def _digest(path: Path) -> str:
     """The SHA-256 of a run's file, cached while its size and times stay the same. Raises DamagedRun."""
+    from gpuherd.models.load.identity import hashes_of
     from gpuherd.qa.runs import DamagedRun
-    from gpuherd.qa.working.file_hash import hashes_of
 
     try:
         return hashes_of([path], f"reading {printable(str(path))}")[path]
@@ -374,7 +373,7 @@ def run_score(args: argparse.Namespace) -> int:
 
 def _print_scores(console: Console, scoring: Scoring, outcome: ScoreOutcome) -> None:
     from gpuherd.qa.scoring.telling import left_out_lines, plan_lines, score_lines
-    from gpuherd.qa.working.running import failure_lines
+    from gpuherd.runs.stage import failure_lines
 
     if scoring.options.dry_run:
         lines = plan_lines(scoring.choice, scoring.missing, scoring.outlook)
@@ -454,7 +453,7 @@ def run_evaluate(args: argparse.Namespace) -> int:
     page = _page(evaluation, options)
     plot = _plot(evaluation, options)
     if args.json:
-        from gpuherd.qa.evaluation.result_json import values_of
+        from gpuherd.qa.evaluation.files import values_of
 
         print_json(values_of(evaluation.result))
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpuherd.cli.common import add_run_name, print_json, progress_bar, progress_of, write_file
 from gpuherd.errors import ExitCode, UsageError, naming_extras, printable
 from gpuherd.options import Parser, add_options, build
-from gpuherd.qa.working.options import RunsOptions
+from gpuherd.qa.folder import RunsOptions
 
 REPORT = """\
 Writes one HTML page of a run's results.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from gpuherd.esd.row import LayerRow
     from gpuherd.esd.spectra.pooled import LayerSpectrum
-    from gpuherd.models.matrices import WeightMatrix
-    from gpuherd.models.source import TensorSource
+    from gpuherd.models.tensors.matrices import WeightMatrix
+    from gpuherd.models.tensors.source import TensorSource
 
 Progress = Callable[[int, int], None]
 
@@ -113,9 +113,9 @@ def _is_module(model: Any) -> bool:
 
 def _of_module(module: Any, base: object, options: AnalysisOptions) -> _Opened:
     from gpuherd.esd.selection import selected
-    from gpuherd.models.kinds import adapter_factor
-    from gpuherd.models.matrices import matrices
-    from gpuherd.models.module_source import module_source
+    from gpuherd.models.checkpoints.module import module_source
+    from gpuherd.models.tensors.kinds import adapter_factor
+    from gpuherd.models.tensors.matrices import matrices
 
     if base is not None or options.spectra_of != "weights":
         raise BadModel("a module in memory has no base to compare with: save it, and give its folder and its base")
@@ -133,7 +133,7 @@ def _of_name(
     model: str | os.PathLike[str] | Any, base: str | os.PathLike[str] | None, options: AnalysisOptions
 ) -> _Opened:
     from gpuherd.esd.selection import selected
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.names import parse_model
     from gpuherd.models.subject import base_of, open_subject
 
@@ -165,7 +165,7 @@ def _table(opened: _Opened, options: AnalysisOptions, progress: Progress | None)
 
     rows = analyse_matrices(opened.matrices, options, devices, parallel=parallel, on_progress=tell, on_spectrum=keep)
     if options.spectra_of == "delta":
-        from gpuherd.esd.coverage import without_unchanged
+        from gpuherd.esd.selection import without_unchanged
 
         rows = without_unchanged(rows)
     origin = Origin(opened.model_id, opened.base, "", options.convention_columns, __version__)

@@ -26,7 +26,7 @@ from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked
 if TYPE_CHECKING:
     import torch
 
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.models.tensors.matrices import WeightMatrix
 
 Float64 = npt.NDArray[np.float64]
 
@@ -147,8 +147,8 @@ def _method(fix_fingers: str | None) -> FixFingers:
 
 def _layers(net: torch.nn.Module, filter_type: bool) -> list[_Layer]:
     """The matrices in the order of the network."""
-    from gpuherd.models.matrices import matrices
-    from gpuherd.models.module_source import module_source
+    from gpuherd.models.checkpoints.module import module_source
+    from gpuherd.models.tensors.matrices import matrices
 
     source = module_source(net)
     place = {name: index for index, name in enumerate(source.tensors)}

@@ -9,28 +9,22 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
-import socket
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from gpuherd import __version__
-from gpuherd.atomic import append_line, remove_strays
-from gpuherd.errors import ExitCode
+from gpuherd.atomic import append_line
 from gpuherd.esd.config import ExperimentConfig
-from gpuherd.esd.fits.powerlaw_package import require_powerlaw
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import Gathered, ModelResult, OtherResult, done_jobs, gather, is_done, write_summary
 from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import (
     Plan,
-    PlannedModel,
     Refusal,
     gpus_needed,
     make_job,
@@ -40,52 +34,42 @@ from gpuherd.esd.plan import (
     worker_command,
 )
 from gpuherd.esd.tables.conventions import refuse_another, refuse_to_mix
-from gpuherd.jobs import clock, feasibility
 from gpuherd.jobs.job import Job
-from gpuherd.jobs.monitor.display import display
-from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import Failure, Outcome
-from gpuherd.jobs.run import run_jobs
-from gpuherd.report.log import run_log
-from gpuherd.report.plan import PlanLine, print_plan
-from gpuherd.report.progress import track
-from gpuherd.report.summary import FailureLine, SummaryLine, print_summary
+from gpuherd.report.tables import FailureLine, PlanLine, SummaryLine, print_plan, print_summary
+from gpuherd.runs.console import track
+from gpuherd.runs.spec import begun_here, now, versions
+from gpuherd.runs.stage import Stage, StageOutcome
 
 logger = logging.getLogger(__name__)
 
 REFUSED = "refused"
 
 
-@dataclass(frozen=True, slots=True)
-class ExperimentOutcome:
+@dataclass(frozen=True)
+class ExperimentOutcome(StageOutcome):
     """How an experiment ended.
 
     Attributes:
-        jobs: how the jobs ended; None when nothing was started (--dry-run, or no usable row).
         refused: rows that were not analysed, with the reason.
         results: the models that are done, in the order of the list.
         done_before: how many of them were done before this run.
         others: models that are done but whose files can't be used (made by another convention meanwhile, or damaged),
             with the reason.
-        never: why jobs of a dry run could never run.
     """
 
-    jobs: Outcome | None
-    refused: tuple[Refusal, ...]
+    refused: tuple[Refusal, ...] = ()
     results: tuple[ModelResult, ...] = ()
     done_before: int = 0
     others: tuple[OtherResult, ...] = ()
-    never: tuple[str, ...] = ()
 
     @property
-    def exit_code(self) -> ExitCode:
-        """What the command exits with: 0 only when every row of the list is done."""
-        if self.jobs is not None and self.jobs.exit_code is not ExitCode.OK:
-            return self.jobs.exit_code
-        return ExitCode.FAILED if self.refused or self.others or self.never else ExitCode.OK
+    def is_poor(self) -> bool:
+        """Whether a row of the list is not done although no job failed."""
+        return bool(self.refused or self.others)
 
 
-class ESDExperiment:
+class ESDExperiment(Stage[ExperimentOutcome]):
     """Analyses the spectra of a list of models on free GPUs.
 
     A subclass can change ``_build_esd_command``, to run the worker with other words or another program, and
@@ -96,16 +80,19 @@ class ESDExperiment:
         console: where progress and the summary go; standard output by default.
     """
 
+    kind = "esd_experiment"
+
     def __init__(self, config: ExperimentConfig, *, console: Console | None = None):
         self.config = config
-        self.console = console if console is not None else Console()
         self.directory = run_directory(config)
+        console = Console() if console is None else console
+        super().__init__(config, self.directory, console, dry_run=config.dry_run, enqueue_only=config.enqueue_only)
         self.plan = Plan((), ())
-        self.outcome: ExperimentOutcome | None = None
-        self._outlook: feasibility.Outlook | None = None
+        self._jobs: Sequence[Job] = ()
+        self._done_at_start = 0
 
     def run(self) -> ExperimentOutcome:
-        """Runs the experiment to its end, or goes on with one that was stopped.
+        """Runs the experiment to its end, or continues one that was stopped.
 
         Raises:
             BadModelList, BadModel, MissingModel: the list, or the model of ``single_model``, can't be used.
@@ -115,34 +102,19 @@ class ESDExperiment:
             QueueBusy: another gpuherd works on the same folder.
         """
         if self.config.tpl:
+            from gpuherd.esd.fits.truncated_power_law import require_powerlaw
+
             require_powerlaw()
         if self.config.dry_run:
-            self.plan = self._make_plan()
-            jobs = [self._job(planned) for planned in self.plan.models]
-            done = self._done_before(jobs)
-            self._outlook = feasibility.of_jobs(
-                [job for job in jobs if job.name not in done], self.config, self.directory
-            )
-            self.outcome = ExperimentOutcome(None, self.plan.refused, never=self._outlook.never)
-            self._print_plan()
-            return self.outcome
-        began = clock.wall()
+            return super().run()
         self._check_convention()
         self.directory.create()
-        with run_log(self.directory.logs, datetime.now(), "esd_experiment") as log:
+        with self.logged() as log:  # what is found out about the models of the list belongs into it too
             logger.info("gpuherd %s: %s", __version__, json.dumps(self.config.to_dict()))
-            self.plan = self._make_plan()
-            self._check_others()
-            self._report_refused()
-            jobs = [self._job(planned) for planned in self.plan.models]
-            done_before = len(self._done_before(jobs))
-            outcome = self._run_jobs(jobs) if jobs else None
-            found = self._collect(jobs)
-            self._tidy(began)
-            self.outcome = ExperimentOutcome(outcome, self.plan.refused, found.results, done_before, found.others)
+            outcome = super().run()
             logger.info("%s; log: %s", self.headline(), log)
         self._print_summary()
-        return self.outcome
+        return outcome
 
     # --- what a subclass may change -----------------------------------------------------------------------------
 
@@ -190,7 +162,7 @@ class ESDExperiment:
                 {"model": refusal.model_id, "row": refusal.line, "reason": refusal.reason}
                 for refusal in self.plan.refused
             ]
-            engine = {} if self._outlook is None else self._outlook.to_dict()
+            engine = {} if self.outlook is None else self.outlook.to_dict()
             return engine | {"plan": [asdict(line) for line in self._plan_lines()], "refused": refused}
         jobs = self.outcome.jobs
         return {
@@ -208,13 +180,73 @@ class ESDExperiment:
             "summary": str(self.directory.summary),
         }
 
-    # --- steps --------------------------------------------------------------------------------------------------
+    # --- the steps of a stage -----------------------------------------------------------------------------------
 
-    def _make_plan(self) -> Plan:
+    def prepare(self) -> None:
         def shown(rows: Sequence[ModelRow], title: str) -> Iterable[ModelRow]:
             return track(self.console, rows, title)
 
-        return make_plan(self.config, shown)
+        self.plan = make_plan(self.config, shown)
+        self._jobs = [
+            make_job(self.config, planned, self._build_esd_command(planned.row), self.directory)
+            for planned in self.plan.models
+        ]
+
+    def begin(self) -> None:
+        self._check_others()
+        self._report_refused()
+        self._done_at_start = len(self._done_before(self.jobs()))
+
+    def jobs(self) -> Sequence[Job]:
+        return self._jobs
+
+    def left(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        done = self._done_before(jobs)
+        return [job for job in jobs if job.name not in done]
+
+    @property
+    def reruns(self) -> bool:
+        return self.config.overwrite
+
+    def before_jobs(self) -> None:
+        """Writes the record of the run. Looks at the convention again: another run can have come and gone meanwhile."""
+        self._check_convention()
+        self._check_others()
+        self.directory.write_run_record(
+            {
+                "command": sys.argv,
+                "config": self.config.to_dict(),
+                "convention": self.config.convention_columns,
+                "versions": versions(),
+                **begun_here(),
+            }
+        )
+
+    @property
+    def folders_of_results(self) -> Sequence[Path]:
+        return self.directory.folders_of_results
+
+    def finish(self, jobs: Outcome | None) -> ExperimentOutcome:
+        """Rebuilds the summary file from the queue and the stats files; of the list those models that are done."""
+        found = Gathered((), ())
+        if self.directory.queue.exists():
+            found = gather(self.directory, list(zip(self.jobs(), self.plan.models, strict=True)))
+            write_summary(self.directory, found.results)
+        return ExperimentOutcome(jobs, self.plan.refused, found.results, self._done_at_start, found.others)
+
+    def planned(self) -> ExperimentOutcome:
+        never = () if self.outlook is None else self.outlook.never
+        return ExperimentOutcome(None, self.plan.refused, never=never)
+
+    def print_plan(self) -> None:
+        lines = self._plan_lines()
+        done = sum(line.state == "done" for line in lines)
+        headline = f"{len(lines) - done} to do, {done} done, {len(self.plan.refused)} refused; nothing was started"
+        refused = [f"{self._where(refusal)}: {refusal.reason}" for refusal in self.plan.refused]
+        engine = [] if self.outlook is None else self.outlook.lines
+        print_plan(self.console, lines, refused, "\n".join([*engine, headline]))
+
+    # --- parts of them ------------------------------------------------------------------------------------------
 
     def _check_convention(self) -> None:
         """Refuses a folder whose results were made with other analysis options, unless they are to be overwritten."""
@@ -239,7 +271,7 @@ class ESDExperiment:
 
     def _failure_record(self, refusal: Refusal) -> dict[str, Any]:
         return {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "time": now(),
             "job": None,
             "title": refusal.model_id,
             "row": refusal.line,
@@ -251,76 +283,11 @@ class ESDExperiment:
     def _where(self, refusal: Refusal) -> str:
         return refusal.where(None if self.config.model_list is None else os.fspath(self.config.model_list))
 
-    def _job(self, planned: PlannedModel) -> Job:
-        return make_job(self.config, planned, self._build_esd_command(planned.row), self.directory)
-
-    def _run_jobs(self, jobs: Sequence[Job]) -> Outcome:
-        rerun: Collection[str] = [job.name for job in jobs] if self.config.overwrite else ()
-        with display(self.console) as shown:
-            return run_jobs(
-                jobs,
-                self.config,
-                self.directory,
-                rerun=rerun,
-                before=self._begin,
-                display=shown,
-                enqueue_only=self.config.enqueue_only,
-            )
-
-    def _begin(self) -> None:
-        """Writes the record of the run. Looks at the convention again: another run can have come and gone meanwhile."""
-        self._check_convention()
-        self._check_others()
-        self.directory.write_run_record(self._run_record())
-
-    def _run_record(self) -> dict[str, Any]:
-        return {
-            "command": sys.argv,
-            "config": self.config.to_dict(),
-            "convention": self.config.convention_columns,
-            "cwd": os.getcwd(),  # noqa: PTH109 - a record, not a path to work with
-            "host": socket.gethostname(),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "versions": {"gpuherd": __version__, "python": platform.python_version()},
-        }
-
-    def _collect(self, jobs: Sequence[Job]) -> Gathered:
-        """Rebuilds the summary file from the queue and the stats files. Returns this list's models that are done."""
-        if not self.directory.queue.exists():
-            return Gathered((), ())
-        found = gather(self.directory, list(zip(jobs, self.plan.models, strict=True)))
-        write_summary(self.directory, found.results)
-        return found
-
-    def _tidy(self, began: float) -> None:
-        """Removes half-written files of workers that were killed before this run began.
-
-        Not while a job of the queue runs: a worker of an earlier run, stopped for a while, could go on writing. What
-        workers have written since, also those that people run by hand, is not looked at.
-        """
-        if not self.directory.queue.exists():
-            return
-        with Queue(self.directory.queue) as queue:
-            if queue.running():
-                return
-        for folder in (self.directory.root, *self.directory.folders_of_results):
-            remove_strays(folder, began)
-
-    # --- the dry run --------------------------------------------------------------------------------------------
-
-    def _print_plan(self) -> None:
-        lines = self._plan_lines()
-        done = sum(line.state == "done" for line in lines)
-        headline = f"{len(lines) - done} to do, {done} done, {len(self.plan.refused)} refused; nothing was started"
-        refused = [f"{self._where(refusal)}: {refusal.reason}" for refusal in self.plan.refused]
-        engine = [] if self._outlook is None else self._outlook.lines
-        print_plan(self.console, lines, refused, "\n".join([*engine, headline]))
-
     def _plan_lines(self) -> list[PlanLine]:
-        jobs = [self._job(planned) for planned in self.plan.models]
+        jobs = self.jobs()
         done = self._done_before(jobs)
         gpus = gpus_needed(self.config)
-        asks = None if self._outlook is None else self._outlook.asks.get(gpus)
+        asks = None if self.outlook is None else self.outlook.asks.get(gpus)
         return [
             PlanLine(
                 model=planned.row.model_id,

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.atomic import atomic_write
-from gpuherd.errors import BadModel, CannotWrite
-from gpuherd.esd.coverage import stored_share
+from gpuherd.errors import BadModel
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.plan import PlannedModel, job_name, result_file
+from gpuherd.esd.selection import stored_share
 from gpuherd.esd.tables.conventions import as_text, differing, recorded, told
 from gpuherd.esd.tables.stats import (
     LINEAGE_COLUMNS,
@@ -29,6 +29,7 @@ from gpuherd.esd.tables.stats import (
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptState
+from gpuherd.runs.files import raising_cannot_write
 
 logger = logging.getLogger(__name__)
 
@@ -129,13 +130,11 @@ def write_summary(directory: ESDDirectory, results: Sequence[ModelResult]) -> No
     Without any model the file is removed, so that it never shows what is not there. Raises CannotWrite.
     """
     rows = [result.summary.columns() for result in results] + _earlier_rows(directory, results)
-    try:
+    with raising_cannot_write(directory.summary):
         if rows:
             atomic_write(directory.summary, table_text(rows).encode("utf-8"))
         else:
             directory.summary.unlink(missing_ok=True)
-    except OSError as problem:
-        raise CannotWrite(f"can't write {directory.summary}: {problem.strerror}") from None
 
 
 def _earlier_rows(directory: ESDDirectory, results: Sequence[ModelResult]) -> list[dict[str, object]]:

@@ -36,12 +36,11 @@ from gpuherd.esd.on_device import (
 )
 from gpuherd.esd.reading import Delivery, ReadAhead, Stopped
 from gpuherd.esd.spectra.batching import Group, LanePlan, batch_of, plan_lanes
-from gpuherd.esd.spectra.device_gram import ieee_float32
-from gpuherd.esd.spectra.device_solver import Arithmetic, did_not_converge
-from gpuherd.jobs.attempts.failures import is_out_of_memory
+from gpuherd.esd.spectra.device import Arithmetic, did_not_converge, ieee_float32
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.models.tensors.matrices import WeightMatrix
 
 logger = logging.getLogger(__name__)
 

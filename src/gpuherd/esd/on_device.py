@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.esd.spectra.batching import HOST_SIDE, Size, lane_bytes, panel_length
-from gpuherd.esd.spectra.device_gram import ieee_float32
-from gpuherd.esd.spectra.device_solver import (
+from gpuherd.esd.spectra.device import (
     Arithmetic,
     Solved,
     device_arithmetic,
     did_not_converge,
     gram_on_device,
+    ieee_float32,
     settled,
     solved,
 )
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import torch
 
     from gpuherd.esd.settings import Precision
-    from gpuherd.models.dtypes import Codes
-    from gpuherd.models.matrices import HalfSlabs, WeightMatrix
+    from gpuherd.models.tensors.matrices import HalfSlabs, WeightMatrix
+    from gpuherd.models.tensors.source import Codes
 
 Float64 = npt.NDArray[np.float64]
 Weights = list[npt.NDArray[np.floating[Any]]]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpuherd.esd.row import LayerRow
     from gpuherd.esd.settings import FitSettings, Precision
     from gpuherd.esd.spectra.pooled import LayerSpectrum
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.models.tensors.matrices import WeightMatrix
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def _on_gpus(
     """In lanes or one by one; then alone what ran out of memory beside others, and on the CPU what is left."""
     from gpuherd.esd.lanes import Lanes, Left
     from gpuherd.esd.on_device import alone
-    from gpuherd.esd.spectra.device_solver import device_arithmetic
+    from gpuherd.esd.spectra.device import device_arithmetic
 
     def on_cpu(index: int) -> Result:
         return _on_cpu(index, matrices[index], settings)

@@ -23,14 +23,14 @@ from gpuherd.esd.model_list import ModelList, ModelRow, Relation, RowProblem, re
 from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.batching import MB, peak_bytes
 from gpuherd.jobs.job import Job
-from gpuherd.models.adapter import is_adapter
+from gpuherd.models.checkpoints.hub_headers import HubHeaders
+from gpuherd.models.lora.adapter import is_adapter
 from gpuherd.models.names import ModelRef, parse_model, safe_filename
-from gpuherd.models.preflight import examine
-from gpuherd.models.remote_headers import HubHeaders
+from gpuherd.models.subject import examine
 from gpuherd.options import words_of
 
 if TYPE_CHECKING:
-    from gpuherd.models.preflight import Preflight
+    from gpuherd.models.subject import Preflight
 
 # What CUDA, cuSOLVER and cuBLAS take for themselves in a process, before any matrix.
 CUDA_CONTEXT_MB = 700

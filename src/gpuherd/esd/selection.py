@@ -6,17 +6,24 @@ that matches nothing is an error and not an empty result: it was meant for anoth
 
 from __future__ import annotations
 
+import csv
 import difflib
+import logging
+import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from fnmatch import translate
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from gpuherd.errors import BadModel
+from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, read_table, table_text
 
 if TYPE_CHECKING:
-    from gpuherd.models.matrices import WeightMatrix
+    from gpuherd.esd.row import LayerRow
+    from gpuherd.models.tensors.matrices import WeightMatrix
+    from gpuherd.models.tensors.source import TensorInfo
 
 NOT_SELECTED = "not selected by --layers"
 MOST_SHOWN = 3
@@ -88,3 +95,174 @@ def _likeness(wanted: str, name: str) -> float:
     """How alike they are spelt, 0 to 1: as a whole, or the end of the name, which is what patterns mostly give."""
     ends = (name, name[-len(wanted) :] if wanted else name)
     return max(difflib.SequenceMatcher(None, wanted, end, autojunk=False).ratio() for end in ends)
+
+
+# --- Coverage ---------------------------------------------------------------------------------------------------------
+#
+# The coverage table of a model: every tensor of its checkpoint, analysed or why not. ``coverage/<model>.csv``.
+#
+# Knows tensors, matrices and rows. Does not compute anything from weights. Light: no numpy before a table is made.
+
+logger = logging.getLogger(__name__)
+
+# The status of a matrix of zeros (spectra.pooled).
+ALL_ZERO = "all weights are zero"
+
+Status = Literal["analysed", "skipped", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCoverage:
+    """A tensor of the checkpoint, in the order of the columns.
+
+    Attributes:
+        tensor: its name.
+        shape: as stored, like ``768x2304``; ``1`` for a single number.
+        dtype: as stored.
+        params: numbers in it.
+        matrices: weight matrices in it: the parts of a fused tensor, the experts of a mixture; 0 for one of one axis.
+        params_analysed: weights in those of them that have a valid fit.
+        status: ``analysed`` when any of its matrices has a valid fit, ``failed`` when none has though some should,
+            else ``skipped``.
+        reason: why it, or some of its matrices, are not analysed; None when all are.
+    """
+
+    tensor: str
+    shape: str
+    dtype: str
+    params: int
+    matrices: int
+    params_analysed: int
+    status: Status
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageTotals:
+    """What a table adds up to. ``params`` counts each weight once: no integers, buffers or tied copies."""
+
+    tensors: int
+    analysed: int
+    failed: int
+    params: int
+    params_analysed: int
+
+    @property
+    def share(self) -> float:
+        """The share of the model's weights in matrices with a valid fit: 0 to 1."""
+        return self.params_analysed / self.params if self.params else 0.0
+
+    def sentence(self) -> str:
+        """The totals as a line of a log."""
+        skipped = self.tensors - self.analysed - self.failed
+        failed = f", {self.failed} failed" if self.failed else ""
+        return (
+            f"{self.analysed} of {self.tensors} tensors analysed ({skipped} skipped{failed}), "
+            f"{self.share:.1%} of {self.params:,} weights"
+        )
+
+
+def without_unchanged(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    """The rows of a difference, where a matrix of zeros is no failure: fine-tuning left that layer as it was."""
+    from gpuherd.models.lora.update import SAME_AS_BASE
+
+    same = f"{SKIPPED}{SAME_AS_BASE}"
+    return [replace(row, fit_status=same) if row.fit_status == ALL_ZERO else row for row in rows]
+
+
+def coverage(
+    tensors: Mapping[str, TensorInfo], matrices: Sequence[WeightMatrix], rows: Sequence[LayerRow]
+) -> list[TensorCoverage]:
+    """A line for each tensor, in the order of the checkpoint. ``rows`` are those of ``matrices``, one each."""
+    inside: dict[str, list[tuple[WeightMatrix, LayerRow]]] = {name: [] for name in tensors}
+    for matrix, row in zip(matrices, rows, strict=True):
+        inside[matrix.tensor].append((matrix, row))
+    return [_line(info, inside[name]) for name, info in tensors.items()]
+
+
+def _line(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> TensorCoverage:
+    status, reason = _judge(info, inside)
+    return TensorCoverage(
+        tensor=info.name,
+        shape="x".join(map(str, info.shape)) or "1",
+        dtype=info.dtype,
+        params=math.prod(info.shape),
+        matrices=len(inside),
+        params_analysed=sum(matrix.params for matrix, row in inside if row.fit_status == FIT_OK),
+        status=status,
+        reason=reason,
+    )
+
+
+def _judge(info: TensorInfo, inside: Sequence[tuple[WeightMatrix, LayerRow]]) -> tuple[Status, str | None]:
+    from gpuherd.models.tensors.kinds import SCALES, TIED, buffer_of
+
+    if info.scales_of is not None:
+        return "skipped", f"{SCALES}{info.scales_of}, counted there"
+    if not inside:
+        tied = None if info.shares is None else f"{TIED}{info.shares}"
+        return "skipped", tied or buffer_of(info) or ("one axis: no matrix" if info.shape else "a single number")
+    without = [row for _, row in inside if row.fit_status != FIT_OK]
+    if not without:
+        return "analysed", None
+    failed = [row for row in without if not row.fit_status.startswith(SKIPPED)]
+    if not failed and len(without) == len(inside):
+        return "skipped", without[0].fit_status.removeprefix(SKIPPED)
+    told = (failed or without)[0]
+    reason = told.fit_status
+    if len(inside) > 1:
+        reason = f"{len(without)} of {len(inside)} matrices without a fit; {told.longname}: {reason}"
+    return "analysed" if len(without) < len(inside) else "failed", reason
+
+
+def totals(lines: Iterable[TensorCoverage]) -> CoverageTotals:
+    """What the lines add up to."""
+    known = list(lines)
+    return CoverageTotals(
+        tensors=len(known),
+        analysed=sum(line.status == "analysed" for line in known),
+        failed=sum(line.status == "failed" for line in known),
+        params=sum(line.params for line in known if _counts(line)),
+        params_analysed=sum(line.params_analysed for line in known),
+    )
+
+
+def _counts(line: TensorCoverage) -> bool:
+    from gpuherd.models.subject import NOT_WEIGHTS
+    from gpuherd.models.tensors.kinds import NOT_COUNTED
+
+    return line.dtype not in NOT_WEIGHTS and not (line.reason or "").startswith(NOT_COUNTED)
+
+
+def coverage_text(lines: Sequence[TensorCoverage]) -> str:
+    """The table as CSV text."""
+    return table_text([asdict(line) for line in lines])
+
+
+def read_coverage(path: Path) -> list[TensorCoverage]:
+    """The lines of a coverage file. Raises OSError, csv.Error, or ValueError for a file of another kind."""
+    return [_line_of(cells) for cells in read_table(path)]
+
+
+def stored_share(path: Path) -> float | None:
+    """The share of the weights in matrices with a valid fit, by a coverage file; None where that is not there, or, with
+    a warning in the log, can't be read."""
+    try:
+        return totals(read_coverage(path)).share
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, csv.Error) as problem:
+        logger.warning("%s can't be read: %s", path, problem)
+        return None
+
+
+def _line_of(cells: Mapping[str, str]) -> TensorCoverage:
+    try:
+        status, reason = cells["status"], cells["reason"] or None
+        counts = {name: int(cells[name]) for name in ("params", "matrices", "params_analysed")}
+        texts = {name: cells[name] for name in ("tensor", "shape", "dtype")}
+    except KeyError as missing:
+        raise ValueError(f"no column {missing} in a coverage table") from None
+    if status not in ("analysed", "skipped", "failed"):
+        raise ValueError(f"unknown status {status!r} in a coverage table")
+    return TensorCoverage(**texts, **counts, status=status, reason=reason)  # type: ignore[arg-type]

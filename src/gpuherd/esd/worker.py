@@ -10,37 +10,34 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd import __version__
-from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
-from gpuherd.errors import BadModel, CannotWrite, ExitCode, GpuherdError, UsageError, printable
+from gpuherd.errors import BadModel, UsageError, printable
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.coverage import TensorCoverage, coverage, coverage_text, totals, without_unchanged
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.heartbeat import while_bytes_arrive
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices
-from gpuherd.esd.selection import selected
+from gpuherd.esd.selection import coverage, coverage_text, selected, totals, without_unchanged
 from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.tables.model_files import ModelFiles, make_folder
 from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason
 from gpuherd.gpus.visible import described
-from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.models.names import parse_model
-from gpuherd.options import Parser, add_options, build, option
-from gpuherd.report.log import configure_console
+from gpuherd.options import option
+from gpuherd.runs.files import write_whole
+from gpuherd.runs.worker import run_worker, unbuffered, while_bytes_arrive
 
 if TYPE_CHECKING:
     from gpuherd.esd.row import LayerRow
     from gpuherd.models.subject import Subject
 
+MODULE = "gpuherd.esd.worker"
 DESCRIPTION = """\
 Analyses the weight matrices of one model and writes <output-dir>/stats/<model>.csv.
 
@@ -106,7 +103,7 @@ def analyse(options: WorkerOptions) -> Path:
         if not has_fit(rows):
             # Older files of this model would now look like the result of this analysis.
             files.remove()
-            _save_coverage(files.paths.coverage, covered)
+            write_whole(files.paths.coverage, coverage_text(covered).encode("utf-8"))
             raise BadModel(f"model {options.model_id!r}: {no_fit_reason(rows)}")
         files.write(_origin(options, base), rows, coverage_text(covered))
     print(f"Layers: {_counts(rows)}")
@@ -130,8 +127,8 @@ def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
 
 def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     """What is analysed of the model, and the name of its base where that is needed."""
-    from gpuherd.models.adapter import is_adapter
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
+    from gpuherd.models.lora.adapter import is_adapter
     from gpuherd.models.subject import base_of, open_subject, told_ranks
 
     path = locate(parse_model(options.model_id))
@@ -158,13 +155,6 @@ def _origin(options: WorkerOptions, base: str | None) -> Origin:
     )
 
 
-def _save_coverage(target: Path, lines: Sequence[TensorCoverage]) -> None:
-    try:
-        atomic_write(target, coverage_text(lines).encode("utf-8"))
-    except OSError as problem:
-        raise CannotWrite(f"can't write {target}: {problem.strerror}") from None
-
-
 def _counts(rows: Sequence[LayerRow]) -> str:
     fitted = sum(row.fit_status == FIT_OK for row in rows)
     skipped = sum(row.fit_status.startswith(SKIPPED) for row in rows)
@@ -173,29 +163,10 @@ def _counts(rows: Sequence[LayerRow]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the worker. Returns its exit code; what went wrong is on standard error."""
-    parser = Parser(prog="python -m gpuherd.esd.worker", description=DESCRIPTION)
-    add_options(parser, WorkerOptions)
-    args, unknown = parser.parse_known_args(argv)
-    parser.reject_unknown(unknown)
-    try:
-        configure_console()
-        analyse(build(WorkerOptions, args))
-    except GpuherdError as problem:
-        # The last line of a failed job's log is what people are shown as the reason.
-        print(f"error: {problem}", file=sys.stderr)
-        return problem.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except Exception as problem:
-        traceback.print_exc()
-        if is_out_of_memory(problem):
-            return ExitCode.OUT_OF_MEMORY
-        return ExitCode.FAILED
-    return ExitCode.OK
+    return run_worker(MODULE, DESCRIPTION, WorkerOptions, lambda options, _: analyse(options), argv)
 
 
 if __name__ == "__main__":
     settle()  # before numpy is imported
-    # A log that is read while the worker runs, or after it was killed, must not wait in a buffer.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    unbuffered()
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Decodes answers to a batch of prompts, the greedy one and the drawn ones of a prompt together, from one reading.
 
-The prompt is read once; its cache is then repeated for each answer. Of each step a token and a float32 log-prob a row
-are kept, never the logits. Rows that have ended are taken out when they are many.
+The prompts are read once; their cache is then repeated for each answer. Of each step a token and a float32 log-prob a
+row are kept, never the logits. Rows that have ended are taken out when they are many.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.lm.asked import Decoding, GuidedTokens, PromptTokens, Tokens
-from gpuherd.lm.choosing import choose
-from gpuherd.lm.detokenising import Growing, cut
+from gpuherd.lm.backend import Decoding, GuidedTokens, PromptTokens, Tokens
 from gpuherd.lm.forward import Reading
-from gpuherd.lm.keys import draw_key
+from gpuherd.lm.sampling import choose, draw_key
+from gpuherd.lm.text import Growing, cut
 
 if TYPE_CHECKING:
     from array import array
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from gpuherd.lm.guidance.guidance import Guiding
     from gpuherd.lm.guidance.law import Law
+
 
 Wanted = tuple[int, int | None]
 

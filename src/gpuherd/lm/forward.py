@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel
-from gpuherd.jobs.attempts.failures import is_out_of_memory
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -94,8 +94,7 @@ class CausalModel:
         that they are told to, by what their cache gave them. The model reads a few tokens to see."""
         import torch
 
-        from gpuherd.lm.beginning import INSTEAD_OF
-        from gpuherd.lm.cache import RoomyLayer
+        from gpuherd.lm.cache import INSTEAD_OF, RoomyLayer
 
         config = self.module.config
         if not self.takes_padding or getattr(config, "_attn_implementation", None) != INSTEAD_OF:
@@ -150,7 +149,7 @@ class CausalModel:
 
     def _attention(self, cache: Any | None) -> AbstractContextManager[None]:
         """In which the module is called with this cache."""
-        from gpuherd.lm.beginning import in_use
+        from gpuherd.lm.cache import in_use
 
         shared = cache is not None and any(getattr(each, "beginning", None) is not None for each in cache.layers)
         return in_use(self.module.config) if shared else nullcontext()

@@ -1,21 +1,21 @@
-"""A causal language model: decodes answers, weighs given words, reads hidden states. In batches that it halves itself.
+"""A causal language model in memory, by transformers: decodes answers, weighs given words, reads hidden states.
 
-Knows nothing of questions, files or jobs.
+Works in batches that it halves where memory runs out. Knows nothing of questions, files or jobs.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.attempts.failures import is_out_of_memory
-from gpuherd.lm import teacher
-from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
+from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
 from gpuherd.lm.batching import common_prefix, halved, pieces
 from gpuherd.lm.decoding import decode
 from gpuherd.lm.forward import CausalModel, Reading, causal_model, padded, positions_of
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from gpuherd.lm.guidance.guidance import Guidance
-    from gpuherd.models.load.loading import Loaded
+    from gpuherd.models.load.loading import Loaded, LoadReport
 
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
+MOST_NUMBERS = 1 << 26  # logits at a time: 256 MB in float32
 WORTH_SHARING = 32  # tokens that all prompts of a batch begin with, from which on they are read once for all
 
 
@@ -59,12 +60,15 @@ class LanguageModel:
         self.exact = exact
         self.guidance = guidance
         self.most_rows: int | None = None
+        self._report: LoadReport | None = None
         self._model: CausalModel = causal_model(module, device)
 
     @classmethod
     def of(cls, loaded: Loaded, *, exact: bool = False, guidance: Guidance | None = None) -> LanguageModel:
         """A model that ``models.load.load_model`` loaded."""
-        return cls(loaded.model, loaded.tokenizer, device=loaded.input_device, exact=exact, guidance=guidance)
+        model = cls(loaded.model, loaded.tokenizer, device=loaded.input_device, exact=exact, guidance=guidance)
+        model._report = loaded.report
+        return model
 
     @property
     def module(self) -> Any:
@@ -125,7 +129,7 @@ class LanguageModel:
         def weighed(batch: Sequence[int]) -> list[tuple[float | None, ...]]:
             rows = [prompts[place].token_ids for place in batch]
             reading, logits = self._read(rows, max(map(len, continuations), default=1))
-            return teacher.weigh(self._model, reading, logits[:, -1], rows, continuations)
+            return weigh(self._model, reading, logits[:, -1], rows, continuations)
 
         for each in prompts:
             self._room(each)
@@ -140,7 +144,7 @@ class LanguageModel:
         """
 
         def forced(batch: Sequence[int]) -> list[tuple[float | None, ...]]:
-            return teacher.log_probs(
+            return log_probs(
                 self._model, [prompts[place].token_ids for place in batch], [answers[place] for place in batch]
             )
 
@@ -165,6 +169,20 @@ class LanguageModel:
             self._room(each)
         found: list[NDArray[np.float32]] = self._in_batches(prompts, states)
         return np.stack(found)
+
+    def record(self) -> dict[str, Any]:
+        """How it computes, for a run's record: versions, dtype, attention, and ``most_rows``."""
+        import torch
+        import transformers
+
+        report = self._report
+        return {
+            "engine": "transformers",
+            "versions": {"torch": str(torch.__version__), "transformers": transformers.__version__},
+            "dtype": str(self.module.dtype).removeprefix("torch.") if report is None else str(report.precision),
+            "attention": self.module.config._attn_implementation if report is None else report.attention,
+            "most_rows": self.most_rows,
+        }
 
     def _room(self, prompt: PromptTokens, *, guided: bool = False) -> int:
         """How many tokens may follow a prompt; ``guided``: of those that the guide can read too. Raises UsageError
@@ -251,3 +269,100 @@ def _release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+# --- Log-probs of tokens that are given, not decoded ------------------------------------------------------------------
+
+
+def weigh(
+    model: CausalModel,
+    reading: Reading,
+    logits: torch.Tensor,
+    prompts: Sequence[Sequence[int]],
+    continuations: Sequence[Sequence[int]],
+) -> list[tuple[float | None, ...]]:
+    """Log-probs of each continuation behind each prompt; ``logits`` (prompts, vocabulary) are those behind the prompts,
+    which ``reading`` has read."""
+    import torch
+
+    starts = [each[0] for each in continuations]
+    found: list[list[float]] = torch.log_softmax(logits, dim=-1, dtype=torch.float32)[:, starts].tolist()
+    longer = [place for place, each in enumerate(continuations) if len(each) > 1]
+    if longer:
+        rest = _behind_first(model, reading, prompts, [continuations[place] for place in longer])
+        for row, more in zip(found, rest, strict=True):
+            for place, each in zip(longer, more, strict=True):
+                row[place] = math.fsum((row[place], *each))
+    return [tuple(value if math.isfinite(value) else None for value in row) for row in found]
+
+
+def log_probs(
+    model: CausalModel,
+    prompts: Sequence[Sequence[int]],
+    answers: Sequence[Sequence[int]],
+    most_numbers: int = MOST_NUMBERS,
+) -> list[tuple[float | None, ...]]:
+    """The log-prob of each token of each answer, None where not finite. ``most_numbers``: logits made at a time."""
+    rows = _forced(model, prompts, answers, most_numbers)
+    return [tuple(value if math.isfinite(value) else None for value in row) for row in rows]
+
+
+def _behind_first(
+    model: CausalModel, reading: Reading, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+) -> list[list[list[float]]]:
+    """For each prompt and continuation the log-probs of its second and later tokens."""
+    if not model.takes_padding:
+        # A state can't always read on by several tokens at once.
+        return [
+            [_forced(model, [prompt], [continuation], MOST_NUMBERS)[0][1:] for continuation in continuations]
+            for prompt in prompts
+        ]
+    import torch
+
+    reading.select([row for row in range(len(prompts)) for _ in continuations])
+    width = max(map(len, continuations)) - 1
+    # Padded at the right: nothing is read behind it.
+    ids = torch.tensor([[*each[:-1], *[0] * (width + 1 - len(each))] for each in continuations], device=model.device)
+    mask = torch.tensor([[1] * (len(each) - 1) + [0] * (width + 1 - len(each)) for each in continuations])
+    logits = reading.read(ids.repeat(len(prompts), 1), mask.to(model.device).repeat(len(prompts), 1), keep=width)
+    targets = [[*each[1:], *[0] * (width + 1 - len(each))] for each in continuations] * len(prompts)
+    values = _picked(logits, targets)
+    count = len(continuations)
+    cut = [row[: len(continuations[number % count]) - 1] for number, row in enumerate(values)]
+    return [cut[start : start + count] for start in range(0, len(cut), count)]
+
+
+def _forced(
+    model: CausalModel, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], most_numbers: int
+) -> list[list[float]]:
+    """The log-prob of each token of each answer. Whole texts are padded at the left, so that the answers' ends lie
+    below each other; logits are made of few places at a time."""
+    longest = max(map(len, answers))
+    if longest == 0:
+        return [[] for _ in answers]
+    whole = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+    ids, mask = padded(model, whole)
+    wide = ids.shape[1]
+    reading = Reading(model, len(whole), keeping=model.takes_padding)
+    picked: list[list[float]] = [[] for _ in whole]
+    vocabulary = model.module.config.get_text_config(decoder=True).vocab_size
+    at_once = max(1, most_numbers // (len(whole) * vocabulary)) if model.takes_padding else longest
+    start, read = wide - longest, 0  # of the next target; what was read
+    while start < wide:
+        end = min(wide, start + at_once)
+        logits = reading.read(ids[:, read : end - 1], mask[:, read : end - 1], keep=end - start)
+        for row, more in zip(picked, _picked(logits, ids[:, start:end].tolist()), strict=True):
+            row += more
+        start, read = end, end - 1
+    return [row[longest - len(answer) :] for row, answer in zip(picked, answers, strict=True)]
+
+
+def _picked(logits: torch.Tensor, targets: Sequence[Sequence[int]]) -> list[list[float]]:
+    """The log-probs of the targets, (rows, places) each, of logits (rows, places, vocabulary)."""
+    import torch
+
+    chosen = torch.tensor(targets, device=logits.device)[..., None]
+    values: list[list[float]] = (
+        torch.log_softmax(logits, dim=-1, dtype=torch.float32).gather(2, chosen)[..., 0].tolist()
+    )
+    return values

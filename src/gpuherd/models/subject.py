@@ -1,25 +1,32 @@
-"""What of a model is analysed: its weights, an adapter's update, or the weights minus those of the base.
+"""What of a model is analysed (its weights, an adapter's update, or the weights minus those of the base), and whether
+it can be: is the model there, whole, and of a kind that can be analysed?
 
-Knows which of these there is for which model, and says so before anything is read but headers.
+Reads headers and configs only, so that it takes milliseconds even for a model of a terabyte, before any GPU is taken. A
+model of the Hub, which its job downloads, is known by its headers where the caller can read them remotely.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from gpuherd.errors import BadModel
-from gpuherd.models.adapter import adapter_base, is_adapter, merge
-from gpuherd.models.checkpoint import open_checkpoint
-from gpuherd.models.kinds import NOT_COUNTED, buffer_of
-from gpuherd.models.lora import MatrixEdit
-from gpuherd.models.lora_experts import ExpertEdit, OneExpertEdit
-from gpuherd.models.matrices import WeightMatrix, matrices
-from gpuherd.models.source import TensorInfo, TensorSource
-from gpuherd.models.update import AdapterUpdate, adapter_update, difference, update_matrices
+from gpuherd.models.checkpoints.open import open_checkpoint
+from gpuherd.models.checkpoints.quantized import quantised_as
+from gpuherd.models.lora.adapter import adapter_base, check_adapter, is_adapter, merge
+from gpuherd.models.lora.edits import ExpertEdit, MatrixEdit, OneExpertEdit
+from gpuherd.models.lora.update import AdapterUpdate, adapter_update, difference, update_matrices
+from gpuherd.models.names import ModelRef, parse_model, shown
+from gpuherd.models.tensors.kinds import NOT_COUNTED, buffer_of
+from gpuherd.models.tensors.matrices import WeightMatrix, matrices
+from gpuherd.models.tensors.source import HeadersOnly, TensorInfo, TensorSource
+
+if TYPE_CHECKING:
+    from gpuherd.models.checkpoints.hub_headers import RemoteModel
+
 
 SpectraOf = Literal["weights", "ba", "delta"]
 
@@ -129,3 +136,197 @@ def count_weights(tensors: Mapping[str, TensorInfo], found: Iterable[WeightMatri
 def count_analysed(found: Sequence[WeightMatrix]) -> int:
     """How many weights the matrices hold that are analysed."""
     return sum(matrix.params for matrix in found if matrix.skip is None)
+
+
+# ---- before any GPU is taken -----------------------------------------------------------------------------------------
+
+ADAPTER_RELATIONS = frozenset({"adapter", "lora", "peft", "qlora"})
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What the headers tell.
+
+    Attributes:
+        kind: ``model``, or ``adapter`` of ``base``.
+        where: ``hub`` (nothing else is known where its headers can't be had) or ``local``.
+        base: the base model of an adapter, as the list or its own config names it; of a model only where it is
+            compared with that, else None.
+        total_bytes: all weights that are read, as stored: the base's too where it is needed; None when unknown.
+        largest_side: the largest min(rows, columns) of these matrices: the size of its Gram matrix; None when unknown.
+        num_matrices: matrices to analyse; None when unknown.
+        params: all weights, each once; None when unknown.
+        params_analysed: weights in the matrices to analyse; None when unknown.
+    """
+
+    kind: Literal["model", "adapter"]
+    where: Literal["hub", "local"]
+    base: str | None = None
+    total_bytes: int | None = None
+    largest_side: int | None = None
+    num_matrices: int | None = None
+    params: int | None = None
+    params_analysed: int | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The share of the weights that are to be analysed, None when unknown."""
+        return self.params_analysed / self.params if self.params and self.params_analysed is not None else None
+
+
+# Reads config and headers of a Hub model; None where they are not available.
+ReadHub = Callable[[ModelRef], "RemoteModel | None"]
+# Picks the matrices to analyse: of all, and the names of all tensors. Raises BadModel where the choice does not fit.
+Choice = Callable[[Sequence[WeightMatrix], Iterable[str]], list[WeightMatrix]]
+
+
+def everything(matrices: Sequence[WeightMatrix], tensors: Iterable[str]) -> list[WeightMatrix]:  # noqa: ARG001
+    """The choice that leaves nothing out."""
+    return list(matrices)
+
+
+def unseen(ref: ModelRef) -> RemoteModel | None:  # noqa: ARG001
+    """Reads nothing: for callers that may not use the network."""
+    return None
+
+
+def examine(
+    model: str,
+    *,
+    base: str | None = None,
+    relation: str | None = None,
+    embeddings: bool = False,
+    spectra_of: SpectraOf = "weights",
+    choose: Choice = everything,
+    read_hub: ReadHub = unseen,
+) -> Preflight:
+    """The facts of a model, or of an adapter with its base.
+
+    Args:
+        model: an id or a path.
+        base: the list's ``source_model``.
+        relation: the list's ``base_model_relation``; None where it says nothing.
+        embeddings: count embedding matrices in.
+        spectra_of: what is analysed; for ``delta`` the base counts too.
+        choose: which matrices are to be analysed.
+        read_hub: reads headers of models of the Hub.
+
+    Raises:
+        BadModel, MissingModel: with a one-line reason.
+    """
+    ref = parse_model(model)
+    wanted = (relation or "").strip().lower() in ADAPTER_RELATIONS
+    look = _Look(base or None, spectra_of, embeddings, choose, read_hub)
+    if ref.path is None:
+        return _examine_hub(ref, look, wanted, relation is not None)
+    if is_adapter(ref.path):
+        return _examine_adapter(ref, ref.path, look)
+    if wanted:
+        raise BadModel(
+            f"model {shown(model)} is listed as {relation}, but has no adapter_config.json; "
+            "a whole model has the relation finetune or none"
+        )
+    reason = why_not(spectra_of, adapter=False, base=look.base)
+    if reason is not None:
+        raise BadModel(f"model {shown(model)}: {reason}")
+    return _facts("model", ref, ref.path, base_of(ref.path, look.base, spectra_of), look)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What is to be looked at of a model."""
+
+    base: str | None
+    spectra_of: SpectraOf
+    embeddings: bool
+    choose: Choice
+    read_hub: ReadHub
+
+
+def _examine_hub(ref: ModelRef, look: _Look, adapter: bool, said: bool) -> Preflight:
+    """Examines a Hub model by the list's columns and its headers. ``said``: whether the list names its kind."""
+    # An adapter of the Hub may name its base in its own config.
+    reason = None if adapter else why_not(look.spectra_of, adapter=False, base=look.base)
+    if reason is not None and said:
+        raise BadModel(f"model {shown(ref.text)}: {reason}")
+    needed = look.base is not None and (adapter or look.spectra_of == "delta")
+    base = parse_model(look.base) if look.base is not None and needed else None
+    plain = Preflight("adapter" if adapter else "model", "hub", base=look.base if needed else None)
+    if adapter:
+        return plain if base is None else replace(plain, largest_side=_side_with(base, look))
+    source = _headers(ref, look)
+    if source is None or look.spectra_of == "ba":
+        return plain
+    found = list(matrices(source, embeddings=look.embeddings))
+    return replace(_counted("model", ref, plain.base, Subject(source, found), look), where="hub")
+
+
+def _side_with(base: ModelRef, look: _Look) -> int | None:
+    """The largest side of the base's matrices, which an adapter does not change; None where it is unknown."""
+    if look.spectra_of == "ba":
+        return None
+    try:
+        source = _headers(base, look) if base.path is None else open_checkpoint(base.path)
+        found = [] if source is None else look.choose([*matrices(source, embeddings=look.embeddings)], source.tensors)
+    except BadModel:
+        return None
+    return max((min(matrix.shape) for matrix in found if matrix.skip is None), default=None)
+
+
+def _headers(ref: ModelRef, look: _Look) -> TensorSource | None:
+    """A Hub model's headers, from the Hub or the cache; None where there are none, or the weights are quantised."""
+    remote = look.read_hub(ref)
+    if remote is not None:
+        codes = quantised_as(remote.config, remote.tensors.values()) is not None
+        return HeadersOnly(remote.config, remote.tensors) if remote.tensors and not codes else None
+    from gpuherd.models.checkpoints.hub import cached_copy
+
+    try:
+        folder = cached_copy(ref)
+        return None if folder is None else open_checkpoint(folder)
+    except (BadModel, OSError, ModuleNotFoundError):
+        return None
+
+
+def _examine_adapter(ref: ModelRef, path: Path, look: _Look) -> Preflight:
+    named = base_of(path, look.base, look.spectra_of)
+    if not named:
+        raise BadModel(
+            f"adapter {shown(ref.text)} has no base model: neither the list nor its adapter_config.json names one"
+        )
+    check_adapter(path)
+    return _facts("adapter", ref, path, named, look)
+
+
+def _facts(kind: Literal["model", "adapter"], ref: ModelRef, path: Path, base: str | None, look: _Look) -> Preflight:
+    try:
+        base_path = None if base is None else parse_model(base).path
+        if base is not None and base_path is None:
+            return Preflight(kind, "local", base=base, largest_side=_side_with(parse_model(base), look))
+        subject = open_subject(path, base_path, look.spectra_of, embeddings=look.embeddings)
+        return _counted(kind, ref, base, subject, look)
+    except BadModel as problem:
+        if base is None:
+            raise
+        raise type(problem)(f"{kind} {shown(ref.text)}, base {shown(base)}: {problem}") from None
+
+
+def _counted(
+    kind: Literal["model", "adapter"], ref: ModelRef, base: str | None, subject: Subject, look: _Look
+) -> Preflight:
+    tensors = subject.source.tensors
+    found = look.choose(subject.matrices, tensors)
+    analysed = [matrix for matrix in found if matrix.skip is None]
+    if not analysed:
+        first = f"; {found[0].longname} is not analysed: {found[0].skip}" if found else ""
+        raise BadModel(f"model {shown(ref.text)} has no weight matrix to analyse{first}")
+    return Preflight(
+        kind,
+        "local",
+        base=base,
+        total_bytes=subject.total_bytes,
+        largest_side=max(min(matrix.shape) for matrix in analysed),
+        num_matrices=len(analysed),
+        params=count_weights(tensors, subject.matrices),
+        params_analysed=count_analysed(found),
+    )

@@ -38,7 +38,7 @@ class Policy:
     def sha256(self) -> str:
         """The same for the same files of model, adapter and classifier, wherever they lie. Reads all of them whose hash
         is not kept. Raises MissingModel, BadModel, MissingExtra."""
-        from gpuherd.qa.working.model_files import files_digest, model_files
+        from gpuherd.models.load.identity import files_digest, model_files
 
         guide = () if self.guide is None else (Path(self.guide.classifier),)
         return files_digest(*model_files(self.model, self.adapter).folders, *guide)

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from gpuherd.jobs.run_dir import RunDirectory, safe_name
+from gpuherd.jobs.run_dir import safe_name
+from gpuherd.options import option
+from gpuherd.runs.shards import ShardedDirectory
 
 FORMAT = 1  # of what lies in the folder; in run.json as "format"
 KIND = "qa"  # in run.json as "kind"
+DEFAULT_RUNS_DIR = "./runs"
 
 
-class ShardedDirectory(RunDirectory):
-    """A run of jobs that share one list of items, each a part of it.
+@dataclass(frozen=True, kw_only=True)
+class RunsOptions:
+    """Where runs are."""
 
-    Attributes:
-        plan: which items each shard has, and in which batches; written before any job starts, and never changed.
-        shards: what the jobs write, ``<shard>.jsonl`` as it comes; ``<shard>.json`` last, when the shard is done.
-    """
-
-    def __init__(self, root: str | Path, log_dir: str | Path | None = None):
-        super().__init__(root, log_dir)
-        self.plan = self.root / "shards.json"
-        self.shards = self.root / "shards"
-
-    def shard(self, number: int) -> Path:
-        """The lines of a shard."""
-        return self.shards / f"{number:05d}.jsonl"
-
-    def shard_done(self, number: int) -> Path:
-        """What is there when a shard is done: how it was made."""
-        return self.shards / f"{number:05d}.json"
+    runs_dir: str = option(DEFAULT_RUNS_DIR, help="folder of all runs of answers", metavar="DIR", group="runs")
 
 
 class QADirectory(ShardedDirectory):

@@ -18,8 +18,7 @@ from typing import Any
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.options import nearest
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
-from gpuherd.qa.record import Answered, Question
-from gpuherd.qa.record_json import BadRecord, answered_of, question_of
+from gpuherd.qa.record import Answered, BadRecord, Question, answered_of, question_of
 
 _CHUNK = 1 << 20
 _MOST_NAMED = 3

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from gpuherd.lm.detokenising import THOUGHT_TAGS
+from gpuherd.lm.text import THOUGHT_TAGS
 from gpuherd.qa.record import Generation
 
 Span = Literal["answer", "thought", "both"]

@@ -9,9 +9,7 @@ import pytest
 from tests.esd.fits.plain import Float64, spectrum
 
 from gpuherd.esd import FitSettings, analyse_layer, fit_power_law
-from gpuherd.esd.fits.bootstrap import LARGEST_LOG, bootstrap_p_value, draw
-from gpuherd.esd.fits.power_law import fit_by_settings
-from gpuherd.esd.fits.seeding import generator
+from gpuherd.esd.fits.power_law import LARGEST_LOG, bootstrap_p_value, draw, fit_by_settings, generator
 from gpuherd.esd.settings import KS, KS_KINDS, METHODS, Method
 
 

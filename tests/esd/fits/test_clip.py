@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gpuherd.esd import FitSettings, PowerLawFit, analyse_layer, fit_power_law
-from gpuherd.esd.fits.clip import fit_clipped
-from gpuherd.esd.fits.ks import Float64
+from gpuherd.esd.fits.power_law import fit_clipped
+from gpuherd.esd.fits.search import Float64
 
 
 def told(alphas: dict[int, float | None]) -> list[int]:

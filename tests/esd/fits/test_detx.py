@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.esd.fits.detx import DetXTail, detx_tail
+from gpuherd.esd.fits.marchenko_pastur import DetXTail, detx_tail
 
 Float64 = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.esd.fits.plain import FAMILIES, Float64, peak_of, spectrum
 
 from gpuherd.esd import fit_power_law
-from gpuherd.esd.fits.peak import PeakMethod, peak_window
+from gpuherd.esd.fits.power_law import PeakMethod, peak_window
 from gpuherd.esd.settings import Method
 
 

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
+from gpuherd.esd.fits.power_law import generator
 from gpuherd.esd.fits.randomised import (
     PURPOSE,
     RandomisedFigures,
     compare_with_random_order,
     jensen_shannon_distance,
+    shuffled,
 )
-from gpuherd.esd.fits.seeding import generator
-from gpuherd.esd.fits.shuffling import shuffled
 from gpuherd.esd.settings import PRECISIONS, FitSettings
 from gpuherd.esd.spectra.pooled import layer_spectrum
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gpuherd.esd.fits.shuffling import DEALT, HEAP, shuffled
+from gpuherd.esd.fits.randomised import DEALT, HEAP, shuffled
 
 
 def rng(seed: int = 0) -> np.random.Generator:

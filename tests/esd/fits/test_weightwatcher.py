@@ -18,11 +18,9 @@ import numpy.typing as npt
 import pytest
 from benchmarks._peers import FOLDER as PEERS
 
-from gpuherd.esd.fits.detx import detx_tail
-from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
-from gpuherd.esd.fits.randomised import jensen_shannon_distance
-from gpuherd.esd.fits.seeding import generator
-from gpuherd.esd.fits.shuffling import shuffled
+from gpuherd.esd.fits.marchenko_pastur import detx_tail, fit_marchenko_pastur
+from gpuherd.esd.fits.power_law import generator
+from gpuherd.esd.fits.randomised import jensen_shannon_distance, shuffled
 
 Float64 = npt.NDArray[np.float64]
 

@@ -14,9 +14,9 @@ import pytest
 from tests.esd.look.runs import AddModel, heavy
 
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.coverage import TensorCoverage, coverage_text
 from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
+from gpuherd.esd.selection import TensorCoverage, coverage_text
 from gpuherd.esd.tables.spectra_file import read_spectra
 from gpuherd.esd.tables.stats import read_table, table_text
 

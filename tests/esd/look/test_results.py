@@ -13,10 +13,10 @@ from tests.esd.look.runs import AddModel, heavy
 
 from gpuherd.errors import UsageError
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.coverage import TensorCoverage, coverage_text
 from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
+from gpuherd.esd.selection import TensorCoverage, coverage_text
 from gpuherd.esd.tables.stats import read_table
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue.store import Queue

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.esd.spectra.device_band import BAND, Band, to_band
+from gpuherd.esd.spectra.device import BAND, Band, to_band
 
 
 @st.composite

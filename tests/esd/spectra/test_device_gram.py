@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.esd.spectra.device_gram import CHUNK, MOST_SLICES, GramSum, ieee_float32
+from gpuherd.esd.spectra.device import CHUNK, MOST_SLICES, GramSum, ieee_float32
 
 DEVICE = "cpu:0"
 

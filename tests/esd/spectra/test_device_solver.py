@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpuherd.esd import eigenvalues
-from gpuherd.esd.spectra.device_solver import (
+from gpuherd.esd.spectra.device import (
     Arithmetic,
     arithmetic_of,
     did_not_converge,

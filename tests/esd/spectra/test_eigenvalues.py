@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpuherd.esd import eigenvalues
 from gpuherd.esd.settings import Precision
 from gpuherd.esd.spectra.eigenvalues import eigenvalues_of_slabs
-from gpuherd.esd.spectra.stack import readings
+from gpuherd.esd.spectra.pooled import readings
 
 Float64 = npt.NDArray[np.float64]
 

@@ -11,8 +11,8 @@ from scipy.linalg import svdvals
 from gpuherd.esd import eigenvalues
 from gpuherd.esd.spectra import eigenvalues as module
 from gpuherd.esd.spectra import graded
-from gpuherd.esd.spectra.foresight import piece_will_lose_values, will_lose_values
 from gpuherd.esd.spectra.graded import graded_singular_values, smallest_singular_values, triangle
+from gpuherd.esd.spectra.gram import piece_will_lose_values, will_lose_values
 
 Float64 = npt.NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpuherd.esd.layer import with_figures
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.settings import FitSettings
-from gpuherd.esd.spectra.low_rank import low_rank_eigenvalues, low_rank_spectrum
+from gpuherd.esd.spectra.pooled import low_rank_eigenvalues, low_rank_spectrum
 
 
 def dense(left: np.ndarray, right: np.ndarray) -> np.ndarray:

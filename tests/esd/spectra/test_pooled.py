@@ -17,7 +17,7 @@ from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.eigenvalues import eigenvalues
 from gpuherd.esd.spectra.pooled import layer_spectrum, memory_needed, spectrum_of
-from gpuherd.models.matrices import WeightMatrix
+from gpuherd.models.tensors.matrices import WeightMatrix
 
 Matrix = npt.NDArray[Any]
 
@@ -96,7 +96,7 @@ import re, sys
 import numpy as np
 import scipy.linalg
 from gpuherd.esd.spectra.pooled import spectrum_of, memory_needed
-from gpuherd.models.matrices import WeightMatrix
+from gpuherd.models.tensors.matrices import WeightMatrix
 
 rows, columns = int(sys.argv[1]), int(sys.argv[2])
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.esd.spectra.eigenvalues import eigenvalues
-from gpuherd.esd.spectra.stack import SMALL_SIDE, eigenvalues_of_stack, readings
+from gpuherd.esd.spectra.pooled import SMALL_SIDE, eigenvalues_of_stack, readings
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def make(value_model: Path) -> MakeClassifier:
         import torch
 
         from gpuherd.lm.guidance.classifier import new_classifier
-        from gpuherd.lm.guidance.form import Head, Kind
+        from gpuherd.lm.guidance.guide import Head, Kind
 
         head = Head.ATOMS if atoms else Head.BERNOULLI
         classifier = new_classifier(value_model, Kind(kind), head, atoms, **how)

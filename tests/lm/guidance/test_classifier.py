@@ -11,7 +11,7 @@ from tests.lm.guidance.conftest import MakeClassifier
 from tests.posttrain import tiny
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
-from gpuherd.lm.guidance.form import HEAD_FILE, ClassifierForm, Head, Kind, read_form
+from gpuherd.lm.guidance.guide import HEAD_FILE, ClassifierForm, Head, Kind, read_form
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -12,14 +12,14 @@ from tests.lm.guidance.conftest import MakeClassifier
 from tests.posttrain import tiny
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
+from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
 from gpuherd.lm.guidance.guide import Guide, Mode
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from gpuherd.lm.guidance.guidance import Guidance  # noqa: E402
-from gpuherd.lm.guidance.offsets import offsets  # noqa: E402
+from gpuherd.lm.guidance.law import offsets  # noqa: E402
 from gpuherd.lm.model import LanguageModel  # noqa: E402
 
 TEXTS = ("To be, or not to be", "2+2=", "A", "what is the answer to all of this?", "xyz")

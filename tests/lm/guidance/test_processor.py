@@ -9,14 +9,14 @@ from tests.lm.guidance.conftest import MakeClassifier
 from tests.qa.small_models import seeded
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 from gpuherd.lm.guidance.guide import Guide
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from gpuherd.lm.guidance.guidance import Guidance  # noqa: E402
-from gpuherd.lm.guidance.offsets import offsets  # noqa: E402
+from gpuherd.lm.guidance.law import offsets  # noqa: E402
 from gpuherd.lm.guidance.processor import GuidedLogitsProcessor  # noqa: E402
 from gpuherd.lm.model import LanguageModel  # noqa: E402
 

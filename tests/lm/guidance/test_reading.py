@@ -12,7 +12,7 @@ from tests.qa.small_models import seeded
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from gpuherd.lm.guidance.form import ClassifierForm, Head, Kind  # noqa: E402
+from gpuherd.lm.guidance.guide import ClassifierForm, Head, Kind  # noqa: E402
 from gpuherd.lm.guidance.reading import PlainReading, ReadingMaker, TreeReading  # noqa: E402
 from gpuherd.lm.guidance.value_model import ValueModel, width_of  # noqa: E402
 

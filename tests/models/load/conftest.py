@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.qa.conftest import trained
+
+__all__ = ["trained"]
 
 Small = Callable[..., Path]
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is d
 from tests.models.peft_adapters import save_adapter  # noqa: E402
 from tokenizers import Tokenizer, models  # noqa: E402
 
-from gpuherd.models.load.asked import Asked  # noqa: E402
 from gpuherd.models.load.loading import load_model  # noqa: E402
+from gpuherd.models.load.options import LoadRequest  # noqa: E402
 from gpuherd.models.load.prepare import prepare  # noqa: E402
 
 IDS = torch.arange(18).reshape(2, 9) + 3
@@ -71,7 +71,7 @@ def test_an_adapters_folder_is_a_model_by_itself(small: Small, adapter: Path) ->
 
 
 def test_the_tokenizer_that_an_adapter_was_trained_with_is_taken(small: Small, adapter: Path) -> None:
-    assert prepare(Asked(str(small("llama")), adapter=str(adapter))).tokenizer_folder == small("llama")
+    assert prepare(LoadRequest(str(small("llama")), adapter=str(adapter))).tokenizer_folder == small("llama")
     words = Tokenizer(models.WordLevel({"[UNK]": 0, "hello": 5}, unk_token="[UNK]"))
     transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(adapter)
     loaded = load_model(str(small("llama")), adapter=str(adapter), device_map="cpu")

@@ -11,8 +11,7 @@ import pytest
 from tests.models.load.conftest import LLAMA, Small, slow
 
 from gpuherd.errors import BadModel
-from gpuherd.models.load.fitting import Built, Fitted, fitted
-from gpuherd.models.load.placed import from_device_map
+from gpuherd.models.load.placement import Built, Fitted, fitted, from_device_map
 from gpuherd.models.plan.architecture import Architecture, Block, Tensor
 
 torch = pytest.importorskip("torch")

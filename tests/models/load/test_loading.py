@@ -14,10 +14,9 @@ import pytest
 from tests.models.load.conftest import Small, slow
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
-from gpuherd.models.load.asked import Asked
-from gpuherd.models.load.classes import classes_for, config_of
-from gpuherd.models.load.destination import ModelDoesNotFit
-from gpuherd.models.load.prepare import prepare
+from gpuherd.models.load.options import LoadRequest
+from gpuherd.models.load.prepare import ModelDoesNotFit, prepare
+from gpuherd.models.load.support import classes_for, config_of
 from gpuherd.models.place.gpus import parse_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
@@ -115,7 +114,7 @@ def test_names_may_end_in_the_precision(small: Small, tmp_path: Path) -> None:
 
 def test_a_buffer_beside_blocks_does_not_take_them_to_its_device(small: Small) -> None:
     """accelerate moves a module of its map whole: ``model``, for a number in it, would be all of the model."""
-    ready = prepare(Asked(str(small("recurrent")), gpus="2x24GB", parallel="layers"))
+    ready = prepare(LoadRequest(str(small("recurrent")), gpus="2x24GB", parallel="layers"))
     config = config_of(ready.folder, trusted=False)
     _, _, device_map = fitted_class(classes_for(ready.base, config, trusted=False), config, ready)
     assert "model.normalizer" in device_map and not {"", "model", "model.layers"} & set(device_map)
@@ -209,10 +208,10 @@ def test_what_does_not_fit_is_refused_with_figures_before_torch_is_imported(smal
     """No gigabyte is fetched and no library of a second is imported for a refusal."""
     code = (
         "import sys, time\n"
-        "from gpuherd.models.load.asked import Asked\n"
+        "from gpuherd.models.load.options import LoadRequest\n"
         "from gpuherd.models.load.prepare import prepare\n"
         "try:\n"
-        "    prepare(Asked('meta-llama/Llama-3.1-70B', dtype='fp16', gpus='4x30GB'))\n"
+        "    prepare(LoadRequest('meta-llama/Llama-3.1-70B', dtype='fp16', gpus='4x30GB'))\n"
         "except Exception as problem:\n"
         "    print(type(problem).__name__, problem)\n"
         "print('torch' in sys.modules, 'transformers' in sys.modules)\n"

@@ -16,9 +16,9 @@ from tests.models.load.conftest import Small, slow
 from tests.models.local_hub import running
 
 from gpuherd.errors import UsageError
-from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.prepare import prepare
-from gpuherd.models.load.quantised import check_cards, expected_dtypes, loading_words
+from gpuherd.models.load.support import check_cards, expected_dtypes, loading_words
 from gpuherd.models.load.verify import Seen, of_other_dtypes
 from gpuherd.models.place.gpus import parse_gpus
 from gpuherd.models.place.planner import make_plan
@@ -83,9 +83,9 @@ def test_the_map_of_a_70b_model_serves_its_reduced_copy(
 
 FETCH = """
 import sys
-from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.prepare import prepare
-print(prepare(Asked(sys.argv[1], device_map="cpu", dtype="bf16")).path, "torch" in sys.modules)
+print(prepare(LoadRequest(sys.argv[1], device_map="cpu", dtype="bf16")).path, "torch" in sys.modules)
 """
 HUB = """
 import sys
@@ -136,16 +136,16 @@ def test_what_was_loaded_once_needs_no_network(small: Small, tmp_path: Path) -> 
 
 REFUSED = """
 import json
-from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.prepare import prepare
 from gpuherd.models.load.tensor_parallel import plan_tensor_parallel
 asked = [
-    lambda: prepare(Asked("org/small", gpus="1x1MB")),
-    lambda: prepare(Asked("org/small", gpus="1x1MB", device_map="auto")),
-    lambda: prepare(Asked("org/small", device_map={"": 0})),
-    lambda: prepare(Asked("org/small", device_map={"nowhere": 0}, simulate=True)),
-    lambda: prepare(Asked("org/adapter", gpus="1x1MB")),
-    lambda: plan_tensor_parallel(Asked("org/small", gpus="2x1MB")),
+    lambda: prepare(LoadRequest("org/small", gpus="1x1MB")),
+    lambda: prepare(LoadRequest("org/small", gpus="1x1MB", device_map="auto")),
+    lambda: prepare(LoadRequest("org/small", device_map={"": 0})),
+    lambda: prepare(LoadRequest("org/small", device_map={"nowhere": 0}, simulate=True)),
+    lambda: prepare(LoadRequest("org/adapter", gpus="1x1MB")),
+    lambda: plan_tensor_parallel(LoadRequest("org/small", gpus="2x1MB")),
 ]
 said = []
 for ask in asked:
@@ -245,7 +245,7 @@ def test_weights_that_are_stored_in_8_bits_are_no_wrong_dtype() -> None:
 def test_a_part_that_float16_is_too_narrow_for_keeps_the_rest_in_bfloat16(small: Small) -> None:
     """t5 in 4 bits on a card of compute capability 7.5: in float16 transformers would keep a part of it in float32."""
     pytest.importorskip("bitsandbytes")
-    ready = prepare(Asked(str(small("t5")), quantization="nf4", device_map="cpu"))
+    ready = prepare(LoadRequest(str(small("t5")), quantization="nf4", device_map="cpu"))
     report = load_prepared(replace(ready, capabilities=((7, 5),))).report
     assert report.within and "float32" not in report.dtypes
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.models.load.offloading import offloaded
+from gpuherd.models.load.placement import offloaded
 from gpuherd.models.place.gpus import GpuSpec, parse_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal

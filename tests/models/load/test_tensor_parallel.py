@@ -15,8 +15,8 @@ import pytest
 from tests.forking import Forking
 
 from gpuherd.errors import BadModel, MissingExtra, UsageError
-from gpuherd.models.load.asked import Asked
-from gpuherd.models.load.destination import ModelDoesNotFit
+from gpuherd.models.load.options import LoadRequest
+from gpuherd.models.load.prepare import ModelDoesNotFit
 from gpuherd.models.load.tensor_parallel import (
     Rank,
     command,
@@ -40,9 +40,9 @@ Small = Callable[..., Path]
 
 LOGITS = """
 import os, sys, torch
-from gpuherd.models.load.asked import Asked
+from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.tensor_parallel import leave, load_tensor_parallel, this_rank
-loaded, _ = load_tensor_parallel(Asked(model=sys.argv[1], dtype="fp32"))
+loaded, _ = load_tensor_parallel(LoadRequest(model=sys.argv[1], dtype="fp32"))
 ids = torch.arange(24, device=loaded.input_device).reshape(2, 12)
 with torch.inference_mode():
     logits = loaded.model(ids).logits
@@ -139,8 +139,8 @@ def test_a_rank_that_dies_ends_all(tmp_path: Path) -> None:
     assert ranks(tmp_path, script).returncode != 0  # within the time limit of the call: the other did not go on
 
 
-def asked(model: object, **more: object) -> Asked:
-    return Asked(**{"model": str(model), "gpus": "2x40GB", **more})  # type: ignore[arg-type]
+def asked(model: object, **more: object) -> LoadRequest:
+    return LoadRequest(**{"model": str(model), "gpus": "2x40GB", **more})  # type: ignore[arg-type]
 
 
 def test_what_can_be_divided_is_planned_without_torch(small: Small) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.models.load.conftest import Small
 
-from gpuherd.models.load.placed import Placement, all_on, from_device_map
+from gpuherd.models.load.placement import Placement, all_on, from_device_map
 from gpuherd.models.load.verify import (
     Seen,
     bytes_by_device,

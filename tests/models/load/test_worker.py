@@ -13,7 +13,7 @@ import pytest
 from tests.models.load.conftest import Small, slow
 
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.models.load.asked import read_device_map
+from gpuherd.models.load.options import read_device_map
 from gpuherd.models.load.worker import main
 
 pytest.importorskip("torch")

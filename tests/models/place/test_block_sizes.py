@@ -60,4 +60,4 @@ def test_the_largest_batch(asked: int, each: int, most: int) -> None:
     cards = [GpuSpec("0", "", 1024, 1024)]
     loads = sizes.loads(cards, sizes.best(cards))
     assert sizes.fit_batch_size(loads) == most
-    assert sizes.largest_over(cards, 0) == most
+    assert sizes.fit_batch_size_over(cards, 0) == most

@@ -10,8 +10,7 @@ import pytest
 from tests.posttrain.value import exact
 from tests.posttrain.value.letters import Letters, collecting, training
 
-from gpuherd.lm.guidance.form import read_form
-from gpuherd.lm.guidance.guide import Mode
+from gpuherd.lm.guidance.guide import Mode, read_form
 from gpuherd.posttrain.algos.cd import CDOptions, ControlledDecoding
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.training.options import Scheduler

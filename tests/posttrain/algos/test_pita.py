@@ -10,8 +10,7 @@ import pytest
 from tests.posttrain.value import exact
 from tests.posttrain.value.letters import SAMPLING, Letters, collecting, training
 
-from gpuherd.lm.guidance.form import read_form
-from gpuherd.lm.guidance.guide import Mode
+from gpuherd.lm.guidance.guide import Mode, read_form
 from gpuherd.posttrain.algorithm import Precision, Row
 from gpuherd.posttrain.algos.pita import PITA, PITAOptions
 from gpuherd.posttrain.policy import Policy

@@ -10,8 +10,7 @@ import pytest
 from tests.posttrain.value import exact
 from tests.posttrain.value.letters import SAMPLING, Letters, collecting, training
 
-from gpuherd.lm.guidance.form import read_form
-from gpuherd.lm.guidance.guide import Mode
+from gpuherd.lm.guidance.guide import Mode, read_form
 from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.algos.qsharp import QSharp, QSharpOptions
 from gpuherd.posttrain.policy import Policy

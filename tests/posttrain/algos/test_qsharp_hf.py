@@ -12,8 +12,7 @@ from tests.posttrain.value import exact
 from tests.posttrain.value.letters import Letters, collecting, training
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.guidance.form import read_form
-from gpuherd.lm.guidance.guide import Mode
+from gpuherd.lm.guidance.guide import Mode, read_form
 from gpuherd.posttrain.algos.pita import PITA, PITAOptions
 from gpuherd.posttrain.algos.qsharp_hf import QSharpFromHumanFeedback, QSharpHFOptions
 from gpuherd.posttrain.config.typed import read

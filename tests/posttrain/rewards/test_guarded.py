@@ -12,7 +12,7 @@ from gpuherd.posttrain.environments.attempts import Attempt, Attempts
 from gpuherd.posttrain.environments.single_turn import single_turn
 from gpuherd.posttrain.problem import Problem, Reward, Split
 from gpuherd.posttrain.sampling.scoring import scored
-from gpuherd.report import log
+from gpuherd.runs import console
 
 PROBLEMS = [Problem(name, "?") for name in "abc"]
 SAID = ["fine", "bad", "fine"]
@@ -41,7 +41,7 @@ class Fragile:
 
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "_warned", set())
+    monkeypatch.setattr(console, "_warned", set())
 
 
 def test_what_a_task_did_not_foresee_is_a_wrong_answer_with_a_reason(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.gpu_lines import Looks, utilisation_lines
 from gpuherd.posttrain.rounds.gpu_watch import LOOK_EVERY_S, GpuWatcher
 from gpuherd.posttrain.training.gpu_memory import GpuMemory, memory_summary
-from gpuherd.report.log import logged_to
+from gpuherd.runs.console import logged_to
 from gpuherd.standin.machine import Machine
 
 

@@ -12,7 +12,7 @@ from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.rounds.rows import BadRows, by_problem, line_of, read_round, shard_of
-from gpuherd.qa.working.shardfile import ShardFile
+from gpuherd.runs.shard_file import ShardFile
 
 
 def rollout(problem: str, sample: int) -> Rollout:

@@ -11,7 +11,7 @@ import torch
 from tests.posttrain.letters import Letters
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.backend import PromptTokens
 from gpuherd.lm.guidance.classifier import new_classifier
 from gpuherd.lm.guidance.guide import Guide
 from gpuherd.posttrain.algorithm import Precision, Sampling
@@ -160,7 +160,7 @@ def test_a_chat_template_is_asked_for_where_there_is_one(policy_model: Path) -> 
 
 
 def test_draws_in_parts_are_the_same_as_all_together(sampler: Sampler) -> None:
-    from gpuherd.lm.asked import Decoding
+    from gpuherd.lm.backend import Decoding
 
     prompt = PromptTokens("p", (5, 6))
     whole = sampler.model.decode([prompt], Decoding(greedy=False, samples=4, max_new_tokens=5, end_ids=(0,)))

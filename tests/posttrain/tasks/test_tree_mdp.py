@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.asked import Decoding, PromptTokens
-from gpuherd.lm.guidance.form import Kind
-from gpuherd.lm.guidance.guide import Guide, Mode
+from gpuherd.lm.backend import Decoding, PromptTokens
+from gpuherd.lm.guidance.guide import Guide, Kind, Mode
 from gpuherd.posttrain.problem import Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.registry import make_task

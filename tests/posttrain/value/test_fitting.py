@@ -17,7 +17,7 @@ from tests.posttrain.value.letters import training
 from tests.posttrain.value.rows import comparison, rollout
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.guidance.form import Kind, read_form
+from gpuherd.lm.guidance.guide import Kind, read_form
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.rollout import Rollout

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import BadModel
-from gpuherd.models.locate import choose_files
+from gpuherd.models.checkpoints.hub import choose_files
 from gpuherd.models.names import parse_model
 from gpuherd.qa.encoders.config import (
     EncoderKind,

@@ -16,8 +16,7 @@ from gpuherd.qa.judging.meta import JudgingMeta
 from gpuherd.qa.measures.compute import compute
 from gpuherd.qa.measures.evidence import Evidence
 from gpuherd.qa.measures.registry import measure_named
-from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question
-from gpuherd.qa.record_json import line_of
+from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, line_of
 from gpuherd.qa.scoring.evidences import answer_of
 from gpuherd.qa.scoring.files import ScoreTable, write_scoring
 from gpuherd.qa.scoring.meta import ScoredMeasure, ScoringMeta

@@ -11,17 +11,16 @@ import pytest
 from tests.qa import small_models
 
 from gpuherd.errors import ExitCode
+from gpuherd.models.load.jobs import Resources
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation import worker
 from gpuherd.qa.generation.config import GenerateConfig
-from gpuherd.qa.generation.gathering import finish
-from gpuherd.qa.generation.plan import Plan, identity_of, make_plan
+from gpuherd.qa.generation.experiment import Plan, make_plan, work_of
+from gpuherd.qa.generation.finish import finish
 from gpuherd.qa.generation.prepared import Prepared, prepare, write
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run, record_of, run_of_path
-from gpuherd.qa.working.model_jobs import Having
-from gpuherd.qa.working.sharding import Shard
-from gpuherd.qa.working.shardplan import kept_plan
+from gpuherd.runs.shard_file import Shard
 
 
 @dataclass
@@ -58,10 +57,10 @@ def begin_run(config: GenerateConfig) -> Begun:
     folder = QADirectory(Path(config.runs_dir) / config.name())
     kept = record_of(folder) if folder.run_json.exists() else None
     prepared = prepare(config, kept, folder, untracked)
-    plan = make_plan(config, prepared, Having((), 2))
+    plan = make_plan(config, prepared, Resources((), 2))
     folder.create()
     write(prepared, folder)
-    shards = kept_plan(folder, identity_of(prepared.record), lambda: plan.shards, wanted=config.shards)
+    shards = work_of(config, prepared, folder).begin(plan.asks.at_once)
     return Begun(config, folder, prepared, plan, shards)
 
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from gpuherd.errors import UsageError
 from gpuherd.gpus.query import machine
 from gpuherd.lm.guidance.guide import Mode
+from gpuherd.models.load.jobs import Resources
 from gpuherd.options import Parser, add_options, build
+from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.config import BACKENDS, GUIDING, NEUTRAL, GenerateConfig, with_escapes
-from gpuherd.qa.generation.plan import make_plan
+from gpuherd.qa.generation.experiment import make_plan, work_of
 from gpuherd.qa.generation.prepared import Prepared
-from gpuherd.qa.working.model_jobs import Having
 
 
 def config(**options: Any) -> GenerateConfig:
@@ -196,21 +197,23 @@ def test_sequences_at_once_are_answers_not_questions() -> None:
     assert config(batch_size=32, exact=True).rows == 1
 
 
-def test_the_plan_of_a_machine_without_gpus(trained: Path) -> None:
+def test_the_plan_of_a_machine_without_gpus(trained: Path, tmp_path: Path) -> None:
     said = config(model=str(trained), batch_size=6, samples=2)
-    prepared = Prepared({}, tuple(range(5, 55)), (), 0)
-    plan = make_plan(said, prepared, Having((), cores=8))
-    assert plan.asks.at_once == 4 == len(plan.shards)
+    record = dict.fromkeys(("identity", "questions_sha256", "prompts_sha256", "model_sha256", "end_tokens", "stop"), "")
+    prepared = Prepared(record, tuple(range(5, 55)), (), 0)
+    plan = make_plan(said, prepared, Resources((), cores=8))
+    shards = work_of(said, prepared, QADirectory(tmp_path)).shards(plan.asks.at_once)
+    assert plan.asks.at_once == 4 == len(shards)
     assert (plan.workload.batch, plan.workload.prompt_tokens, plan.workload.new_tokens) == (6, 54, 64)
-    assert max(len(batch) for shard in plan.shards for batch in shard.batches) == 3
-    on_cpu = make_plan(config(model=str(trained), device_map="cpu", cpu_jobs=3), prepared, Having((), cores=8))
+    assert max(len(batch) for shard in shards for batch in shard.batches) == 3
+    on_cpu = make_plan(config(model=str(trained), device_map="cpu", cpu_jobs=3), prepared, Resources((), cores=8))
     assert (on_cpu.asks.gpus, on_cpu.asks.memory_mb, on_cpu.asks.at_once) == (0, None, 3)
 
 
 def test_vllm_divides_each_layer(standin: Callable[..., Any]) -> None:
     """So it is planned for a number of GPUs that its layers can be divided among; a model that fits one has one."""
     standin("4x60GB")
-    have, prepared = Having(tuple(machine().gpus), cores=8), Prepared({}, (50,) * 40, (), 0)
+    have, prepared = Resources(tuple(machine().gpus), cores=8), Prepared({}, (50,) * 40, (), 0)
     layers, tensor = (
         make_plan(config(model="llama-3.1-70b", backend=backend), prepared, have).asks
         for backend in ("transformers", "vllm")

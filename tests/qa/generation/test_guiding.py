@@ -20,11 +20,10 @@ from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError
 from gpuherd.lm.guidance.guide import Guide, Mode
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.generation.answers import counted
+from gpuherd.qa.generation.begun import refuse_other_settings
 from gpuherd.qa.generation.guiding import guide_bytes
-from gpuherd.qa.generation.kept import refuse_other_settings
 from gpuherd.qa.generation.summary import done_lines
-from gpuherd.qa.record import Generation
-from gpuherd.qa.record_json import answered_of, line_of
+from gpuherd.qa.record import Generation, answered_of, line_of
 from gpuherd.standin.machine import Machine
 
 torch = pytest.importorskip("torch")
@@ -80,7 +79,7 @@ def test_a_guided_run_keeps_what_the_guide_did_and_its_log_probs_are_the_models(
     }  # fmt: skip
     from tests.lm.test_decoding import module_of, tokenizer_of
 
-    from gpuherd.lm.asked import PromptTokens
+    from gpuherd.lm.backend import PromptTokens
     from gpuherd.lm.model import LanguageModel
 
     folder = Path(guided.config.model)

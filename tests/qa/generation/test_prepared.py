@@ -16,12 +16,12 @@ from tests.qa.generation.conftest import Begin, answers_of, begin_run
 
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import ExitCode, MissingModel, UsageError
+from gpuherd.models.load import identity
 from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
+from gpuherd.qa.generation.begun import begun_record, read_items, refuse_other_settings
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.generation.experiment import GenerateOutcome
-from gpuherd.qa.generation.gathering import finish
-from gpuherd.qa.generation.items import read_items
-from gpuherd.qa.generation.kept import begun_record, refuse_other_settings
+from gpuherd.qa.generation.finish import finish
 from gpuherd.qa.generation.prepared import write
 from gpuherd.qa.generation.summary import done_lines, plan_lines
 from gpuherd.qa.generation.worker import decoding_of
@@ -32,8 +32,7 @@ from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.record import Finish
 from gpuherd.qa.runs import DamagedRun, NewerRun, record_of
 from gpuherd.qa.span import is_only_thought
-from gpuherd.qa.working import model_files
-from gpuherd.qa.working.gathering import Damaged
+from gpuherd.runs.shards import Damaged
 
 
 def config(model: Path, dataset: Path, tmp_path: Path, **options: Any) -> GenerateConfig:
@@ -110,7 +109,7 @@ def test_a_change_amid_large_weights_is_refused(
     with (model / "more.bin").open("wb") as file:
         file.truncate(40 << 20)
     with monkeypatch.context() as earlier:  # a run of a version that read pieces of large files only
-        earlier.setattr(model_files, "_digest", partial(model_files._digest, by_pieces=True))
+        earlier.setattr(identity, "_digest", partial(identity._digest, by_pieces=True))
         begin_run(config(model, questions, tmp_path, run_id="earlier"))
     begin_run(config(model, questions, tmp_path, run_id="now"))
     assert not caplog.records
@@ -302,7 +301,7 @@ def test_a_template_with_thoughts_and_little_room_is_warned_of(chatting: Path, q
     template = model / "chat_template.jinja"
     template.write_text(f"{template.read_text()}{{% if add_generation_prompt %}}<think>\n{{% endif %}}")
     begun = begin_run(config(model, questions, tmp_path, limit=2, max_new_tokens=5))
-    told = plan_lines(begun.config, begun.prepared, begun.plan, 1, 0)
+    told = plan_lines(begun.config, begun.prepared, begun.plan.asks, 1, 0)
     assert any("5 tokens may end before a thought does" in line for line in told)
     begun.answer()
     run = begun.finish()
@@ -311,7 +310,7 @@ def test_a_template_with_thoughts_and_little_room_is_warned_of(chatting: Path, q
     items, _ = items_of(run.answers(), None)
     assert {each.verdict for each in judge_by_rule(Kind.CONTAINS, items)} == {Verdict.NOT_ATTEMPTED}
     plain = begin_run(config(chatting, questions, tmp_path, limit=2, max_new_tokens=5, run_id="plain"))
-    assert not any("may end before" in line for line in plan_lines(plain.config, plain.prepared, plain.plan, 1, 0))
+    assert not any("may end before" in line for line in plan_lines(plain.config, plain.prepared, plain.plan.asks, 1, 0))
 
 
 def test_questions_that_are_damaged_are_not_answered(begin: Begin) -> None:

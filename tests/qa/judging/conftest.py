@@ -13,8 +13,7 @@ from tests.qa.conftest import made_once
 from tests.qa.judging import small_judge
 
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
-from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question
-from gpuherd.qa.record_json import line_of
+from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, line_of
 from gpuherd.qa.runs import Run, run_of_path
 
 

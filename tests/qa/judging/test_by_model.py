@@ -14,7 +14,7 @@ from tests.qa.judging.conftest import answered, capitals_run, write_run
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.qa.judging import worker
 from gpuherd.qa.judging.auditing import audits
-from gpuherd.qa.judging.by_model import Ready, begin, finish, prepare
+from gpuherd.qa.judging.by_model import JudgingByModel
 from gpuherd.qa.judging.config import JudgeConfig
 from gpuherd.qa.judging.doubts import Kind as Doubt
 from gpuherd.qa.judging.files import judgments
@@ -27,13 +27,14 @@ from gpuherd.qa.runs import Run
 QUIET = Console(quiet=True)
 
 
-def prepared(run: Run, model: Path, form: Path | None, **options: Any) -> Ready:
+def prepared(run: Run, model: Path, form: Path | None, **options: Any) -> JudgingByModel:
     """The steps before the jobs."""
     prompt = None if form is None else str(form)
-    return prepare(judge_named(str(model)), run, JudgeConfig(prompt=prompt, device_map="cpu", **options), QUIET)
+    config = JudgeConfig(prompt=prompt, device_map="cpu", **options)
+    return JudgingByModel(judge_named(str(model)), run, config, QUIET)
 
 
-def work(ready: Ready, number: int) -> int:
+def work(ready: JudgingByModel, number: int) -> int:
     """A job's whole work, in this process."""
     return worker.main(
         [f"--model={ready.judge.model}", f"--folder={ready.folder.root}", f"--shard={number}", "--device-map=cpu"]
@@ -44,10 +45,10 @@ def judge(run: Run, model: Path, form: Path | None, **options: Any) -> tuple[Jud
     """A whole judging, its jobs one after the other in this process."""
     ready = prepared(run, model, form, **options)
     if ready.prompts.fitting:
-        for number, shard in enumerate(begin(ready, at_once=1)):
+        for number, shard in enumerate(ready.begin_work(at_once=1)):
             if shard.items:
                 assert work(ready, number) == ExitCode.OK
-    meta = finish(ready).meta
+    meta = ready.finish(None).meta
     assert meta is not None
     return meta, judgments(run.folder, meta)
 
@@ -112,16 +113,16 @@ def test_the_work_can_be_divided_and_interrupted_anyhow(tmp_path: Path, good_jud
     _, alone = judge(runs["whole"], good_judge, short_form, batch_size=4)
 
     ready = prepared(runs["stopped"], good_judge, short_form, batch_size=4)
-    (shard,) = begin(ready, at_once=1)
+    (shard,) = ready.begin_work(at_once=1)
     assert work(ready, 0) == ExitCode.OK
     path = ready.folder.shard(0)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
     ready.folder.shard_done(0).unlink()
-    assert begin(ready, at_once=7) == (shard,), "who has which cases stays as it was at the first start"
+    assert ready.begin_work(at_once=7) == (shard,), "who has which cases stays as it was at the first start"
     assert work(ready, 0) == ExitCode.OK
     assert path.read_bytes() == data
-    finish(ready)
+    ready.finish(None)
     whole, stopped = (runs[name].folder.judging(ready.name).read_bytes() for name in ("whole", "stopped"))
     assert whole == stopped
 
@@ -137,7 +138,7 @@ def test_another_threshold_takes_no_job(capitals: Run, good_judge: Path, short_f
     strict = prepared(capitals, good_judge, short_form, threshold=1.0)
     assert strict.folder.root == prepared(capitals, good_judge, short_form).folder.root
     shutil.rmtree(capitals.folder.judgments)
-    made = finish(strict).meta
+    made = strict.finish(None).meta
     assert made is not None and made.name != first.name and made.counts[Verdict.CORRECT] == 0
     assert [each.p_correct for each in judgments(capitals.folder, made)] == [each.p_correct for each in judged]
     assert prepared(capitals, good_judge, short_form, dtype="bf16").folder.root != strict.folder.root

@@ -12,12 +12,12 @@ from rich.console import Console
 from tests.qa.judging.serving import Answer, answer_in, chat, serving
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.judging.by_url import judge_by_url
+from gpuherd.qa.judging.by_url import JudgingByUrl
 from gpuherd.qa.judging.config import JudgeConfig
 from gpuherd.qa.judging.endpoint import JudgeRefused, JudgeUnavailable, Patience
 from gpuherd.qa.judging.files import judgings_of, judgments
 from gpuherd.qa.judging.judges import judge_named
-from gpuherd.qa.judging.made import Made
+from gpuherd.qa.judging.stage import JudgingOutcome
 from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.runs import Run
 
@@ -25,9 +25,9 @@ KEY = "sk-very-secret"
 QUICK = Patience(timeout_s=30.0, retries=2, first_wait_s=0.0, longest_wait_s=0.0)
 
 
-def judge(run: Run, url: str, **options: Any) -> Made:
+def judge(run: Run, url: str, **options: Any) -> JudgingOutcome:
     config = JudgeConfig(judge_model="served", **options)
-    return judge_by_url(judge_named(url, "served"), run, config, Console(quiet=True), patience=QUICK)
+    return JudgingByUrl(judge_named(url, "served"), run, config, Console(quiet=True), patience=QUICK).run()
 
 
 def by_sight(number: int, asked: dict[str, Any]) -> Answer:
@@ -130,7 +130,7 @@ def test_a_refusal_ends_the_waiting_of_all_others(capitals: Run) -> None:
     config = JudgeConfig(judge_model="served", concurrency=8)
     with serving(act) as server, pytest.raises(JudgeRefused):
         patient = Patience(timeout_s=30.0, longest_wait_s=3600.0)
-        judge_by_url(judge_named(server.url, "served"), capitals, config, Console(quiet=True), patience=patient)
+        JudgingByUrl(judge_named(server.url, "served"), capitals, config, Console(quiet=True), patience=patient).run()
 
 
 def test_a_server_without_log_probs_is_noted_in_each_verdict(capitals: Run) -> None:

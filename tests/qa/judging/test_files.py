@@ -17,13 +17,13 @@ from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.files import (
     judging_named,
     judgings_of,
-    judgment_line,
     judgment_of,
     judgments,
     write_judging,
 )
 from gpuherd.qa.judging.meta import BadJudging, JudgingMeta, meta_of, meta_values
 from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.runs.records import line_of
 
 NUMBERS = st.none() | st.floats(0, 1)
 TEXTS = st.none() | st.text()
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> QADirectory:
     )
 )
 def test_a_judgment_comes_back_from_its_line(judgment: Judgment) -> None:
-    line = judgment_line(judgment)
+    line = line_of(judgment)
     assert line.isascii() and "\n" not in line
     assert judgment_of(line) == judgment
 

@@ -10,19 +10,22 @@ from tests.qa.judging.conftest import capitals_run
 from tests.qa.judging.judgings import make_judging, some_meta
 
 from gpuherd.errors import ExitCode
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.records import Failure, Outcome
 from gpuherd.qa.judging.auditing import audits
 from gpuherd.qa.judging.files import write_judging
-from gpuherd.qa.judging.made import Made
 from gpuherd.qa.judging.meta import BadJudging, Kind
+from gpuherd.qa.judging.stage import JudgingOutcome
 from gpuherd.qa.judging.telling import audit_lines, made_lines
 from gpuherd.qa.judging.verdict import Judgment, Verdict
 from gpuherd.qa.runs import Run
 
 
 def test_a_judging_that_is_not_whole_says_why_and_how_to_go_on(capitals: Run) -> None:
-    failed = Made(None, ExitCode.FAILED, failures=(("judge 1/2", "no room\x1b[2J (log: x.log)"),))
-    assert made_lines(capitals, failed) == ["failed  judge 1/2: no room\\x1b[2J (log: x.log)"]
-    stopped = Made(None, ExitCode.INTERRUPTED)
+    failure = Failure("shard-0", "judge 1/2", FailureClass.CRASH, "no room\x1b[2J", 1, "x.log", 1)
+    failed = JudgingOutcome(Outcome(0, 1, 0, 0, (failure,)))
+    assert made_lines(capitals, failed) == ["failed  judge 1/2: crash, exit code 1: no room\\x1b[2J (log: x.log)"]
+    stopped = JudgingOutcome(Outcome(0, 0, 1, 0, stopped_by=ExitCode.INTERRUPTED))
     assert made_lines(capitals, stopped) == ["stopped: the same command goes on from here"]
 
 

@@ -35,8 +35,7 @@ from gpuherd.qa.judging.doubts import Warned
 from gpuherd.qa.judging.meta import Kind
 from gpuherd.qa.judging.verdict import Judgment, Verdict
 from gpuherd.qa.look.shown import Judged, MeasureScores, Shown
-from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question
-from gpuherd.qa.record_json import line_of
+from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, line_of
 
 WORDS = (
     "the",

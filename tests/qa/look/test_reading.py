@@ -17,8 +17,7 @@ from tests.qa.look.made_runs import made_run, put_run
 from gpuherd.cli.main import run as command
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.jobs.queue.reader import SIMULATED_GPUS
-from gpuherd.qa.evaluation.files import read_evaluation
-from gpuherd.qa.evaluation.result_json import BadEvaluation
+from gpuherd.qa.evaluation.files import BadEvaluation, read_evaluation
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.lexical import normalised
 from gpuherd.qa.judging.meta import BadJudging, Kind

@@ -18,7 +18,7 @@ from gpuherd.qa.scoring.options import ScoreOptions
 from gpuherd.qa.scoring.statistic import Meta, Spec
 from gpuherd.qa.scoring.statistic_files import rows
 from gpuherd.qa.scoring.task import Task, write_task
-from gpuherd.qa.working.shardplan import kept_plan
+from gpuherd.runs.shards import kept_plan
 
 QUESTIONS, SAMPLES = 12, 4
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.qa.small_models import CHAT_TEMPLATE, make_tokenizer
 
-from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.backend import PromptTokens
 from gpuherd.lm.model import LanguageModel
 from gpuherd.models.load.loading import load_model
 from gpuherd.qa.encoders.entailment import Asked

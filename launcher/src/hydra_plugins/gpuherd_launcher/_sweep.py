@@ -19,7 +19,7 @@ from gpuherd.jobs.monitor.display import display
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import Failure
-from gpuherd.report.log import run_log
+from gpuherd.runs.console import run_log
 from hydra_plugins.gpuherd_launcher._planning import Planner
 from hydra_plugins.gpuherd_launcher._returns import returned
 from hydra_plugins.gpuherd_launcher._settings import Settings

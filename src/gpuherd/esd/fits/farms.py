@@ -23,8 +23,7 @@ import numpy.typing as npt
 
 from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
 from gpuherd.esd.settings import FitSettings
-from gpuherd.esd.spectra.pooled import CONV_NORM
-from gpuherd.esd.spectra.stack import eigenvalues_of_stack
+from gpuherd.esd.spectra.pooled import CONV_NORM, eigenvalues_of_stack
 
 Float64 = npt.NDArray[np.float64]
 Matrix = npt.NDArray[Any]

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, MissingModel, QueueUnreadable, UsageError
-from gpuherd.esd.coverage import stored_share
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.row import NOT_METRICS
+from gpuherd.esd.selection import stored_share
 from gpuherd.esd.tables.results import StoredModel, read_model
 from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED
 from gpuherd.jobs.attempts.failures import with_code

@@ -141,7 +141,7 @@ def lanes_at(side: int) -> int:
 def lane_bytes(side: int) -> int:
     """GPU memory that a lane takes at most for matrices of up to this side, whole batches of the smaller ones included.
 
-    The compensated form (`device_gram`) takes one and a half Gram matrices and 56 KB a row, which is less.
+    The compensated form (`device`) takes one and a half Gram matrices and 56 KB a row, which is less.
     """
     numbers = batch_of(side) * side**2
     numbers = max(numbers, *(batch * most**2 for most, batch in BATCHES if most < side), 0)

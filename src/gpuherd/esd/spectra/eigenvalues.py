@@ -2,7 +2,7 @@
 
 How: the Gram matrix of the smaller side, added up piece by piece (``gram``), then a symmetric solver for values only
 (``solvers``). Where the Gram matrix can't tell small eigenvalues from rounding (ill-conditioned matrices, deficient
-rank), which ``foresight`` tells as early as it can, the matrix is read again, and ``graded`` finds them from its QR
+rank), which ``gram`` tells as early as it can, the matrix is read again, and ``graded`` finds them from its QR
 factorisation, so that ranks come out right.
 
 It knows matrices; it doesn't know models, layers or fits. The CPU way needs numpy and scipy only. The libraries take as
@@ -22,9 +22,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.spectra.foresight import EPS, piece_will_lose_values, will_lose_values
 from gpuherd.esd.spectra.graded import FEW, graded_singular_values, smallest_singular_values, triangle
-from gpuherd.esd.spectra.gram import SAFE, Slabs, count_non_finite, gram_sum, panel_length
+from gpuherd.esd.spectra.gram import (
+    EPS,
+    SAFE,
+    Slabs,
+    count_non_finite,
+    gram_sum,
+    panel_length,
+    piece_will_lose_values,
+    will_lose_values,
+)
 from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
 if TYPE_CHECKING:
@@ -264,8 +272,7 @@ def _on_device(slabs: Slabs, shape: tuple[int, int], device: str, precision: Pre
     """As ``eigenvalues_of_slabs``, by torch on ``device``. What it can't resolve, or finds unfit, the CPU looks at."""
     import torch
 
-    from gpuherd.esd.spectra.device_gram import ieee_float32
-    from gpuherd.esd.spectra.device_solver import device_arithmetic, eigenvalues_of_grams, gram_on_device
+    from gpuherd.esd.spectra.device import device_arithmetic, eigenvalues_of_grams, gram_on_device, ieee_float32
 
     arithmetic = device_arithmetic(device, precision)
     stored = (np.float64, np.float32)

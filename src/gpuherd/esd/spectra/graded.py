@@ -23,7 +23,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.spectra.foresight import EPS
+from gpuherd.esd.spectra.gram import EPS
 from gpuherd.esd.spectra.lapack import aligned
 from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 

@@ -6,7 +6,6 @@ The class says whether another try can help, and whether it should be on another
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import signal as signals
@@ -65,7 +64,7 @@ _BY_CODE = {
 
 # Messages of libraries when a GPU's or the machine's memory is full. cuBLAS, cuSOLVER and cuDNN report another error
 # when there is no memory for their handles.
-_NO_MEMORY = re.compile(
+NO_MEMORY = re.compile(
     r"OutOfMemoryError|\b(?:CUDA|HIP|XPU|cudaMalloc failed)(?: driver)?(?: error)?:? out of memory|_ALLOC_FAILED"
     r"|Triton Error \[CUDA\]: out of memory|MPS backend out of memory"
     r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|RESOURCE_EXHAUSTED"
@@ -94,7 +93,7 @@ _ANYWHERE: tuple[tuple[FailureClass, re.Pattern[str]], ...] = (
             re.IGNORECASE,
         ),
     ),
-    (FailureClass.OUT_OF_MEMORY, _NO_MEMORY),
+    (FailureClass.OUT_OF_MEMORY, NO_MEMORY),
     (
         FailureClass.DISK_FULL,
         re.compile(
@@ -203,23 +202,6 @@ def classify(
     out_of_memory = failure is FailureClass.OUT_OF_MEMORY and "cuda" not in reason.lower()
     on_host = out_of_memory and _HOST_MEMORY.search(reason) is not None
     return Diagnosis(failure, clean(reason), retry, retry and failure in _ELSEWHERE, on_host, end.code)
-
-
-def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether an exception means that memory ran out, a GPU's or the machine's. Imports no library.
-
-    Libraries below torch have no exception class for it: their messages are matched as in a log. An exception's text
-    is about the failure alone, so the bare words "out of memory" count in it too.
-
-    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
-    (True, False)
-    """
-    if isinstance(problem, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(problem).__mro__):
-        return True
-    if isinstance(problem, OSError):
-        return problem.errno == errno.ENOMEM
-    words = str(problem)
-    return isinstance(problem, RuntimeError) and ("out of memory" in words or _NO_MEMORY.search(words) is not None)
 
 
 def _judge(

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.atomic import atomic_write, whole_folder
 from gpuherd.errors import BadModel, MissingModel, UsageError, naming_extras
-from gpuherd.lm.guidance.form import FILE, HEAD_FILE, ClassifierForm, Head, Kind, read_form
-from gpuherd.lm.guidance.tokens import tokens_digest
+from gpuherd.lm.guidance.guide import FILE, HEAD_FILE, ClassifierForm, Head, Kind, read_form, tokens_digest
 
 if TYPE_CHECKING:
     import torch
@@ -124,7 +123,7 @@ def new_classifier(
 
     Raises MissingModel, BadModel: it is not there, is damaged, brings its own code, or reads in both directions.
     """
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.names import parse_model
 
     with naming_extras(_EXTRAS, "a classifier takes"):

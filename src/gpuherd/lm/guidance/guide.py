@@ -1,14 +1,17 @@
-"""By what a model is guided while it decodes: plain frozen data, no torch."""
+"""What a classifier is and how it guides a model that decodes: plain frozen data, no torch."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Self
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import BadModel, MissingModel, UsageError
 
 
 class Mode(StrEnum):
@@ -52,3 +55,136 @@ class Guide:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """From ``to_dict``."""
         return cls(**{**values, "mode": Mode(values["mode"])})
+
+
+# --- The classifier, as its ``classifier.json`` describes it ----------------------------------------------------------
+
+FORMAT = 1
+FILE = "classifier.json"
+HEAD_FILE = "value_head.safetensors"
+
+
+class Kind(StrEnum):
+    """Where the value of a token is read."""
+
+    V = "v"  # at the token itself, read behind its prefix
+    Q = "q"  # at the prefix's last token, which tells the values of all tokens that may follow
+
+
+class Head(StrEnum):
+    """What is predicted of the reward."""
+
+    BERNOULLI = "bernoulli"  # one logit: of the probability that it is 1 and not 0
+    ATOMS = "atoms"  # a logit for each of several rewards
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierForm:
+    """What a classifier's weights mean.
+
+    Attributes:
+        kind, head: where and what it predicts.
+        atoms: the rewards that a head of atoms predicts, in its order; empty for a Bernoulli head.
+        tokenizer_sha256: of its tokens and their ids (``tokens_digest``).
+        made_from: the model that its body began as.
+        loss: by which loss it was trained; None: not trained.
+        trained: how, for people.
+    """
+
+    kind: Kind
+    head: Head
+    atoms: tuple[float, ...]
+    tokenizer_sha256: str
+    made_from: str
+    loss: str | None = None
+    trained: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.head is Head.BERNOULLI and self.atoms:
+            raise UsageError("a Bernoulli head has no atoms")
+        if self.head is Head.ATOMS and (len(self.atoms) < 2 or not all(map(math.isfinite, self.atoms))):
+            raise UsageError(f"atoms={list(self.atoms)}; a head of atoms has at least two, all finite")
+
+    @property
+    def width(self) -> int:
+        """Logits that are predicted of each token."""
+        return max(1, len(self.atoms))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """From ``to_dict``. Raises KeyError, TypeError, ValueError, OverflowError, UsageError for other things."""
+        found = {name: value for name, value in values.items() if name != "format"}
+        kinds = {"atoms": list | tuple, "tokenizer_sha256": str, "made_from": str, "loss": str | None, "trained": dict}
+        for name, kind in kinds.items():
+            if not isinstance(found[name], kind):
+                raise TypeError(f"{name} is a {type(found[name]).__name__}")
+        atoms = tuple(float(each) for each in found["atoms"])
+        return cls(**{**found, "kind": Kind(found["kind"]), "head": Head(found["head"]), "atoms": atoms})
+
+
+def read_form(folder: Path) -> ClassifierForm:
+    """Of a classifier's folder. Raises MissingModel where there is none, BadModel where it is damaged."""
+    path = folder / FILE
+    try:
+        values = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise MissingModel(
+            f"{folder} is no classifier: it has no {FILE}; train one with a guided algorithm (Q#, PITA, CD)"
+        ) from None
+    except (OSError, ValueError, RecursionError) as problem:
+        raise BadModel(f"{path} can't be read: {problem}") from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise BadModel(f"{path}: it is of another format than {FORMAT}; it was written by another version of gpuherd")
+    try:
+        return ClassifierForm.from_dict(values)
+    except (KeyError, TypeError, ValueError, OverflowError, UsageError) as problem:
+        raise BadModel(f"{path} doesn't say what the classifier is: {problem}") from None
+
+
+# --- Whether policy and classifier mean the same by a token id: else a classifier guides to nonsense ------------------
+
+
+def tokens_digest(tokens: Mapping[str, int]) -> str:
+    """SHA-256 of tokens and their ids, as ``tokenizer.get_vocab()`` gives them, in whatever order."""
+    text = json.dumps(sorted(tokens.items(), key=lambda each: (each[1], each[0])), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def first_difference(policy: Mapping[str, int], classifier: Mapping[str, int]) -> str | None:
+    """A sentence about the first id that the two mean different tokens by; None where all are the same.
+
+    >>> first_difference({"a": 0, "b": 1}, {"a": 0, "c": 1})
+    "id 1 is 'b' to the policy and 'c' to the classifier"
+    """
+    mine, theirs = _by_id(policy), _by_id(classifier)
+    for number in sorted(mine.keys() | theirs.keys()):
+        if mine.get(number) != theirs.get(number):
+            told = [_shown(each.get(number)) for each in (mine, theirs)]
+            return f"id {number} is {told[0]} to the policy and {told[1]} to the classifier"
+    return None
+
+
+def refuse_other_tokens(policy: Mapping[str, int], classifier: Mapping[str, int], name: str) -> None:
+    """Raises UsageError where a policy and the classifier of this name don't share their tokens."""
+    difference = first_difference(policy, classifier)
+    if difference is not None:
+        raise UsageError(
+            f"classifier {name} can't guide this policy: they have other tokenizers: {difference}. Make the classifier "
+            "from a model that shares the policy's tokenizer (a smaller one of its family)"
+        )
+
+
+def _by_id(tokens: Mapping[str, int]) -> dict[int, tuple[str, ...]]:
+    """Added tokens may share an id with one of the vocabulary."""
+    found: dict[int, tuple[str, ...]] = {}
+    for token, number in sorted(tokens.items()):
+        found[number] = (*found.get(number, ()), token)
+    return found
+
+
+def _shown(tokens: tuple[str, ...] | None) -> str:
+    return "no token" if tokens is None else " or ".join(map(repr, tokens))

@@ -14,7 +14,7 @@ from torch.nn.functional import embedding, linear
 
 from gpuherd.errors import BadModel
 from gpuherd.lm.forward import positions_of
-from gpuherd.lm.guidance.form import ClassifierForm, Kind
+from gpuherd.lm.guidance.guide import ClassifierForm, Kind
 
 
 class ValueModel(nn.Module):

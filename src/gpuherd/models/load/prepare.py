@@ -1,32 +1,253 @@
 """All that is decided before a model is loaded, and everything that can be refused: in well under a second, without
 torch.
 
-Knows names and headers; where it goes is ``destination``, loading itself ``loading``.
+Knows names and headers, and where the blocks go on this machine: by a plan, by a device map, on the CPU, or off the
+GPUs where that is allowed; it looks at the GPUs that this process sees, and their free memory now. What needs no look
+at the machine is ``placement``; loading itself is ``loading``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import BadModel, MissingModel, UsageError
-from gpuherd.models.load.asked import Asked, check
-from gpuherd.models.load.classes import check_code
-from gpuherd.models.load.destination import Placed, ThisMachine, destination
-from gpuherd.models.load.options import said_precision
-from gpuherd.models.load.placed import Placement
-from gpuherd.models.load.quantised import check_bitsandbytes, check_cards
+from gpuherd.errors import BadModel, ExitCode, GpuherdError, MissingModel, UsageError
+from gpuherd.gpus.visible import described, value_in
+from gpuherd.models.load.options import CPU, LoadRequest, check, requested_precision
+from gpuherd.models.load.placement import (
+    Placement,
+    all_on,
+    check_offload,
+    from_device_map,
+    from_plan,
+    offloaded,
+    weights_by_device,
+)
+from gpuherd.models.load.support import check_bitsandbytes, check_cards, check_code
 from gpuherd.models.names import ModelRef, parse_model, shown
-from gpuherd.models.place.gpus import Capability
-from gpuherd.models.place.request import precision_for, requested_precision
-from gpuherd.models.place.result import MemoryPlan
+from gpuherd.models.place.gpus import Capability, GpuSpec, parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.request import agreed_precision, precision_for
+from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.known import known_model
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.plan.workload import MIB
+from gpuherd.units import gib
+
+# ---- where the blocks go ---------------------------------------------------------------------------------------------
+
+_MOST_ADVICE = 3
+
+
+class ModelDoesNotFit(GpuherdError):
+    """A model has no room: on the GPUs, or in the computer's memory. ``refusal`` is the planner's, where it is its."""
+
+    exit_code = ExitCode.OUT_OF_MEMORY
+
+    def __init__(self, text: str, refusal: AnswerRefusal | None = None) -> None:
+        super().__init__(text)
+        self.refusal = refusal
+
+
+class ThisMachine:
+    """The GPUs that this process sees, looked at on first use."""
+
+    def __init__(self, *, simulate: bool) -> None:
+        self._simulate = simulate
+        self._seen: tuple[GpuSpec, ...] | None = None
+
+    @property
+    def visible(self) -> tuple[GpuSpec, ...]:
+        """All that CUDA shows, in its order; none where GPUs are only to be pretended."""
+        if self._seen is None:
+            from gpuherd.gpus.query import machine
+            from gpuherd.gpus.visible import count_in_pci_order, visible_now
+
+            # The numbers here are CUDA's only if CUDA counts as we do.
+            count_in_pci_order()
+            _give_back_memory()
+            gpus = () if self._simulate else visible_now(machine().gpus)
+            self._seen = tuple(
+                GpuSpec(gpu.label, gpu.name, gpu.total_mb * MIB, gpu.free_mb * MIB, gpu.compute_capability, gpu.uuid)
+                for gpu in gpus
+            )
+        return self._seen
+
+    def number(self, card: GpuSpec) -> int | None:
+        """The number that CUDA gives this card in this process, None if it is not shown."""
+        return next((number for number, seen in enumerate(self.visible) if seen.uuid == card.uuid), None)
+
+
+Placed = tuple[Placement, tuple[GpuSpec, ...], tuple[str, ...]]
+
+
+def destination(request: LoadRequest, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
+    """Where the blocks go, the cards that they go to, and what should be said of that."""
+    placed = _placed(request, architecture, precision, machine)
+    _check_memory(request, placed[0], precision)
+    return placed
+
+
+def _placed(request: LoadRequest, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
+    if request.device_map == CPU:
+        return _on_cpu(architecture, None)
+    if isinstance(request.device_map, Mapping):
+        placement = from_device_map(
+            architecture,
+            request.device_map,
+            visible=len(machine.visible),
+            allow_offload=request.allow_offload,
+            simulated=request.simulate,
+        )
+        cards = () if request.simulate else tuple(machine.visible[number] for number in placement.gpus)
+        _check_room(request, placement, precision, cards)
+        return placement, cards, ()
+    if isinstance(request.plan, AnswerRefusal):
+        raise _does_not_fit(request.plan)
+    if isinstance(request.plan, MemoryPlan):
+        return _by_plan(request.plan, machine, simulate=request.simulate)
+    cards, problem = _cards(request)
+    if not cards:
+        return _on_cpu(architecture, problem)
+    told = make_plan(
+        architecture, cards, precision, request.workload, request.reserve, parallel=request.parallel or "auto"
+    )
+    if isinstance(told, MemoryPlan):
+        return _by_plan(told, machine, simulate=request.simulate)
+    if request.allow_offload is None:
+        raise _does_not_fit(told)
+    return _offloaded(request, told, cards, machine)
+
+
+def _cards(request: LoadRequest) -> tuple[tuple[GpuSpec, ...], str | None]:
+    """The cards to plan for; none where this machine has no GPU, with the reason."""
+    if not isinstance(request.gpus, str):
+        if not request.gpus:
+            raise UsageError("gpus: none are given; device_map='cpu' loads a model on the CPU")
+        return tuple(request.gpus), None
+    if request.gpus != "auto":
+        return parse_gpus(request.gpus), None
+    from gpuherd.models.place.inventory import gpus_now
+
+    _give_back_memory()
+    # Whoever names the GPUs has chosen them, busy or not: what is free on them counts.
+    now = gpus_now(busy_too=value_in(os.environ) is not None)
+    if not now.gpus and now.left_out:
+        raise ModelDoesNotFit(f"no GPU is free: {'; '.join(now.left_out)}")
+    return now.gpus, now.problem
+
+
+def _give_back_memory() -> None:
+    """Gives the driver back what models that this process has let go of leave with torch, which keeps it for itself."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _by_plan(plan: MemoryPlan, machine: ThisMachine, *, simulate: bool) -> Placed:
+    """The placement of a plan; the plan's GPUs are those of this machine, by their UUID, or the first ones."""
+    cards = tuple(load.gpu for load in plan.loads)
+    real = [card for card in cards if card.uuid is not None]
+    if simulate or (not real and not machine.visible):
+        note = "no CUDA here: the blocks of all GPUs lie in the CPU's memory" if not simulate else ""
+        placement = from_plan(plan, range(len(cards)), simulated=True)
+        return placement, (), (*plan.warnings, *((note,) if note else ()))
+    numbers = _numbers(cards, machine)
+    here = tuple(machine.visible[number] for number in numbers)
+    for load, card in zip(plan.loads, here, strict=True):
+        if load.usage.total > card.free:
+            raise ModelDoesNotFit(
+                f"GPU {card.label} ({card.name}) has {gib(card.free)} free now, and the plan needs "
+                f"{gib(load.usage.total)} on it"
+            )
+    return from_plan(plan, numbers), here, plan.warnings
+
+
+def _numbers(cards: Sequence[GpuSpec], machine: ThisMachine) -> list[int]:
+    """The number of each card in this process: by its UUID; those that are only words are the first ones here."""
+    numbers: list[int] = []
+    for place, card in enumerate(cards):
+        number = machine.number(card) if card.uuid is not None else place
+        if number is None or number >= len(machine.visible):
+            raise UsageError(
+                f"the plan uses GPU {card.label} ({card.name}), which CUDA does not show this process "
+                f"({described(os.environ)})"
+            )
+        numbers.append(number)
+    return numbers
+
+
+def _offloaded(request: LoadRequest, refusal: AnswerRefusal, cards: Sequence[GpuSpec], machine: ThisMachine) -> Placed:
+    """As much on the GPUs as goes, the rest where it is allowed."""
+    where = request.allow_offload or "cpu"
+    found = offloaded(refusal.architecture, cards, refusal.precision, request.workload, request.reserve, where)
+    if found is None:
+        raise _does_not_fit(refusal)
+    architecture, devices = found
+    pretended = request.simulate or (not machine.visible and all(card.uuid is None for card in cards))
+    used = cards[: 1 + max(device for device in devices if isinstance(device, int))]
+    numbers = list(range(len(used))) if pretended else _numbers(used, machine)
+    placement = Placement(
+        architecture,
+        tuple(numbers[device] if isinstance(device, int) else device for device in devices),
+        simulated=pretended,
+    )
+    check_offload(placement, request.allow_offload)
+    here = () if pretended else tuple(machine.visible[number] for number in placement.gpus)
+    _check_room(request, placement, refusal.precision, here)
+    away = sum(device == where for device in devices)
+    note = f"{away} of {len(devices)} blocks are offloaded to {where}: this is many times slower"
+    return placement, here, (refusal.reason, note)
+
+
+def _on_cpu(architecture: Architecture, problem: str | None) -> Placed:
+    return all_on(architecture, CPU), (), (f"on the CPU: {problem}",) if problem else ()
+
+
+def _check_memory(request: LoadRequest, placement: Placement, precision: Precision) -> None:
+    """Raises ModelDoesNotFit where the computer has less memory available than goes there, pretended GPUs' too."""
+    import psutil
+
+    sizes = weights_by_device(placement.architecture, placement.devices, precision)
+    needed = sum(
+        size for device, size in sizes.items() if device == CPU or (placement.simulated and isinstance(device, int))
+    )
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise ModelDoesNotFit(
+            f"{request.model} in {precision} puts {gib(needed)} into the computer's memory, of which {gib(available)} "
+            "are available"
+        )
+
+
+def _check_room(request: LoadRequest, placement: Placement, precision: Precision, cards: Sequence[GpuSpec]) -> None:
+    """Raises ModelDoesNotFit where the weights alone are more than what is free on a GPU."""
+    needed = weights_by_device(placement.architecture, placement.devices, precision)
+    for number, card in zip(placement.gpus, cards, strict=False):
+        taken = needed[number] + request.reserve.context
+        if taken > card.free:
+            raise ModelDoesNotFit(
+                f"{gib(taken)} would lie on GPU {number} ({card.name}), which has {gib(card.free)} free now"
+            )
+
+
+def _does_not_fit(refusal: AnswerRefusal) -> ModelDoesNotFit:
+    """The refusal as an error, with what would fit."""
+    advice = [f"{' '.join(each.words)}: {each.sentence}" for each in refusal.alternatives[:_MOST_ADVICE]]
+    told = f". What would fit: {'; '.join(advice)}" if advice else ""
+    return ModelDoesNotFit(refusal.reason + told, refusal)
+
+
+# ---- everything together ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +255,7 @@ class Prepared:
     """A model that may be loaded.
 
     Attributes:
-        asked: what was asked for.
+        request: what is to be loaded.
         path: the model's folder or file on this machine.
         config: its parsed config.json.
         precision: in which it is loaded.
@@ -45,7 +266,7 @@ class Prepared:
         notes: sentences that a person should read.
     """
 
-    asked: Asked
+    request: LoadRequest
     path: Path
     config: Mapping[str, Any]
     precision: Precision
@@ -66,10 +287,10 @@ class Prepared:
         return tokenizer_folder(self.path, self.adapter)
 
 
-Placing = Callable[[Asked, Architecture, Precision, ThisMachine], Placed]
+Placing = Callable[[LoadRequest, Architecture, Precision, ThisMachine], Placed]
 
 
-def prepare(asked: Asked, placing: Placing = destination) -> Prepared:
+def prepare(request: LoadRequest, placing: Placing = destination) -> Prepared:
     """Decides everything about a loading; ``placing`` where the blocks go.
 
     Raises:
@@ -78,35 +299,35 @@ def prepare(asked: Asked, placing: Placing = destination) -> Prepared:
         MissingExtra: bitsandbytes is needed and not there.
         ModelDoesNotFit: with the planner's figures, and what would fit.
     """
-    check(asked)
-    name, suffix = split_precision(asked.model)
-    wanted = requested_precision(asked.model, suffix, said_precision(asked.dtype, asked.quantization))
+    check(request)
+    name, suffix = split_precision(request.model)
+    wanted = agreed_precision(request.model, suffix, requested_precision(request.dtype, request.quantization))
     if wanted is not None:
         check_bitsandbytes(wanted)
-    machine = ThisMachine(simulate=asked.simulate)
+    machine = ThisMachine(simulate=request.simulate)
     ref = _reference(name)
 
     def fetched(what: ModelRef) -> Path:
         if what.path is None and (early := _before_it_is_fetched(what)) is not None:
-            placing(asked, early, precision_for(early, wanted)[0], machine)
-        return _located(what, asked)
+            placing(request, early, precision_for(early, wanted)[0], machine)
+        return _located(what, request)
 
-    path, adapter = _apart(asked, ref, fetched)
-    architecture = _architecture(asked, path)
+    path, adapter = _apart(request, ref, fetched)
+    architecture = _architecture(request, path)
     config = _config(path)
-    check_code(asked.model, config, trusted=asked.trust_remote_code)
-    if isinstance(asked.plan, MemoryPlan):
-        wanted = _agreed(asked.plan, architecture, wanted)
+    check_code(request.model, config, trusted=request.trust_remote_code)
+    if isinstance(request.plan, MemoryPlan):
+        wanted = _agreed(request.plan, architecture, wanted)
     precision, assumed = precision_for(architecture, wanted)
     check_bitsandbytes(precision)
-    in_memory = _beside(asked, architecture, adapter, precision)
-    placement, cards, notes = placing(asked, in_memory, precision, machine)
+    in_memory = _beside(request, architecture, adapter, precision)
+    placement, cards, notes = placing(request, in_memory, precision, machine)
     codes = precision.is_quantised or precision is Precision.AS_STORED
     if placement.offloads and (codes or adapter is not None):
         what = f"weights in {precision}" if codes else "a model with an adapter"
         raise UsageError(f"{what} can't be offloaded: all blocks must be on GPUs; see 'gpuherd plan' for what fits")
     return Prepared(
-        asked=asked,
+        request=request,
         path=path,
         config=config,
         precision=precision,
@@ -121,12 +342,12 @@ def prepare(asked: Asked, placing: Placing = destination) -> Prepared:
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 
-def located(asked: Asked) -> tuple[Path, Path | None]:
+def located(request: LoadRequest) -> tuple[Path, Path | None]:
     """The model's folder or file on this machine, and that of its adapter, fetched if need be; nothing is planned.
 
     Raises as ``prepare``.
     """
-    return _apart(asked, _reference(split_precision(asked.model)[0]), lambda what: _located(what, asked))
+    return _apart(request, _reference(split_precision(request.model)[0]), lambda what: _located(what, request))
 
 
 def tokenizer_folder(model: Path, adapter: Path | None) -> Path:
@@ -149,11 +370,11 @@ def _reference(name: str) -> ModelRef:
     return parse_model(name)
 
 
-def _located(ref: ModelRef, asked: Asked) -> Path:
+def _located(ref: ModelRef, request: LoadRequest) -> Path:
     """The folder or file on this machine, fetched if need be with all that loading takes."""
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
 
-    return locate(ref, for_loading=True, with_code=asked.trust_remote_code)
+    return locate(ref, for_loading=True, with_code=request.trust_remote_code)
 
 
 def _before_it_is_fetched(ref: ModelRef) -> Architecture | None:
@@ -161,8 +382,8 @@ def _before_it_is_fetched(ref: ModelRef) -> Architecture | None:
 
     None of an adapter, and of what can't be asked for now but is here already.
     """
-    from gpuherd.models.locate import cached_copy
-    from gpuherd.models.remote_headers import OnlyAdapter
+    from gpuherd.models.checkpoints.hub import cached_copy
+    from gpuherd.models.checkpoints.hub_headers import OnlyAdapter
 
     try:
         return read_architecture(ref.text)
@@ -174,40 +395,40 @@ def _before_it_is_fetched(ref: ModelRef) -> Architecture | None:
         return None
 
 
-def _apart(asked: Asked, ref: ModelRef, fetched: Callable[[ModelRef], Path]) -> tuple[Path, Path | None]:
+def _apart(request: LoadRequest, ref: ModelRef, fetched: Callable[[ModelRef], Path]) -> tuple[Path, Path | None]:
     """The base model and the adapter, where the model is one or comes with one."""
-    from gpuherd.models.adapter import adapter_base, is_adapter
+    from gpuherd.models.lora.adapter import adapter_base, is_adapter
 
     path = fetched(ref)
     if is_adapter(path):
-        if asked.adapter is not None:
+        if request.adapter is not None:
             raise UsageError(f"model {shown(ref.text)} is an adapter itself; give its base as the model")
         base = adapter_base(path)
         if base is None:
             raise BadModel(f"model {shown(ref.text)} is an adapter, and its adapter_config.json names no base model")
         return fetched(parse_model(base)), path
-    if asked.adapter is None:
-        if asked.merge_adapter:
+    if request.adapter is None:
+        if request.merge_adapter:
             raise UsageError("merge_adapter: there is no adapter to merge; name one")
         return path, None
-    found = _located(parse_model(asked.adapter), asked)
+    found = _located(parse_model(request.adapter), request)
     if not is_adapter(found):
-        raise BadModel(f"adapter {shown(asked.adapter)} has no adapter_config.json")
+        raise BadModel(f"adapter {shown(request.adapter)} has no adapter_config.json")
     return path, found
 
 
-def _architecture(asked: Asked, path: Path) -> Architecture:
+def _architecture(request: LoadRequest, path: Path) -> Architecture:
     """The architecture by the headers of its weights, every one of which is looked at: a shard that is missing, a
     damaged file, a pickle with code in it are found here."""
     if path.suffix.lower() == ".gguf" or (path.is_dir() and not (path / "config.json").exists() and _has_gguf(path)):
         raise BadModel(
-            f"{shown(asked.model)} is a GGUF file, which can be planned and analysed, but is not loaded here: give the "
-            "model that it was made from, quantised on the way if need be (--quantization nf4)"
+            f"{shown(request.model)} is a GGUF file, which can be planned and analysed, but is not loaded here: give "
+            "the model that it was made from, quantised on the way if need be (--quantization nf4)"
         )
     found = read_architecture(str(path))
     if found.source != "weights":
-        raise MissingModel(f"{shown(asked.model)} can be planned by its config, but there are no weights to load")
-    return replace(found, model=asked.model)
+        raise MissingModel(f"{shown(request.model)} can be planned by its config, but there are no weights to load")
+    return replace(found, model=request.model)
 
 
 def _has_gguf(folder: Path) -> bool:
@@ -215,12 +436,12 @@ def _has_gguf(folder: Path) -> bool:
 
 
 def _config(path: Path) -> Mapping[str, Any]:
-    from gpuherd.models.checkpoint import read_json
+    from gpuherd.models.checkpoints.open import read_json
 
     return read_json((path if path.is_dir() else path.parent) / "config.json")
 
 
-def _beside(asked: Asked, base: Architecture, adapter: Path | None, precision: Precision) -> Architecture:
+def _beside(request: LoadRequest, base: Architecture, adapter: Path | None, precision: Precision) -> Architecture:
     """What lies in memory of a model with an adapter: of one that is merged the base alone.
 
     Raises BadModel where the adapter is damaged or for another base, UsageError where it can't be merged.
@@ -230,7 +451,7 @@ def _beside(asked: Asked, base: Architecture, adapter: Path | None, precision: P
     from gpuherd.models.plan.adapters import with_adapter
 
     beside = with_adapter(base, adapter)
-    if not asked.merge_adapter:
+    if not request.merge_adapter:
         return beside
     if precision.is_quantised or precision is Precision.AS_STORED:
         raise UsageError(

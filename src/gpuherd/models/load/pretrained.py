@@ -1,7 +1,8 @@
-"""transformers' own loading, told everything explicitly: class, dtype, device of each block, and only local files.
+"""transformers' own loading with everything explicit: class, dtype, device of each block, and only local files; and
+PEFT's modules on the result.
 
 Refuses what transformers would let pass: a model of other shapes than the planned one, weights that are missing (it
-fills them with random numbers). torch and transformers are imported inside functions only.
+fills them with random numbers). torch, transformers and PEFT are imported inside functions only.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import BadModel, MissingExtra
-from gpuherd.models.load.classes import runs_own_code
-from gpuherd.models.load.fitting import Built, Fitted, fitted
-from gpuherd.models.load.placed import DISK, Placement, block_of
+from gpuherd.errors import BadModel, MissingExtra, naming_extras
+from gpuherd.models.load.options import DISK
+from gpuherd.models.load.placement import Built, Fitted, Placement, block_of, fitted
 from gpuherd.models.load.prepare import Prepared
-from gpuherd.models.load.quantised import loading_words
+from gpuherd.models.load.support import EXTRAS, loading_words, runs_own_code
 from gpuherd.models.names import shown
 from gpuherd.models.plan.precision import Precision
 
@@ -34,7 +35,7 @@ def fitted_class(classes: Sequence[Any], config: Any, ready: Prepared) -> tuple[
     """
     if ready.precision is Precision.AS_STORED or not hasattr(classes[0], "_from_config"):
         return classes[0], ready, dict(ready.placement.device_map)
-    from gpuherd.models.checkpoint import open_checkpoint
+    from gpuherd.models.checkpoints.open import open_checkpoint
 
     stored = open_checkpoint(ready.path).tensors
     differences: list[str] = []
@@ -180,3 +181,27 @@ def _no_word_on_buffers() -> Iterator[None]:
 def few(names: Sequence[str]) -> str:
     """Some of the names, and how many more there are."""
     return ", ".join(shown(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+# ---- adapters --------------------------------------------------------------------------------------------------------
+
+
+def with_adapter(model: Any, adapter: Path, *, merge: bool) -> Any:
+    """The model with the adapter: PEFT's model, or the model itself with changed weights where it is merged.
+
+    The adapter's factors come to the device of the module that they belong to. Merging adds them module by module, so
+    that no more than one weight is in memory twice.
+
+    Raises BadModel where PEFT can't use it.
+    """
+    with naming_extras(EXTRAS, "loading adapters takes"):
+        from peft import PeftModel
+    try:
+        # Read on the CPU first: PEFT's default is the first GPU, whatever lies there.
+        adapted = PeftModel.from_pretrained(model, str(adapter), torch_device="cpu", local_files_only=True)
+    except (ValueError, KeyError, RuntimeError, OSError) as problem:
+        raise BadModel(f"{adapter} can't be put on this model: {problem}") from None
+    if not merge:
+        return adapted.eval()
+    # PEFT's "safe" merge rounds the update to the weights' precision before it adds it; this one rounds the sum alone.
+    return adapted.merge_and_unload().eval()

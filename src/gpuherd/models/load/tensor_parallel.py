@@ -20,15 +20,12 @@ from gpuherd.errors import UsageError, naming_extras
 from gpuherd.gpus.visible import ORDER, PCI_ORDER, narrowed, value_in
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.models.load import verify
-from gpuherd.models.load.asked import Asked
-from gpuherd.models.load.classes import classes_for, config_of, runs_own_code
-from gpuherd.models.load.destination import ModelDoesNotFit, Placed, ThisMachine
-from gpuherd.models.load.loading import Loaded, WrongPlacement, check_torch
-from gpuherd.models.load.placed import CPU, all_on
-from gpuherd.models.load.prepare import Prepared, prepare
+from gpuherd.models.load.loading import Loaded, LoadReport, OnDevice, WrongPlacement, check_torch
+from gpuherd.models.load.options import CPU, LoadRequest
+from gpuherd.models.load.placement import all_on
+from gpuherd.models.load.prepare import ModelDoesNotFit, Placed, Prepared, ThisMachine, prepare
 from gpuherd.models.load.pretrained import fitted_class, from_pretrained
-from gpuherd.models.load.quantised import EXTRAS, expected_dtypes
-from gpuherd.models.load.report import LoadReport, OnDevice
+from gpuherd.models.load.support import EXTRAS, classes_for, config_of, expected_dtypes, runs_own_code
 from gpuherd.models.names import shown
 from gpuherd.models.place.gpus import GpuSpec, parse_gpus
 from gpuherd.models.place.planner import make_plan
@@ -59,7 +56,7 @@ def this_rank(environment: Mapping[str, str]) -> Rank | None:
         return None
 
 
-def plan_tensor_parallel(asked: Asked) -> MemoryPlan:
+def plan_tensor_parallel(asked: LoadRequest) -> MemoryPlan:
     """The plan of a model whose layers are divided over the GPUs that are free here (``asked.gpus``).
 
     Raises:
@@ -94,7 +91,7 @@ def environment_for(
     return found
 
 
-def relaunch(asked: Asked, words: Sequence[str]) -> None:
+def relaunch(asked: LoadRequest, words: Sequence[str]) -> None:
     """Becomes torchrun, which runs these words (a module and its arguments) once a rank; their exit code is ours.
 
     Returns only where one GPU is all that there is, so that there is nothing to divide. Raises what
@@ -120,7 +117,7 @@ def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     os.execve(argv[0], list(argv), dict(environment))  # noqa: S606 - no shell
 
 
-def load_tensor_parallel(asked: Asked, rank: Rank | None = None) -> tuple[Loaded, Usage]:
+def load_tensor_parallel(asked: LoadRequest, rank: Rank | None = None) -> tuple[Loaded, Usage]:
     """This rank's part of a model, checked; and what the plan expects on its GPU, the reserve for a GPU's size not
     counted. All ranks must call it.
 
@@ -198,7 +195,7 @@ def leave() -> None:
 # ---- before ----------------------------------------------------------------------------------------------------------
 
 
-def _prepared(asked: Asked, cards: Sequence[GpuSpec]) -> tuple[Prepared, MemoryPlan]:
+def _prepared(asked: LoadRequest, cards: Sequence[GpuSpec]) -> tuple[Prepared, MemoryPlan]:
     """Names, headers, precision and refusals as for any loading, and how it is divided over the cards."""
     if asked.adapter is not None or asked.allow_offload is not None:
         raise UsageError("with --parallel tensor a model is loaded whole and alone: no adapter, no offloading")
@@ -206,7 +203,7 @@ def _prepared(asked: Asked, cards: Sequence[GpuSpec]) -> tuple[Prepared, MemoryP
         raise UsageError("with --parallel tensor transformers lays out every layer: no plan of layers, no device map")
     plans: list[MemoryPlan] = []
 
-    def divided(_: Asked, architecture: Architecture, precision: Precision, __: ThisMachine) -> Placed:
+    def divided(_: LoadRequest, architecture: Architecture, precision: Precision, __: ThisMachine) -> Placed:
         told = make_plan(architecture, cards, precision, asked.workload, asked.reserve, parallel="tensor")
         if isinstance(told, AnswerRefusal):
             raise ModelDoesNotFit(told.reason, told)
@@ -220,7 +217,7 @@ def _prepared(asked: Asked, cards: Sequence[GpuSpec]) -> tuple[Prepared, MemoryP
     return ready, plans[-1]
 
 
-def _cards(asked: Asked) -> tuple[GpuSpec, ...]:
+def _cards(asked: LoadRequest) -> tuple[GpuSpec, ...]:
     """The GPUs that may be taken. Raises UsageError where there are none."""
     if not isinstance(asked.gpus, str):
         return tuple(asked.gpus)

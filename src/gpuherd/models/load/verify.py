@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuherd.models.load.placed import CPU, DISK, Device, Placement, block_of
+from gpuherd.models.load.options import CPU, DISK, Device
+from gpuherd.models.load.placement import Placement, block_of
 
 _SHOWN = 3
 # PEFT wraps the model and the modules that it changes.

@@ -43,7 +43,7 @@ def parse_precision(word: str) -> Precision:
     return Precision(found)
 
 
-def requested_precision(model: str, ending: Precision | None, said: Precision | None) -> Precision | None:
+def agreed_precision(model: str, ending: Precision | None, said: Precision | None) -> Precision | None:
     """What is asked for, None where nothing is.
 
     Args:

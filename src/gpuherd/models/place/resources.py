@@ -19,7 +19,7 @@ from gpuherd.errors import JobCannotFit, UsageError
 from gpuherd.models.place.gpus import GpuSpec, gpus_with_memory
 from gpuherd.models.place.placement import PARALLEL_OPTIONS, ParallelOption
 from gpuherd.models.place.planner import make_plan
-from gpuherd.models.place.request import parse_precision, requested_precision, resolve_precision
+from gpuherd.models.place.request import agreed_precision, parse_precision, resolve_precision
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.naming import split_precision
@@ -107,7 +107,7 @@ def read_with_precision(
     """A model by its name, and how its weights will lie in memory; where that had to be assumed, the architecture says
     so. Raises as ``resources_for``."""
     name, suffix = split_precision(model)
-    requested = requested_precision(model, suffix, None if dtype is None else parse_precision(dtype))
+    requested = agreed_precision(model, suffix, None if dtype is None else parse_precision(dtype))
     return resolve_precision(read(name), requested)
 
 

@@ -1,8 +1,8 @@
 """A model with a LoRA adapter beside it, unmerged, as PEFT loads it: the base's tensors and the adapter's own.
 
-Each of the adapter's tensors must find its place in the base; ``gpuherd.models.adapter`` decides that, as it does where
-adapters are merged. PEFT keeps the factors in float32 whatever they are stored in, and a module that the adapter holds
-whole beside the base's own.
+Each of the adapter's tensors must find its place in the base; ``gpuherd.models.lora.adapter`` decides that, as it does
+where adapters are merged. PEFT keeps the factors in float32 whatever they are stored in, and a module that the adapter
+holds whole beside the base's own.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gpuherd.models.plan.architecture import Architecture, Block, Tensor
-from gpuherd.models.source import TensorInfo
+from gpuherd.models.tensors.source import TensorInfo
 
 if TYPE_CHECKING:
-    from gpuherd.models.merged import Merged
+    from gpuherd.models.lora.update import Merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ def with_adapter(architecture: Architecture, adapter: Path) -> Architecture:
     Raises:
         BadModel, MissingModel: it is no LoRA adapter, it is damaged, or it is of another base: the module is named.
     """
-    from gpuherd.models.adapter import merge
-    from gpuherd.models.checkpoint import ADAPTER_CONFIG, read_json
+    from gpuherd.models.checkpoints.open import ADAPTER_CONFIG, read_json
+    from gpuherd.models.lora.adapter import merge
 
     infos = {
         tensor.name: TensorInfo(tensor.name, tensor.shape, "BF16", 2 * tensor.numel)
@@ -69,8 +69,7 @@ def with_adapter(architecture: Architecture, adapter: Path) -> Architecture:
 
 def _factors(merged: Merged) -> Iterator[Tensor]:
     """The adapter's factors, by the modules that they change."""
-    from gpuherd.models.lora import MatrixEdit
-    from gpuherd.models.lora_experts import ExpertEdit
+    from gpuherd.models.lora.edits import ExpertEdit, MatrixEdit
 
     for name, edit in merged.edits.items():
         if not isinstance(edit, MatrixEdit | ExpertEdit):

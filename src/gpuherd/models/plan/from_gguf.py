@@ -12,11 +12,11 @@ from math import prod
 from typing import Any
 
 from gpuherd.errors import BadModel
-from gpuherd.models.gguf_model import MODEL_TYPE
+from gpuherd.models.checkpoints.gguf import MODEL_TYPE
 from gpuherd.models.names import shown
 from gpuherd.models.plan import from_config
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.source import TensorInfo
+from gpuherd.models.tensors.source import TensorInfo
 
 # llama.cpp's name -> model_type.
 _FAMILIES = {

@@ -13,12 +13,12 @@ from math import gcd
 from typing import Any
 
 from gpuherd.errors import BadModel
-from gpuherd.models.kinds import Ties, classify, ties_of
 from gpuherd.models.names import shown
 from gpuherd.models.plan.architecture import Architecture, Block, LayerCache, Role, Tensor
 from gpuherd.models.plan.fields import text_part
 from gpuherd.models.plan.from_config import assumptions_of, model_type_of, stored_precision
-from gpuherd.models.source import TensorInfo
+from gpuherd.models.tensors.kinds import Ties, classify, ties_of
+from gpuherd.models.tensors.source import TensorInfo
 
 _NUMBERED = re.compile(r"(?P<list>.*?\D)\.(?P<number>\d+)\.(?P<rest>.+)|(?P<bare>\d+)\.(?P<bare_rest>.+)")
 _KEYS = re.compile(r"(?:.+\.)?(?:k_proj|key|k_lin|wk|k|attn_k)\.weight")

@@ -13,13 +13,13 @@ from math import prod
 from typing import Any
 
 from gpuherd.errors import BadModel
+from gpuherd.models.checkpoints.quantized import method_of
 from gpuherd.models.names import shown
 from gpuherd.models.plan import from_config, from_headers
 from gpuherd.models.plan.architecture import Architecture, Block, Tensor
 from gpuherd.models.plan.matching import Stored
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.quantised import method_of
-from gpuherd.models.source import TensorInfo
+from gpuherd.models.tensors.source import TensorInfo
 
 _PRECISIONS = {"F32": "fp32", "F64": "fp32", "F16": "fp16", "BF16": "bf16"}
 # Tables and codes of so little that only what is left over and above it is worth a sentence.

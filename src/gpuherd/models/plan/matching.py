@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from gpuherd.models.source import TensorInfo
+from gpuherd.models.tensors.source import TensorInfo
 
 # Modules around a model's own, which a checkpoint may have or not.
 _WRAPPERS = frozenset(

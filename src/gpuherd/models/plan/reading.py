@@ -18,8 +18,8 @@ from gpuherd.models.plan.architecture import Architecture
 from gpuherd.models.plan.known import KnownModel, known_model, nearest_names
 
 if TYPE_CHECKING:
-    from gpuherd.models.checkpoint import Checkpoint
-    from gpuherd.models.source import TensorInfo
+    from gpuherd.models.checkpoints.open import Checkpoint
+    from gpuherd.models.tensors.source import TensorInfo
 
 # A person waits for a plan: a network that fails is tried again once, not for as long as a download is worth.
 _WAITS = (1.0,)
@@ -66,8 +66,8 @@ def _local(path: Path, text: str) -> Architecture:
 
     if path.is_dir() and not _has_weights(path):
         return _of_config(path, text)
-    from gpuherd.models.adapter import is_adapter
-    from gpuherd.models.checkpoint import open_checkpoint
+    from gpuherd.models.checkpoints.open import open_checkpoint
+    from gpuherd.models.lora.adapter import is_adapter
 
     if is_adapter(path):
         return _of_adapter(path, text)
@@ -111,7 +111,7 @@ def _differ(source: Checkpoint, ones: Sequence[TensorInfo], others: Sequence[Ten
 
 def _of_adapter(path: Path, text: str) -> Architecture:
     """An adapter beside the base that its config names."""
-    from gpuherd.models.adapter import adapter_base, is_adapter
+    from gpuherd.models.lora.adapter import adapter_base, is_adapter
     from gpuherd.models.plan.adapters import with_adapter
 
     folder = path if path.is_dir() else path.parent
@@ -134,7 +134,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _of_config(folder: Path, text: str) -> Architecture:
-    from gpuherd.models.checkpoint import read_json
+    from gpuherd.models.checkpoints.open import read_json
 
     config = folder / "config.json"
     if not config.exists():
@@ -144,8 +144,8 @@ def _of_config(folder: Path, text: str) -> Architecture:
 
 def _from_hub(ref: ModelRef) -> Architecture:
     """A model of the Hugging Face Hub: in the local cache, or by its headers over the network."""
+    from gpuherd.models.checkpoints.hub_headers import read_remote
     from gpuherd.models.plan import from_weights
-    from gpuherd.models.remote_headers import read_remote
 
     cached = _cached(ref)
     if cached is not None:

@@ -12,8 +12,8 @@ from gpuherd.posttrain.evaluation.result import Estimator
 from gpuherd.posttrain.evaluation.scores import Scores
 from gpuherd.posttrain.evaluation.voting import answer_of, asks_for_number, numbered
 from gpuherd.posttrain.problem import Problem
-from gpuherd.qa import typed_json
-from gpuherd.qa.working.shardfile import unsealed
+from gpuherd.runs import records
+from gpuherd.runs.shard_file import unsealed
 
 
 class BadAnswers(GpuherdError):
@@ -65,7 +65,7 @@ class AnsweredProblem:
 
 def line_of(answered: AnsweredProblem) -> str:
     """One line of JSON, without its end."""
-    return json.dumps(typed_json.plain(answered), allow_nan=False, separators=(",", ":"))
+    return json.dumps(records.plain(answered), allow_nan=False, separators=(",", ":"))
 
 
 def read_answers(path: Path) -> Iterator[AnsweredProblem]:
@@ -83,7 +83,7 @@ def _read(path: Path, number: int, line: bytes) -> AnsweredProblem:
     if content is None:
         raise BadAnswers(f"{path}: line {number} is no answered problem: it is incomplete or has changed")
     try:
-        found: AnsweredProblem = typed_json.read(AnsweredProblem, json.loads(content))
+        found: AnsweredProblem = records.read(AnsweredProblem, json.loads(content))
     except (TypeError, ValueError, KeyError, RecursionError) as problem:
         raise BadAnswers(f"{path}: line {number} is no answered problem: {problem}") from None
     return found

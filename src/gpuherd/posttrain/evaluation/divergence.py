@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.lm.batching import halved, pieces
 from gpuherd.lm.forward import CausalModel, Reading, causal_model, padded
 from gpuherd.posttrain.evaluation.result import Estimator
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch

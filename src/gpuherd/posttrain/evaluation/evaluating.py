@@ -35,9 +35,9 @@ from gpuherd.posttrain.evaluation.options import Divergence, EvaluationOptions
 from gpuherd.posttrain.evaluation.result import RESULT, About, Cost, Evaluation, Point
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Task
-from gpuherd.qa import typed_json
-from gpuherd.qa.working.shardfile import ShardFile
-from gpuherd.qa.working.sharding import in_batches
+from gpuherd.runs import records
+from gpuherd.runs.shard_file import ShardFile
+from gpuherd.runs.shards import in_batches
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.sampling.sampler import Sampler
@@ -130,7 +130,7 @@ def evaluate(work: Evaluating, sampler_of: SamplerOf | None = None) -> Evaluatio
         policy=work.policy.to_dict(),
         reference=work.reference.to_dict(),
         split=work.options.split.value,
-        sampling=typed_json.plain(work.sampling) | {"greedy": work.options.greedy},
+        sampling=records.plain(work.sampling) | {"greedy": work.options.greedy},
         confidence=work.options.confidence,
         points=tuple(points),
         notes=_notes(work, lost),
@@ -184,9 +184,9 @@ def _claim(work: Evaluating, problems: Sequence[Problem], digests: Mapping[str, 
     Args:
         digests: of the models' files; empty: they are not compared.
     """
-    digest = hashlib.sha256(json.dumps(typed_json.plain(problems)).encode())
+    digest = hashlib.sha256(json.dumps(records.plain(problems)).encode())
     root = work.folder if work.root is None else work.root
-    sampling = {name: value for name, value in typed_json.plain(work.sampling).items() if name != "batch_size"}
+    sampling = {name: value for name, value in records.plain(work.sampling).items() if name != "batch_size"}
     asked = {
         "policy": work.policy.to_dict(root),
         "reference": work.reference.to_dict(root),

@@ -12,7 +12,7 @@ from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
 from gpuherd.posttrain.evaluation.result import FORMAT, RESULT, Evaluation
 from gpuherd.posttrain.evaluation.scores import Scores
-from gpuherd.qa import typed_json
+from gpuherd.runs import records
 
 MOST_ROUNDS = 100_000
 
@@ -25,7 +25,7 @@ class BadResult(GpuherdError):
 
 def write_result(folder: Path, evaluation: Evaluation) -> Path:
     """Writes ``folder/result.json`` as a whole. Returns its path. Raises CannotWrite."""
-    return _write(folder / RESULT, {"format": FORMAT, **without_infinity(typed_json.plain(evaluation))}, indent=1)
+    return _write(folder / RESULT, {"format": FORMAT, **without_infinity(records.plain(evaluation))}, indent=1)
 
 
 def read_result(path: Path) -> Evaluation:
@@ -42,7 +42,7 @@ def read_result(path: Path) -> Evaluation:
 
 def write_scores(path: Path, scores: Scores) -> None:
     """Writes what each completion earned, as a whole. Raises CannotWrite."""
-    _write(path, {"format": FORMAT, **typed_json.plain(scores)}, indent=None)
+    _write(path, {"format": FORMAT, **records.plain(scores)}, indent=None)
 
 
 def read_scores(path: Path) -> Scores:
@@ -68,7 +68,7 @@ def _read(path: Path, kind: type) -> Any:
             raise BadResult(f"{path} is no result of gpuherd posttrain")
         if values["format"] > FORMAT:
             raise BadResult(f"{path} is of a newer gpuherd (format {values['format']}, known here: {FORMAT})")
-        return typed_json.read(kind, values)
+        return records.read(kind, values)
     except OSError as problem:
         raise BadResult(f"can't read {path}: {problem.strerror}") from None
     except (TypeError, ValueError, KeyError, RecursionError) as problem:

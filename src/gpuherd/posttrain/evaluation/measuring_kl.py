@@ -16,9 +16,9 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.evaluation.answered import AnsweredProblem, BadAnswers, Completion
 from gpuherd.posttrain.evaluation.options import Divergence
 from gpuherd.posttrain.evaluation.result import Estimator
-from gpuherd.qa import typed_json
-from gpuherd.qa.working.shardfile import ShardFile, unsealed
-from gpuherd.qa.working.sharding import in_batches
+from gpuherd.runs import records
+from gpuherd.runs.shard_file import ShardFile, unsealed
+from gpuherd.runs.shards import in_batches
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.sampling.sampler import Sampler
@@ -94,7 +94,7 @@ def _read(path: Path, counts: Sequence[int]) -> list[tuple[float | None, ...]]:
         for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
             if (content := unsealed(line)) is None:
                 raise ValueError(f"line {number} is incomplete or has changed")
-            row: _Line = typed_json.read(_Line, json.loads(content))
+            row: _Line = records.read(_Line, json.loads(content))
             found.append(row.kl)
     except (TypeError, ValueError, KeyError, RecursionError) as problem:
         raise BadAnswers(f"{path} is damaged ({problem}); move it away") from None
@@ -114,7 +114,7 @@ def _measure(
     reference: Callable[[], Sampler],
 ) -> Measure:
     """Prompts and completions -> their divergences."""
-    from gpuherd.lm.guidance.tokens import tokens_digest
+    from gpuherd.lm.guidance.guide import tokens_digest
     from gpuherd.posttrain.evaluation.divergence import estimated, exact, forced_log_probs
 
     if estimator is Estimator.EXACT:

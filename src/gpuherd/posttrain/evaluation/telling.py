@@ -8,11 +8,11 @@ from typing import Any
 
 from gpuherd.columns import Column, Fitted, fitted
 from gpuherd.errors import printable
-from gpuherd.lm.rounding import beyond_rounding
+from gpuherd.lm.backend import beyond_rounding
 from gpuherd.posttrain.evaluation.gathering import Gathered, Row
 from gpuherd.posttrain.evaluation.result import FORMAT, Estimator
-from gpuherd.qa import typed_json
 from gpuherd.qa.intervals import Figure, Interval
+from gpuherd.runs import records
 
 MOST_SENTENCES = 12
 _NAMES = frozenset({"algorithm", "data set", "model", "round", "eta"})
@@ -98,7 +98,7 @@ def unmoved_lines(gathered: Gathered) -> list[str]:
 
 def json_values(gathered: Gathered) -> dict[str, Any]:
     """All of it as JSON values."""
-    return {"format": FORMAT, **typed_json.plain(gathered)}
+    return {"format": FORMAT, **records.plain(gathered)}
 
 
 def figure_words(figure: Figure | None, digits: int = 3) -> str:

@@ -29,7 +29,7 @@ from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, printable
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
-from gpuherd.lm.rounding import beyond_rounding
+from gpuherd.lm.backend import beyond_rounding
 from gpuherd.models.place.inventory import idle_gpus
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
-from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.options import Parser
 from gpuherd.posttrain.learning.config import TrainConfig
@@ -24,7 +23,8 @@ from gpuherd.posttrain.learning.preparing import look_over, prepare
 from gpuherd.posttrain.learning.reading import read_config
 from gpuherd.posttrain.learning.translating import cut, model_of
 from gpuherd.posttrain.sampling.lengths import UNKNOWN, Lengths, lengths_of
-from gpuherd.report.log import configure_console, logged_to
+from gpuherd.runs.console import configure_console, logged_to
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.training.world import World

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import printable
-from gpuherd.lm.rounding import beyond_rounding
+from gpuherd.lm.backend import beyond_rounding
 from gpuherd.posttrain.evaluation.answered import AnsweredProblem, Completion
 from gpuherd.posttrain.evaluation.comparing import Comparison
 from gpuherd.posttrain.evaluation.gathering import Gathered, Row

@@ -58,10 +58,10 @@ def load_for_training(
 def _with_trainable(module: Any, adapter: str) -> Any:
     with naming_extras({"peft": "posttrain"}, "training adapters takes"):
         from peft import PeftModel
-    from gpuherd.models.load.asked import Asked
+    from gpuherd.models.load.options import LoadRequest
     from gpuherd.models.load.prepare import located
 
-    path, _ = located(Asked(adapter)) if not Path(adapter).is_dir() else (Path(adapter), None)
+    path, _ = located(LoadRequest(adapter)) if not Path(adapter).is_dir() else (Path(adapter), None)
     return PeftModel.from_pretrained(module, str(path), is_trainable=True, torch_device="cpu", local_files_only=True)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.lm.guidance.form import FILE
-from gpuherd.models.adapter import is_adapter
-from gpuherd.models.load.classes import check_code, config_of, has_class
-from gpuherd.models.locate import locate
+from gpuherd.lm.guidance.guide import FILE
+from gpuherd.models.checkpoints.hub import locate
+from gpuherd.models.load.support import check_code, config_of, has_class
+from gpuherd.models.lora.adapter import is_adapter
 from gpuherd.models.names import parse_model, shown
 from gpuherd.models.plan.from_config import model_type_of
 from gpuherd.models.plan.naming import split_precision

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.end_tokens import turn_end
+from gpuherd.lm.tokens import turn_end
 from gpuherd.posttrain.preference.data import Demonstration, Preference
 from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.posttrain.rollout import Comparison, Rollout
@@ -95,8 +95,8 @@ def load_tokenizer(model: str, adapter: str | None = None) -> Any:
     """The tokenizer of a model (an id of the Hub or a folder), or its adapter's where that brings one."""
     from transformers import AutoTokenizer
 
+    from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.load.prepare import tokenizer_folder
-    from gpuherd.models.locate import locate
     from gpuherd.models.names import parse_model
 
     folder = locate(parse_model(model), for_loading=True)

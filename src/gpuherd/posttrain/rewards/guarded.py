@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from gpuherd.errors import GpuherdError, printable
 from gpuherd.posttrain.problem import Problem, Reward
-from gpuherd.report.log import warn_once
+from gpuherd.runs.console import warn_once
 
 logger = logging.getLogger(__name__)
 

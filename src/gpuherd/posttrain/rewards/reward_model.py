@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError, naming_extras
-from gpuherd.jobs.attempts.failures import is_out_of_memory
-from gpuherd.lm.end_tokens import MARKER, turn_end
-from gpuherd.models.load.classes import check_code, config_of, runs_own_code
-from gpuherd.models.locate import locate
+from gpuherd.lm.tokens import MARKER, turn_end
+from gpuherd.models.checkpoints.hub import locate
+from gpuherd.models.load.support import check_code, config_of, runs_own_code
 from gpuherd.models.names import parse_model, shown
 from gpuherd.qa.prompts.conversation import templated
 from gpuherd.qa.prompts.special_tokens import control_texts, defused
 from gpuherd.qa.prompts.token_ids import token_ids
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch

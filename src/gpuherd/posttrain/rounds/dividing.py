@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuherd.posttrain.rounds.plan import OFF_POLICY, Combination
 from gpuherd.posttrain.rounds.prepared import Prepared
 from gpuherd.posttrain.rounds.settings import Settings
-from gpuherd.qa.working.sharding import number_of_shards
+from gpuherd.runs.shards import number_of_shards
 
 
 def combinations_of(settings: Settings, prepared: Prepared, places: int) -> tuple[Combination, ...]:

@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from gpuherd.atomic import atomic_write, remove_strays
+from gpuherd.atomic import atomic_write
 from gpuherd.columns import window
 from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import ExitCode
 from gpuherd.gpus.query import machine
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock, feasibility
 from gpuherd.jobs.monitor.display import display
-from gpuherd.jobs.queue.store import Queue
-from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.remote.dispatcher import settled
 from gpuherd.jobs.run import run_jobs
+from gpuherd.models.load.jobs import resources_for
 from gpuherd.posttrain.evaluation.telling import json_values
 from gpuherd.posttrain.rounds.dividing import combinations_of
 from gpuherd.posttrain.rounds.folder import FORMAT, RoundsDirectory
@@ -45,9 +43,8 @@ from gpuherd.posttrain.rounds.resuming import future_folder, new_folder, unfinis
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.rounds.telling import end_lines, headline, notices, plan_tree, print_tree, result_lines
 from gpuherd.posttrain.rounds.work import versions
-from gpuherd.qa.working.model_jobs import having
-from gpuherd.qa.working.running import failure_lines
-from gpuherd.report.log import logged_to
+from gpuherd.runs.console import logged_to
+from gpuherd.runs.stage import StageOutcome, tidy
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.evaluation.gathering import Gathered
@@ -56,25 +53,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RoundsOutcome:
-    """How an experiment's run ended.
+class RoundsOutcome(StageOutcome):
+    """How an experiment's run ended; ``complete``: all is there."""
 
-    Attributes:
-        jobs: how its jobs ended; None when none was started.
-        complete: all is there.
-        never: why jobs of a dry run could never run.
-    """
-
-    jobs: Outcome | None
-    complete: bool
-    never: tuple[str, ...] = ()
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """0 only when the run is complete or was drained, or nothing was to be started and all could be."""
-        if self.jobs is not None:
-            return self.jobs.exit_code
-        return ExitCode.FAILED if self.never else ExitCode.OK
+    complete: bool = False
 
 
 class RoundsExperiment:
@@ -176,9 +158,7 @@ class RoundsExperiment:
                 "exit_code": int(self.outcome.exit_code),
                 "complete": self.outcome.complete,
                 "can_go_on": jobs is None or not jobs.unsolvable,
-                "failures": []
-                if jobs is None
-                else [{"job": job, "reason": reason} for job, reason in failure_lines(jobs)],
+                "failures": self.outcome.failure_values(),
                 "results": json_values(self._gathered()),
             }
         return told
@@ -192,7 +172,7 @@ class RoundsExperiment:
             kept = read_record(self.folder)
             refuse_others(kept.made.get("inputs", {}), self.prepared.inputs, self.folder.root)
             return replace(kept, settings=self.settings)
-        places = having(self.options).places(1, self.options)
+        places = resources_for(self.options).places(1, self.options)
         return RunRecord(
             self.settings,
             combinations_of(self.settings, self.prepared, places),
@@ -209,7 +189,7 @@ class RoundsExperiment:
 
     def _plan(self, steps: Sequence[Step]) -> list[PlannedStep]:
         assert self.prepared is not None  # noqa: S101 - as above
-        cards = having(self.options).cards
+        cards = resources_for(self.options).cards
         memory = Memory(self.settings, cards, self.prepared)
         priority = priority_named(self.settings.job_priority)
         return planned(steps, [memory.of(step) for step in steps], priority, self.settings.rounds_of_training)
@@ -279,13 +259,9 @@ class RoundsExperiment:
 
     def _tidy(self, began: float) -> None:
         """Removes half-written files of workers that were killed before this start; not while a job runs."""
-        with Queue(self.folder.queue) as queue:
-            if queue.running():
-                return
         made = (self.folder.datasets, self.folder.models, self.folder.results, self.folder.usage)
-        inside = (path for place in made for path in (place, *place.rglob("*")) if path.is_dir())
-        for folder in (self.folder.root, *inside):
-            remove_strays(folder, began)
+        inside = [path for place in made for path in (place, *place.rglob("*")) if path.is_dir()]
+        tidy(self.folder, [self.folder.root, *inside], began)
 
     # --- telling ------------------------------------------------------------------------------------------------
 

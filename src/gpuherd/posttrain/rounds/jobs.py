@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.jobs.job import Job
+from gpuherd.models.load.jobs import HEARTBEAT_S
 from gpuherd.posttrain.evaluation.result import RESULT
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.memory import Asked
 from gpuherd.posttrain.rounds.plan import Phase, Step
 from gpuherd.posttrain.rounds.priority import Priority, description_of
-from gpuherd.qa.working.model_jobs import HEARTBEAT_S
 
 WORKER = "gpuherd.posttrain.rounds.worker"
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import BadModel, JobCannotFit, MissingModel
-from gpuherd.lm.guidance.form import Kind
+from gpuherd.lm.guidance.guide import Kind
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import ResourceRequest, read_with_precision, resources_of
 from gpuherd.models.place.result import TrainingRefusal

@@ -23,7 +23,7 @@ from gpuherd.posttrain.rounds.resuming import resumed
 from gpuherd.posttrain.rounds.rows import read_round
 from gpuherd.posttrain.rounds.settings import Settings, settings_of
 from gpuherd.posttrain.rounds.settling import settled
-from gpuherd.qa.working.running import failure_lines
+from gpuherd.runs.stage import failure_lines
 
 
 class NotCollected(GpuherdError):

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.lm.guidance.tokens import refuse_other_tokens
+from gpuherd.lm.guidance.guide import refuse_other_tokens
+from gpuherd.models.load.identity import files_digest, model_files
+from gpuherd.models.load.identity import reference as model_reference
 from gpuherd.posttrain.algos.sft import Source
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
@@ -20,8 +22,6 @@ from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.rounds.tasks import evaluation_problems, make_dataset, training_problems
 from gpuherd.posttrain.sampling.lengths import Texts, check_lengths
 from gpuherd.posttrain.tasks.dataset import DataTask
-from gpuherd.qa.working.model_files import files_digest, model_files
-from gpuherd.qa.working.model_files import reference as model_reference
 
 # What a chat template adds to a message, at most, in tokens.
 _TEMPLATE = 64

@@ -13,7 +13,7 @@ from gpuherd.posttrain.config.typed import plain, read
 from gpuherd.posttrain.rounds.folder import FORMAT, KIND, RoundsDirectory
 from gpuherd.posttrain.rounds.plan import Combination, Step, plan_steps
 from gpuherd.posttrain.rounds.settings import Settings
-from gpuherd.qa.working.once import write_once
+from gpuherd.runs.files import write_once
 
 
 class BadRun(GpuherdError):

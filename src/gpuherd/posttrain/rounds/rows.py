@@ -14,8 +14,7 @@ from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.posttrain.algorithm import Row
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rollout import Comparison, Rollout
-from gpuherd.qa.working.shardfile import unsealed
-from gpuherd.qa.working.sharding import Shard
+from gpuherd.runs.shard_file import Shard, unsealed
 
 _KINDS: dict[str, type[Rollout] | type[Comparison]] = {"rollout": Rollout, "comparison": Comparison}
 _NAMES = {kind: name for name, kind in _KINDS.items()}

@@ -19,7 +19,7 @@ from gpuherd.posttrain.rounds.jobs import PlannedStep
 from gpuherd.posttrain.rounds.plan import Phase
 from gpuherd.posttrain.rounds.prepared import Prepared
 from gpuherd.posttrain.rounds.settings import Settings
-from gpuherd.qa.working.running import failure_lines
+from gpuherd.runs.stage import failure_lines
 from gpuherd.units import gib
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from gpuherd.posttrain.rounds.record import RunRecord
 from gpuherd.posttrain.rounds.rows import by_problem, line_of, read_round, shard_of
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.rounds.tasks import make_dataset
-from gpuherd.qa.working.shardfile import ShardFile
+from gpuherd.runs.shard_file import ShardFile
 
 
 @dataclass(frozen=True)

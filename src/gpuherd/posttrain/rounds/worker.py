@@ -22,7 +22,7 @@ from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.record import read_record
 from gpuherd.posttrain.rounds.work import Work, do, step_named
 from gpuherd.posttrain.training.gpu_memory import measured
-from gpuherd.qa.working.worker import run_worker, unbuffered
+from gpuherd.runs.worker import run_worker, unbuffered
 
 MODULE = "gpuherd.posttrain.rounds.worker"
 DESCRIPTION = """\

@@ -122,7 +122,7 @@ def _counter(model: str) -> Counter | None:
 
     Raises MissingModel, BadModel.
     """
-    from gpuherd.qa.working.model_files import model_files  # numpy, which --help does without
+    from gpuherd.models.load.identity import model_files  # numpy, which --help does without
 
     path = Path(model_files(model).tokenizer_folder) / "tokenizer.json"
     if not path.is_file():

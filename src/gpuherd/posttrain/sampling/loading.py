@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.end_tokens import end_tokens
+from gpuherd.lm.tokens import end_tokens
 from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.sampling.keeping import kept
 

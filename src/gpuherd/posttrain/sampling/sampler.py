@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.asked import Decoded, Decoding, PromptTokens, Tokens
+from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
 from gpuherd.lm.batching import plan_batches
 from gpuherd.posttrain.algorithm import Precision, Sampling
 from gpuherd.posttrain.policy import Policy
@@ -141,7 +141,7 @@ class Sampler:
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of an answer's tokens, without special ones but for tags of thoughts."""
-        from gpuherd.lm.detokenising import decoded
+        from gpuherd.lm.text import decoded
 
         return decoded(self._tokenizer, ids)
 

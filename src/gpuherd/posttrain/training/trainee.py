@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import GpuherdError
-from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.posttrain.training import strategies
 from gpuherd.posttrain.training.microbatches import MicroBatch, Pass, passes, pieces_needed
 from gpuherd.posttrain.training.optimisers import make_optimizer, set_learning_rate, trainable
 from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
 from gpuherd.posttrain.training.schedule import learning_rate
 from gpuherd.posttrain.training.world import World
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
-from gpuherd.lm.guidance.form import FILE, Head, read_form
+from gpuherd.lm.guidance.guide import FILE, Head, read_form
 from gpuherd.posttrain.algorithm import Training
 from gpuherd.posttrain.training.checkpoints import DIGESTS, differing
 from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions

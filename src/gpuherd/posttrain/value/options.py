@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.guidance.form import Kind
-from gpuherd.lm.guidance.guide import Guide, Mode
+from gpuherd.lm.guidance.guide import Guide, Kind, Mode
 from gpuherd.posttrain.training.options import Optimised, check_range
 
 

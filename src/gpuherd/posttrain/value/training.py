@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.lm.guidance.form import Head, read_form
+from gpuherd.lm.guidance.guide import Head, read_form
 from gpuherd.posttrain.algorithm import Training
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.value.data import Data
@@ -39,7 +39,7 @@ def guided_policy(work: Training, options: ValueOptions) -> Policy:
 def refuse_value_model(reference: str, value_model: str | None) -> str:
     """The value model's name. Raises UsageError where there is none, or where it reads other tokens than the reference
     writes: to be asked before anything is collected."""
-    from gpuherd.lm.guidance.tokens import refuse_other_tokens
+    from gpuherd.lm.guidance.guide import refuse_other_tokens
 
     if value_model is None:
         raise UsageError("a guided algorithm takes a value model: name a small one that has the reference's tokenizer")
@@ -65,7 +65,7 @@ def _begin(data: Data, work: Training, options: ValueOptions, device: str) -> Cl
 def _tokens(model: str) -> dict[str, int]:
     from transformers import AutoTokenizer
 
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.names import parse_model
 
     folder = locate(parse_model(model), for_loading=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import GpuherdError, naming_extras
-from gpuherd.models.hub import is_offline, no_answer
+from gpuherd.models.checkpoints.hub import is_offline, no_answer
 from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
 from gpuherd.qa.data.rows import Row
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import BadModel, MissingModel
+from gpuherd.models.load.identity import hashes_of
 from gpuherd.models.names import parse_model, shown
-from gpuherd.qa.working.file_hash import hashes_of
 
 _SETTINGS = ("*.json", "*.txt", "*.model", "*/config.json")
 _WEIGHTS = (("*.safetensors",), ("*.bin",))
@@ -52,7 +52,7 @@ def encoder_files(name: str) -> EncoderFiles:
 
     Raises MissingModel where it is not to be had, BadModel where it is no model that transformers can load.
     """
-    from gpuherd.models.locate import locate
+    from gpuherd.models.checkpoints.hub import locate
 
     folder = locate(parse_model(name), for_loading=True)
     if not folder.is_dir():

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, MissingModel, naming_extras
-from gpuherd.jobs.attempts.failures import is_out_of_memory
 from gpuherd.lm.batching import halved, plan_batches
 from gpuherd.models.names import shown
 from gpuherd.qa.encoders.inputs import Input, padding_id
 from gpuherd.qa.encoders.model_files import EncoderFiles
+from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import numpy as np

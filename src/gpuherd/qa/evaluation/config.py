@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, get_args
 from gpuherd.errors import UsageError
 from gpuherd.options import option
 from gpuherd.qa.evaluation.result import AGAINST, Settings
-from gpuherd.qa.working.options import RunsOptions
+from gpuherd.qa.folder import RunsOptions
 from gpuherd.units import count, positive_int
 
 T = TypeVar("T")

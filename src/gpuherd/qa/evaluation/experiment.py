@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpuherd import __version__
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.qa.evaluation.config import EvaluateOptions
 from gpuherd.qa.evaluation.evaluating import evaluate
@@ -15,6 +13,7 @@ from gpuherd.qa.evaluation.result import Evaluation
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.measures.registry import measures
 from gpuherd.qa.runs import Run, open_run
+from gpuherd.runs.spec import versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ def evaluated(run_id: str, options: EvaluateOptions) -> Evaluated:
     """Evaluates a run. Shows a bar on standard error when that takes long. Raises as ``open_run`` and ``read``."""
     from rich.console import Console
 
-    from gpuherd.report.progress import track
+    from gpuherd.runs.console import track
 
     console = Console(stderr=True)
 
@@ -48,7 +47,7 @@ def evaluated(run_id: str, options: EvaluateOptions) -> Evaluated:
         settings=found.settings,
         judges=evaluate(found.asked, found.settings, tracked),
         measured=_measured(found),
-        versions=_versions(),
+        versions=versions("numpy", "scipy"),
         identity=found.identity,
     )
     return Evaluated(run.folder, run, result)
@@ -60,16 +59,4 @@ def _measured(found: Read) -> dict[str, dict[str, str]]:
         each.name: {"source": each.source, "summary": summaries.get(each.name, "")}
         for each in found.scoring.measures
         if each.name in found.asked.scored.columns
-    }
-
-
-def _versions() -> dict[str, str]:
-    import numpy
-    import scipy
-
-    return {
-        "gpuherd": __version__,
-        "python": platform.python_version(),
-        "numpy": numpy.__version__,
-        "scipy": scipy.__version__,
     }

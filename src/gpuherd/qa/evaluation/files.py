@@ -1,4 +1,7 @@
-"""The files of an evaluation: ``evaluations/<name>.json`` with everything, ``<name>.csv`` with a row a measure."""
+"""The files of an evaluation: ``evaluations/<name>.json`` with everything, ``<name>.csv`` with a row a measure.
+
+The JSON has the form of the dataclasses of ``result``, field by field; a point of a curve is ``[x, y]``.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,39 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.atomic import atomic_write
-from gpuherd.errors import CannotWrite, UsageError, printable
-from gpuherd.qa.evaluation.result import ByJudge, Difference, Evaluation, MeasureResult
-from gpuherd.qa.evaluation.result_json import BadEvaluation, evaluation_of, values_of
+from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
+from gpuherd.qa.evaluation.result import FORMAT, ByJudge, Difference, Evaluation, MeasureResult, Point
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.intervals import Figure
+from gpuherd.runs import records
+from gpuherd.runs.files import raising_cannot_write, write_whole
+
+
+class BadEvaluation(GpuherdError):
+    """An evaluation's file is damaged, or of a newer gpuherd."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+def values_of(evaluation: Evaluation) -> dict[str, Any]:
+    """The evaluation as JSON values, ``format`` first."""
+    return {"format": FORMAT} | dict(records.plain(evaluation, [Point]))
+
+
+def evaluation_of(values: Any) -> Evaluation:
+    """The evaluation that ``values_of`` made these of. Raises BadEvaluation."""
+    if not isinstance(values, dict) or not isinstance(values.get("format"), int):
+        raise BadEvaluation("it is no evaluation of gpuherd")
+    if values["format"] > FORMAT:
+        raise BadEvaluation(
+            f"it is of a newer gpuherd (format {values['format']}, known here: {FORMAT}); update gpuherd"
+        )
+    try:
+        evaluation: Evaluation = records.read(Evaluation, values, [Point])
+    except (TypeError, ValueError, KeyError, RecursionError) as problem:
+        raise BadEvaluation(f"it is no whole evaluation: {type(problem).__name__}: {problem}") from None
+    return evaluation
+
 
 # A spreadsheet takes a cell that begins so for a formula; the last four are wide forms of the first.
 _FORMULA_STARTS = tuple("=+-@\t'\uff1d\uff0b\uff0d\uff20")
@@ -33,13 +64,9 @@ def write_evaluation(folder: QADirectory, evaluation: Evaluation) -> tuple[Path,
             f"there is another evaluation {evaluation.name} ({there[:8]}), of other judgings, scores or settings; "
             "choose another --name"
         )
-    try:
-        folder.evaluations.mkdir(parents=True, exist_ok=True)
-        atomic_write(table, csv_text(evaluation).encode())
-        text = json.dumps(values_of(evaluation), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-        atomic_write(path, text.encode("ascii") + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
+    write_whole(table, csv_text(evaluation).encode())
+    text = json.dumps(values_of(evaluation), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    write_whole(path, text.encode("ascii") + b"\n")
     return path, table
 
 
@@ -57,10 +84,8 @@ def read_evaluation(path: Path) -> Evaluation:
 
 def write_csv(path: Path, evaluation: Evaluation) -> None:
     """Writes the table to a file of the user's. Raises CannotWrite."""
-    try:
+    with raising_cannot_write(path):
         atomic_write(path.absolute(), csv_text(evaluation).encode())
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
 
 
 def csv_text(evaluation: Evaluation) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gpuherd.lm.asked import Decoded, GuidedTokens, Tokens
+from gpuherd.lm.backend import Decoded, GuidedTokens, Tokens
 from gpuherd.qa.record import Answered, Finish, Generation, Guided, Prompted, Question
 from gpuherd.qa.span import is_only_thought
 

@@ -12,15 +12,17 @@ from typing import Any, Literal, get_args
 from gpuherd.errors import UsageError
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.run_dir import safe_name
-from gpuherd.lm.asked import Decoding
+from gpuherd.lm.backend import Decoding
 from gpuherd.lm.guidance.guide import Mode
+from gpuherd.models.load.job_options import WorkOptions
 from gpuherd.options import option
 from gpuherd.qa.data.adapters.registry import adapters
 from gpuherd.qa.data.options import QuestionOptions
+from gpuherd.qa.folder import RunsOptions
 from gpuherd.qa.generation.guiding import GuideOptions
 from gpuherd.qa.prompts.options import PromptOptions
 from gpuherd.qa.prompts.style import STYLES
-from gpuherd.qa.working.options import RunsOptions, WorkOptions, plain_values
+from gpuherd.runs.records import plain
 from gpuherd.units import count, positive_int
 
 Backend = Literal["transformers", "vllm"]
@@ -171,7 +173,8 @@ class GenerateConfig(WorkOptions, RunsOptions, QuestionOptions, PromptOptions, G
 
     def to_dict(self) -> dict[str, Any]:
         """The options as plain JSON values."""
-        return plain_values(self)
+        values: dict[str, Any] = plain(self)
+        return values
 
     def identity(self) -> dict[str, Any]:
         """What the answers depend on, as far as a command can say it: two commands with the same ask for the same run.

@@ -8,58 +8,63 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from gpuherd.errors import ExitCode
-from gpuherd.jobs import feasibility
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Outcome
+from gpuherd.lm.batching import plan_batches
+from gpuherd.lm.vllm import require
+from gpuherd.models.load.jobs import JobRequest, Resources, WorkerCall, job_request, resources_for, shard_jobs
+from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation import summary
+from gpuherd.qa.generation.begun import begun_record, refuse_other_settings
 from gpuherd.qa.generation.config import GenerateConfig
-from gpuherd.qa.generation.gathering import clear_shards, finish
-from gpuherd.qa.generation.kept import begun_record, refuse_other_settings
-from gpuherd.qa.generation.plan import Plan, identity_of, make_jobs, make_plan
+from gpuherd.qa.generation.finish import clear_shards, finish
+from gpuherd.qa.generation.guiding import guide_bytes
 from gpuherd.qa.generation.prepared import Prepared, changed_models, prepare, write
-from gpuherd.qa.generation.vllm_engine import require
 from gpuherd.qa.runs import run_of_path
-from gpuherd.qa.working.running import failure_lines, run_work
-from gpuherd.qa.working.shardfile import batches_done
-from gpuherd.qa.working.sharding import Shard
-from gpuherd.qa.working.shardplan import kept_plan, read_plan
-from gpuherd.report.progress import track
+from gpuherd.runs.console import track
+from gpuherd.runs.shard_file import Shard
+from gpuherd.runs.shards import ShardedWork, items_done, read_plan
+from gpuherd.runs.spec import digest_of
+from gpuherd.runs.stage import Stage, StageOutcome, print_lines
 
 logger = logging.getLogger(__name__)
 
+WORKER = "gpuherd.qa.generation.worker"
+
 
 @dataclass(frozen=True)
-class GenerateOutcome:
+class GenerateOutcome(StageOutcome):
     """How a run of answers ended.
 
     Attributes:
-        jobs: how its jobs ended; None when none was started.
         done: what done.json holds, None where the run is not complete.
-        never: why jobs of a dry run could never run.
     """
 
-    jobs: Outcome | None
-    done: Mapping[str, Any] | None
-    never: tuple[str, ...] = ()
+    done: Mapping[str, Any] | None = None
 
     @property
-    def exit_code(self) -> ExitCode:
-        """0 only when the run is complete or was drained, and not all answers are NaN; or nothing was to be started and
-        all could be."""
-        if self.jobs is not None and self.jobs.exit_code is not ExitCode.OK:
-            return self.jobs.exit_code
-        nothing = self.done is not None and summary.all_nan(self.done)
-        return ExitCode.FAILED if self.never or nothing else ExitCode.OK
+    def is_poor(self) -> bool:
+        """Whether all answers are NaN."""
+        return self.done is not None and summary.all_nan(self.done)
 
 
-class GenerateExperiment:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What each job requests, and what it does at once."""
+
+    asks: JobRequest
+    workload: Workload
+
+
+class GenerateExperiment(Stage[GenerateOutcome]):
     """Answers a data set's questions by a model on free GPUs.
 
     Args:
@@ -68,85 +73,130 @@ class GenerateExperiment:
         simulate: the GPUs are pretended: models lie in the CPU's memory.
     """
 
+    kind = "generate"
+
     def __init__(self, config: GenerateConfig, *, console: Console | None = None, simulate: bool = False):
         self.config = config
-        self.console = Console() if console is None else console
         self.simulate = simulate
         self.folder = QADirectory(Path(config.runs_dir) / config.name())
-        self.prepared: Prepared | None = None
-        self.plan: Plan | None = None
-        self.outcome: GenerateOutcome | None = None
-        self._outlook: feasibility.Outlook | None = None
+        console = Console() if console is None else console
+        super().__init__(config, self.folder, console, dry_run=config.dry_run, enqueue_only=config.enqueue_only)
+        self._kept: Mapping[str, Any] | None = None
+        self._prepared: Prepared | None = None
+        self._plan: Plan | None = None
+        self.shards: tuple[Shard, ...] = ()
 
-    def run(self) -> GenerateOutcome:
-        """Runs to the end, or goes on with a run that was stopped.
+    # What ``run`` raises besides what all stages raise:
+    #   UsageError: options that don't go together; a run of this name with other settings, data or model.
+    #   BadQuestions, MissingQuestions, BadModel, MissingModel: the questions or the model can't be used.
+    #   JobCannotFit: the model fits nowhere here.
+    #   NewerRun, DamagedRun, Damaged, MissingExtra.
 
-        Raises:
-            UsageError: options that don't go together; a run of this name with other settings, data or model.
-            BadQuestions, MissingQuestions, BadModel, MissingModel: the questions or the model can't be used.
-            JobCannotFit: the model fits nowhere here. NoSuchGpu.
-            CannotWrite, QueueBusy, NewerRun, DamagedRun, Damaged, MissingExtra.
-        """
+    def existing(self) -> GenerateOutcome | None:
         if self.config.backend == "vllm":
             require(self.config, self.config.model)
-        kept = self._kept()
-        if kept is not None and self.folder.done.exists():
-            return self._complete(kept)
-        self.prepared = prepare(self.config, kept, self.folder, self._track)
-        self.plan = make_plan(self.config, self.prepared)
-        if self.config.dry_run:
-            self._tell_plan(self._shards_now())
-            self.outcome = GenerateOutcome(None, None, () if self._outlook is None else self._outlook.never)
-            return self.outcome
+        if not self.folder.run_json.exists():
+            return None
+        self._kept = begun_record(self.folder)
+        refuse_other_settings(self._kept, self.config)
+        return self._complete(self._kept) if self.folder.done.exists() else None
+
+    def prepare(self) -> None:
+        def shown(items: Sequence[Any], title: str) -> Iterable[Any]:
+            return track(self.console, items, title)
+
+        self._prepared = prepare(self.config, self._kept, self.folder, shown)
+        self._plan = make_plan(self.config, self._prepared)
+        self.shards = self.work.shards(self._plan.asks.at_once)
+
+    def planned(self) -> GenerateOutcome:
+        return GenerateOutcome(never=() if self.outlook is None else self.outlook.never)
+
+    def print_plan(self) -> None:
+        """Prints what will run; of a dry run also what becomes of the jobs."""
+        lines = summary.plan_lines(self.config, self.prepared, self.plan.asks, len(self.shards), self._answered())
+        summary.print_refused(self.console, self.prepared.refused)
+        if self.outlook is not None:
+            lines += [*self.outlook.lines, "nothing was started"]
+        print_lines(self.console, lines)
+
+    def begin(self) -> None:
         self.folder.create()
         write(self.prepared, self.folder)
-        shards = self._shards()
-        summary.print_refused(self.console, self.prepared.refused)
-        self._tell_plan(shards)
-        jobs = make_jobs(self.config, self.prepared, self.plan, shards, self.folder, simulate=self.simulate)
-        outcome = run_work(jobs, self.config, self.folder, self.console, kind="generate")
-        done = finish(self.folder, self.prepared, shards) if outcome.complete else None
-        self.outcome = GenerateOutcome(outcome, done)
-        self._tell_end(outcome, done)
-        return self.outcome
+        self.shards = self.work.begin(self.plan.asks.at_once)
+        self.print_plan()
+
+    def jobs(self) -> Sequence[Job]:
+        """A job for each shard; how answers are decoded its worker reads in run.json."""
+        call = WorkerCall(
+            module=WORKER,
+            model=self.config.model,
+            words=(),
+            workload=self.plan.workload,
+            simulate=self.simulate,
+            identity=self.work.identity,
+            title=Path(self.config.model).name or self.config.model,
+        )
+        return shard_jobs(call, self.shards, self.folder, self.plan.asks, self.config)
+
+    def finish(self, jobs: Outcome | None) -> GenerateOutcome:
+        whole = jobs is None or jobs.complete
+        done = finish(self.folder, self.prepared, self.shards) if whole else None
+        outcome = GenerateOutcome(jobs, done=done)
+        self._print_end(outcome)
+        return outcome
+
+    @property
+    def folders_of_results(self) -> Sequence[Path]:
+        return (self.folder.shards,)
 
     def to_dict(self) -> dict[str, Any]:
         """Plan or outcome as plain JSON values, for ``--json``."""
-        told: dict[str, Any] = {"run_id": self.folder.root.name, "folder": str(self.folder.root)}
-        if self.prepared is not None and self.plan is not None:
-            shards = self._shards_now()
-            told |= {
+        values: dict[str, Any] = {"run_id": self.folder.root.name, "folder": str(self.folder.root)}
+        if self._plan is not None:
+            values |= {
                 "questions": len(self.prepared.lengths),
-                "answered": self._answered(shards),
+                "answered": self._answered(),
                 "longest_prompt": self.prepared.longest,
                 "prompts_cut": self.prepared.cut,
                 "refused": [asdict(each) for each in self.prepared.refused],
-                "shards": len(shards),
+                "shards": len(self.shards),
                 "asks": asdict(self.plan.asks),
             }
-            if self._outlook is not None:
-                told |= self._outlook.to_dict() | {"engine_asks": self._outlook.asks.get(self.plan.asks.gpus)}
+            if self.outlook is not None:
+                values |= self.outlook.to_dict() | {"engine_asks": self.outlook.asks.get(self.plan.asks.gpus)}
         if self.outcome is not None:
-            jobs = self.outcome.jobs
-            told |= {
+            values |= {
                 "exit_code": int(self.outcome.exit_code),
                 "complete": self.outcome.done is not None,
                 "done": self.outcome.done,
-                "failures": []
-                if jobs is None
-                else [{"job": job, "reason": reason} for job, reason in failure_lines(jobs)],
+                "failures": self.outcome.failure_values(),
             }
-        return told
+        return values
 
-    # --- steps --------------------------------------------------------------------------------------------------
+    # --- what is known after ``prepare`` ------------------------------------------------------------------------------
 
-    def _kept(self) -> Mapping[str, Any] | None:
-        """What run.json holds of a run of this name; None where there is none. Raises UsageError for another's."""
-        if not self.folder.run_json.exists():
-            return None
-        kept = begun_record(self.folder)
-        refuse_other_settings(kept, self.config)
-        return kept
+    @property
+    def prepared(self) -> Prepared:
+        """Questions and prompts."""
+        assert self._prepared is not None  # noqa: S101 - ``prepare`` has made it
+        return self._prepared
+
+    @property
+    def plan(self) -> Plan:
+        """What each job requests."""
+        assert self._plan is not None  # noqa: S101 - ``prepare`` has made it
+        return self._plan
+
+    @cached_property
+    def work(self) -> ShardedWork:
+        """The questions as the jobs share them."""
+        return work_of(self.config, self.prepared, self.folder)
+
+    def _answered(self) -> int:
+        if self.folder.done.exists():
+            return sum(len(shard.items) for shard in self.shards)
+        return items_done(self.folder, self.shards)
 
     def _complete(self, kept: Mapping[str, Any]) -> GenerateOutcome:
         run = run_of_path(self.folder.root)
@@ -161,50 +211,46 @@ class GenerateExperiment:
                 kept["run_id"],
             )
         self.console.print(f"run {kept['run_id']} is complete; nothing is left to do", markup=False, highlight=False)
-        summary.print_lines(self.console, summary.done_lines(self.folder, run.done))
-        self.outcome = GenerateOutcome(None, run.done)
-        return self.outcome
+        print_lines(self.console, summary.done_lines(self.folder, run.done))
+        return GenerateOutcome(done=run.done, already=True)
 
-    def _shards(self) -> tuple[Shard, ...]:
-        """The run's shards: those that it was begun with, else the plan's, which are then its own."""
-        assert self.prepared is not None and self.plan is not None  # noqa: S101 - run() has made both
-        planned = self.plan.shards
-        return kept_plan(self.folder, identity_of(self.prepared.record), lambda: planned, wanted=self.config.shards)
-
-    def _shards_now(self) -> tuple[Shard, ...]:
-        """The same without writing anything."""
-        assert self.plan is not None  # noqa: S101 - as above
-        return read_plan(self.folder) if self.folder.plan.exists() else self.plan.shards
-
-    def _answered(self, shards: Sequence[Shard]) -> int:
-        if self.folder.done.exists():
-            return sum(len(shard.items) for shard in shards)
-        done = [batches_done(self.folder.shard(number), shard) for number, shard in enumerate(shards)]
-        return sum(len(batch) for shard, many in zip(shards, done, strict=True) for batch in shard.batches[:many])
-
-    def _tell_plan(self, shards: Sequence[Shard]) -> None:
-        assert self.prepared is not None and self.plan is not None  # noqa: S101 - as above
-        lines = summary.plan_lines(self.config, self.prepared, self.plan, len(shards), self._answered(shards))
-        if self.config.dry_run:
-            summary.print_refused(self.console, self.prepared.refused)
-            self._outlook = feasibility.of_like([self.plan.asks.gpus] * len(shards), self.config, self.folder)
-            lines += self._outlook.lines
-            lines.append("nothing was started")
-        summary.print_lines(self.console, lines)
-
-    def _tell_end(self, outcome: Outcome, done: Mapping[str, Any] | None) -> None:
-        if done is not None:
-            summary.print_lines(self.console, summary.done_lines(self.folder, done))
+    def _print_end(self, outcome: GenerateOutcome) -> None:
+        if outcome.done is not None:
+            print_lines(self.console, summary.done_lines(self.folder, outcome.done))
             return
-        lines = [f"failed  {job}: {reason}" for job, reason in failure_lines(outcome)]
-        if outcome.interrupted:
+        lines = [f"failed  {job}: {reason}" for job, reason in outcome.failures]
+        if outcome.jobs is not None and outcome.jobs.interrupted:
             lines.append("stopped: the same command goes on from here")
         elif not lines:
             lines.append("not all is answered; the same command goes on from here")
-        summary.print_lines(self.console, [*lines, f"logs: {self.folder.logs}"])
+        print_lines(self.console, [*lines, f"logs: {self.folder.logs}"])
 
-    def _track(self, items: Sequence[Any], title: str) -> Iterable[Any]:
-        return track(self.console, items, title)
+
+def make_plan(config: GenerateConfig, prepared: Prepared, have: Resources | None = None) -> Plan:
+    """The plan for this machine (``have``: for another). Raises what ``job_request`` raises, NoSuchGpu."""
+    how = config.decoding()
+    workload = Workload(config.rows * (how.samples + how.greedy), max(1, prepared.longest), config.max_new_tokens)
+    have = resources_for(config) if have is None else have
+    asks = job_request(config.model, config, workload, have, guide_bytes(prepared.guide, workload))
+    if config.backend == "vllm" and asks.gpus > 1:
+        # It divides each layer, which not every number of GPUs can.
+        asks = job_request(config.model, replace(config, parallel="tensor"), workload, have)
+    return Plan(asks, workload)
+
+
+def work_of(config: GenerateConfig, prepared: Prepared, folder: QADirectory) -> ShardedWork:
+    """The questions of a run as its jobs share them."""
+    batches = partial(plan_batches, rows=config.rows)
+    return ShardedWork(folder, identity_of(prepared.record), prepared.lengths, batches, config.shards)
+
+
+def identity_of(record: Mapping[str, Any]) -> str:
+    """All that a run's answers depend on, as one digest."""
+    names = ("identity", "questions_sha256", "prompts_sha256", "model_sha256", "end_tokens", "stop")
+    values = [record[name] for name in names]
+    if record.get("guide") is not None:
+        values += [record["guide"], record["guide_sha256"]]
+    return digest_of(json.dumps(values, sort_keys=True))
 
 
 def as_json(experiment: GenerateExperiment) -> str:

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.lm.guidance.form import FILE, HEAD_FILE, Head, read_form
-from gpuherd.lm.guidance.guide import Guide, Mode
-from gpuherd.lm.guidance.offsets import refuse_mode
-from gpuherd.lm.guidance.tokens import refuse_other_tokens, tokens_digest
+from gpuherd.lm.guidance.guide import FILE, HEAD_FILE, Guide, Head, Mode, read_form, refuse_other_tokens, tokens_digest
+from gpuherd.lm.guidance.law import refuse_mode
 from gpuherd.models.plan.workload import Workload
 from gpuherd.options import option
 
@@ -112,7 +110,7 @@ def settled_guide(options: GuideOptions, tokenizer: Any) -> Guide | None:
     refuse_mode(guide.mode, atoms=form.head is Head.ATOMS)
     tokens: Mapping[str, int] = tokenizer.get_vocab()
     if tokens_digest(tokens) != form.tokenizer_sha256:
-        from gpuherd.qa.working.model_files import tokenizer_in
+        from gpuherd.models.load.identity import tokenizer_in
 
         refuse_other_tokens(tokens, tokenizer_in(folder).get_vocab(), str(folder))
         raise BadModel(f"{folder}: its tokenizer is not the one that it was trained with ({FILE})")
@@ -161,7 +159,7 @@ def load_guidance(record: Mapping[str, Any], device: str) -> Guidance | None:
     if record.get("guide") is None:
         return None
     from gpuherd.lm.guidance.guidance import Guidance
-    from gpuherd.qa.working.model_files import files_digest
+    from gpuherd.models.load.identity import files_digest
 
     guide = Guide.from_dict(record["guide"])
     recorded = record["guide_sha256"]

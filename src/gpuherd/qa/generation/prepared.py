@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import platform
-import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpuherd import __version__
 from gpuherd.errors import BadModel, MissingExtra, MissingModel, UsageError
-from gpuherd.lm.end_tokens import end_tokens_in
 from gpuherd.lm.guidance.guide import Guide
+from gpuherd.lm.tokens import end_tokens_in
+from gpuherd.models.load.identity import ModelFiles, files_digest, model_files, reference, tokenizer_in
 from gpuherd.qa.data.load import load_questions
 from gpuherd.qa.data.question_set import BadQuestions, QuestionSet, Refused
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
+from gpuherd.qa.generation.begun import is_whole, lengths, refuse_change, refused_before
 from gpuherd.qa.generation.config import GenerateConfig
 from gpuherd.qa.generation.guiding import settled_guide
-from gpuherd.qa.generation.kept import is_whole, lengths, refuse_change, refused_before
 from gpuherd.qa.prompts.maker import MadePrompt, PromptMaker, PromptTooLong
-from gpuherd.qa.record import Question
-from gpuherd.qa.record_json import question_values
-from gpuherd.qa.working.gathering import write_lines
-from gpuherd.qa.working.model_files import ModelFiles, files_digest, model_files, reference, tokenizer_in
-from gpuherd.qa.working.once import write_once
+from gpuherd.qa.record import Question, question_values
+from gpuherd.runs.files import write_lines, write_once
+from gpuherd.runs.spec import begun_here, versions
 
 T = TypeVar("T")
 Track = Callable[[Sequence[T], str], Iterable[T]]
@@ -216,20 +210,11 @@ def _made(
         "refused": len(refused),
         "end_tokens": ends.values(),
         "stop": list(how.stop),
-        "cwd": os.getcwd(),  # noqa: PTH109 - a record, not a path to work with
-        "host": socket.gethostname(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions(),
+        **begun_here(),
+        "versions": versions("transformers"),
     }
     sizes = tuple(len(prompt.token_ids) for _, prompt in asked)
     return Prepared(record, sizes, tuple(refused), cut, questions, prompts)
-
-
-def versions() -> dict[str, str]:
-    """What a run was begun by, and the library that reads text into tokens."""
-    import transformers
-
-    return {"gpuherd": __version__, "python": platform.python_version(), "transformers": transformers.__version__}
 
 
 def _room(files: ModelFiles, tokenizer: Any, new_tokens: int, guide: Guide | None) -> int | None:

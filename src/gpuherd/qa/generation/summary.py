@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from gpuherd.errors import printable
-from gpuherd.lm.rounding import beyond_rounding
+from gpuherd.lm.backend import beyond_rounding
+from gpuherd.models.load.jobs import JobRequest
 from gpuherd.qa.data.question_set import Refused
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.config import GenerateConfig
-from gpuherd.qa.generation.plan import Plan
 from gpuherd.qa.generation.prepared import Prepared
 from gpuherd.qa.numbers import rule_for
 from gpuherd.qa.runs import questions_in
@@ -23,7 +23,7 @@ _MOST_REFUSED = 10
 LEAST_FOR_A_THOUGHT = 1024  # tokens of an answer with a thought before it; many take more
 
 
-def plan_lines(config: GenerateConfig, prepared: Prepared, plan: Plan, shards: int, answered: int) -> list[str]:
+def plan_lines(config: GenerateConfig, prepared: Prepared, asks: JobRequest, shards: int, answered: int) -> list[str]:
     """What would run."""
     how = config.decoding()
     answers = [*(["1 greedy"] if how.greedy else []), *([f"{how.samples} drawn"] if how.samples else [])]
@@ -33,7 +33,7 @@ def plan_lines(config: GenerateConfig, prepared: Prepared, plan: Plan, shards: i
         f"{_many(len(prepared.lengths), 'question')} of {config.dataset}, {len(prepared.refused)} refused; "
         f"{' and '.join(answers)} answer{'s' if how.samples else ''} each, at most {config.max_new_tokens} tokens; "
         f"the longest prompt has {longest} tokens",
-        f"{_many(shards, 'job')}: {plan.asks.sentence}; {plan.asks.at_once} at once",
+        f"{_many(shards, 'job')}: {asks.sentence}; {asks.at_once} at once",
         f"{answered} of {len(prepared.lengths)} are answered already",
     ]
     if prepared.guide is not None:
@@ -122,11 +122,6 @@ def print_refused(console: Console, refused: Sequence[Refused]) -> None:
     if len(refused) > _MOST_REFUSED:
         more = len(refused) - _MOST_REFUSED
         console.print(Text(f"and {more} more, which refused.jsonl names"))
-
-
-def print_lines(console: Console, lines: Sequence[str]) -> None:
-    """Lines as they are, no markup read in them."""
-    console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
 def _many(count: int, what: str) -> str:

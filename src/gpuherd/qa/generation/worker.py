@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.engines import progress
 from gpuherd.errors import printable
 from gpuherd.gpus.visible import described
-from gpuherd.lm.asked import Decoding
+from gpuherd.lm.backend import Decoding
 from gpuherd.lm.guidance.guide import Guide
+from gpuherd.models.load.identity import reference
+from gpuherd.models.load.job_options import ShardOptions
+from gpuherd.models.load.jobs import is_writer, load, run_model_worker
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.answers import answered_of
+from gpuherd.qa.generation.begun import Item, begun_record, read_items
 from gpuherd.qa.generation.config import BACKEND_IN_RECORDS
 from gpuherd.qa.generation.guiding import guide_bytes, load_guidance
-from gpuherd.qa.generation.items import Item, read_items
-from gpuherd.qa.generation.kept import begun_record
-from gpuherd.qa.record_json import line_of
+from gpuherd.qa.record import line_of
 from gpuherd.qa.runs import DamagedRun
-from gpuherd.qa.working.loading import is_writer, load
-from gpuherd.qa.working.options import ShardOptions
-from gpuherd.qa.working.shardwork import my_shard, work_through
-from gpuherd.qa.working.worker import run_worker, unbuffered
+from gpuherd.runs.shards import my_shard, work_through
+from gpuherd.runs.worker import unbuffered
 
 if TYPE_CHECKING:
-    from gpuherd.qa.generation.engine import Engine
+    from gpuherd.lm.backend import Backend
 
 MODULE = "gpuherd.qa.generation.worker"
 DESCRIPTION = """\
@@ -94,10 +94,10 @@ class Told:
     def __init__(self) -> None:
         self.tokens, self.seconds = 0, 0.0
 
-    def timed(self, engine: Engine, items: Sequence[Item], how: Decoding) -> list[str]:
+    def timed(self, engine: Backend, items: Sequence[Item], how: Decoding) -> list[str]:
         """The lines of a batch."""
         started = time.monotonic()
-        decoded = engine.answer([item.prompt for item in items], how)
+        decoded = engine.decode([item.prompt for item in items], how)
         self.seconds += time.monotonic() - started
         lines = []
         for item, answers in zip(items, decoded, strict=True):
@@ -107,14 +107,22 @@ class Told:
         return lines
 
 
-def _engine(options: ShardOptions, record: Mapping[str, Any], words: Sequence[str]) -> Engine:
+def _engine(options: ShardOptions, record: Mapping[str, Any], words: Sequence[str]) -> Backend:
     """The run's engine with its model in memory."""
     exact = bool(record["identity"]["exact"])
     if record["identity"][BACKEND_IN_RECORDS] == "vllm":
-        from gpuherd.qa.generation.vllm_engine import VLLMEngine
+        from gpuherd.lm.vllm import VllmBackend
 
-        return VLLMEngine(options, exact=exact)
-    from gpuherd.qa.generation.transformers_engine import TransformersEngine
+        positions = options.prompt_tokens + options.new_tokens
+        return VllmBackend(
+            options.model,
+            reference(options.model),
+            options,
+            positions=positions,
+            rows=options.batch_size,
+            exact=exact,
+        )
+    from gpuherd.lm.model import LanguageModel
 
     guide = None if record.get("guide") is None else Guide.from_dict(record["guide"])
     beside = guide_bytes(guide, Workload(options.batch_size, options.prompt_tokens, options.new_tokens))
@@ -124,12 +132,12 @@ def _engine(options: ShardOptions, record: Mapping[str, Any], words: Sequence[st
     guidance = load_guidance(record, loaded.input_device)
     if guide is not None:
         print(f"Guide: {printable(guide.classifier)}, eta {guide.eta}, {guide.mode}, top {guide.top_k}")
-    return TransformersEngine(loaded, exact=exact, guidance=guidance)
+    return LanguageModel.of(loaded, exact=exact, guidance=guidance)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the worker. Returns its exit code; what went wrong is on standard error."""
-    return run_worker(MODULE, DESCRIPTION, ShardOptions, answer, argv)
+    return run_model_worker(MODULE, DESCRIPTION, answer, argv)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from gpuherd.qa.judging.rules import judge_by_rule
 from gpuherd.qa.judging.verdict import Judgment, Verdict
 from gpuherd.qa.numbers import mostly_numbers
 from gpuherd.qa.runs import Run
-from gpuherd.report.progress import track
+from gpuherd.runs.console import track
 
 logger = logging.getLogger(__name__)
 

@@ -1,283 +1,227 @@
 """A judging by a model of ours: forms filled in here, jobs that measure, verdicts from what they measured.
 
 The forms are made and written before any GPU is taken. What the jobs measure is kept under ``work/``, so that the same
-command goes on where it was stopped, and another threshold takes no job at all.
+command continues where it was stopped, and another threshold takes no job at all.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from gpuherd.errors import UsageError, printable
+from gpuherd.errors import JobCannotFit, UsageError, printable
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.records import Outcome
+from gpuherd.lm.batching import plan_batches
+from gpuherd.models.load.jobs import JobRequest, Resources, WorkerCall, job_request, resources_for, shard_jobs
 from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.judging.config import JudgeConfig
-from gpuherd.qa.judging.files import existing, write_judging
-from gpuherd.qa.judging.form import Form, form_for
-from gpuherd.qa.judging.items import Asking, Item, asking, items_of, spread
-from gpuherd.qa.judging.judges import Judge, digest_of, judging_name
-from gpuherd.qa.judging.made import RULES_VERSION, Made, now, versions
-from gpuherd.qa.judging.meta import Answers, JudgingMeta
-from gpuherd.qa.judging.room import with_room
-from gpuherd.qa.judging.task import JudgingWork, Task, write_task
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.form import form_for
+from gpuherd.qa.judging.items import asking, spread
+from gpuherd.qa.judging.judges import Judge
+from gpuherd.qa.judging.stage import RULES_VERSION, JudgingOutcome, JudgingStage
+from gpuherd.qa.judging.task import JudgingWork, write_task
 from gpuherd.qa.judging.verdicts import judgments_of_cases
 from gpuherd.qa.runs import Run
-from gpuherd.qa.working.gathering import gathered_lines
-from gpuherd.qa.working.model_jobs import Asks, WorkerCall, having, shard_jobs
-from gpuherd.qa.working.running import failure_lines, run_work
-from gpuherd.qa.working.sharding import Shard, number_of_shards, plan_shards
-from gpuherd.qa.working.shardplan import kept_plan, read_plan
-from gpuherd.qa.working.shardwork import is_done
-
-if TYPE_CHECKING:
-    from gpuherd.qa.judging.judge_model import JudgeModel
-    from gpuherd.qa.judging.prompting import Prompts
+from gpuherd.runs.shard_file import Shard
+from gpuherd.runs.shards import ShardedWork, gathered_lines, read_plan, shard_records
+from gpuherd.runs.spec import digest_of, versions
 
 WORKER = "gpuherd.qa.judging.worker"
 
 
-@dataclass(frozen=True)
-class Ready:
-    """Everything that is known before a job starts.
+class JudgingByModel(JudgingStage):
+    """A judging by a model, on as many GPUs as the plan gives it.
+
+    Making one reads the answers, fetches the judge if it is not here, and fills in all forms; it writes nothing.
 
     Attributes:
-        items: the answers to judge, and ``answers`` which these are.
-        asked: the different cases among them.
+        asked: the different cases among the answers.
         prompts: their forms as token ids; ``task`` what is measured behind each.
-        measured: what the measurements depend on, as a text.
-        name: of the judging; it depends on the threshold too.
-        folder: where the jobs work.
+        work: the cases as the jobs share them.
+
+    Raises:
+        UsageError, MissingModel, BadModel, MissingExtra: before anything is started; running it also JobCannotFit.
     """
 
-    judge: Judge
-    run: Run
-    config: JudgeConfig
-    items: list[Item]
-    answers: Answers
-    asked: Asking
-    form: Form
-    model: JudgeModel
-    prompts: Prompts
-    task: Task
-    measured: str
-    name: str
-    folder: JudgingWork
+    def __init__(
+        self,
+        judge: Judge,
+        run: Run,
+        config: JudgeConfig,
+        console: Console,
+        *,
+        given: Mapping[str, Any] | None = None,
+        simulate: bool = False,
+    ) -> None:
+        from gpuherd.qa.judging.judge_model import open_judge
+        from gpuherd.qa.judging.prompting import make_prompts, make_task
 
-    @property
-    def model_name(self) -> str:
-        """What is loaded."""
-        assert self.judge.model is not None  # noqa: S101 - judge_named gives every model judge one
-        return self.judge.model
+        super().__init__(judge, run, config, console)
+        assert judge.model is not None  # noqa: S101 - judge_named gives every model judge one
+        self._model_name = judge.model
+        self._given, self._simulate = given or {}, simulate
+        self.form = form_for(config.prompt, config.way, config.mode)
+        self.asked = asking(self.items)
+        self.model = open_judge(judge.model, config, config.chat)
+        self.task = make_task(self.form, self.model, config.most_reply_tokens)
+        longest_word = max((len(each) for ways in self.task.words.values() for each in ways), default=0)
+        room = self.task.reply_tokens if self.form.mode == "text" else longest_word
+        self.prompts = make_prompts([each.case for each in self.asked.cases], self.form, self.model, room, console)
+        if self.asked.cases and self.prompts.most is not None and self.prompts.most < 1:
+            raise UsageError(
+                f"the judge has {self.model.most_positions} positions; --reply-tokens leaves none for the form"
+            )
+        measured = json.dumps(self._measured_by(), sort_keys=True)
+        self.name = self.named(
+            [RULES_VERSION, measured, config.model_threshold, config.least_mass, self.answers, run.answers_sha256]
+        )
+        self.folder = self._folder = JudgingWork(self.work_folder(measured).root)
+        lengths = [len(each) for each in self.prompts.fitting]
+        batches = partial(plan_batches, rows=config.batch_size)
+        self.work = ShardedWork(self.folder, measured, lengths, batches, config.shards)
+        self._asks: JobRequest | None = None
 
     @property
     def workload(self) -> Workload:
         """What a job does at once."""
-        longest = max(map(len, self.prompts.fitting), default=1)
-        return Workload(self.config.batch_size, longest, self.task.reply_tokens)
+        return Workload(self.config.batch_size, max(self.work.lengths, default=1), self.task.reply_tokens)
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether no job has anything to do: another judging has asked for the same, or every case is too long."""
+        return not self.prompts.fitting or self.work.is_done()
 
-def judge_by_model(
-    judge: Judge,
-    run: Run,
-    config: JudgeConfig,
-    console: Console,
-    *,
-    given: Mapping[str, Any] | None = None,
-    simulate: bool = False,
-) -> Made:
-    """Judges the run by a model, on as many GPUs as the plan gives it. Arguments as ``judge_run``.
+    def prepare(self) -> None:
+        if self.is_measured:
+            return
+        work = self.workload
+        self.config, self._asks = with_room(
+            self._model_name,
+            self.config,
+            resources_for(self.config),
+            prompt_tokens=work.prompt_tokens,
+            new_tokens=work.new_tokens,
+            given=self._given,
+        )
+        self.work = replace(self.work, batches=partial(plan_batches, rows=self.config.batch_size))
 
-    Raises:
-        UsageError, MissingModel, BadModel, MissingExtra, JobCannotFit: before anything is started.
-        CannotWrite, QueueBusy.
-    """
-    ready = prepare(judge, run, config, console)
-    before = existing(run.folder, ready.name)
-    if before is not None:
-        return Made(before, already=True)
-    if not _is_measured(ready):
-        ready, asks = _with_room(ready, given or {})
-        shards = begin(ready, asks.at_once)
-        told = f"{len(shards)} {'job' if len(shards) == 1 else 'jobs'}; each: {asks.sentence}"
-        console.print(printable(told), markup=False, highlight=False, soft_wrap=True)
-        call = WorkerCall(WORKER, ready.model_name, (), ready.workload, simulate, ready.measured, "judge")
-        jobs = shard_jobs(call, shards, ready.folder, asks, ready.config)
-        outcome = run_work(jobs, ready.config, ready.folder, console, kind="judge")
-        if not outcome.complete:
-            return Made(None, outcome.exit_code, failures=tuple(failure_lines(outcome)))
-    return finish(ready)
+    def begin(self) -> None:
+        if self._asks is None:
+            return
+        shards = self.begin_work(self._asks.at_once)
+        line = f"{len(shards)} {'job' if len(shards) == 1 else 'jobs'}; each: {self._asks.sentence}"
+        self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
+    def begin_work(self, at_once: int) -> tuple[Shard, ...]:
+        """Writes what the jobs are given, and who has which cases: as at the first start, if there was one."""
+        write_task(self.folder, self.task, self.prompts.fitting)
+        return self.work.begin(at_once)
 
-def _with_room(ready: Ready, given: Mapping[str, Any]) -> tuple[Ready, Asks]:
-    work = ready.workload
-    config, asks = with_room(
-        ready.model_name,
-        ready.config,
-        having(ready.config),
-        prompt_tokens=work.prompt_tokens,
-        new_tokens=work.new_tokens,
-        given=given,
-    )
-    return replace(ready, config=config), asks
+    def jobs(self) -> Sequence[Job]:
+        if self._asks is None:
+            return ()
+        call = WorkerCall(WORKER, self._model_name, (), self.workload, self._simulate, self.work.identity, "judge")
+        return shard_jobs(call, self.work.shards(self._asks.at_once), self.folder, self._asks, self.config)
 
+    @property
+    def folders_of_results(self) -> Sequence[Path]:
+        return (self.folder.shards,)
 
-def _is_measured(ready: Ready) -> bool:
-    """Whether no job has anything to do: another judging has asked for the same, or every case is too long."""
-    if not ready.prompts.fitting:
-        return True
-    if not ready.folder.plan.exists():
-        return False
-    return all(is_done(ready.folder, number) for number, shard in enumerate(read_plan(ready.folder)) if shard.items)
+    def finish(self, jobs: Outcome | None) -> JudgingOutcome:
+        """Makes judgments of what the jobs have measured, where all of it is there."""
+        if jobs is not None and not jobs.complete:
+            return JudgingOutcome(jobs)
+        shards = read_plan(self.folder) if self.prompts.fitting else ()
+        verdicts = judgments_of_cases(
+            self.asked.cases,
+            self.prompts,
+            list(gathered_lines(self.folder, shards)),
+            self.form,
+            threshold=self.config.model_threshold,
+            min_mass=self.config.least_mass,
+        )
+        records = shard_records(self.folder, shards)
+        return self.written(
+            spread(self.items, self.asked, verdicts),
+            self._settings(shards, records),
+            {**versions(), **{name: each for record in records for name, each in record.get("versions", {}).items()}},
+            threshold=self.config.model_threshold,
+            prompt_sha256=self.form.sha256,
+            jobs=jobs,
+            asked=len(self.prompts.fitting),
+        )
 
-
-def prepare(judge: Judge, run: Run, config: JudgeConfig, console: Console) -> Ready:
-    """Reads the answers, fetches the judge if it is not here, and fills in all forms. Writes nothing."""
-    from gpuherd.qa.judging.judge_model import open_judge
-    from gpuherd.qa.judging.prompting import make_prompts, make_task
-
-    assert judge.model is not None  # noqa: S101 - judge_named gives every model judge one
-    form = form_for(config.prompt, config.way, config.mode)
-    items, answers = items_of(run.answers(), config.answers)
-    asked = asking(items)
-    model = open_judge(judge.model, config, config.chat)
-    task = make_task(form, model, config.most_reply_tokens)
-    room = task.reply_tokens if form.mode == "text" else _longest_word(task)
-    prompts = make_prompts([each.case for each in asked.cases], form, model, room, console)
-    if asked.cases and prompts.most is not None and prompts.most < 1:
-        raise UsageError(f"the judge has {model.most_positions} positions; --reply-tokens leaves none for the form")
-    measured = json.dumps(_what_measurements_depend_on(judge, config, model, task, prompts), sort_keys=True)
-    whole = [RULES_VERSION, measured, config.model_threshold, config.least_mass, answers, run.answers_sha256]
-    return Ready(
-        judge=judge,
-        run=run,
-        config=config,
-        items=items,
-        answers=answers,
-        asked=asked,
-        form=form,
-        model=model,
-        prompts=prompts,
-        task=task,
-        measured=measured,
-        name=judging_name(judge, digest_of(json.dumps(whole))),
-        folder=JudgingWork(run.folder.work_of(judging_name(judge, digest_of(measured))).root),
-    )
-
-
-def begin(ready: Ready, at_once: int) -> tuple[Shard, ...]:
-    """Writes what the jobs are given, and who has which cases; as it was at the first start, where there was one.
-
-    Args:
-        at_once: how many jobs can run side by side.
-    """
-    from gpuherd.lm.batching import plan_batches
-
-    lengths = [len(each) for each in ready.prompts.fitting]
-    config = ready.config
-
-    def planned() -> tuple[Shard, ...]:
-        number = number_of_shards(len(lengths), at_once, config.shards)
-        return plan_shards(lengths, number, lambda some: plan_batches(some, rows=config.batch_size))
-
-    write_task(ready.folder, ready.task, ready.prompts.fitting)
-    return kept_plan(ready.folder, ready.measured, planned, wanted=config.shards)
-
-
-def finish(ready: Ready) -> Made:
-    """Makes judgments of what the jobs have measured, all of which is there, and writes them."""
-    shards = read_plan(ready.folder) if ready.prompts.fitting else ()
-    config = ready.config
-    verdicts = judgments_of_cases(
-        ready.asked.cases,
-        ready.prompts,
-        list(gathered_lines(ready.folder, shards)),
-        ready.form,
-        threshold=config.model_threshold,
-        min_mass=config.least_mass,
-    )
-    meta = _meta(ready, _recorded(ready.folder, shards))
-    written = write_judging(ready.run.folder, meta, spread(ready.items, ready.asked, verdicts))
-    return Made(written, asked=len(ready.prompts.fitting))
-
-
-def _longest_word(task: Task) -> int:
-    return max(len(each) for ways in task.words.values() for each in ways)
-
-
-def _what_measurements_depend_on(
-    judge: Judge, config: JudgeConfig, model: JudgeModel, task: Task, prompts: Prompts
-) -> dict[str, Any]:
-    return {
-        "model": judge.model,
-        "files": model.sha256,
-        "dtype": None if config.dtype is None else str(config.dtype),
-        "quantization": None if config.quantization is None else str(config.quantization),
-        "adapter": config.adapter,
-        "merged": config.merge_adapter,
-        # The tokens of the forms as they are filled in: whatever went into them.
-        "prompts": digest_of(json.dumps(prompts.fitting)),
-        "mode": task.mode,
-        "words": {verdict.value: ways for verdict, ways in task.words.items()},
-        "reply_tokens": task.reply_tokens,
-        "ends": [task.end_ids, task.stop],
-    }
-
-
-def _recorded(folder: JudgingWork, shards: tuple[Shard, ...]) -> dict[str, Any]:
-    """What the jobs say of how they were made: the dtype, versions, the rows that fitted."""
-    records = [json.loads(folder.shard_done(number).read_bytes()) for number, each in enumerate(shards) if each.items]
-    return {
-        "dtype": sorted({str(each.get("dtype")) for each in records}),
-        "versions": {name: version for each in records for name, version in each.get("versions", {}).items()},
-        "shards": len(shards),
-        # The rows of the largest batch, as it was planned at the first start.
-        "batch_size": max((len(batch) for shard in shards for batch in shard.batches), default=0),
-    }
-
-
-def _meta(ready: Ready, recorded: Mapping[str, Any]) -> JudgingMeta:
-    judge, config = ready.judge, ready.config
-    settings: dict[str, Any] = {
-        "mode": ready.form.mode,
-        "way": ready.form.way,
-        "prompt": config.prompt or f"built in, {ready.form.way}",
-        "chat": ready.model.chat,
-        "cases": len(ready.asked.cases),
-        "not_asked": sum(place is None for place in ready.prompts.of_case),
-        "batch_size": recorded["batch_size"],
-        "shards": recorded["shards"],
-        "dtype": recorded["dtype"],
-        "files_sha256": ready.model.sha256,
-        "work": ready.folder.root.name,
-        "rules_version": RULES_VERSION,
-    }
-    if ready.form.mode == "tokens":
-        settings["min_mass"] = config.least_mass
-        settings["words"] = {
-            verdict.value: [ready.model.tokenizer.decode(list(each)) for each in ways]
-            for verdict, ways in ready.task.words.items()
+    def _measured_by(self) -> dict[str, Any]:
+        """All that the measurements depend on."""
+        config, task = self.config, self.task
+        return {
+            "model": self.judge.model,
+            "files": self.model.sha256,
+            "dtype": None if config.dtype is None else str(config.dtype),
+            "quantization": None if config.quantization is None else str(config.quantization),
+            "adapter": config.adapter,
+            "merged": config.merge_adapter,
+            # The tokens of the forms as they are filled in: whatever went into them.
+            "prompts": digest_of(json.dumps(self.prompts.fitting)),
+            "mode": task.mode,
+            "words": {verdict.value: ways for verdict, ways in task.words.items()},
+            "reply_tokens": task.reply_tokens,
+            "ends": [task.end_ids, task.stop],
         }
-    else:
-        settings["reply_tokens"] = ready.task.reply_tokens
-    if config.adapter is not None:
-        settings |= {"adapter": config.adapter, "merged": config.merge_adapter}
-    return JudgingMeta(
-        name=ready.name,
-        judge=judge.said,
-        kind=judge.kind,
-        model=judge.model,
-        threshold=config.model_threshold,
-        prompt_sha256=ready.form.sha256,
-        answers=ready.answers,
-        answers_sha256=ready.run.answers_sha256,
-        counts=dict.fromkeys(Verdict, 0),
-        sha256="",
-        settings=settings,
-        versions={**versions(), **recorded["versions"]},
-        made=now(),
-    )
+
+    def _settings(self, shards: Sequence[Shard], records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What the description says of the judging. ``records``: what the jobs say of how they went."""
+        config = self.config
+        settings: dict[str, Any] = {
+            "mode": self.form.mode,
+            "way": self.form.way,
+            "prompt": config.prompt or f"built in, {self.form.way}",
+            "chat": self.model.chat,
+            "cases": len(self.asked.cases),
+            "not_asked": sum(place is None for place in self.prompts.of_case),
+            # The rows of the largest batch, as it was planned at the first start.
+            "batch_size": max((len(batch) for shard in shards for batch in shard.batches), default=0),
+            "shards": len(shards),
+            "dtype": sorted({str(each.get("dtype")) for each in records}),
+            "files_sha256": self.model.sha256,
+            "work": self.folder.root.name,
+            "rules_version": RULES_VERSION,
+        }
+        if self.form.mode == "tokens":
+            settings["min_mass"] = config.least_mass
+            settings["words"] = {
+                verdict.value: [self.model.tokenizer.decode(list(each)) for each in ways]
+                for verdict, ways in self.task.words.items()
+            }
+        else:
+            settings["reply_tokens"] = self.task.reply_tokens
+        if config.adapter is not None:
+            settings |= {"adapter": config.adapter, "merged": config.merge_adapter}
+        return settings
+
+
+def with_room(
+    model: str, config: JudgeConfig, have: Resources, *, prompt_tokens: int, new_tokens: int, given: Mapping[str, Any]
+) -> tuple[JudgeConfig, JobRequest]:
+    """The options, and what each job asks for with them.
+
+    A judge reads much and says one word, so that a smaller batch costs it little: where the model does not fit with
+    the usual one (a 70B judge in 16 bit on four GPUs of 40 GB), it is halved until it does. A batch that the user gave
+    is kept.
+
+    Raises as ``job_request``; JobCannotFit only where not even one case at a time has room, or the batch was given.
+    """
+    while True:
+        try:
+            return config, job_request(model, config, Workload(config.batch_size, prompt_tokens, new_tokens), have)
+        except JobCannotFit:
+            if "batch_size" in given or config.batch_size == 1:
+                raise
+        config = replace(config, batch_size=config.batch_size // 2)

@@ -16,27 +16,22 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from gpuherd.atomic import atomic_write
-from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.qa.folder import FORMAT
+from gpuherd.errors import UsageError
+from gpuherd.jobs.records import Outcome
 from gpuherd.qa.judging.config import JudgeConfig
 from gpuherd.qa.judging.dialect import VERDICT_TOKENS, Dialect, Reply, judged
 from gpuherd.qa.judging.endpoint import HERE, CaseFailed, Endpoint, Patience
-from gpuherd.qa.judging.files import existing, write_judging
 from gpuherd.qa.judging.form import Case, Form, filled, form_for
-from gpuherd.qa.judging.items import Asking, Item, asking, items_of, spread
-from gpuherd.qa.judging.judges import Judge, digest_of, judging_name
-from gpuherd.qa.judging.made import RULES_VERSION, Made, now, versions
-from gpuherd.qa.judging.meta import Answers, JudgingMeta
+from gpuherd.qa.judging.items import Asking, Item, asking, spread
+from gpuherd.qa.judging.judges import Judge
+from gpuherd.qa.judging.stage import RULES_VERSION, JudgingOutcome, JudgingStage
 from gpuherd.qa.judging.task import BadTask, JudgingWork
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.verdict import Judgment
 from gpuherd.qa.runs import Run
-from gpuherd.qa.working.gathering import gathered_lines
-from gpuherd.qa.working.shardfile import ShardFile
-from gpuherd.qa.working.sharding import Shard
-from gpuherd.qa.working.shardplan import kept_plan
-from gpuherd.qa.working.shardwork import is_done
-from gpuherd.report.progress import track
+from gpuherd.runs.console import track
+from gpuherd.runs.shard_file import ShardFile
+from gpuherd.runs.shards import gathered_lines, in_batches, is_done, kept_plan, mark_done
+from gpuherd.runs.spec import digest_of, versions
 
 # So many requests of each of those that run at once lie in a batch: the slowest of a batch holds the others up seldom,
 # and a kill costs few replies.
@@ -45,33 +40,57 @@ REQUESTS_EACH = 4
 PLAIN = Case("How much is 1 + 1?", ("2",), "2")
 
 
-def judge_by_url(
-    judge: Judge, run: Run, config: JudgeConfig, console: Console, *, patience: Patience | None = None
-) -> Made:
-    """Judges the run by a model behind an address.
+class JudgingByUrl(JudgingStage):
+    """A judging by a model behind an address; no jobs, this process asks.
+
+    Running it raises UsageError, JudgeRefused, JudgeUnavailable, CannotWrite, ShardBusy. What was replied before is
+    kept.
 
     Args:
         patience: with failures that may pass; by the options where None.
-
-    Raises UsageError, JudgeRefused, JudgeUnavailable, CannotWrite, ShardBusy. What was replied before is kept.
     """
-    form = form_for(config.prompt, config.way, config.mode)
-    items, answers = items_of(run.answers(), config.answers)
-    asked = asking(items)
-    texts = [_text(form, each.case) for each in asked.cases]
-    most_tokens = config.reply_tokens or (VERDICT_TOKENS if form.mode == "tokens" else config.most_reply_tokens)
-    measured = json.dumps([judge.url, judge.model, form.mode, most_tokens, digest_of(json.dumps(texts))])
-    whole = [RULES_VERSION, measured, form.way, config.model_threshold, config.least_mass, answers, run.answers_sha256]
-    name = judging_name(judge, digest_of(json.dumps(whole)))
-    before = existing(run.folder, name)
-    if before is not None:
-        return Made(before, already=True)
-    endpoint = _endpoint(judge, config, most_tokens, patience)
-    folder = JudgingWork(run.folder.work_of(judging_name(judge, digest_of(measured))).root)
-    replies = _asked(endpoint, texts, _text(form, PLAIN), folder, measured, config, console)
-    verdicts = _verdicts(asked, replies, form, config)
-    meta = _meta(judge, run, config, form, name, answers, len(texts), _asked_as(folder) if texts else None)
-    return Made(write_judging(run.folder, meta, spread(items, asked, verdicts)), asked=len(texts))
+
+    def __init__(
+        self, judge: Judge, run: Run, config: JudgeConfig, console: Console, *, patience: Patience | None = None
+    ) -> None:
+        super().__init__(judge, run, config, console)
+        self._patience = patience
+        self.form = form_for(config.prompt, config.way, config.mode)
+        self.asked = asking(self.items)
+        self._texts = [_text(self.form, each.case) for each in self.asked.cases]
+        by_words = self.form.mode == "tokens"
+        self._most_tokens = config.reply_tokens or (VERDICT_TOKENS if by_words else config.most_reply_tokens)
+        texts = digest_of(json.dumps(self._texts))
+        self._measured = json.dumps([judge.url, judge.model, self.form.mode, self._most_tokens, texts])
+        verdicts_by = [self.form.way, config.model_threshold, config.least_mass, self.answers, run.answers_sha256]
+        self.name = self.named([RULES_VERSION, self._measured, *verdicts_by])
+
+    def finish(self, jobs: Outcome | None) -> JudgingOutcome:
+        endpoint = _endpoint(self.judge, self.config, self._most_tokens, self._patience)
+        folder = JudgingWork(self.work_folder(self._measured).root)
+        plain = _text(self.form, PLAIN)
+        replies = _asked(endpoint, self._texts, plain, folder, self._measured, self.config, self.console)
+        return self.written(
+            spread(self.items, self.asked, _verdicts(self.asked, replies, self.form, self.config)),
+            self._settings(_asked_as(folder) if self._texts else None),
+            versions(),
+            threshold=self.config.model_threshold,
+            prompt_sha256=self.form.sha256,
+            jobs=jobs,
+            asked=len(self._texts),
+        )
+
+    def _settings(self, asked_as: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {
+            "mode": self.form.mode,
+            "way": self.form.way,
+            "prompt": self.config.prompt or f"built in, {self.form.way}",
+            "address": self.judge.url,
+            "cases": len(self._texts),
+            "min_mass": self.config.least_mass if self.form.mode == "tokens" else None,
+            "asked_as": asked_as,
+            "rules_version": RULES_VERSION,
+        }
 
 
 def _text(form: Form, case: Case) -> str:
@@ -114,8 +133,7 @@ def _asked(
     if not texts:
         return []
     size = config.concurrency * REQUESTS_EACH
-    plan = (Shard(tuple(tuple(range(at, min(at + size, len(texts)))) for at in range(0, len(texts), size))),)
-    shards = kept_plan(folder, measured, lambda: plan)
+    shards = kept_plan(folder, measured, lambda: (in_batches(len(texts), size),))
     with ShardFile(folder.shard(0), shards[0], sealed=True) as file:
         if file.todo:
             endpoint.settle(plain)
@@ -123,7 +141,7 @@ def _asked(
             replies = _together(endpoint, [texts[place] for place in batch], plain, config)
             file.append([_line(each) for each in replies])
         if not is_done(folder, 0):
-            _say_done(folder, endpoint.dialect)
+            mark_done(folder, 0, {"asked_as": asdict(endpoint.dialect)})
     return [_reply(line) for line in gathered_lines(folder, shards)]
 
 
@@ -150,15 +168,6 @@ def _reply_to(endpoint: Endpoint, text: str, plain: str) -> Reply:
     except CaseFailed as failure:
         endpoint.settle(plain)
         return Reply("", None, None, failure.complaint)
-
-
-def _say_done(folder: JudgingWork, asked_as: Dialect) -> None:
-    try:
-        atomic_write(
-            folder.shard_done(0), json.dumps({"format": FORMAT, "asked_as": asdict(asked_as)}).encode() + b"\n"
-        )
-    except OSError as problem:
-        raise CannotWrite(f"can't write {folder.shard_done(0)}: {problem.strerror}") from None
 
 
 def _asked_as(folder: JudgingWork) -> dict[str, Any]:
@@ -192,40 +201,3 @@ def _verdicts(asked: Asking, replies: Sequence[Reply], form: Form, config: Judge
         )
 
     return [verdict(item, reply) for item, reply in zip(asked.cases, replies, strict=True)]
-
-
-def _meta(
-    judge: Judge,
-    run: Run,
-    config: JudgeConfig,
-    form: Form,
-    name: str,
-    answers: Answers,
-    cases: int,
-    asked_as: Mapping[str, Any] | None,
-) -> JudgingMeta:
-    settings = {
-        "mode": form.mode,
-        "way": form.way,
-        "prompt": config.prompt or f"built in, {form.way}",
-        "address": judge.url,
-        "cases": cases,
-        "min_mass": config.least_mass if form.mode == "tokens" else None,
-        "asked_as": asked_as,
-        "rules_version": RULES_VERSION,
-    }
-    return JudgingMeta(
-        name=name,
-        judge=judge.said,
-        kind=judge.kind,
-        model=judge.model,
-        threshold=config.model_threshold,
-        prompt_sha256=form.sha256,
-        answers=answers,
-        answers_sha256=run.answers_sha256,
-        counts=dict.fromkeys(Verdict, 0),
-        sha256="",
-        settings=settings,
-        versions=versions(),
-        made=now(),
-    )

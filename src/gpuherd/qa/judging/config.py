@@ -9,11 +9,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
+from gpuherd.models.load.job_options import WorkOptions
 from gpuherd.options import option
 from gpuherd.qa.judging.form import MODES, Mode, Way
 from gpuherd.qa.judging.judges import Judge
 from gpuherd.qa.judging.meta import ANSWERS, Answers, Kind
-from gpuherd.qa.working.options import WorkOptions
 from gpuherd.units import count, positive_int, seconds
 
 Chat = Literal["auto", "yes", "no"]

@@ -6,23 +6,20 @@ without its ``.json`` is not there. Knows no judge.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from gpuherd.atomic import atomic_write
-from gpuherd.errors import CannotWrite, UsageError, printable
+from gpuherd.errors import UsageError, printable
 from gpuherd.qa.described import descriptions, read_description
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.meta import BadJudging, JudgingMeta, meta_of, meta_values
 from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.runs import records
+from gpuherd.runs.files import single_writer
 
 
 def judgings_of(folder: QADirectory) -> list[JudgingMeta]:
@@ -89,65 +86,30 @@ def write_judging(folder: QADirectory, meta: JudgingMeta, made: Iterable[Judgmen
     Raises CannotWrite.
     """
     judged = list(made)
-    data = "".join(f"{judgment_line(each)}\n" for each in judged).encode("ascii")
+    data = "".join(f"{records.line_of(each)}\n" for each in judged).encode("ascii")
     counts = Counter(each.verdict for each in judged)
     sha256 = hashlib.sha256(data).hexdigest()
     whole = replace(meta, counts={verdict: counts[verdict] for verdict in Verdict}, sha256=sha256)
     text = json.dumps(meta_values(whole), indent=2, ensure_ascii=True, allow_nan=False)
     path = folder.judging(meta.name)
-    try:
-        folder.judgments.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.judgments / ".lock"):
-            before = existing(folder, meta.name)
-            if before is not None:
-                return before
-            atomic_write(path, data)
-            atomic_write(folder.judging(meta.name, ".json"), text.encode("ascii") + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
+    # Of two programs that end the same judging at one moment one writes, and the other finds it whole: a formula that
+    # took too long for one of them may have been decided by the other.
+    with single_writer(folder.judgments):
+        before = existing(folder, meta.name)
+        if before is not None:
+            return before
+        atomic_write(path, data)
+        atomic_write(folder.judging(meta.name, ".json"), text.encode("ascii") + b"\n")
     return whole
 
 
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Of two programs that end the same judging at one moment one writes, and the other finds it whole: a formula that
-    took too long for one of them may have been decided by the other."""
-    with lock.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def judgment_line(judgment: Judgment) -> str:
-    """The judgment as one line of JSON, without the line break. Equal judgments give equal lines."""
-    value = {
-        "id": judgment.id,
-        "which": judgment.which,
-        "verdict": judgment.verdict.value,
-        "p_correct": judgment.p_correct,
-        "mass": judgment.mass,
-        "score": judgment.score,
-        "reply": judgment.reply,
-        "note": judgment.note,
-    }
-    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-
-
 def judgment_of(line: str | bytes) -> Judgment:
-    """The judgment that ``judgment_line`` wrote. Raises BadJudging."""
+    """The judgment in a line. Raises BadJudging."""
     try:
-        value = json.loads(line)
-        return Judgment(
-            id=_text(value["id"]),
-            which=_text(value["which"]),
-            verdict=Verdict(value["verdict"]),
-            p_correct=_number(value["p_correct"]),
-            mass=_number(value["mass"]),
-            score=_number(value["score"]),
-            reply=None if value["reply"] is None else _text(value["reply"]),
-            note=None if value["note"] is None else _text(value["note"]),
-        )
+        judgment: Judgment = records.read(Judgment, json.loads(line))
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise BadJudging(f"no judgment: {type(problem).__name__}: {problem}") from None
+    return judgment
 
 
 def _read_meta(folder: QADirectory, name: str) -> JudgingMeta:
@@ -160,17 +122,3 @@ def _begins(meta: JudgingMeta, name: str) -> bool:
 
 def _listed(metas: Sequence[JudgingMeta]) -> str:
     return printable(", ".join(f"{meta.name} ({meta.answers}, {meta.made})" for meta in metas))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
-
-
-def _number(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{value!r} is no number")
-    return float(value)

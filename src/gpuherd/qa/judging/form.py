@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.judging.judges import digest_of
 from gpuherd.qa.prompts.special_tokens import defused
+from gpuherd.runs.spec import digest_of
 
 Way = Literal["two-way", "three-way"]
 WAYS: tuple[Way, ...] = get_args(Way)

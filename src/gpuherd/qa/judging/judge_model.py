@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import MissingModel, UsageError, naming_extras
-from gpuherd.models.load.asked import Asked
-from gpuherd.models.load.options import ModelOptions
+from gpuherd.models.load.identity import files_digest
+from gpuherd.models.load.options import LoadRequest, ModelOptions
 from gpuherd.models.load.prepare import located, tokenizer_folder
 from gpuherd.models.names import shown
 from gpuherd.qa.judging.config import Chat
-from gpuherd.qa.working.model_files import files_digest
 
 _EXTRAS = dict.fromkeys(("transformers", "tokenizers", "torch", "jinja2"), "qa")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
@@ -53,8 +52,8 @@ def open_judge(model: str, options: ModelOptions, chat: Chat) -> JudgeModel:
     with naming_extras(_EXTRAS, "judging with a model takes"):
         from transformers import AutoTokenizer
 
-        from gpuherd.lm.end_tokens import end_tokens_in
-    asked = Asked(
+        from gpuherd.lm.tokens import end_tokens_in
+    asked = LoadRequest(
         model=model,
         adapter=options.adapter,
         merge_adapter=options.merge_adapter,

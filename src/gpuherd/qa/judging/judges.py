@@ -3,7 +3,6 @@ but whether a path exists."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,8 +140,3 @@ def _refuse_slip(word: str, name: str) -> None:
 def _other_size(name: str, known: str) -> bool:
     """Whether two names of models differ in their numbers: llama-3.2-1b is no slip of llama-3-8b."""
     return re.findall(r"\d+(?:\.\d+)?", name) != re.findall(r"\d+(?:\.\d+)?", known)
-
-
-def digest_of(text: str) -> str:
-    """SHA-256 of a text, in hex."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

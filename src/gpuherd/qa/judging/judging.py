@@ -13,8 +13,8 @@ from gpuherd.qa.judging.config import JudgeConfig, refuse_idle
 from gpuherd.qa.judging.form import filled, form_for
 from gpuherd.qa.judging.items import asking, items_of
 from gpuherd.qa.judging.judges import Judge
-from gpuherd.qa.judging.made import Made
 from gpuherd.qa.judging.meta import Answers, Kind
+from gpuherd.qa.judging.stage import JudgingByRule, JudgingOutcome
 from gpuherd.qa.runs import Run
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def judge_run(
     *,
     given: Mapping[str, Any] | None = None,
     simulate: bool = False,
-) -> Made:
+) -> JudgingOutcome:
     """Judges a run. The same again finds what is there, or goes on where it was stopped.
 
     Args:
@@ -82,16 +82,14 @@ def judge_run(
     """
     refuse_idle(judge, config, given or {})
     if judge.kind is Kind.MODEL:
-        from gpuherd.qa.judging.by_model import judge_by_model
+        from gpuherd.qa.judging.by_model import JudgingByModel
 
-        return judge_by_model(judge, run, config, console, given=given, simulate=simulate)
+        return JudgingByModel(judge, run, config, console, given=given, simulate=simulate).run()
     if judge.kind is Kind.URL:
-        from gpuherd.qa.judging.by_url import judge_by_url
+        from gpuherd.qa.judging.by_url import JudgingByUrl
 
-        return judge_by_url(judge, run, config, console)
-    from gpuherd.qa.judging.by_rule import judge_by
-
-    return judge_by(judge, run, config, console)
+        return JudgingByUrl(judge, run, config, console).run()
+    return JudgingByRule(judge, run, config, console).run()
 
 
 def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[str, Any] | None = None) -> Planned:
@@ -106,14 +104,14 @@ def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[
     if judge.kind is Kind.URL or not cases:
         return Planned(answers, len(items), len(cases), longest)
     from gpuherd.jobs.feasibility import of_like
-    from gpuherd.qa.judging.room import with_room
-    from gpuherd.qa.working.model_jobs import having
-    from gpuherd.qa.working.sharding import number_of_shards
+    from gpuherd.models.load.jobs import resources_for
+    from gpuherd.qa.judging.by_model import with_room
+    from gpuherd.runs.shards import number_of_shards
 
     assert judge.model is not None  # noqa: S101 - judge_named gives every model judge one
     new_tokens = 1 if config.mode == "tokens" else config.most_reply_tokens
     config, asks = with_room(
-        judge.model, config, having(config), prompt_tokens=longest, new_tokens=new_tokens, given=given or {}
+        judge.model, config, resources_for(config), prompt_tokens=longest, new_tokens=new_tokens, given=given or {}
     )
     jobs = number_of_shards(len(cases), asks.at_once, config.shards)
     outlook = of_like([asks.gpus] * jobs, config)

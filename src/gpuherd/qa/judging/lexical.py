@@ -20,7 +20,7 @@ from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.measures import rouge
 from gpuherd.qa.numbers import number_of, spelt
 from gpuherd.qa.record import Question
-from gpuherd.report.log import warn_once
+from gpuherd.runs.console import warn_once
 
 logger = logging.getLogger(__name__)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
 from gpuherd.errors import GpuherdError
 from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.runs import records
 
 FORMAT = 1
 
@@ -59,14 +60,14 @@ class JudgingMeta:
     name: str
     judge: str
     kind: Kind
-    answers: Answers
-    answers_sha256: str
-    counts: Mapping[Verdict, int]
-    sha256: str
     model: str | None = None
     threshold: float | None = None
     prompt_sha256: str | None = None
+    answers: Answers
+    answers_sha256: str
+    counts: Mapping[Verdict, int]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    sha256: str
     versions: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
 
@@ -78,22 +79,7 @@ class JudgingMeta:
 
 def meta_values(meta: JudgingMeta) -> dict[str, Any]:
     """The judging as JSON values, as they stand in its ``.json``."""
-    return {
-        "format": FORMAT,
-        "name": meta.name,
-        "judge": meta.judge,
-        "kind": meta.kind.value,
-        "model": meta.model,
-        "threshold": meta.threshold,
-        "prompt_sha256": meta.prompt_sha256,
-        "answers": meta.answers,
-        "answers_sha256": meta.answers_sha256,
-        "counts": {verdict.value: meta.counts.get(verdict, 0) for verdict in Verdict},
-        "settings": dict(meta.settings),
-        "sha256": meta.sha256,
-        "versions": dict(meta.versions),
-        "made": meta.made,
-    }
+    return {"format": FORMAT, **records.plain(_with_all_counts(meta))}
 
 
 def meta_of(value: Any) -> JudgingMeta:
@@ -101,28 +87,11 @@ def meta_of(value: Any) -> JudgingMeta:
     if isinstance(value, dict) and isinstance(value.get("format"), int) and value["format"] > FORMAT:
         raise BadJudging(f"written by a newer gpuherd (format {value['format']}, known here: {FORMAT}); update gpuherd")
     try:
-        if value["answers"] not in ANSWERS:
-            raise ValueError(f"answers {value['answers']!r}")
-        return JudgingMeta(
-            name=_text(value["name"]),
-            judge=_text(value["judge"]),
-            kind=Kind(value["kind"]),
-            answers=value["answers"],
-            answers_sha256=_text(value["answers_sha256"]),
-            counts={verdict: int(value["counts"].get(verdict.value, 0)) for verdict in Verdict},
-            sha256=_text(value["sha256"]),
-            model=None if value["model"] is None else _text(value["model"]),
-            threshold=None if value["threshold"] is None else float(value["threshold"]),
-            prompt_sha256=None if value["prompt_sha256"] is None else _text(value["prompt_sha256"]),
-            settings=dict(value["settings"]),
-            versions={str(library): str(version) for library, version in value["versions"].items()},
-            made=_text(value["made"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        return _with_all_counts(records.read(JudgingMeta, value))
+    except (ValueError, KeyError, TypeError) as problem:
         raise BadJudging(f"no description of a judging: {type(problem).__name__}: {problem}") from None
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
-    return value
+def _with_all_counts(meta: JudgingMeta) -> JudgingMeta:
+    """Every verdict stands in the counts; files of versions before a verdict lack it."""
+    return replace(meta, counts={verdict: meta.counts.get(verdict, 0) for verdict in Verdict})

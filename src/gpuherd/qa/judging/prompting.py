@@ -15,7 +15,7 @@ from gpuherd.qa.judging.words import verdict_tokens
 from gpuherd.qa.prompts.conversation import templated
 from gpuherd.qa.prompts.special_tokens import control_texts
 from gpuherd.qa.span import opens_thought, with_closed_thought
-from gpuherd.report.progress import track
+from gpuherd.runs.console import track
 
 _AT_ONCE = 256  # texts that the tokenizer is given, over which its threads divide themselves
 

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuherd.atomic import atomic_write, replacing
-from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
-from gpuherd.qa.folder import FORMAT, ShardedDirectory
+from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.qa.folder import FORMAT
 from gpuherd.qa.judging.form import Mode
 from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.runs import records
+from gpuherd.runs.files import write_lines, write_values
+from gpuherd.runs.shards import ShardedDirectory
 
 LONGEST_REPLY = 200_000  # characters that are kept of a written reply
 
@@ -52,7 +54,7 @@ class Task:
     """
 
     mode: Mode
-    words: Mapping[Verdict, Sequence[tuple[int, ...]]]
+    words: Mapping[Verdict, tuple[tuple[int, ...], ...]]
     end_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     reply_tokens: int = 1
@@ -62,22 +64,9 @@ def write_task(folder: JudgingWork, task: Task, cases: Iterable[Sequence[int]]) 
     """Writes what the jobs are given, the task last. What is there is left: it is the same. Raises CannotWrite."""
     if folder.task.exists():
         return
-    values = {
-        "format": FORMAT,
-        "mode": task.mode,
-        "words": {verdict.value: [list(each) for each in ways] for verdict, ways in task.words.items()},
-        "end_ids": list(task.end_ids),
-        "stop": list(task.stop),
-        "reply_tokens": task.reply_tokens,
-    }
-    try:
-        folder.root.mkdir(parents=True, exist_ok=True)
-        with replacing(folder.cases) as file:
-            for ids in cases:
-                file.write(json.dumps(list(ids), separators=(",", ":")).encode() + b"\n")
-        atomic_write(folder.task, json.dumps(values, indent=2).encode() + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write in {folder.root}: {problem.strerror}") from None
+    values = {"format": FORMAT, **records.plain(task)}
+    write_lines(folder.cases, (json.dumps(list(ids), separators=(",", ":")).encode() for ids in cases))
+    write_values(folder.task, values)
 
 
 def read_task(folder: JudgingWork) -> Task:
@@ -86,17 +75,12 @@ def read_task(folder: JudgingWork) -> Task:
         value = json.loads(folder.task.read_bytes())
         if value["format"] > FORMAT:
             raise BadTask(f"{folder.task} is of a newer gpuherd (format {value['format']}); update gpuherd")
-        return Task(
-            mode="text" if value["mode"] == "text" else "tokens",
-            words={Verdict(name): [tuple(each) for each in ways] for name, ways in value["words"].items()},
-            end_ids=tuple(value["end_ids"]),
-            stop=tuple(value["stop"]),
-            reply_tokens=int(value["reply_tokens"]),
-        )
+        task: Task = records.read(Task, value)
     except OSError as problem:
         raise BadTask(f"{folder.task} can't be read: {problem.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadTask(f"{folder.task} is damaged; remove {folder.root} to begin anew") from None
+    return task
 
 
 def read_cases(folder: JudgingWork) -> list[tuple[int, ...]]:

@@ -13,8 +13,8 @@ from gpuherd.qa.judging.auditing import Audited
 from gpuherd.qa.judging.items import Item
 from gpuherd.qa.judging.judges import Judge
 from gpuherd.qa.judging.judging import Planned
-from gpuherd.qa.judging.made import Made
 from gpuherd.qa.judging.meta import JudgingMeta
+from gpuherd.qa.judging.stage import JudgingOutcome
 from gpuherd.qa.judging.verdict import Verdict
 from gpuherd.qa.runs import Run
 
@@ -54,7 +54,7 @@ def plan_lines(judge: Judge, planned: Planned) -> list[str]:
     return [*lines, *map(printable, engine), "nothing was started"]
 
 
-def made_lines(run: Run, made: Made) -> list[str]:
+def made_lines(run: Run, made: JudgingOutcome) -> list[str]:
     """How a judging ended."""
     if made.meta is None:
         lines = [f"failed  {printable(job)}: {printable(reason)}" for job, reason in made.failures]

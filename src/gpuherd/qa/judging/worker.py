@@ -9,13 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuherd.lm.asked import Decoding, PromptTokens
+from gpuherd.lm.backend import Decoding, PromptTokens
 from gpuherd.lm.model import LanguageModel
+from gpuherd.models.load.job_options import ShardOptions
+from gpuherd.models.load.jobs import is_writer, load, run_model_worker
 from gpuherd.qa.judging.task import JudgingWork, Task, read_cases, read_task, reply_line, weighed_line
-from gpuherd.qa.working.loading import is_writer, load
-from gpuherd.qa.working.options import ShardOptions
-from gpuherd.qa.working.shardwork import work_through
-from gpuherd.qa.working.worker import run_worker, unbuffered
+from gpuherd.runs.shards import work_through
+from gpuherd.runs.worker import unbuffered
 
 MODULE = "gpuherd.qa.judging.worker"
 
@@ -65,7 +65,7 @@ def _lines(model: LanguageModel, task: Task, prompts: Sequence[PromptTokens]) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the worker. Returns its exit code; what went wrong is on standard error."""
-    return run_worker(MODULE, DESCRIPTION, ShardOptions, judge_shard, argv)
+    return run_model_worker(MODULE, DESCRIPTION, judge_shard, argv)
 
 
 if __name__ == "__main__":

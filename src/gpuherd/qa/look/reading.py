@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.errors import UsageError
 from gpuherd.jobs.queue.reader import notes_on_gpus
 from gpuherd.qa.encoders.entailment import Rule
-from gpuherd.qa.evaluation.files import read_evaluation
+from gpuherd.qa.evaluation.files import BadEvaluation, read_evaluation
 from gpuherd.qa.evaluation.result import Evaluation
-from gpuherd.qa.evaluation.result_json import BadEvaluation
 from gpuherd.qa.generation.config import BACKEND_IN_RECORDS
 from gpuherd.qa.judging.auditing import audits
 from gpuherd.qa.judging.files import judgings_of, judgments

@@ -15,8 +15,8 @@ from functools import cached_property
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.asked import PromptTokens
-from gpuherd.lm.spellings import spellings, without_longer
+from gpuherd.lm.backend import PromptTokens
+from gpuherd.lm.tokens import spellings, without_longer
 from gpuherd.qa.encoders.entailment import Asked, Relation
 from gpuherd.qa.prompts.conversation import templated
 from gpuherd.qa.prompts.special_tokens import control_texts, defused

@@ -40,8 +40,8 @@ from gpuherd.qa.scoring.probing import probe
 from gpuherd.qa.scoring.statistic import Kind, Meta, Spec
 from gpuherd.qa.scoring.statistic_files import is_there, rows, statistic_named, statistics_of
 from gpuherd.qa.span import Span, has_thought, span_setting
-from gpuherd.qa.working.running import failure_lines
-from gpuherd.report.progress import track
+from gpuherd.runs.console import track
+from gpuherd.runs.stage import failure_lines
 
 _NEEDS = {
     "relevance": Need.RELEVANCE,

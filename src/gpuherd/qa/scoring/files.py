@@ -19,8 +19,8 @@ from gpuherd.atomic import atomic_write
 from gpuherd.errors import UsageError, naming_extras, printable
 from gpuherd.qa.described import descriptions, read_description
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.scoring.alone import alone_in
 from gpuherd.qa.scoring.meta import BadScoring, ScoringMeta, meta_of, meta_values
+from gpuherd.runs.files import single_writer
 
 _REMEDY = "remove it and its .json, and score again"
 _KEYS = ("number", "id")
@@ -101,7 +101,7 @@ def write_scoring(folder: QADirectory, meta: ScoringMeta, table: ScoreTable) -> 
     whole = replace(meta, sha256=hashlib.sha256(data).hexdigest())
     parquet = _parquet(table)
     text = json.dumps(meta_values(whole), indent=2, ensure_ascii=True, allow_nan=False)
-    with alone_in(folder.scores):
+    with single_writer(folder.scores):
         if folder.scoring(meta.name, ".json").is_file():
             return _read_meta(folder, meta.name)
         atomic_write(folder.scoring(meta.name, ".csv"), data)

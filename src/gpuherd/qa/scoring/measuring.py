@@ -16,23 +16,21 @@ from gpuherd import __version__
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Outcome
 from gpuherd.lm.batching import plan_batches
+from gpuherd.models.load.jobs import JobRequest, WorkerCall, job_request, resources_for, shard_jobs
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.models.plan.workload import Workload
-from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run
-from gpuherd.qa.scoring.alone import alone_in
 from gpuherd.qa.scoring.options import ScoreOptions
 from gpuherd.qa.scoring.planned import encoder_of, language_model_of
 from gpuherd.qa.scoring.remarks import remarks
 from gpuherd.qa.scoring.statistic import Kind, Meta, Spec, meta_values
 from gpuherd.qa.scoring.statistic_files import is_there, statistic_named
 from gpuherd.qa.scoring.task import Task, write_task
-from gpuherd.qa.working.gathering import gathered_lines, write_lines, write_values
-from gpuherd.qa.working.model_jobs import Asks, WorkerCall, having, shard_jobs, what_it_takes
-from gpuherd.qa.working.running import run_work
-from gpuherd.qa.working.sharding import Shard, number_of_shards, plan_shards
-from gpuherd.qa.working.shardplan import kept_plan, read_plan
+from gpuherd.runs.files import single_writer, write_lines, write_values
+from gpuherd.runs.shard_file import Shard
+from gpuherd.runs.shards import ShardedDirectory, gathered_lines, kept_plan, number_of_shards, plan_shards, read_plan
+from gpuherd.runs.stage import run_work
 
 WORKER = "gpuherd.qa.scoring.worker"
 # Questions whose texts an encoder compares together: many enough that its batches are full and equal texts meet.
@@ -59,7 +57,7 @@ class Work:
     folder: ShardedDirectory
     model: str
     options: ScoreOptions
-    asks: Asks
+    asks: JobRequest
     shards: tuple[Shard, ...]
     workload: Workload
 
@@ -78,7 +76,7 @@ class Work:
 
 
 def plan_work(spec: Spec, options: ScoreOptions, run: Run, answers: Sequence[Answered]) -> Work:
-    """What measuring it takes on this machine. Writes nothing. Raises what ``what_it_takes`` raises."""
+    """What measuring it takes on this machine. Writes nothing. Raises what ``job_request`` raises."""
     folder = run.folder.work_of(spec.name)
     lengths = [_cost(spec, each) for each in answers]
     if spec.by_encoder:
@@ -89,7 +87,7 @@ def plan_work(spec: Spec, options: ScoreOptions, run: Run, answers: Sequence[Ans
     else:
         model, told = language_model_of(spec, options, run)
         workload = Workload(options.batch_size, _prompt_tokens(spec, answers), 1)
-        asks = what_it_takes(model, told, workload, having(options))
+        asks = job_request(model, told, workload, resources_for(options))
         rows = options.batch_size if spec.kind in (Kind.P_TRUE, Kind.HIDDEN) else _QUESTIONS_AT_ONCE
     if folder.plan.exists():
         shards = read_plan(folder)
@@ -111,7 +109,15 @@ def carry_out(work: Work, run: Run, console: Console, *, simulate: bool) -> Outc
         work.folder, f"{run.answers_sha256} {work.spec.name}", lambda: work.shards, wanted=work.options.shards
     )
     jobs = replace(work, shards=shards).jobs(run.answers_sha256, simulate=simulate)
-    outcome = run_work(jobs, work.options, work.folder, console, kind="score")
+    outcome = run_work(
+        jobs,
+        work.options,
+        work.folder,
+        [work.folder.root, work.folder.shards],
+        console,
+        kind="score",
+        enqueue_only=work.options.enqueue_only,
+    )
     if outcome.complete:
         finish(work.spec, work.folder, shards, run)
     return outcome
@@ -119,7 +125,7 @@ def carry_out(work: Work, run: Run, console: Console, *, simulate: bool) -> Outc
 
 def finish(spec: Spec, folder: ShardedDirectory, shards: Sequence[Shard], run: Run) -> Meta:
     """Makes one file of the shards, and its description, unless somebody was first. Raises Damaged, CannotWrite."""
-    with alone_in(run.folder.statistics):
+    with single_writer(run.folder.statistics):
         if not is_there(run.folder, spec.name):
             _write(spec, folder, shards, run)
     return statistic_named(run.folder, spec.name, run.answers_sha256)
@@ -206,10 +212,10 @@ def _encoder_options(options: ScoreOptions) -> ScoreOptions:
     return replace(options, **{each.name: getattr(plain, each.name) for each in fields(ModelOptions)})
 
 
-def _encoder_asks(spec: Spec, options: ScoreOptions) -> Asks:
+def _encoder_asks(spec: Spec, options: ScoreOptions) -> JobRequest:
     """One GPU with room for the weights in float32 and a batch; the CPU where there is none, or it is asked for."""
-    have = having(options)
+    have = resources_for(options)
     if options.device_map == "cpu" or (have.cluster is None and not have.gpus):
-        return Asks(0, None, have.places(0, options), "on the CPU")
+        return JobRequest(0, None, have.places(0, options), "on the CPU")
     memory_mb = encoder_of(spec.model).float32_bytes // (1 << 20) + _ENCODER_WORKSPACE_MB
-    return Asks(1, memory_mb, have.places(1, options), f"1 GPU with {memory_mb} MB free")
+    return JobRequest(1, memory_mb, have.places(1, options), f"1 GPU with {memory_mb} MB free")

@@ -7,9 +7,10 @@ from typing import Literal, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
+from gpuherd.models.load.job_options import WorkOptions
 from gpuherd.options import option
+from gpuherd.qa.folder import RunsOptions
 from gpuherd.qa.span import SPANS, Span
-from gpuherd.qa.working.options import RunsOptions, WorkOptions
 from gpuherd.units import count
 
 Eos = Literal["include", "exclude"]

@@ -136,7 +136,7 @@ def _language_model(options: ScoreOptions, run: Run) -> tuple[str, str, ModelOpt
     if options.equivalence_model is None:
         generator = generator_of(run, options)
         return generator.model, generator.sha256, generator.options
-    from gpuherd.qa.working.model_files import model_files
+    from gpuherd.models.load.identity import model_files
 
     loaded = ModelOptions(**{each.name: getattr(options, each.name) for each in fields(ModelOptions)})
     return options.equivalence_model, model_files(options.equivalence_model, options.adapter).sha256, loaded
@@ -211,7 +211,7 @@ def language_model_of(spec: Spec, options: ScoreOptions, run: Run) -> tuple[str,
 
     Raises BadModel where the model is not the one that answered any more.
     """
-    from gpuherd.qa.working.model_files import files_digest, model_files
+    from gpuherd.models.load.identity import files_digest, model_files
 
     if spec.kind is Kind.ENTAILMENT and options.equivalence_model is not None:
         return options.equivalence_model, options

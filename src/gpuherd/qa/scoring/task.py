@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite
-from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.scoring.statistic import BadStatistic, Spec, spec_of, spec_values
+from gpuherd.runs.shards import ShardedDirectory
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.backend import PromptTokens
 from gpuherd.qa.encoders.entailment import Asked, Entailment
 from gpuherd.qa.encoders.relevance import Pieces, relevances, with_question
 from gpuherd.qa.encoders.similarity import Similarity

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.columns import Column, fitted, window
+from gpuherd.qa.folder import DEFAULT_RUNS_DIR
 from gpuherd.qa.measures.evidence import Need
-from gpuherd.qa.working.options import DEFAULT_RUNS_DIR
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -17,23 +17,22 @@ from typing import Any
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, printable
 from gpuherd.gpus.visible import described
-from gpuherd.lm.asked import PromptTokens
+from gpuherd.lm.backend import PromptTokens
+from gpuherd.models.load.job_options import ShardOptions
+from gpuherd.models.load.jobs import is_writer, load, run_model_worker
 from gpuherd.models.names import shown
 from gpuherd.qa.encoders.config import EncoderKind
 from gpuherd.qa.encoders.entailment import Entailment
 from gpuherd.qa.encoders.model_files import encoder_files
 from gpuherd.qa.encoders.similarity import self_similarity, similarity_model
-from gpuherd.qa.folder import ShardedDirectory
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run, run_of_path
 from gpuherd.qa.scoring import tasks
 from gpuherd.qa.scoring.remarks import seen
 from gpuherd.qa.scoring.statistic import BadStatistic, Kind, Spec
 from gpuherd.qa.scoring.task import Task, read_task
-from gpuherd.qa.working.loading import is_writer, load
-from gpuherd.qa.working.options import ShardOptions
-from gpuherd.qa.working.shardwork import work_through
-from gpuherd.qa.working.worker import run_worker, unbuffered
+from gpuherd.runs.shards import ShardedDirectory, work_through
+from gpuherd.runs.worker import unbuffered
 
 MODULE = "gpuherd.qa.scoring.worker"
 DESCRIPTION = """\
@@ -164,7 +163,7 @@ def prompts_of(run: Run) -> list[PromptTokens]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the worker. Returns its exit code; what went wrong is on standard error."""
-    return run_worker(MODULE, DESCRIPTION, ShardOptions, work, argv)
+    return run_model_worker(MODULE, DESCRIPTION, work, argv)
 
 
 if __name__ == "__main__":

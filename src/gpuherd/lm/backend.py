@@ -1,0 +1,135 @@
+"""What a language model is asked to decode, what comes back, and the protocol of the backends. No torch.
+
+``lm.model.LanguageModel`` is the backend of Hugging Face models with our own decoding, ``lm.vllm.VllmBackend`` that of
+vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpuherd.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How answers are decoded; every setting is said, none is inherited from a checkpoint's generation config.
+
+    Attributes:
+        greedy: one answer of the most probable tokens.
+        samples: so many drawn answers besides.
+        first_sample: the number of the first drawn answer, for drawing some now and others later.
+        temperature, top_p, top_k: of the draws; 1, 1 and 0 are the model's own distribution. Recorded log-probs are
+            those of the raw model in any case, without top_p and top_k.
+        tempered: log-probs are recorded at the temperature, as what samples is weighed in policy gradients.
+        max_new_tokens: the most tokens of an answer, the one that ends it counted.
+        end_ids: tokens that end an answer; all that the model's configs and tokenizer name.
+        stop: strings that end an answer before them.
+        seed: of the draws: each answer's random numbers depend on it, the question's id and the sample's number alone.
+    """
+
+    greedy: bool = True
+    samples: int = 0
+    first_sample: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 64
+    end_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    tempered: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.greedy and self.samples == 0:
+            raise UsageError("nothing to decode: neither greedy nor samples")
+        if min(self.samples, self.first_sample, self.top_k) < 0 or self.max_new_tokens < 1:
+            raise UsageError("samples, first_sample and top_k are 0 or more, max_new_tokens 1 or more")
+        if not 0 < self.temperature < float("inf") or not 0 < self.top_p <= 1:
+            raise UsageError("temperature is above 0, top_p above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """A prompt as token ids, special tokens included; ``id`` is the question's (random numbers depend on it);
+    ``most``: the most tokens of an answer to it, where that is less than what is allowed to all."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    most: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.most is not None and self.most < 1:
+            raise UsageError(f"prompt {self.id}: an answer of at most {self.most} tokens; the least is 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A decoded answer: its tokens without the end token, their raw log-probs (float32; None where not finite), the end
+    token and its log-prob, and whether a stop string ended it.
+
+    ``guided``: of an answer that a classifier guided; None where none did.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float | None, ...]
+    text: str
+    ends: tuple[int, ...]
+    end_id: int | None = None
+    end_log_prob: float | None = None
+    stopped: bool = False
+    guided: GuidedTokens | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedTokens:
+    """What guidance did at each token of an answer. Both laws are at temperature 1, before top-k and top-p; the guided
+    one gives what is no candidate the probability 0.
+
+    Attributes:
+        log_probs: the token's natural log-prob under the guided law.
+        kl: KL(guided || reference) at the token's place, over the whole vocabulary, in nats.
+        end_log_prob, end_kl: those of the end token, which stands in neither; None where there is none.
+
+    None stands for what is not finite.
+    """
+
+    log_probs: tuple[float | None, ...]
+    kl: tuple[float | None, ...]
+    end_log_prob: float | None = None
+    end_kl: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """The answers to one prompt."""
+
+    greedy: Tokens | None
+    samples: Sequence[Tokens] = ()
+
+
+class Backend(Protocol):
+    """A model in memory that decodes answers. Log-probs are those of the raw model in float32, by every backend."""
+
+    def decode(self, prompts: Sequence[PromptTokens], how: Decoding) -> Sequence[Decoded]:
+        """The answers to each prompt of a batch, in its order."""
+
+    def record(self) -> Mapping[str, Any]:
+        """How it computes, for the run's record: the engine, its versions, the dtype."""
+
+
+# Log-probs are taken in float32, whose steps at 16 are 2e-6 and at 1 are 1e-7: of equal laws, or of two passes of one
+# model, the mean divergence comes out some 1e-8 to 1e-7 nats to either side of 0.
+_LEAST_NATS = 1e-6
+
+
+def beyond_rounding(nats: float) -> float:
+    """A KL divergence for people and tables: 0 where it is no more than rounding, so that equal laws don't seem to
+    differ.
+
+    >>> beyond_rounding(-4e-08), beyond_rounding(-0.0), beyond_rounding(0.25), beyond_rounding(-0.01)
+    (0.0, 0.0, 0.25, -0.01)
+    """
+    return 0.0 if abs(nats) < _LEAST_NATS else nats

@@ -1,0 +1,343 @@
+"""What a model of the Hugging Face Hub is, from its config.json and the headers of its weight files alone.
+
+A model of 800 GB is known after some hundred kilobytes: only the first bytes of each safetensors file are asked for.
+They are checked as those of a local file are, against the file's size. What was learnt of a commit is kept in the
+user's cache folder, so that the same model is known at once the next time, without a network too. Weights in other
+formats are not looked into.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuherd.atomic import atomic_write
+from gpuherd.errors import BadModel, MissingModel
+from gpuherd.jobs.settings import user_cache
+from gpuherd.models.checkpoints.hub import (
+    WAITS,
+    Listing,
+    NoNetwork,
+    Patience,
+    choose_files,
+    is_offline,
+    list_repo,
+    missing,
+    no_answer,
+    patiently,
+    read_range,
+    repo_of,
+    unreadable,
+)
+from gpuherd.models.checkpoints.open import ADAPTER_CONFIG, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, read_json
+from gpuherd.models.checkpoints.safetensors import MAX_HEADER_BYTES, parse_header
+from gpuherd.models.checkpoints.stored import FileStamp
+from gpuherd.models.names import ModelRef, safe_filename, shown
+from gpuherd.models.tensors.source import TensorInfo
+
+_log = logging.getLogger(__name__)
+
+# The headers of nearly all safetensors files are shorter, so that one request does.
+FIRST_BYTES = 100_000
+AT_ONCE = 8
+# Of what we keep: many times what the model with the most tensors takes.
+MAX_KEPT_BYTES = 200_000_000
+_VERSION = 1
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """A model that has not been downloaded.
+
+    Attributes:
+        commit: which state of the repository this is.
+        config: the parsed config.json, empty if there is none.
+        tensors: all tensors of its safetensors files by name; empty where its weights have another format.
+        nbytes: bytes of its weight files.
+    """
+
+    commit: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    nbytes: int
+
+
+class OnlyAdapter(BadModel):
+    """What was named as a model is an adapter without its base."""
+
+
+def read_remote(
+    ref: ModelRef,
+    *,
+    waits: Sequence[float] = WAITS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> RemoteModel:
+    """The config and the tensors' headers of a model of the Hub.
+
+    The Hub is asked which commit the revision is now, and nothing more if that one is known already. Offline, and when
+    the network fails (tried again after ``waits`` seconds each), what was learnt of the revision before will do.
+
+    Raises:
+        MissingModel: the model, its revision or a shard is not there, it is gated, or it is not known and the Hub can't
+            be asked.
+        OnlyAdapter: it is an adapter.
+        BadModel: a file of it is damaged, or which files are its weights is not clear.
+    """
+    kept = _Kept(ref)
+    if ref.revision is not None and _COMMIT.fullmatch(ref.revision):
+        known = kept.read(ref.revision)
+        if known is not None:
+            return known
+    if is_offline():
+        return _remembered(ref, kept, None)
+    patience = Patience(waits, sleep)
+    try:
+        listing = patiently(lambda: list_repo(ref), ref, patience)
+        model = kept.read(listing.commit)
+        if model is None:
+            model = _ask(ref, listing, patience)
+            kept.write(model)
+        kept.point_to(listing.commit)
+        return model
+    except NoNetwork as problem:
+        return _remembered(ref, kept, str(problem))
+
+
+class HubHeaders:
+    """Reads config and headers of many Hub models before they are downloaded, several at a time, in the background.
+
+    Where the Hub can't be reached, that costs one short attempt, and the cache is used. After any error a model counts
+    as unknown: the job that downloads it reports the error.
+    """
+
+    def __init__(self, refs: Iterable[ModelRef]) -> None:
+        self._reachable: bool | None = None
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(AT_ONCE)
+        self._asked = {ref: self._pool.submit(self._ask, ref) for ref in dict.fromkeys(refs) if ref.path is None}
+
+    def __enter__(self) -> HubHeaders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def __call__(self, ref: ModelRef) -> RemoteModel | None:
+        """The model's config and headers; None where they are not available."""
+        if ref not in self._asked:
+            self._asked[ref] = self._pool.submit(self._ask, ref)
+        return self._asked[ref].result()
+
+    def _ask(self, ref: ModelRef) -> RemoteModel | None:
+        try:
+            if not self._is_reachable():
+                return _remembered(ref, _Kept(ref), None)
+            return read_remote(ref, waits=(1.0,))
+        except BadModel as problem:
+            _log.debug("%s: %s", shown(ref.text), problem)
+            self._is_reachable(again=True)
+        except ModuleNotFoundError:
+            _log.debug("%s: huggingface_hub is not installed", shown(ref.text))
+        return None
+
+    def _is_reachable(self, *, again: bool = False) -> bool:
+        """Whether the Hub answers. Checked once, and ``again`` after a failure that the network may have caused."""
+        with self._lock:
+            if self._reachable is None or (self._reachable and again):
+                self._reachable = not is_offline() and no_answer() is None
+            return self._reachable
+
+
+def _remembered(ref: ModelRef, kept: _Kept, problem: str | None) -> RemoteModel:
+    """What was learnt of the revision before. Raises MissingModel when nothing was."""
+    commit = kept.commit()
+    model = None if commit is None else kept.read(commit)
+    if model is None:
+        raise missing(ref, problem)
+    return model
+
+
+def _ask(ref: ModelRef, listing: Listing, patience: Patience) -> RemoteModel:
+    """Reads the headers of one commit."""
+    sizes = {file.name: file.size for file in listing.files}
+    if ADAPTER_CONFIG in sizes and "config.json" not in sizes:
+        raise OnlyAdapter(
+            f"model {shown(ref.text)} is an adapter, no model of its own; name its base, and this as its adapter"
+        )
+    config = _read_json(ref, listing, "config.json", MAX_CONFIG_BYTES, patience) if "config.json" in sizes else {}
+    chosen = choose_files(listing.names, ref)
+    weights = [name for name in chosen if name.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf"))]
+    tensors: dict[str, TensorInfo] = {}
+    if weights and weights[0].endswith(".safetensors"):
+        weight_map = _weight_map(ref, listing, weights, patience)
+        weights = sorted(set(weight_map.values())) if weight_map else _weight_files(ref, weights)
+        tensors = _merge(
+            ref, _headers(ref, listing.commit, {name: sizes[name] for name in weights}, patience), weight_map
+        )
+    return RemoteModel(listing.commit, config, tensors, sum(sizes[name] or 0 for name in weights))
+
+
+def _weight_map(ref: ModelRef, listing: Listing, found: Sequence[str], patience: Patience) -> dict[str, str]:
+    """Which of the weight files each tensor is in, by the index; empty for a model without one. Raises BadModel."""
+    if _SINGLE in found or _INDEX not in listing.names:
+        return {}
+    weight_map = _read_json(ref, listing, _INDEX, MAX_INDEX_BYTES, patience).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise unreadable(ref, _INDEX, "has no weight_map")
+    for tensor, shard in weight_map.items():
+        if shard not in found:
+            raise MissingModel(
+                f"model {shown(ref.text)}: its index lists shard {shown(str(shard))}, but it is not in the "
+                f"repository's top folder (tensor {shown(tensor)})"
+            )
+    return weight_map
+
+
+def _weight_files(ref: ModelRef, found: Sequence[str]) -> list[str]:
+    """Which of the safetensors files are the model where there is no index, as for a folder. Raises BadModel."""
+    if _SINGLE in found:
+        return [_SINGLE]
+    numbered = [_NUMBERED.fullmatch(name) for name in found]
+    counts = {match and (match["stem"], match["count"]) for match in numbered}
+    if len(found) > 1 and (len(counts) != 1 or None in counts):
+        raise BadModel(f"model {shown(ref.text)} has several weight files ({', '.join(found[:4])}) and no index")
+    if numbered[0] is not None and len(found) != int(numbered[0]["count"]):
+        raise MissingModel(f"model {shown(ref.text)} has {len(found)} of {int(numbered[0]['count'])} shards")
+    return list(found)
+
+
+def _headers(
+    ref: ModelRef, commit: str, sizes: Mapping[str, int | None], patience: Patience
+) -> list[tuple[str, list[TensorInfo]]]:
+    """The tensors of each file. Several files are asked for at once."""
+    with ThreadPoolExecutor(min(AT_ONCE, len(sizes))) as pool:
+        asked = {
+            name: pool.submit(patiently, lambda name=name, size=size: _header(ref, commit, name, size), ref, patience)
+            for name, size in sizes.items()
+        }
+        try:
+            return [(name, future.result()) for name, future in asked.items()]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _header(ref: ModelRef, commit: str, name: str, size: int | None) -> list[TensorInfo]:
+    """The tensors of one file, by one request or two."""
+    start = read_range(ref, commit, name, 0, FIRST_BYTES)
+    length = int.from_bytes(start[:8], "little")
+    if len(start) < 8 or length > MAX_HEADER_BYTES or (size is not None and length > size - 8):
+        raise unreadable(ref, name, "is truncated or no safetensors file: its header does not fit in it")
+    if len(start) < 8 + length:
+        start += read_range(ref, commit, name, len(start), 8 + length)
+    text = start[8 : 8 + length]
+    if len(text) < length:
+        raise unreadable(ref, name, "ends before its header does")
+    file = FileStamp(Path(f"{repo_of(ref)}/{name}"), size if size is not None else _told_size(text, length), 0, 0)
+    return [tensor.info for tensor in parse_header(text, file, 8 + length)]
+
+
+def _told_size(text: bytes, length: int) -> int:
+    """The size that a file has by its own header, for a Hub that doesn't tell it."""
+    with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        entries = json.loads(text)
+        ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        return 8 + length + max([end for end in ends if isinstance(end, int)], default=0)
+    return 8 + length
+
+
+def _merge(
+    ref: ModelRef, files: Sequence[tuple[str, list[TensorInfo]]], weight_map: Mapping[str, str]
+) -> dict[str, TensorInfo]:
+    """All files' tensors together; a name must not come twice, and what the index says must be true."""
+    place: dict[str, str] = {}
+    result: dict[str, TensorInfo] = {}
+    for file, tensors in files:
+        for info in tensors:
+            if info.name in place:
+                raise unreadable(ref, file, f"holds tensor {info.name!r}, which {place[info.name]!r} holds too")
+            place[info.name] = file
+            result[info.name] = info
+    for tensor, shard in weight_map.items():
+        if place.get(tensor) != shard:
+            raise unreadable(ref, _INDEX, f"says that tensor {tensor!r} is in {shard!r}, where it is not")
+    return result
+
+
+def _read_json(ref: ModelRef, listing: Listing, name: str, limit: int, patience: Patience) -> dict[str, Any]:
+    """A JSON object from a file of the repository. Raises BadModel."""
+    text = patiently(lambda: read_range(ref, listing.commit, name, 0, limit + 1), ref, patience)
+    if len(text) > limit:
+        raise unreadable(ref, name, f"has more than {limit} bytes, too many for such a file")
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise unreadable(ref, name, f"can't be read as JSON: {problem}") from None
+    if not isinstance(content, dict):
+        raise unreadable(ref, name, "holds no JSON object")
+    return content
+
+
+class _Kept:
+    """What was learnt of a repository before: a file a commit, and a file that says which commit a revision was.
+
+    Files that can't be read or written only cost another request.
+    """
+
+    def __init__(self, ref: ModelRef) -> None:
+        self._folder = user_cache("headers") / safe_filename(repo_of(ref))
+        self._revision = self._folder / f"revision-{safe_filename(ref.revision or 'main')}.json"
+
+    def commit(self) -> str | None:
+        """The commit that the revision was when it was last asked for."""
+        with suppress(BadModel):
+            commit = read_json(self._revision).get("commit")
+            if isinstance(commit, str) and _COMMIT.fullmatch(commit):
+                return commit
+        return None
+
+    def read(self, commit: str) -> RemoteModel | None:
+        """The model at a commit, None where it is not known."""
+        if not _COMMIT.fullmatch(commit):
+            return None
+        with suppress(BadModel, KeyError, TypeError, ValueError):
+            record = read_json(self._folder / f"{commit}.json", MAX_KEPT_BYTES)
+            if record["version"] == _VERSION:
+                tensors = {
+                    name: TensorInfo(name, tuple(shape), dtype, nbytes)
+                    for name, shape, dtype, nbytes in record["tensors"]
+                }
+                return RemoteModel(commit, dict(record["config"]), tensors, int(record["nbytes"]))
+        return None
+
+    def write(self, model: RemoteModel) -> None:
+        """Writes down what a commit is."""
+        tensors = [(info.name, info.shape, info.dtype, info.nbytes) for info in model.tensors.values()]
+        record = {"version": _VERSION, "config": model.config, "tensors": tensors, "nbytes": model.nbytes}
+        if _COMMIT.fullmatch(model.commit):
+            self._store(self._folder / f"{model.commit}.json", record)
+
+    def point_to(self, commit: str) -> None:
+        """Writes down which commit the revision is now."""
+        if _COMMIT.fullmatch(commit) and self.commit() != commit:
+            self._store(self._revision, {"commit": commit})
+
+    def _store(self, path: Path, record: Mapping[str, Any]) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, json.dumps(record, separators=(",", ":")).encode())
+        except OSError as problem:
+            _log.debug("headers are not kept in %s: %s", self._folder, problem.strerror)

@@ -1,0 +1,1 @@
+"""LoRA adapters: read, applied while a base is read, taken as an update, and merged into a model on disk."""
