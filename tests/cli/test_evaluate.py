@@ -20,8 +20,7 @@ from gpuherd.options import option_fields, spellings
 from gpuherd.qa.evaluation.config import EvaluateOptions
 from gpuherd.qa.evaluation.files import BadEvaluation, read_evaluation
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.files import write_judging
-from gpuherd.qa.judging.meta import BadJudging, Kind
+from gpuherd.qa.judging.files import BadJudging, Kind, write_judging
 from gpuherd.qa.runs import DamagedRun, NoSuchRun
 from gpuherd.qa.scoring.files import scores
 from gpuherd.qa.scoring.meta import BadScoring

@@ -18,7 +18,7 @@ from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.files import judging_named, judgings_of, judgments
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.record import Question
 from gpuherd.qa.runs import NoSuchRun
 

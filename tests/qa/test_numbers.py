@@ -17,9 +17,9 @@ from tests.qa.judging.conftest import answered, write_run
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import UsageError
 from gpuherd.qa.generation.summary import done_lines
-from gpuherd.qa.judging.lexical import RULES, normalised
 from gpuherd.qa.judging.math_answers import same_results
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.rules import RULES, normalised
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.measures import rouge
 from gpuherd.qa.numbers import mostly_numbers, number_of, rule_for, spelt
 from gpuherd.qa.record import Question, question_values

@@ -17,10 +17,10 @@ from tests.qa.small_models import make_tokenizer
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.lm.text import CHANNEL_TOKENS, Growing, decoded
+from gpuherd.qa.judging.files import RULES, Kind
 from gpuherd.qa.judging.items import items_of
-from gpuherd.qa.judging.meta import RULES, Kind
-from gpuherd.qa.judging.rules import judge_by_rule
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.stage import judge_by_rule
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, answered_of, line_of
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.asking import PTruePrompts

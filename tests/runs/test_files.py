@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from gpuherd.errors import CannotWrite
-from gpuherd.runs.files import write_once, writing_once
+from gpuherd.runs.files import sha256_of, single_writer, write_lines, write_once, write_values, writing_once
 
 
 @pytest.fixture(params=[None, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK], ids=str, autouse=True)
@@ -46,3 +48,39 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CannotWrite, match="can't write"):
         write_once(tmp_path / "file" / "run.json", b"")
+
+
+def test_lines_and_values_are_there_as_a_whole(tmp_path: Path) -> None:
+    target = tmp_path / "new" / "lines.jsonl"
+    written = write_lines(target, (line for line in (b"1", b"22")))
+    assert target.read_bytes() == b"1\n22\n" and (written.lines, written.sha256) == (2, sha256_of(target))
+
+    def broken() -> Iterator[bytes]:
+        yield b"other"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write_lines(target, broken())
+    assert target.read_bytes() == b"1\n22\n" and [each.name for each in target.parent.iterdir()] == ["lines.jsonl"]
+    with pytest.raises(ValueError, match="JSON"):
+        write_values(tmp_path / "values.json", {"x": float("nan")})
+    assert not (tmp_path / "values.json").exists()
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    folder, seen = tmp_path / "folder", []
+
+    def write() -> None:
+        with single_writer(folder):
+            seen.append("second")
+
+    with single_writer(folder):
+        other = Thread(target=write)
+        other.start()
+        other.join(0.2)
+        seen.append("first")
+    other.join()
+    assert seen == ["first", "second"]
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CannotWrite, match="can't write"), single_writer(tmp_path / "file" / "below"):
+        pass

@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.runs.records import plain, read
+from gpuherd.runs.records import line_of, plain, read
 
 
 class Colour(StrEnum):
@@ -120,3 +121,26 @@ def test_whole_numbers_among_figures_become_figures() -> None:
     found = read(House, {**plain(HOUSE), "figures": [1, 2.5], "known": [3, None]})
     assert found.figures == (1.0, 2.5) and isinstance(found.figures[0], float)
     assert found.known == (3.0, None) and isinstance(found.known[0], float)
+
+
+@dataclass(frozen=True)
+class Vote:
+    by: Literal["hand", "letter"]
+    counts: Mapping[Colour, int]
+    kept: Path | None = None
+
+
+def test_a_line_is_one_line_of_ascii_and_the_same_for_the_same(tmp_path: Path) -> None:
+    vote = Vote("hand", {Colour.BLUE: 2, Colour.RED: 0}, tmp_path / "a\u2028b\n")
+    line = line_of(vote)
+    assert line.isascii() and "\n" not in line and line == line_of(replace(vote))
+    assert line.startswith('{"by":"hand","counts":{"blue":2,"red":0},"kept":"')
+
+
+def test_keys_are_enums_again_and_words_are_those_that_are_allowed() -> None:
+    vote = Vote("letter", {Colour.RED: 1})
+    again = read(Vote, json.loads(line_of(vote)))
+    assert again == vote and type(next(iter(again.counts))) is Colour
+    for wrong in ({"by": "mail", "counts": {}}, {"by": "hand", "counts": {"green": 1}}):
+        with pytest.raises(ValueError, match=r"mail|green"):
+            read(Vote, wrong)

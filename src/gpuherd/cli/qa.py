@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from gpuherd.qa.evaluation.experiment import Evaluated
     from gpuherd.qa.evaluation.result import ByJudge, Evaluation
-    from gpuherd.qa.judging.auditing import Audited
+    from gpuherd.qa.judging.audit import Audited
     from gpuherd.qa.runs import Run, RunLine
     from gpuherd.qa.scoring.experiment import ScoreOutcome, Scoring
 
@@ -175,7 +175,7 @@ def run_judge(args: argparse.Namespace) -> int:
 
 
 def _audit(args: argparse.Namespace, opened: Run, console: Console) -> int:
-    from gpuherd.qa.judging.auditing import audits
+    from gpuherd.qa.judging.audit import audits
     from gpuherd.qa.judging.files import judging_named, judgings_of
     from gpuherd.qa.judging.telling import audit_lines
     from gpuherd.qa.numbers import rule_for
@@ -196,8 +196,8 @@ def _audit(args: argparse.Namespace, opened: Run, console: Console) -> int:
 def _judge(
     args: argparse.Namespace, opened: Run, config: JudgeConfig, given: Mapping[str, Any], console: Console
 ) -> int:
-    from gpuherd.qa.judging.auditing import audits
-    from gpuherd.qa.judging.judges import judge_named
+    from gpuherd.qa.judging.audit import audits
+    from gpuherd.qa.judging.config import judge_named
     from gpuherd.qa.judging.judging import judge_run, plan_judging
     from gpuherd.qa.judging.telling import audit_lines, made_lines, plan_lines
 
@@ -232,7 +232,7 @@ def _judge(
 
 def _audit_values(audited: Audited | None) -> dict[str, Any]:
     """A judging and its audit for ``--json``; None for each without a judging."""
-    from gpuherd.qa.judging.meta import meta_values
+    from gpuherd.qa.judging.files import meta_values
 
     if audited is None:
         return {"judging": None, "audit": None, "unparsed": None}

@@ -35,7 +35,7 @@ examples:
   gpuherd report results --open no --json       prints the path of the page, as JSON
 """
 
-_EXTRAS = {"jinja2": "page", "markupsafe": "page", "matplotlib": "page", "numpy": "esd"}
+_EXTRAS = {"altair": "page", "jinja2": "page", "markupsafe": "page", "matplotlib": "page", "numpy": "esd"}
 
 
 def add_report(parser: Parser) -> None:

@@ -1,7 +1,7 @@
 """The lines of a shard as they come: JSON lines, a batch synced as a whole, so that a kill at any instant loses at
 most the batch that is under way.
 
-Lines stand in the order of the shard's batches. So how many whole lines there are says what is done, and what a killed
+Lines stand in the order of the shard's batches. So the number of whole lines says what is done, and what a killed
 writer left of a batch is cut off when the file is opened again. With ``sealed`` each line carries a checksum behind a
 tab, so that a line is whole only where no bit of it has changed; lines without one, of versions before, are whole
 where they are JSON.
@@ -31,7 +31,7 @@ _DIGITS = 8  # of a checksum: CRC-32 in hex
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A job's items, in batches. They are worked on, and written, in this order; a batch is written whole."""
+    """A job's items, in batches: processed and written in this order, each batch as a whole."""
 
     batches: tuple[tuple[int, ...], ...]
 
@@ -77,7 +77,7 @@ class ShardFile:
 
     @property
     def todo(self) -> tuple[tuple[int, ...], ...]:
-        """The batches that are not there yet, in order."""
+        """The batches that are not written yet, in order."""
         return self._shard.batches[self.done :]
 
     def append(self, lines: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ class ShardFile:
         self.done += 1
 
     def close(self) -> None:
-        """Gives the file free."""
+        """Closes the file, which releases its lock."""
         os.close(self._descriptor)
 
     def __enter__(self) -> Self:
@@ -111,14 +111,14 @@ class ShardFile:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ShardBusy(f"another process writes {self._path}; let it end first") from None
+            raise ShardBusy(f"another process writes {self._path}; wait until it has ended") from None
 
     def _cut_back(self) -> int:
-        """Cuts off what is no whole batch. Returns how many batches stay."""
+        """Cuts off what is not a whole batch. Returns the number of batches that stay."""
         ends = line_ends(self._path)
         if _has_line_behind(self._path, ends[-1] if ends else 0):
-            told = "%s, line %d is damaged: it and what stands behind it are made again"
-            logger.warning(told, self._path, len(ends) + 1)
+            message = "%s, line %d is damaged: it and all lines after it are made again"
+            logger.warning(message, self._path, len(ends) + 1)
         done = _whole_batches(len(ends), self._shard)
         lines = sum(map(len, self._shard.batches[:done]))
         try:
@@ -131,7 +131,7 @@ class ShardFile:
 
 
 def batches_done(path: Path, shard: Shard) -> int:
-    """How many whole batches a shard's file has; none where it isn't there."""
+    """The number of whole batches in a shard's file; 0 if there is no file."""
     return _whole_batches(len(line_ends(path)), shard) if path.exists() else 0
 
 
@@ -140,7 +140,7 @@ def _whole_batches(lines: int, shard: Shard) -> int:
 
 
 def line_ends(path: Path) -> list[int]:
-    """Where each line ends, in bytes, its line break included: of the lines up to the first that is half or damaged."""
+    """The offset in bytes behind each line, up to the first line that is incomplete or damaged."""
     ends: list[int] = []
     place = 0
     with path.open("rb") as file:
@@ -153,7 +153,7 @@ def line_ends(path: Path) -> list[int]:
 
 
 def sealed(line: bytes) -> bytes:
-    """The line with its checksum, without a line break. JSON has no tab in it but between its parts."""
+    """The line with its checksum, without a line break. Inside its texts JSON has no tab: it writes \\t."""
     return b"%s\t%08x" % (line, zlib.crc32(line))
 
 
@@ -168,7 +168,7 @@ def unsealed(line: bytes) -> bytes | None:
 
 
 def _has_line_behind(path: Path, place: int) -> bool:
-    """Whether a whole line stands behind this place: the line there is damaged, and not what a killed writer left."""
+    """Whether a whole line begins at this offset: then it is damaged, and not what a killed writer left."""
     with path.open("rb") as file:
         file.seek(place)
         return file.readline().endswith(b"\n")

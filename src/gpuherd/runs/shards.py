@@ -41,10 +41,10 @@ def in_batches(items: int, size: int) -> Shard:
 
 
 def number_of_shards(items: int, at_once: int, wanted: int | None = None) -> int:
-    """How many jobs the items are divided among: as many as can run at once, but none with less than a few items.
+    """The number of jobs that the items are divided among: as many as can run at once, each with some items at least.
 
     Args:
-        at_once: how many jobs can run side by side.
+        at_once: the number of jobs that can run at the same time.
         wanted: the number that the user asks for, at most one an item; None for the number that suits.
 
     >>> [number_of_shards(items, at_once=4) for items in (0, 7, 16, 31, 400)]
@@ -103,12 +103,12 @@ class ShardedDirectory(RunDirectory):
         return self.shards / f"{number:05d}.jsonl"
 
     def shard_done(self, number: int) -> Path:
-        """What is there when a shard is done: how it was made."""
+        """The record of how a shard was made; it is there when the shard is done."""
         return self.shards / f"{number:05d}.json"
 
 
 class BadShardPlan(GpuherdError):
-    """The file that says which job has which items can't be used."""
+    """The file of the plan can't be used."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -132,7 +132,7 @@ def kept_plan(
             raise UsageError(f"{folder.root} was begun with other items or settings; take another name for this work")
         items = sum(len(shard.items) for shard in shards)
         if number_of_shards(items, len(shards), wanted or len(shards)) != len(shards):
-            raise UsageError(f"{folder.root} was begun with {len(shards)} shards and goes on so, not with {wanted}")
+            raise UsageError(f"{folder.root} was begun with {len(shards)} shards and continues so, not with {wanted}")
         return shards
     shards = tuple(make())
     batches = [[list(batch) for batch in shard.batches] for shard in shards]
@@ -171,7 +171,7 @@ DoBatch = Callable[[tuple[int, ...]], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """The work of a job: items in all, and how many of them in this start."""
+    """The work of a job: all its items, and how many of them were done in this start."""
 
     items: int
     now: int
@@ -200,7 +200,7 @@ def work_through(
         do: given a batch's items, gives a line for each.
         stage: what progress lines call the work.
         record: what is kept of how the shard was made; called when all is done.
-        writes: False in those ranks of a tensor-parallel model that compute along with the one that writes.
+        writes: False in the ranks of a tensor-parallel model that compute with the one that writes.
 
     Raises CannotWrite, ShardBusy, UsageError, BadShardPlan, and what ``do`` raises.
     """
@@ -278,13 +278,13 @@ class ShardedWork:
 
 
 def items_done(folder: ShardedDirectory, shards: Sequence[Shard]) -> int:
-    """How many items have their lines, in whole batches."""
+    """The number of items whose lines are written, in whole batches."""
     whole = [shard.batches[: batches_done(folder.shard(number), shard)] for number, shard in enumerate(shards)]
     return sum(len(batch) for batches in whole for batch in batches)
 
 
 def shard_records(folder: ShardedDirectory, shards: Sequence[Shard]) -> list[dict[str, Any]]:
-    """What is recorded of how each shard was made, with its number. Raises Damaged."""
+    """The record of how each shard was made, with the shard's number. Raises Damaged."""
     found = []
     for number, shard in enumerate(shards):
         if not shard.items:
@@ -298,7 +298,7 @@ def shard_records(folder: ShardedDirectory, shards: Sequence[Shard]) -> list[dic
 
 
 class Damaged(GpuherdError):
-    """A file that was finished is not as it was written, or a shard that is done lacks lines."""
+    """A finished file is not as it was written, or a shard that is done lacks lines."""
 
     exit_code = ExitCode.BAD_INPUT
 

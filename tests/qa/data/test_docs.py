@@ -10,7 +10,7 @@ import pytest
 from gpuherd.options import option_fields, spellings
 from gpuherd.qa.data.adapters.registry import adapters
 from gpuherd.qa.data.options import QuestionOptions
-from gpuherd.qa.judging.lexical import RULES, attempts_nothing
+from gpuherd.qa.judging.rules import RULES, attempts_nothing
 from gpuherd.qa.prompts.options import PromptOptions
 from gpuherd.qa.prompts.style import STYLES, style_named
 from gpuherd.qa.record import Question

@@ -12,7 +12,7 @@ import numpy as np
 from tests.qa.judging.judgings import make_judging
 
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
-from gpuherd.qa.judging.meta import JudgingMeta
+from gpuherd.qa.judging.files import JudgingMeta
 from gpuherd.qa.measures.compute import compute
 from gpuherd.qa.measures.evidence import Evidence
 from gpuherd.qa.measures.registry import measure_named

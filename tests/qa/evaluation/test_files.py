@@ -24,9 +24,8 @@ from gpuherd.qa.evaluation.files import (
 )
 from gpuherd.qa.evaluation.result import Evaluation, Settings
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.agreement import Judged
-from gpuherd.qa.judging.doubts import Kind, Warned
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.label_quality import Judged, Kind, Warned
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.measures.evidence import Answer
 
 

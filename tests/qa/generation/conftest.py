@@ -15,7 +15,7 @@ from gpuherd.models.load.jobs import Resources
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation import worker
 from gpuherd.qa.generation.config import GenerateConfig
-from gpuherd.qa.generation.experiment import Plan, make_plan, work_of
+from gpuherd.qa.generation.experiment import JobPlan, plan_jobs, work_of
 from gpuherd.qa.generation.finish import finish
 from gpuherd.qa.generation.prepared import Prepared, prepare, write
 from gpuherd.qa.record import Answered
@@ -30,7 +30,7 @@ class Begun:
     config: GenerateConfig
     folder: QADirectory
     prepared: Prepared
-    plan: Plan
+    plan: JobPlan
     shards: tuple[Shard, ...]
 
     def answer(self, numbers: Iterable[int] | None = None) -> None:
@@ -57,7 +57,7 @@ def begin_run(config: GenerateConfig) -> Begun:
     folder = QADirectory(Path(config.runs_dir) / config.name())
     kept = record_of(folder) if folder.run_json.exists() else None
     prepared = prepare(config, kept, folder, untracked)
-    plan = make_plan(config, prepared, Resources((), 2))
+    plan = plan_jobs(config, prepared, Resources((), 2))
     folder.create()
     write(prepared, folder)
     shards = work_of(config, prepared, folder).begin(plan.asks.at_once)

@@ -18,7 +18,7 @@ from gpuherd.models.load.jobs import Resources
 from gpuherd.options import Parser, add_options, build
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.generation.config import BACKENDS, GUIDING, NEUTRAL, GenerateConfig, with_escapes
-from gpuherd.qa.generation.experiment import make_plan, work_of
+from gpuherd.qa.generation.experiment import plan_jobs, work_of
 from gpuherd.qa.generation.prepared import Prepared
 
 
@@ -201,12 +201,12 @@ def test_the_plan_of_a_machine_without_gpus(trained: Path, tmp_path: Path) -> No
     said = config(model=str(trained), batch_size=6, samples=2)
     record = dict.fromkeys(("identity", "questions_sha256", "prompts_sha256", "model_sha256", "end_tokens", "stop"), "")
     prepared = Prepared(record, tuple(range(5, 55)), (), 0)
-    plan = make_plan(said, prepared, Resources((), cores=8))
+    plan = plan_jobs(said, prepared, Resources((), cores=8))
     shards = work_of(said, prepared, QADirectory(tmp_path)).shards(plan.asks.at_once)
     assert plan.asks.at_once == 4 == len(shards)
     assert (plan.workload.batch, plan.workload.prompt_tokens, plan.workload.new_tokens) == (6, 54, 64)
     assert max(len(batch) for shard in shards for batch in shard.batches) == 3
-    on_cpu = make_plan(config(model=str(trained), device_map="cpu", cpu_jobs=3), prepared, Resources((), cores=8))
+    on_cpu = plan_jobs(config(model=str(trained), device_map="cpu", cpu_jobs=3), prepared, Resources((), cores=8))
     assert (on_cpu.asks.gpus, on_cpu.asks.memory_mb, on_cpu.asks.at_once) == (0, None, 3)
 
 
@@ -215,8 +215,8 @@ def test_vllm_divides_each_layer(standin: Callable[..., Any]) -> None:
     standin("4x60GB")
     have, prepared = Resources(tuple(machine().gpus), cores=8), Prepared({}, (50,) * 40, (), 0)
     layers, tensor = (
-        make_plan(config(model="llama-3.1-70b", backend=backend), prepared, have).asks
+        plan_jobs(config(model="llama-3.1-70b", backend=backend), prepared, have).asks
         for backend in ("transformers", "vllm")
     )
     assert (layers.gpus, tensor.gpus) == (3, 4)
-    assert make_plan(config(model="llama-3.1-8b", backend="vllm"), prepared, have).asks.gpus == 1
+    assert plan_jobs(config(model="llama-3.1-8b", backend="vllm"), prepared, have).asks.gpus == 1

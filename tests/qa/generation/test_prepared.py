@@ -25,10 +25,10 @@ from gpuherd.qa.generation.finish import finish
 from gpuherd.qa.generation.prepared import write
 from gpuherd.qa.generation.summary import done_lines, plan_lines
 from gpuherd.qa.generation.worker import decoding_of
+from gpuherd.qa.judging.files import Kind
 from gpuherd.qa.judging.items import items_of
-from gpuherd.qa.judging.meta import Kind
-from gpuherd.qa.judging.rules import judge_by_rule
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.stage import judge_by_rule
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.record import Finish
 from gpuherd.qa.runs import DamagedRun, NewerRun, record_of
 from gpuherd.qa.span import is_only_thought

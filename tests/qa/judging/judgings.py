@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.files import write_judging
-from gpuherd.qa.judging.meta import JudgingMeta, Kind
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.files import JudgingMeta, Kind, write_judging
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 
 LETTERS = {"+": Verdict.CORRECT, "-": Verdict.INCORRECT, "0": Verdict.NOT_ATTEMPTED, "?": Verdict.UNPARSED}
 

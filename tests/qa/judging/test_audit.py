@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.qa.judging.agreement import Judged, agreement
 from gpuherd.qa.judging.audit import Audit, audit
-from gpuherd.qa.judging.doubts import Kind
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.label_quality import Judged, Kind, agreement
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 
 C, W, N, U = Verdict.CORRECT, Verdict.INCORRECT, Verdict.NOT_ATTEMPTED, Verdict.UNPARSED
 

@@ -13,14 +13,12 @@ from tests.qa.judging.conftest import answered, capitals_run, write_run
 
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.qa.judging import worker
-from gpuherd.qa.judging.auditing import audits
+from gpuherd.qa.judging.audit import audits
 from gpuherd.qa.judging.by_model import JudgingByModel
-from gpuherd.qa.judging.config import JudgeConfig
-from gpuherd.qa.judging.doubts import Kind as Doubt
-from gpuherd.qa.judging.files import judgments
-from gpuherd.qa.judging.judges import judge_named
-from gpuherd.qa.judging.meta import JudgingMeta
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.config import JudgeConfig, judge_named
+from gpuherd.qa.judging.files import JudgingMeta, judgments
+from gpuherd.qa.judging.label_quality import Kind as Doubt
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.record import Question
 from gpuherd.qa.runs import Run
 

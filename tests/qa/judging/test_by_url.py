@@ -13,12 +13,11 @@ from tests.qa.judging.serving import Answer, answer_in, chat, serving
 
 from gpuherd.errors import UsageError
 from gpuherd.qa.judging.by_url import JudgingByUrl
-from gpuherd.qa.judging.config import JudgeConfig
-from gpuherd.qa.judging.endpoint import JudgeRefused, JudgeUnavailable, Patience
+from gpuherd.qa.judging.config import JudgeConfig, judge_named
 from gpuherd.qa.judging.files import judgings_of, judgments
-from gpuherd.qa.judging.judges import judge_named
+from gpuherd.qa.judging.openai import JudgeRefused, JudgeUnavailable, Patience
 from gpuherd.qa.judging.stage import JudgingOutcome
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.runs import Run
 
 KEY = "sk-very-secret"

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.qa.judging.dialect import Dialect, Reply, body, judged, next_dialect, read_reply
-from gpuherd.qa.judging.form import Mode, Way
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.openai import Dialect, Reply, body, judged, next_dialect, read_reply
+from gpuherd.qa.judging.verdicts import Judgment, Mode, Verdict, Way
 
 
 def completion(

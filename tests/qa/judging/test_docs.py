@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.qa.judging.config import MIN_MASS, JudgeConfig
-from gpuherd.qa.judging.judges import SHORT_NAMES
-from gpuherd.qa.judging.lexical import RULES as WORDS
-from gpuherd.qa.judging.meta import RULES
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.config import MIN_MASS, SHORT_NAMES, JudgeConfig
+from gpuherd.qa.judging.files import RULES
+from gpuherd.qa.judging.rules import RULES as WORDS
+from gpuherd.qa.judging.verdicts import Verdict
 
 PAGE = (Path(__file__).parents[3] / "docs" / "judging.md").read_text(encoding="utf-8")
 

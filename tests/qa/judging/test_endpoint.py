@@ -13,8 +13,7 @@ import pytest
 from tests.qa.judging.serving import Answer, chat, serving
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.judging.dialect import Dialect
-from gpuherd.qa.judging.endpoint import CaseFailed, Endpoint, JudgeRefused, JudgeUnavailable, Patience
+from gpuherd.qa.judging.openai import CaseFailed, Dialect, Endpoint, JudgeRefused, JudgeUnavailable, Patience
 
 KEY = "sk-very-secret"
 

@@ -15,14 +15,17 @@ from tests.qa.judging.judgings import make_judging, some_judgments, some_meta
 from gpuherd.errors import UsageError
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.files import (
+    BadJudging,
+    JudgingMeta,
     judging_named,
     judgings_of,
     judgment_of,
     judgments,
+    meta_of,
+    meta_values,
     write_judging,
 )
-from gpuherd.qa.judging.meta import BadJudging, JudgingMeta, meta_of, meta_values
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.runs.records import line_of
 
 NUMBERS = st.none() | st.floats(0, 1)

@@ -9,10 +9,10 @@ from tests.qa.judging.conftest import answered
 
 from gpuherd.errors import UsageError
 from gpuherd.qa.evaluation.labels import labels
+from gpuherd.qa.judging.files import RULES
 from gpuherd.qa.judging.items import asking, items_of, spread
-from gpuherd.qa.judging.meta import RULES
-from gpuherd.qa.judging.rules import judge_by_rule
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.stage import judge_by_rule
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.record import Finish, Generation, Question
 
 ASKED = Question("q", "Where?", ("Paris",))

@@ -8,8 +8,8 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
-from gpuherd.qa.judging.judges import Judge, judge_named, judging_name
-from gpuherd.qa.judging.meta import RULES, Kind
+from gpuherd.qa.judging.config import Judge, judge_named, judging_name
+from gpuherd.qa.judging.files import RULES, Kind
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpuherd.qa.judging.formula_process import FormulaProcess
 from gpuherd.qa.judging.math_answers import formula_of, math_judge, result_of
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.numbers import number_of
 from gpuherd.qa.record import Question
 

@@ -6,9 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuherd.qa.judging.form import WAYS, Way
-from gpuherd.qa.judging.parsing import WORDS, parse_reply
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.verdicts import WAYS, Verdict, Way, parse_reply, scale
 from gpuherd.qa.span import without_thoughts
 
 YES, NO, NOT, NONE = Verdict.CORRECT, Verdict.INCORRECT, Verdict.NOT_ATTEMPTED, Verdict.UNPARSED
@@ -134,7 +132,7 @@ def test_a_contradiction_on_a_line_of_its_own_is_never_decided(reply: str, word:
     """Whatever else it says: a reply that ends in both verdicts, each on its own line, is decided for neither."""
     assert parse_reply(f"{reply}\nyes\nno", "two-way")[0] is NONE
     verdict = parse_reply(f"{reply}\n{word}", "two-way")[0]
-    assert verdict in (NONE, WORDS["two-way"][word])
+    assert verdict in (NONE, scale("two-way").words[word])
 
 
 @given(WORDS_OF_REPLIES)
@@ -147,4 +145,4 @@ def test_closed_thoughts_decide_nothing(thought: str) -> None:
 
 
 def _spelt(way: Way, verdict: Verdict) -> list[str]:
-    return [word.replace("_", " ") for word, meant in WORDS[way].items() if meant is verdict]
+    return [word.replace("_", " ") for word, meant in scale(way).words.items() if meant is verdict]

@@ -12,12 +12,11 @@ from tests.qa.judging.judgings import make_judging, some_meta
 from gpuherd.errors import ExitCode
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.records import Failure, Outcome
-from gpuherd.qa.judging.auditing import audits
-from gpuherd.qa.judging.files import write_judging
-from gpuherd.qa.judging.meta import BadJudging, Kind
+from gpuherd.qa.judging.audit import audits
+from gpuherd.qa.judging.files import BadJudging, Kind, write_judging
 from gpuherd.qa.judging.stage import JudgingOutcome
 from gpuherd.qa.judging.telling import audit_lines, made_lines
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.runs import Run
 
 

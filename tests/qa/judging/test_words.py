@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.judging.form import WAYS, Way
-from gpuherd.qa.judging.verdict import Verdict
-from gpuherd.qa.judging.words import verdict_tokens, weighed
+from gpuherd.qa.judging.verdicts import WAYS, Verdict, Way, verdict_tokens, weighed
 
 YES, NO, NOT = Verdict.CORRECT, Verdict.INCORRECT, Verdict.NOT_ATTEMPTED
 

@@ -27,13 +27,12 @@ from gpuherd.qa.evaluation.result import (
 )
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
 from gpuherd.qa.intervals import Figure, Interval, auroc_interval
-from gpuherd.qa.judging.agreement import Counts
-from gpuherd.qa.judging.agreement import Judged as Labelled
 from gpuherd.qa.judging.audit import Audit, audit
-from gpuherd.qa.judging.doubts import Kind as Doubt
-from gpuherd.qa.judging.doubts import Warned
-from gpuherd.qa.judging.meta import Kind
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.files import Kind
+from gpuherd.qa.judging.label_quality import Counts, Warned
+from gpuherd.qa.judging.label_quality import Judged as Labelled
+from gpuherd.qa.judging.label_quality import Kind as Doubt
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.look.shown import Judged, MeasureScores, Shown
 from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, line_of
 

@@ -15,8 +15,8 @@ from tests.qa.look.opened import IN_A_BROWSER, Opened
 
 from gpuherd.cli.main import run as command
 from gpuherd.qa.evaluation.result import Histogram, HolmCorrected
-from gpuherd.qa.judging.meta import Kind
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.files import Kind
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.look.shown import Judged, Shown
 from gpuherd.qa.record import Answered, Prompted, Question
 

@@ -11,7 +11,7 @@ import pytest
 from tests.qa.look.made_runs import answered, made_run
 from tests.qa.look.opened import IN_A_BROWSER, Opened
 
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.look.shown import Shown
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.qa.look.made_runs import answered, generation, made_run
 
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.look.chunks import CHUNK, LEVELS, VERDICTS, Limits, answer_values, chunks_of
 from gpuherd.qa.look.shown import Shown
 from gpuherd.qa.record import Answered, Finish, Prompted, Question

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from tests.qa.look.made_runs import answered, made_audits, made_evaluation, made_run
 
-from gpuherd.qa.judging.doubts import Kind as Doubt
-from gpuherd.qa.judging.doubts import Warned
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.label_quality import Kind as Doubt
+from gpuherd.qa.judging.label_quality import Warned
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.look.chunks import LEVELS, VERDICTS, Chunks
 from gpuherd.qa.look.notes import notes_of
 from gpuherd.qa.look.page import MOST_BYTES, make_page

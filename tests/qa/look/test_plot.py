@@ -14,7 +14,7 @@ from tests.qa.look.made_runs import made_evaluation, made_run
 from gpuherd.cli.main import run as command
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.qa.evaluation.result import Evaluation
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.look.plot import MOST_CURVES, curves_of, evaluation_figure
 from gpuherd.report.pictures import picture_bytes
 

@@ -19,9 +19,9 @@ from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.jobs.queue.reader import SIMULATED_GPUS
 from gpuherd.qa.evaluation.files import BadEvaluation, read_evaluation
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.lexical import normalised
-from gpuherd.qa.judging.meta import BadJudging, Kind
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.files import BadJudging, Kind
+from gpuherd.qa.judging.rules import normalised
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.look.page import make_page, write_page
 from gpuherd.qa.look.reading import evaluation_of, shown_of
 from gpuherd.qa.look.shown import Shown

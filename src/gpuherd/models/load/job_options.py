@@ -14,7 +14,7 @@ from gpuherd.units import count, positive_int
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions(DispatchOptions, ModelOptions):
-    """How a list of items is worked on by jobs that each load a model."""
+    """Options of work that is divided among jobs, each of which loads the model."""
 
     gpus_per_job: int = option(
         1,
@@ -61,7 +61,7 @@ class WorkOptions(DispatchOptions, ModelOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardOptions(ModelOptions):
-    """What every worker is told: the model, the folder of its work and its shard, and how much it will do at once."""
+    """Options of every worker: the model, the folder of the work, its shard, and what it does at once."""
 
     model: str = option(help="the model: a folder, a weight file, or a Hugging Face id", metavar="MODEL", group="work")
     folder: str = option(help="the folder of the work, which has its shards.json", metavar="DIR", group="work")

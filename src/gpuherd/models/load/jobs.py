@@ -34,16 +34,16 @@ from gpuherd.runs.worker import run_worker
 if TYPE_CHECKING:
     from gpuherd.models.load.loading import Loaded
 
-# Workers tell their progress with each batch, and loading tells none: two hours without any is a worker that hangs. (A
+# Workers report progress with each batch, and none while they load: after two hours without any a worker hangs. (A
 # batch of long answers by a model that is offloaded to the disk may well take one.)
 HEARTBEAT_S = 7200.0
-# Among so many GPUs of a cluster work is divided where --max-gpus does not say.
+# Work is divided among so many GPUs of a cluster unless --max-gpus says otherwise.
 _CLUSTER_WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What jobs may use: GPUs of this machine (none: the CPU), and its cores; or what ``cluster`` names."""
+    """What jobs may use: GPUs of this machine (none: the CPU) and its cores, or the cluster that the options name."""
 
     gpus: tuple[Gpu, ...]
     cores: int
@@ -51,18 +51,18 @@ class Resources:
 
     @property
     def cards(self) -> tuple[GpuSpec, ...]:
-        """GPUs that a job can get, as free as when nobody uses them. Of a cluster those of a node; raises as
-        ``node_gpus``."""
+        """GPUs that a job can get, with the memory that is free when no process uses them; of a cluster those of a
+        node. Raises as ``node_gpus``."""
         return idle_gpus(self.gpus) if self.cluster is None else node_gpus(self.cluster)
 
     def most_gpus(self, options: DispatchOptions) -> int:
-        """How many GPUs the work may use at once."""
+        """The number of GPUs that the work may use at once."""
         return (options.max_gpus or _CLUSTER_WIDTH) if self.cluster is not None else options.most_of(len(self.gpus))
 
     def places(self, gpus: int, options: DispatchOptions) -> int:
-        """How many jobs on so many GPUs each (0: on the CPU) the work is best divided among, at least 1.
+        """The number of jobs, each on so many GPUs (0: on the CPU), that the work is divided among; at least 1.
 
-        A cluster has room for any number; there ``max_gpus`` says how wide the work is to be.
+        A cluster has room for any number of jobs; there ``max_gpus`` limits it.
         """
         if self.cluster is not None:
             places = self.most_gpus(options) // max(1, gpus)
@@ -81,12 +81,12 @@ _SPELLING: Mapping[str, str | None] = {"--batch": "--batch-size {}", "--prompt-t
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What each job asks for.
+    """What each job requests.
 
     Attributes:
-        gpus: how many; 0: it computes on the CPU.
-        memory_mb: free memory that it needs on each, None where that is not known.
-        at_once: how many such jobs can run side by side, at least 1.
+        gpus: the number of GPUs; 0: it computes on the CPU.
+        memory_mb: free memory that it needs on each; None if that is not known.
+        at_once: the number of such jobs that can run at the same time, at least 1.
         sentence: the same in words.
     """
 
@@ -97,8 +97,8 @@ class JobRequest:
 
 
 def resources_for(options: DispatchOptions) -> Resources:
-    """What there is for a run with these options: on this machine (raises NoSuchGpu), or in the cluster that they name,
-    which isn't asked before somebody wants to know."""
+    """The resources for a run with these options: of this machine (raises NoSuchGpu), or of the cluster that they name,
+    which is queried only when ``cards`` is read."""
     if options.engine != LOCAL:
         return Resources((), host.cores(), options)
     from gpuherd.jobs.gpu.watch import watch_for_plan
@@ -108,13 +108,12 @@ def resources_for(options: DispatchOptions) -> Resources:
 
 
 def job_request(model: str, options: WorkOptions, workload: Workload, have: Resources, beside: int = 0) -> JobRequest:
-    """What a job that does so much with the model at once asks for on this machine. ``beside``: bytes that another
-    model takes on the same GPU.
+    """What a job with this workload requests. ``beside``: bytes that another model takes on the same GPU.
 
     Raises:
         UsageError: options that contradict each other.
-        MissingModel, BadModel: the model is not to be had, or can't be planned.
-        JobCannotFit: it fits nowhere here, and may not be offloaded.
+        MissingModel, BadModel: the model can't be found, or can't be planned.
+        JobCannotFit: it fits nowhere, and may not be offloaded.
     """
     device_map = read_device_map(options.device_map)
     if device_map == "cpu":
@@ -160,7 +159,7 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Reso
 
 
 def _reader(adapter: str | None) -> Callable[[str], Architecture]:
-    """Reads the shapes of a model, with an adapter's on top where there is one."""
+    """Reads the shapes of a model, with those of its adapter if there is one."""
     from gpuherd.models.plan.reading import read_architecture
 
     if adapter is None:
@@ -178,16 +177,16 @@ def _reader(adapter: str | None) -> Callable[[str], Architecture]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCall:
-    """What is the same for all jobs of a piece of work.
+    """The part of a worker's call that is the same for all jobs.
 
     Attributes:
         module: the worker, run by ``python -m``.
         model: the model's name.
-        words: what the worker is told besides model, folder, shard, workload and model options.
-        workload: how much it does at once.
-        simulate: the GPUs are pretended.
+        words: further arguments of the worker, besides model, folder, shard, workload and model options.
+        workload: what it does at once.
+        simulate: the GPUs are simulated.
         identity: what the results depend on.
-        title: what progress lines call a job, before its number.
+        title: the name of a job in progress lines, before its number.
     """
 
     module: str
@@ -202,7 +201,7 @@ class WorkerCall:
 def shard_jobs(
     call: WorkerCall, shards: Sequence[Shard], folder: ShardedDirectory, asks: JobRequest, options: WorkOptions
 ) -> list[Job]:
-    """A job for each shard that has items. It is done when ``folder.shard_done`` of its number is there."""
+    """A job for each shard that has items. A job is done when the file ``folder.shard_done(number)`` exists."""
     many = len(shards)
     return [
         Job(
@@ -225,11 +224,11 @@ def shard_jobs(
 
 
 def worker_words(call: WorkerCall, number: int, folder: ShardedDirectory, options: ModelOptions) -> list[str]:
-    """The argument list of the worker of a shard. No shell sees it.
+    """The argument list of the worker of a shard; it goes through no shell.
 
     ``-P`` keeps Python from importing modules out of the folder that the user happens to be in.
     """
-    told = ShardOptions(
+    shard_options = ShardOptions(
         **{name: getattr(options, name) for name in ModelOptions.__dataclass_fields__},
         model=call.model,
         folder=str(folder.root),
@@ -239,18 +238,18 @@ def worker_words(call: WorkerCall, number: int, folder: ShardedDirectory, option
         new_tokens=call.workload.new_tokens,
         simulate=call.simulate,
     )
-    return [sys.executable, "-P", "-m", call.module, *words_of(told, ShardOptions), *call.words]
+    return [sys.executable, "-P", "-m", call.module, *words_of(shard_options, ShardOptions), *call.words]
 
 
 # ---- inside a job
 
 
 def load(options: ShardOptions, words: Sequence[str], *, beside: int = 0) -> Loaded:
-    """The model of a worker. ``beside``: bytes that are kept free on each GPU for what is loaded next to it.
+    """Loads a worker's model as its job was planned. ``beside``: bytes kept free on each GPU for another model.
 
     With ``--parallel tensor`` this process becomes torchrun, which starts ``words`` (a module and its arguments) once
-    for each GPU; each of those returns with its part of the model. All of them do the same then, and the one that
-    ``is_writer`` writes.
+    for each GPU; each of those returns with its part of the model. All of them then do the same work, and only the one
+    for which ``is_writer`` holds writes.
 
     Raises what ``load_model`` raises.
     """
@@ -263,18 +262,18 @@ def load(options: ShardOptions, words: Sequence[str], *, beside: int = 0) -> Loa
     if options.parallel == "tensor":
         from gpuherd.models.load.tensor_parallel import load_tensor_parallel, relaunch, this_rank
 
-        asked = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
+        request = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
         rank = this_rank(os.environ)
         if rank is not None:
-            return load_tensor_parallel(asked, rank)[0]
-        relaunch(asked, words)
+            return load_tensor_parallel(request, rank)[0]
+        relaunch(request, words)
         shared["parallel"] = None  # one GPU is all that there is
-    asked = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
-    return load_prepared(prepare(replace(asked, reserve=Reserve().with_beside(beside))))
+    request = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
+    return load_prepared(prepare(replace(request, reserve=Reserve().with_beside(beside))))
 
 
 def is_writer() -> bool:
-    """Whether this process is the one that writes: the only one, or the first of several ranks."""
+    """Whether this process writes the results: it is the only one, or the first of several ranks."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -6,33 +6,18 @@ autoescape, and the script puts it on the screen as text only, with the signs th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuherd.atomic import atomic_write
-from gpuherd.errors import CannotWrite, printable
-from gpuherd.posttrain.look.contents import LEVELS, chunks_of, index_values
+from gpuherd.errors import CannotWrite
+from gpuherd.posttrain.look.contents import LEVELS, chunks_of
+from gpuherd.posttrain.look.figures import policy_words
 from gpuherd.posttrain.look.shown import Shown
-from gpuherd.report.html_page import SHARED, rendered
-from gpuherd.report.packing import packed_json
+from gpuherd.posttrain.look.views import first_state, views_of
+from gpuherd.report.page import MOST_BYTES, PageContents, frame_bytes, packed_views, render_page
 
-MOST_BYTES = 9_600_000
-_FRAME = 200_000  # template, scripts, styles, settings and notes
 _LEAST_FOR_SAMPLES = 500_000
-_ASSETS = Path(__file__).parent / "page"
-_SHARED_SCRIPTS = ("unpack.js", "draw.js", "table.js", "marked.js", "figures.js", "lines.js")
-_SCRIPTS = (
-    "data.js",
-    "verdict.js",
-    "summary.js",
-    "rounds.js",
-    "divergence.js",
-    "learning.js",
-    "jobs.js",
-    "samples.js",
-    "main.js",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +49,28 @@ def write_page(shown: Shown, path: Path) -> Page:
 
 def make_page(shown: Shown, *, most_bytes: int = MOST_BYTES) -> Page:
     """The page of a run; ``most_bytes``: what it may grow to, completions are cut first. Raises MissingExtra."""
-    without = len(packed_json(index_values(shown, chunks_of((), 0))))
-    room = max(most_bytes - without - _FRAME, _LEAST_FOR_SAMPLES)
-    chunks = chunks_of(shown.samples, room)
-    html = rendered(
-        _ASSETS / "page.html.j2",
-        [SHARED / name for name in _SHARED_SCRIPTS] + [_ASSETS / name for name in _SCRIPTS],
-        [SHARED / "base.css", SHARED / "plots.css", _ASSETS / "style.css"],
-        title=printable(shown.title),
-        facts=[(printable(name), printable(value), view) for name, value, view in shown.facts],
-        settings=_printable(shown.settings),
-        notes=[printable(each) for each in shown.notes],
-        index=packed_json(index_values(shown, chunks)),
-        chunks=chunks.texts,
+    contents = PageContents(
+        title=shown.title,
+        views=views_of(shown),
+        facts=shown.facts,
+        notes=shown.notes,
+        settings_title="What was asked for",
+        settings=shown.settings,
+        without_script=(
+            "The same is in the run folder: result.json and answers.jsonl of each evaluation, curves.jsonl of each "
+            "training."
+        ),
+        state=first_state(shown),
+        scripts=[Path(__file__).parent / "samples.js"],
     )
+    without = sum(map(len, packed_views(contents).values())) + frame_bytes(contents)
+    chunks = chunks_of(shown.samples, max(most_bytes - without, _LEAST_FOR_SAMPLES))
+    held = shown.samples[: len(chunks.texts)]
+    extra = {
+        "samples": [policy_words(each.row) for each in held],
+        "left_out": len(shown.samples) - len(chunks.texts),
+    }
+    blobs = {f"chunk-{at}": text for at, text in enumerate(chunks.texts)}
+    html = render_page(replace(contents, extra=extra, blobs=blobs))
     cut = chunks.limits is not LEVELS[0] or len(chunks.texts) < len(shown.samples)
     return Page(html, len(shown.gathered.rows), len(chunks.texts), cut)
-
-
-def _printable(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(printable(name), printable(value)) for name, value in pairs]

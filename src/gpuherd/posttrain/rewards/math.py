@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.qa.judging.formula_process import FormulaProcess
-from gpuherd.qa.judging.lexical import Ruling
 from gpuherd.qa.judging.math_answers import math_judge
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.rules import Ruling
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.record import Question
 from gpuherd.qa.span import answer_in
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem, Reward
-from gpuherd.qa.judging.lexical import RULES
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.rules import RULES
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.record import Question
 from gpuherd.qa.span import answer_in
 

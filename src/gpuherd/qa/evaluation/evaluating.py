@@ -9,8 +9,7 @@ from gpuherd.qa.evaluation.labels import Labels, labels
 from gpuherd.qa.evaluation.lengths import positions, prefixes
 from gpuherd.qa.evaluation.measuring import Scores, differences, measure_result
 from gpuherd.qa.evaluation.result import ByJudge, Settings
-from gpuherd.qa.judging.agreement import Judged
-from gpuherd.qa.judging.doubts import OF_CLASSES, Warned, doubts_of_classes
+from gpuherd.qa.judging.label_quality import OF_CLASSES, Judged, Warned, doubts_of_classes
 from gpuherd.qa.measures.evidence import Answer
 
 Track = Callable[[Sequence[str], str], Iterable[str]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuherd.qa.judging.agreement import Counts, count
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.label_quality import Counts, count
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 
 EXCLUDE, INCORRECT = "exclude", "incorrect"  # what is done with answers that are not attempted
 

@@ -14,10 +14,9 @@ from gpuherd.options import did_you_mean
 from gpuherd.qa.evaluation.config import EvaluateOptions
 from gpuherd.qa.evaluation.evaluating import Asked, Judging, Scored
 from gpuherd.qa.evaluation.result import AGAINST, Settings
-from gpuherd.qa.judging.agreement import Judged
-from gpuherd.qa.judging.auditing import audits
-from gpuherd.qa.judging.files import judging_named, judgings_of, judgments
-from gpuherd.qa.judging.meta import BadJudging, JudgingMeta
+from gpuherd.qa.judging.audit import audits
+from gpuherd.qa.judging.files import BadJudging, JudgingMeta, judging_named, judgings_of, judgments
+from gpuherd.qa.judging.label_quality import Judged
 from gpuherd.qa.measures.registry import measures
 from gpuherd.qa.numbers import rule_for
 from gpuherd.qa.runs import Run

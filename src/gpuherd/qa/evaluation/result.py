@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval
-from gpuherd.qa.judging.agreement import Counts
-from gpuherd.qa.judging.doubts import Warned
+from gpuherd.qa.judging.label_quality import Counts, Warned
 
 FORMAT = 1  # of an evaluation's JSON file
 AGAINST = "nll"  # what measures are compared with where nothing is said

@@ -24,8 +24,8 @@ from gpuherd.qa.runs import DamagedRun, record_of
 from gpuherd.qa.span import opens_thought
 from gpuherd.runs.files import sha256_of
 
-# What run.json says besides the options, and everything that goes on with a run relies on.
-_SAID: tuple[tuple[str, type], ...] = (
+# Keys of run.json besides the options, on which everything that continues a run relies.
+_NEEDED: tuple[tuple[str, type], ...] = (
     ("run_id", str),
     ("model_sha256", str),
     ("questions", int),
@@ -40,9 +40,9 @@ _SAID: tuple[tuple[str, type], ...] = (
 
 
 def begun_record(folder: QADirectory) -> Mapping[str, Any]:
-    """What run.json of a run holds that is to go on. Raises as ``record_of``; DamagedRun too where it lacks a part."""
+    """The content of run.json of a run that continues. Raises as ``record_of``; DamagedRun also if a key is missing."""
     record = record_of(folder)
-    missing = [name for name, kind in _SAID if not isinstance(record.get(name), kind)]
+    missing = [name for name, kind in _NEEDED if not isinstance(record.get(name), kind)]
     missing += [name for name in PATHS if name not in record["identity"]]
     if missing:
         raise DamagedRun(f"{folder.run_json} says nothing of {missing[0]}; remove {folder.root} to begin anew")
@@ -55,9 +55,10 @@ def refuse_other_settings(kept: Mapping[str, Any], config: GenerateConfig) -> No
     names = [name for name in {**theirs, **ours} if ours.get(name) != theirs.get(name)]
     if not names:
         return
-    told = ", ".join(f"{_flag(name)} {_said(theirs.get(name))}, not {_said(ours.get(name))}" for name in names[:3])
+    first = (f"{_flag(name)} {_word(theirs.get(name))}, not {_word(ours.get(name))}" for name in names[:3])
+    differences = ", ".join(first)
     more = f", and {len(names) - 3} more" if len(names) > 3 else ""
-    raise UsageError(f"run {config.name()} was begun with {told}{more}; give those, or another --run-id")
+    raise UsageError(f"run {config.name()} was begun with {differences}{more}; give those, or another --run-id")
 
 
 def refuse_change(kept: Mapping[str, Any], now: Mapping[str, Any], config: GenerateConfig) -> None:
@@ -102,16 +103,16 @@ def refused_before(folder: QADirectory) -> tuple[Refused, ...]:
 
 
 def _content(settled: Any) -> Any:
-    """What a source holds, by whatever path it was named: that is for the identity."""
+    """A source without the path by which it was named, which the identity has."""
     return {name: value for name, value in settled.items() if name != "name"} if isinstance(settled, dict) else settled
 
 
 def _flag(name: str) -> str:
-    """What says this part of an identity on the command line."""
+    """The flag of this part of an identity."""
     return "--backend" if name == BACKEND_IN_RECORDS else f"--{name.replace('_', '-')}"
 
 
-def _said(value: Any) -> str:
+def _word(value: Any) -> str:
     return "unset" if value is None else str(value) if value != [] else "none"
 
 
@@ -150,16 +151,16 @@ def _item(number: int, question_line: bytes, prompt_line: bytes) -> Item:
     return Item(number, question, PromptTokens(question.id, made.token_ids), made.prompted, opens_thought(made.text))
 
 
-# Said anew each time. (The record has no webhook: who knows its address may post there.)
+# Given anew each time. (The record has no webhook: whoever knows its address may post there.)
 OF_THE_MOMENT = frozenset({"dry_run", "enqueue_only", "webhook", "runs_dir", "run_id"})
 
 
 def resumed(record: Mapping[str, Any], given: Mapping[str, Any], *, run_id: str, runs_dir: str) -> dict[str, Any]:
-    """The options of the run that goes on, by name: its own, with what was given this time.
+    """The options of the run that continues, by name: its own, with what was given this time.
 
     Args:
-        record: what its run.json holds.
-        given: options by name, those alone that were said.
+        record: the content of its run.json.
+        given: the options of this command line, by name.
 
     Raises:
         UsageError: an option that its answers depend on is to be another one, or the record is of another version.
@@ -170,10 +171,10 @@ def resumed(record: Mapping[str, Any], given: Mapping[str, Any], *, run_id: str,
     unknown = sorted(kept.keys() - {each.name for each in fields(GenerateConfig)})
     if unknown:
         raise UsageError(f"run {run_id} has the option {unknown[0]!r}, unknown here: it is of another gpuherd")
-    # Words for another engine are of no use to this one.
+    # Options of another engine mean nothing to this one.
     engine = given.get("engine", kept.setdefault("engine", LOCAL))
     kept = {name: value for name, value in kept.items() if name not in foreign(engine)}
-    # As absolute paths, so that it can be gone on with from any folder.
+    # As absolute paths, so that it can be continued from any folder.
     kept |= {name: record["identity"][name] for name in PATHS}
     kept |= {name: record["identity"][name] for name in GUIDING if name in record["identity"]}
     for name, value in given.items():

@@ -57,7 +57,7 @@ class GenerateOutcome(StageOutcome):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JobPlan:
     """What each job requests, and what it does at once."""
 
     asks: JobRequest
@@ -83,7 +83,7 @@ class GenerateExperiment(Stage[GenerateOutcome]):
         super().__init__(config, self.folder, console, dry_run=config.dry_run, enqueue_only=config.enqueue_only)
         self._kept: Mapping[str, Any] | None = None
         self._prepared: Prepared | None = None
-        self._plan: Plan | None = None
+        self._plan: JobPlan | None = None
         self.shards: tuple[Shard, ...] = ()
 
     # What ``run`` raises besides what all stages raise:
@@ -106,7 +106,7 @@ class GenerateExperiment(Stage[GenerateOutcome]):
             return track(self.console, items, title)
 
         self._prepared = prepare(self.config, self._kept, self.folder, shown)
-        self._plan = make_plan(self.config, self._prepared)
+        self._plan = plan_jobs(self.config, self._prepared)
         self.shards = self.work.shards(self._plan.asks.at_once)
 
     def planned(self) -> GenerateOutcome:
@@ -151,7 +151,7 @@ class GenerateExperiment(Stage[GenerateOutcome]):
         return (self.folder.shards,)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plan or outcome as plain JSON values, for ``--json``."""
+        """JobPlan or outcome as plain JSON values, for ``--json``."""
         values: dict[str, Any] = {"run_id": self.folder.root.name, "folder": str(self.folder.root)}
         if self._plan is not None:
             values |= {
@@ -183,7 +183,7 @@ class GenerateExperiment(Stage[GenerateOutcome]):
         return self._prepared
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> JobPlan:
         """What each job requests."""
         assert self._plan is not None  # noqa: S101 - ``prepare`` has made it
         return self._plan
@@ -226,7 +226,7 @@ class GenerateExperiment(Stage[GenerateOutcome]):
         print_lines(self.console, [*lines, f"logs: {self.folder.logs}"])
 
 
-def make_plan(config: GenerateConfig, prepared: Prepared, have: Resources | None = None) -> Plan:
+def plan_jobs(config: GenerateConfig, prepared: Prepared, have: Resources | None = None) -> JobPlan:
     """The plan for this machine (``have``: for another). Raises what ``job_request`` raises, NoSuchGpu."""
     how = config.decoding()
     workload = Workload(config.rows * (how.samples + how.greedy), max(1, prepared.longest), config.max_new_tokens)
@@ -235,7 +235,7 @@ def make_plan(config: GenerateConfig, prepared: Prepared, have: Resources | None
     if config.backend == "vllm" and asks.gpus > 1:
         # It divides each layer, which not every number of GPUs can.
         asks = job_request(config.model, replace(config, parallel="tensor"), workload, have)
-    return Plan(asks, workload)
+    return JobPlan(asks, workload)
 
 
 def work_of(config: GenerateConfig, prepared: Prepared, folder: QADirectory) -> ShardedWork:

@@ -76,20 +76,27 @@ def answer(options: ShardOptions, words: Sequence[str]) -> None:
     print(described(os.environ))
     progress.report(0, len(items), "load")
     engine = _engine(options, record, words)
-    told = Told()
+    throughput = Throughput()
 
     def do(batch: Sequence[int]) -> list[str]:
-        return told.timed(engine, [items[number] for number in batch], how)
+        return throughput.timed(engine, [items[number] for number in batch], how)
 
     def made() -> Mapping[str, Any]:
-        return {**engine.record(), "batch_size": options.batch_size, "tokens": told.tokens, "seconds": told.seconds}
+        return {
+            **engine.record(),
+            "batch_size": options.batch_size,
+            "tokens": throughput.tokens,
+            "seconds": throughput.seconds,
+        }
 
     done = work_through(folder, options.shard, do, stage="answer", record=made, writes=is_writer())
-    print(f"Answered: {done.now} questions, {told.tokens} tokens in {told.seconds:.1f} s; {done.items} in all")
+    print(
+        f"Answered: {done.now} questions, {throughput.tokens} tokens in {throughput.seconds:.1f} s; {done.items} in all"
+    )
 
 
-class Told:
-    """What this start has done: ``tokens`` of answers, end tokens counted, in ``seconds`` of decoding."""
+class Throughput:
+    """The work of this start: ``tokens`` of answers, end tokens counted, in ``seconds`` of decoding."""
 
     def __init__(self) -> None:
         self.tokens, self.seconds = 0, 0.0

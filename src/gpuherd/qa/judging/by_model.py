@@ -1,7 +1,7 @@
 """A judging by a model of ours: forms filled in here, jobs that measure, verdicts from what they measured.
 
-The forms are made and written before any GPU is taken. What the jobs measure is kept under ``work/``, so that the same
-command continues where it was stopped, and another threshold takes no job at all.
+The forms are made and written before any GPU is taken. What the jobs measure is kept under ``work/``, so that the
+same command continues where it was stopped, and another threshold takes no job at all.
 """
 
 from __future__ import annotations
@@ -21,17 +21,64 @@ from gpuherd.jobs.records import Outcome
 from gpuherd.lm.batching import plan_batches
 from gpuherd.models.load.jobs import JobRequest, Resources, WorkerCall, job_request, resources_for, shard_jobs
 from gpuherd.models.plan.workload import Workload
-from gpuherd.qa.judging.config import JudgeConfig
-from gpuherd.qa.judging.form import form_for
-from gpuherd.qa.judging.items import asking, spread
-from gpuherd.qa.judging.judges import Judge
+from gpuherd.qa.judging.config import Judge, JudgeConfig
+from gpuherd.qa.judging.items import Item, asking, spread
+from gpuherd.qa.judging.prompting import Prompts
 from gpuherd.qa.judging.stage import RULES_VERSION, JudgingOutcome, JudgingStage
-from gpuherd.qa.judging.task import JudgingWork, write_task
-from gpuherd.qa.judging.verdicts import judgments_of_cases
+from gpuherd.qa.judging.task import JudgingWork, log_probs_of, reply_of, write_task
+from gpuherd.qa.judging.template import JudgeTemplate, template_for
+from gpuherd.qa.judging.verdicts import Judgment, Verdict, parse_reply, weighed
 from gpuherd.qa.runs import Run
 from gpuherd.runs.shard_file import Shard
 from gpuherd.runs.shards import ShardedWork, gathered_lines, read_plan, shard_records
 from gpuherd.runs.spec import digest_of, versions
+
+# --- Verdicts from what was measured ----------------------------------------------------------------------------------
+#
+# From what was measured of each case to judgments. Pure: another threshold is another call.
+
+
+def judgments_of_cases(
+    cases: Sequence[Item],
+    prompts: Prompts,
+    lines: Sequence[bytes],
+    form: JudgeTemplate,
+    *,
+    threshold: float | None,
+    min_mass: float,
+) -> list[Judgment]:
+    """A judgment a case.
+
+    Args:
+        lines: what the jobs wrote of each case for which the judge had room, in order.
+    """
+    found = []
+    for item, place, reason in zip(cases, prompts.of_case, prompts.unasked, strict=True):
+        if place is None:
+            found.append(Judgment(item.question.id, item.which, Verdict.UNPARSED, note=reason))
+        elif form.mode == "tokens":
+            found.append(_weighed(item, lines[place], threshold, min_mass))
+        else:
+            found.append(_read(item, lines[place], form, in_thought=prompts.in_thought))
+    return found
+
+
+def _weighed(item: Item, line: bytes, threshold: float | None, min_mass: float) -> Judgment:
+    result = weighed(log_probs_of(line), threshold=threshold, min_mass=min_mass)
+    return Judgment(
+        item.question.id, item.which, result.verdict, p_correct=result.p_correct, mass=result.mass, note=result.note
+    )
+
+
+def _read(item: Item, line: bytes, form: JudgeTemplate, *, in_thought: bool) -> Judgment:
+    reply, cut = reply_of(line)
+    verdict, note = parse_reply(reply, form.way, in_thought=in_thought)
+    if note is not None and cut:
+        note += "; the reply was cut off (--reply-tokens allows more)"
+    return Judgment(item.question.id, item.which, verdict, reply=reply, note=note)
+
+
+# --- The judging ------------------------------------------------------------------------------------------------------
 
 WORKER = "gpuherd.qa.judging.worker"
 
@@ -60,14 +107,13 @@ class JudgingByModel(JudgingStage):
         given: Mapping[str, Any] | None = None,
         simulate: bool = False,
     ) -> None:
-        from gpuherd.qa.judging.judge_model import open_judge
-        from gpuherd.qa.judging.prompting import make_prompts, make_task
+        from gpuherd.qa.judging.prompting import make_prompts, make_task, open_judge
 
         super().__init__(judge, run, config, console)
         assert judge.model is not None  # noqa: S101 - judge_named gives every model judge one
         self._model_name = judge.model
         self._given, self._simulate = given or {}, simulate
-        self.form = form_for(config.prompt, config.way, config.mode)
+        self.form = template_for(config.prompt, config.way, config.mode)
         self.asked = asking(self.items)
         self.model = open_judge(judge.model, config, config.chat)
         self.task = make_task(self.form, self.model, config.most_reply_tokens)

@@ -18,15 +18,13 @@ from rich.console import Console
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.records import Outcome
-from gpuherd.qa.judging.config import JudgeConfig
-from gpuherd.qa.judging.dialect import VERDICT_TOKENS, Dialect, Reply, judged
-from gpuherd.qa.judging.endpoint import HERE, CaseFailed, Endpoint, Patience
-from gpuherd.qa.judging.form import Case, Form, filled, form_for
+from gpuherd.qa.judging.config import Judge, JudgeConfig
 from gpuherd.qa.judging.items import Asking, Item, asking, spread
-from gpuherd.qa.judging.judges import Judge
+from gpuherd.qa.judging.openai import HERE, VERDICT_TOKENS, CaseFailed, Dialect, Endpoint, Patience, Reply, judged
 from gpuherd.qa.judging.stage import RULES_VERSION, JudgingOutcome, JudgingStage
 from gpuherd.qa.judging.task import BadTask, JudgingWork
-from gpuherd.qa.judging.verdict import Judgment
+from gpuherd.qa.judging.template import Case, JudgeTemplate, filled, template_for
+from gpuherd.qa.judging.verdicts import Judgment
 from gpuherd.qa.runs import Run
 from gpuherd.runs.console import track
 from gpuherd.runs.shard_file import ShardFile
@@ -55,7 +53,7 @@ class JudgingByUrl(JudgingStage):
     ) -> None:
         super().__init__(judge, run, config, console)
         self._patience = patience
-        self.form = form_for(config.prompt, config.way, config.mode)
+        self.form = template_for(config.prompt, config.way, config.mode)
         self.asked = asking(self.items)
         self._texts = [_text(self.form, each.case) for each in self.asked.cases]
         by_words = self.form.mode == "tokens"
@@ -93,7 +91,7 @@ class JudgingByUrl(JudgingStage):
         }
 
 
-def _text(form: Form, case: Case) -> str:
+def _text(form: JudgeTemplate, case: Case) -> str:
     """What is sent of a case."""
     text = filled(form, case)
     return f"{text}\n{form.cue}" if form.mode == "tokens" else text
@@ -188,7 +186,7 @@ def _reply(line: bytes) -> Reply:
     return Reply(**value)
 
 
-def _verdicts(asked: Asking, replies: Sequence[Reply], form: Form, config: JudgeConfig) -> list[Judgment]:
+def _verdicts(asked: Asking, replies: Sequence[Reply], form: JudgeTemplate, config: JudgeConfig) -> list[Judgment]:
     def verdict(item: Item, reply: Reply) -> Judgment:
         return judged(
             reply,

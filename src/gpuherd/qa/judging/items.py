@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.judging.form import Case
-from gpuherd.qa.judging.lexical import attempts_nothing
-from gpuherd.qa.judging.meta import Answers
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.files import Answers
+from gpuherd.qa.judging.rules import attempts_nothing
+from gpuherd.qa.judging.template import Case
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.record import Answered, Generation, Question
 from gpuherd.qa.span import is_only_thought, part_of
 

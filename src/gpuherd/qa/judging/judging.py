@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from gpuherd.errors import ExitCode
-from gpuherd.qa.judging.config import JudgeConfig, refuse_idle
-from gpuherd.qa.judging.form import filled, form_for
+from gpuherd.qa.judging.config import Judge, JudgeConfig, refuse_idle
+from gpuherd.qa.judging.files import Answers, Kind
 from gpuherd.qa.judging.items import asking, items_of
-from gpuherd.qa.judging.judges import Judge
-from gpuherd.qa.judging.meta import Answers, Kind
 from gpuherd.qa.judging.stage import JudgingByRule, JudgingOutcome
+from gpuherd.qa.judging.template import filled, template_for
 from gpuherd.qa.runs import Run
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def plan_judging(judge: Judge, run: Run, config: JudgeConfig, *, given: Mapping[
     items, answers = items_of(run.answers(), config.answers)
     if judge.kind not in (Kind.MODEL, Kind.URL):
         return Planned(answers, len(items))
-    form = form_for(config.prompt, config.way, config.mode)
+    form = template_for(config.prompt, config.way, config.mode)
     cases = asking(items).cases
     longest = max((len(filled(form, each.case)) for each in cases), default=0) // CHARACTERS_A_TOKEN + 1
     if judge.kind is Kind.URL or not cases:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from gpuherd.qa.judging.lexical import Ruling, attempts_nothing, normalised
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.rules import Ruling, attempts_nothing, normalised
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.numbers import number_of, numbers_in, same_number
 from gpuherd.qa.record import Question
 

@@ -2,20 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from gpuherd.qa.judging.form import Case, Form, filled
-from gpuherd.qa.judging.judge_model import JudgeModel
+from gpuherd.errors import MissingModel, UsageError, naming_extras
+from gpuherd.models.load.identity import files_digest
+from gpuherd.models.load.options import LoadRequest, ModelOptions
+from gpuherd.models.load.prepare import located, tokenizer_folder
+from gpuherd.models.names import shown
+from gpuherd.qa.judging.config import Chat
 from gpuherd.qa.judging.task import Task
-from gpuherd.qa.judging.words import verdict_tokens
+from gpuherd.qa.judging.template import Case, JudgeTemplate, filled
+from gpuherd.qa.judging.verdicts import verdict_tokens
 from gpuherd.qa.prompts.conversation import templated
 from gpuherd.qa.prompts.special_tokens import control_texts
 from gpuherd.qa.span import opens_thought, with_closed_thought
 from gpuherd.runs.console import track
+
+# --- The judge, before any GPU ----------------------------------------------------------------------------------------
+#
+# A judge as far as it is needed before any GPU: its tokenizer, its limits, and what tells it from another model.
+#
+# Reads weights only for their digest; loads no model.
+
+_EXTRAS = dict.fromkeys(("transformers", "tokenizers", "torch", "jinja2"), "qa")
+_POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeModel:
+    """A model that will judge.
+
+    Attributes:
+        tokenizer: transformers' tokenizer.
+        most_positions: the most tokens of form and reply together, None where the config does not say.
+        end_ids: tokens that end a reply.
+        chat: whether the form goes into the tokenizer's chat template.
+        sha256: of its files, as ``files_digest``.
+    """
+
+    tokenizer: Any
+    most_positions: int | None
+    end_ids: tuple[int, ...]
+    chat: bool
+    sha256: str
+
+
+def open_judge(model: str, options: ModelOptions, chat: Chat) -> JudgeModel:
+    """The judge of this name, fetched if it is not here.
+
+    Raises:
+        MissingModel, BadModel: it, its adapter or its tokenizer is not to be had.
+        UsageError: a chat template is asked for, and there is none.
+        MissingExtra: transformers is not installed.
+    """
+    with naming_extras(_EXTRAS, "judging with a model takes"):
+        from transformers import AutoTokenizer
+
+        from gpuherd.lm.tokens import end_tokens_in
+    asked = LoadRequest(
+        model=model,
+        adapter=options.adapter,
+        merge_adapter=options.merge_adapter,
+        trust_remote_code=options.trust_remote_code,
+    )
+    path, adapter = located(asked)
+    folder = path if path.is_dir() else path.parent
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            tokenizer_folder(path, adapter), trust_remote_code=options.trust_remote_code, local_files_only=True
+        )
+    except Exception as problem:  # the library raises what it likes at a file that is damaged
+        raise MissingModel(f"judge {shown(model)} has no tokenizer that transformers can use: {problem}") from None
+    has_template = bool(getattr(tokenizer, "chat_template", None))
+    if chat == "yes" and not has_template:
+        raise UsageError(f"judge {shown(model)} has no chat template; leave out --chat yes")
+    return JudgeModel(
+        tokenizer=tokenizer,
+        most_positions=_most_positions(folder),
+        end_ids=end_tokens_in(folder, tokenizer).ids,
+        chat=has_template and chat != "no",
+        sha256=files_digest(*([folder] if adapter is None else [folder, adapter])),
+    )
+
+
+def _most_positions(folder: Path) -> int | None:
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    inner = config.get("text_config") if isinstance(config, Mapping) else None
+    for values in (inner, config):
+        for name in _POSITIONS:
+            value = values.get(name) if isinstance(values, Mapping) else None
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+# --- Prompts ----------------------------------------------------------------------------------------------------------
 
 _AT_ONCE = 256  # texts that the tokenizer is given, over which its threads divide themselves
 
@@ -39,7 +129,7 @@ class Prompts:
     in_thought: bool = False
 
 
-def make_prompts(cases: Sequence[Case], form: Form, judge: JudgeModel, room: int, console: Console) -> Prompts:
+def make_prompts(cases: Sequence[Case], form: JudgeTemplate, judge: JudgeModel, room: int, console: Console) -> Prompts:
     """The prompts of these cases.
 
     Args:
@@ -79,7 +169,7 @@ def _special_ids(tokenizer: Any, control: Sequence[str]) -> frozenset[int]:
     return frozenset(ids - ({unknown} - {tokenizer.bos_token_id, tokenizer.eos_token_id}))
 
 
-def make_task(form: Form, judge: JudgeModel, reply_tokens: int) -> Task:
+def make_task(form: JudgeTemplate, judge: JudgeModel, reply_tokens: int) -> Task:
     """What is done with each prompt. Raises UsageError where verdict words can't be told apart as tokens."""
     if form.mode == "tokens":
 
@@ -92,7 +182,7 @@ def make_task(form: Form, judge: JudgeModel, reply_tokens: int) -> Task:
     return Task("text", {}, judge.end_ids, () if judge.chat else ("\n",), reply_tokens)
 
 
-def _token_ids(texts: Sequence[str], form: Form, judge: JudgeModel) -> list[tuple[int, ...]]:
+def _token_ids(texts: Sequence[str], form: JudgeTemplate, judge: JudgeModel) -> list[tuple[int, ...]]:
     """Token ids of filled-in forms. The cue stands where the reply begins, but for a written reply to a conversation,
     before which a judge may think."""
     if judge.chat:
@@ -106,7 +196,7 @@ def _token_ids(texts: Sequence[str], form: Form, judge: JudgeModel) -> list[tupl
     return [tuple(row[:-1] if row[-1] == eos and not judge.chat else row) for row in rows]
 
 
-def _in_conversation(text: str, form: Form, judge: JudgeModel) -> str:
+def _in_conversation(text: str, form: JudgeTemplate, judge: JudgeModel) -> str:
     whole = templated(judge.tokenizer, [{"role": "user", "content": text}])
     if form.mode == "text":
         return whole

@@ -6,7 +6,8 @@ A judging by a rule, at once and in this process, is here too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,11 @@ from rich.console import Console
 
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Outcome
-from gpuherd.qa.judging.config import JudgeConfig
-from gpuherd.qa.judging.files import existing, write_judging
-from gpuherd.qa.judging.items import items_of
-from gpuherd.qa.judging.judges import Judge, judging_name
-from gpuherd.qa.judging.meta import JudgingMeta, Kind
-from gpuherd.qa.judging.rules import judge_by_rule, own_threshold
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.config import Judge, JudgeConfig, judging_name
+from gpuherd.qa.judging.files import JudgingMeta, Kind, existing, write_judging
+from gpuherd.qa.judging.items import Item, items_of, unasked
+from gpuherd.qa.judging.rules import RULES, Rule
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.runs import Run
 from gpuherd.runs.console import track
 from gpuherd.runs.shards import ShardedDirectory
@@ -127,3 +126,38 @@ class JudgingByRule(JudgingStage):
         return self.written(
             verdicts, {"rules_version": RULES_VERSION}, versions(*libraries), threshold=self._threshold, jobs=jobs
         )
+
+
+# --- Judges that follow a rule: in this process, without a model ------------------------------------------------------
+
+
+@contextmanager
+def rule_of(kind: Kind) -> Iterator[Rule]:
+    """The rule of this kind of judge, with what it needs to work for as long as the block lasts.
+
+    Applying ``math`` raises MissingExtra where formulas are to be compared and math-verify is not there.
+    """
+    if kind is not Kind.MATH:
+        yield RULES[kind.value]
+        return
+    from gpuherd.qa.judging.formula_process import FormulaProcess
+    from gpuherd.qa.judging.math_answers import math_judge
+
+    with FormulaProcess() as process:
+        yield Rule("math", None, lambda answer, question, _: math_judge(answer, question, process.equal))
+
+
+def judge_by_rule(kind: Kind, items: Iterable[Item], threshold: float | None = None) -> Iterator[Judgment]:
+    """What the rule says of each answer; ``threshold`` None is the rule's own."""
+    with rule_of(kind) as rule:
+        for item in items:
+            if item.no_answer is not None:
+                yield unasked(item)
+                continue
+            ruling = rule(item.text, item.question, threshold)
+            yield Judgment(item.question.id, item.which, ruling.verdict, score=ruling.score, note=ruling.note)
+
+
+def own_threshold(kind: Kind) -> float | None:
+    """The score from which an answer is correct where no other is asked for; None: the rule has no score."""
+    return None if kind is Kind.MATH else RULES[kind.value].threshold

@@ -14,8 +14,7 @@ from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.qa.folder import FORMAT
-from gpuherd.qa.judging.form import Mode
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.verdicts import Mode, Verdict
 from gpuherd.runs import records
 from gpuherd.runs.files import write_lines, write_values
 from gpuherd.runs.shards import ShardedDirectory

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from gpuherd.columns import Column, fitted
 from gpuherd.errors import ExitCode, printable
 from gpuherd.qa.intervals import Interval, Share
-from gpuherd.qa.judging.agreement import Agreement
-from gpuherd.qa.judging.audit import Disagreement
-from gpuherd.qa.judging.auditing import Audited
+from gpuherd.qa.judging.audit import Audited, Disagreement
+from gpuherd.qa.judging.config import Judge
+from gpuherd.qa.judging.files import JudgingMeta
 from gpuherd.qa.judging.items import Item
-from gpuherd.qa.judging.judges import Judge
 from gpuherd.qa.judging.judging import Planned
-from gpuherd.qa.judging.meta import JudgingMeta
+from gpuherd.qa.judging.label_quality import Agreement
 from gpuherd.qa.judging.stage import JudgingOutcome
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.runs import Run
 
 MOST_REASONS = 3

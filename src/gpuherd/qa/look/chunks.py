@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.look.shown import Shown
 from gpuherd.qa.record import Answered, Generation
 from gpuherd.qa.span import Span, has_thought, part_of

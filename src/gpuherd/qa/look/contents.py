@@ -16,9 +16,9 @@ from gpuherd.qa.evaluation.result import (
     Point,
 )
 from gpuherd.qa.intervals import Figure, Interval
-from gpuherd.qa.judging.agreement import Agreement
 from gpuherd.qa.judging.audit import Audit, Disagreement
-from gpuherd.qa.judging.verdict import Verdict
+from gpuherd.qa.judging.label_quality import Agreement
+from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.look.chunks import CHUNK, VERDICTS, Chunks
 from gpuherd.qa.look.shown import Judged, Shown
 

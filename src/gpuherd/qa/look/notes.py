@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpuherd.qa.judging.doubts import Kind, Warned
+from gpuherd.qa.judging.label_quality import Kind, Warned
 from gpuherd.qa.look.chunks import Chunks
 from gpuherd.qa.look.shown import Shown
 

@@ -17,9 +17,8 @@ from gpuherd.qa.encoders.entailment import Rule
 from gpuherd.qa.evaluation.files import BadEvaluation, read_evaluation
 from gpuherd.qa.evaluation.result import Evaluation
 from gpuherd.qa.generation.config import BACKEND_IN_RECORDS
-from gpuherd.qa.judging.auditing import audits
-from gpuherd.qa.judging.files import judgings_of, judgments
-from gpuherd.qa.judging.meta import JudgingMeta
+from gpuherd.qa.judging.audit import audits
+from gpuherd.qa.judging.files import JudgingMeta, judgings_of, judgments
 from gpuherd.qa.look.shown import Judged, MeasureScores, Shown
 from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.record import Answered

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuherd.qa.judging.audit import Audit
-from gpuherd.qa.judging.meta import JudgingMeta
-from gpuherd.qa.judging.verdict import Judgment
+from gpuherd.qa.judging.files import JudgingMeta
+from gpuherd.qa.judging.verdicts import Judgment
 from gpuherd.qa.record import Answered
 from gpuherd.qa.span import Span
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.qa.encoders.entailment import Relation, Rule, clusters, mean_the_same
-from gpuherd.qa.judging.lexical import normalised
 from gpuherd.qa.judging.math_answers import same_results
+from gpuherd.qa.judging.rules import normalised
 from gpuherd.qa.measures.evidence import Answer, Evidence
 from gpuherd.qa.record import Answered, Generation
 from gpuherd.qa.span import Span, part_of

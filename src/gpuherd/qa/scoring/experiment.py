@@ -20,9 +20,8 @@ from gpuherd.jobs.feasibility import Outlook, of_like
 from gpuherd.jobs.records import Outcome
 from gpuherd.qa.encoders.entailment import Rule
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.files import judging_named, judgments
-from gpuherd.qa.judging.meta import JudgingMeta
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.files import JudgingMeta, judging_named, judgments
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.measures.compute import Scores, compute
 from gpuherd.qa.measures.evidence import Evidence, Need
 from gpuherd.qa.measures.registry import FORMULAS_VERSION, Measure, measures

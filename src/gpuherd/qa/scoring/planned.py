@@ -18,7 +18,7 @@ from gpuherd.models.names import shown
 from gpuherd.models.plan.precision import Precision
 from gpuherd.qa.encoders.config import EncoderKind, check_bi_encoder, check_cross_encoder, kind_of, nli_labels
 from gpuherd.qa.encoders.model_files import EncoderFiles, encoder_files
-from gpuherd.qa.judging.verdict import Judgment, Verdict
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
 from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run

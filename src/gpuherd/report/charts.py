@@ -1,0 +1,446 @@
+"""Charts of pages, declared: Vega-Lite specifications by Altair, each with its rows. Pure but for the import of Altair.
+
+Colours are the page's own (``var(--…)``), so that a chart follows the light and the dark scheme as it stands. Lines are
+told apart by strokes too. A mark with a tooltip is a place where the pointer and the arrow keys read the chart off.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.errors import naming_extras, printable
+from gpuherd.report.nodes import Node, element, key, legend, when
+from gpuherd.report.numbers import axis as axis_words
+
+if TYPE_CHECKING:
+    import altair
+
+Point = tuple[float, float]
+# After Okabe and Ito: told apart also by who sees few colours.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
+_DASHES = (None, (7, 3), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2), (1, 3), (6, 2, 1, 2))
+_UNBROKEN = (1, 0)
+_AS_GIVEN = {"value": 0}  # lines join their points in the order of the rows
+_STOPS = 60  # at most so many places at which lines are read off
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """How a line looks."""
+
+    colour: str
+    dash: tuple[int, ...] | None = None
+
+
+def stroke(number: int) -> Stroke:
+    """The look of the so-many-th line: 64 differ."""
+    return Stroke(COLOURS[number % 8], _DASHES[(number + number // 8) % 8])
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a chart.
+
+    Attributes:
+        name: as the legend calls it.
+        points: (x, y), sorted by x.
+        band: (x, low, high), where there are intervals.
+        behind: words behind its value where it is read off, by x.
+    """
+
+    name: str
+    points: Sequence[Point]
+    stroke: Stroke
+    band: Sequence[tuple[float, float, float]] = ()
+    behind: Callable[[float], str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis.
+
+    Attributes:
+        title: its words.
+        domain: from where to where it goes.
+        whole: whether only whole numbers are marked.
+        values: what is marked; None for a few round numbers.
+        labels: a Vega expression of the words at a mark.
+        tell: a value of it in words, where the chart is read off.
+    """
+
+    title: str
+    domain: tuple[float, float]
+    whole: bool = False
+    values: Sequence[float] | None = None
+    labels: str | None = None
+    tell: Callable[[float], str] = axis_words
+
+    def encoded(self, channel: str) -> dict[str, Any]:
+        """How Vega-Lite calls it: "x" or "y", which are names of fields too."""
+        drawn: dict[str, Any] = {"title": self.title or None, "tickCount": 6 if channel == "x" else 5}
+        if self.values is not None:
+            drawn["values"] = list(self.values)
+        if self.whole or self.labels is not None:
+            drawn["labelExpr"] = self.labels or WHOLE
+        scale = {"domain": list(self.domain), "nice": False, "zero": False, "clamp": True}
+        return {"field": channel, "type": "quantitative", "axis": drawn, "scale": scale}
+
+
+WHOLE = "datum.value % 1 ? '' : format(datum.value, ',d')"  # words of whole numbers alone
+PERCENT = "round(datum.value * 1000) / 10 + ' %'"
+
+
+def line_chart(
+    lines: Sequence[Line],
+    x: Axis,
+    y: Axis,
+    label: str,
+    *,
+    height: int = 230,
+    diagonal: bool = False,
+    level: float | None = None,
+    dots: bool = False,
+    note: str | None = None,
+    select: str | None = None,
+    keys: bool = True,
+) -> Node:
+    """Lines over a common axis that are read off together at one place, with their intervals and a legend.
+
+    Args:
+        diagonal: a line from corner to corner.
+        level: a height to compare with.
+        dots: whether the points are marked; lines are then read off at these alone.
+        select: a key of the page: only the lines of the names that are chosen there are drawn.
+        keys: whether there is a legend.
+    """
+    data: dict[str, list[dict[str, Any]]] = {
+        "level": [] if level is None else [{"y": level}],
+        "diagonal": [{"x": x.domain[0], "y": y.domain[0]}, {"x": x.domain[1], "y": y.domain[1]}] if diagonal else [],
+        "bands": [_row(e, x=a, y=b, y2=c) for e in lines if len(e.band) > 1 for a, b, c in e.band],
+        "reach": [_row(e, x=a, y=b, y2=c) for e in lines if len(e.band) == 1 for a, b, c in e.band],
+        "lines": [_row(e, x=a, y=b) for e in lines for a, b in e.points],
+        "dots": [_row(e, x=a, y=b) for e in lines if dots or len(e.points) == 1 for a, b in e.points],
+        "stops": _stops(lines, x, y, dots),
+    }
+    drawn = {name: rows for name, rows in data.items() if rows}
+    about = _chart(_line_specification(tuple(drawn), height), x, y, drawn, label, along=True, note=note, select=select)
+    told = [key(each.stroke.colour, each.stroke.dash, each.name) for each in lines]
+    if select is not None:
+        told = [when(select, each.name, node) for each, node in zip(lines, told, strict=True)]
+    return element("div", about, element("div", *told, kind="legend") if keys else None)
+
+
+def _row(line: Line, **more: Any) -> dict[str, Any]:
+    return {"series": line.name, "colour": line.stroke.colour, "dash": line.stroke.dash or _UNBROKEN, **more}
+
+
+@cache
+def _line_specification(parts: tuple[str, ...], height: int) -> dict[str, Any]:
+    """What lines are made of; ``parts``: the rows that there are."""
+    alt = _altair()
+    aside = {"stroke": "var(--soft)", "strokeDash": [3, 4]}
+    tint, inside = alt.Stroke("colour:N", scale=None), alt.Fill("colour:N", scale=None)
+    dash, series = alt.StrokeDash("dash:N", scale=None), alt.Detail("series:N")
+    marks = {
+        "level": lambda chart: chart.mark_rule(**aside).encode(y="y:Q"),
+        "diagonal": lambda chart: chart.mark_line(**aside).encode(x="x:Q", y="y:Q"),
+        "bands": lambda chart: chart.mark_area(opacity=0.16).encode(inside, series, x="x:Q", y="y:Q", y2="y2"),
+        "reach": lambda chart: chart.mark_rule(opacity=0.6).encode(tint, x="x:Q", y="y:Q", y2="y2"),
+        "lines": lambda chart: chart.mark_line(strokeWidth=2, strokeJoin="round").encode(
+            tint, dash, series, x="x:Q", y="y:Q", order=_AS_GIVEN
+        ),
+        "dots": lambda chart: chart.mark_point(size=30, opacity=1, strokeWidth=0).encode(inside, x="x:Q", y="y:Q"),
+        "stops": lambda chart: chart.mark_point(size=70, opacity=0, stroke="var(--card)").encode(
+            inside, x="x:Q", y="y:Q", tooltip="tip:N"
+        ),
+    }
+    return specification(alt.layer(*(marks[name](drawn_on(name)) for name in parts)), height)
+
+
+def _stops(lines: Sequence[Line], x: Axis, y: Axis, dots: bool) -> list[dict[str, Any]]:
+    """Where lines are read off, with what is told there: at their points, or at places between their ends."""
+    places = sorted({a for each in lines for a, _ in each.points})
+    if not dots and len(places) > _STOPS:
+        ends = places[0], places[-1]
+        places = [ends[0] + (ends[1] - ends[0]) * at / (_STOPS - 1) for at in range(_STOPS)]
+        if all(a == int(a) for each in lines for a, _ in each.points):
+            places = sorted({round(each) for each in places})
+    return [
+        {"series": each.name, "x": at, "y": height, "tip": _tip(each, at, height, x, y)}
+        for at in places
+        for each in lines
+        if (height := read(each.points, at)) is not None
+    ]
+
+
+def _tip(line: Line, at: float, height: float, x: Axis, y: Axis) -> str:
+    extra = line.behind(at) if line.behind else ""
+    return f"{x.title}: {x.tell(at)}\n{printable(line.name)}: {y.tell(height)}{extra and ' '}{extra}"
+
+
+def read(points: Sequence[Point], at: float) -> float | None:
+    """The height of a line at a place, None beyond its ends; where it rises upright, the upper end.
+
+    >>> read([(0, 0), (2, 1)], 1), read([(0, 0), (0, 5), (1, 6)], 0), read([(0, 0)], 1)
+    (0.5, 5, None)
+    """
+    if not points or not points[0][0] <= at <= points[-1][0]:
+        return None
+    place = bisect.bisect_right(points, at, key=lambda point: point[0]) - 1
+    (x0, y0), (x1, y1) = points[place], points[min(place + 1, len(points) - 1)]
+    return y0 if x1 == x0 else y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A point with its intervals in both directions.
+
+    Attributes:
+        ends_x, ends_y: None where there are none.
+        filled: drawn larger, and filled.
+        tip: what is told of it, a line each.
+    """
+
+    x: float
+    y: float
+    colour: str
+    tip: Sequence[str]
+    ends_x: tuple[float, float] | None = None
+    ends_y: tuple[float, float] | None = None
+    filled: bool = True
+
+
+def scatter_chart(lines: Sequence[Line], marks: Sequence[Mark], x: Axis, y: Axis, label: str, note: str) -> Node:
+    """Points with their intervals, on lines."""
+    data = {
+        "lines": [_row(each, x=a, y=b) for each in lines for a, b in each.points],
+        "up": [{"x": e.x, "y": e.ends_y[0], "y2": e.ends_y[1], "colour": e.colour} for e in marks if e.ends_y],
+        "across": [{"y": e.y, "x": e.ends_x[0], "x2": e.ends_x[1], "colour": e.colour} for e in marks if e.ends_x],
+        "marks": [
+            {
+                "x": each.x,
+                "y": each.y,
+                "colour": each.colour,
+                "fill": each.colour if each.filled else "var(--card)",
+                "size": 80 if each.filled else 40,
+                "tip": "\n".join(map(printable, each.tip)),
+            }
+            for each in marks
+        ],
+    }
+    keys = legend([(each.name, each.stroke.colour, each.stroke.dash) for each in lines])
+    about = _chart(_scatter_specification(), x, y, data, label)
+    return element("div", about, keys, element("p", note, kind="note"))
+
+
+@cache
+def _scatter_specification() -> dict[str, Any]:
+    alt = _altair()
+    tint = alt.Stroke("colour:N", scale=None)
+    dash, series = alt.StrokeDash("dash:N", scale=None), alt.Detail("series:N")
+    cross = {"strokeWidth": 1.2, "opacity": 0.7}
+    layers = [
+        drawn_on("lines").mark_line(strokeWidth=1.6).encode(tint, dash, series, x="x:Q", y="y:Q", order=_AS_GIVEN),
+        drawn_on("up").mark_rule(**cross).encode(tint, x="x:Q", y="y:Q", y2="y2"),
+        drawn_on("across").mark_rule(**cross).encode(tint, x="x:Q", y="y:Q", x2="x2"),
+        drawn_on("marks")
+        .mark_point(opacity=1, strokeWidth=1.6)
+        .encode(
+            tint,
+            alt.Fill("fill:N", scale=None),
+            alt.Size("size:Q", scale=None),
+            x="x:Q",
+            y="y:Q",
+            tooltip="tip:N",
+        ),
+    ]
+    return specification(alt.layer(*layers), 250)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A bar from one time to another.
+
+    Attributes:
+        lane: the row that it lies in; ``sub``: which of those that share the lane at one time.
+        outline: the colour of its border; None without one.
+    """
+
+    lane: str
+    sub: int
+    start: float
+    end: float
+    colour: str
+    tip: Sequence[str]
+    opacity: float = 1.0
+    outline: str | None = None
+    broken: bool = False
+
+
+def timeline_chart(spans: Sequence[Span], x: Axis, label: str) -> Node:
+    """Bars in time, a lane a device."""
+    alt = _altair()
+    rows = sorted({(each.lane, each.sub) for each in spans}, key=lambda row: (_natural(row[0]), row[1]))
+    names = [f"{lane}\t{sub}" for lane, sub in rows]
+    data = {
+        "bars": [
+            {
+                "row": f"{each.lane}\t{each.sub}",
+                "x": each.start,
+                "x2": each.end,
+                "colour": each.colour,
+                "opacity": each.opacity,
+                "outline": each.outline or "none",
+                "dash": [4, 3] if each.broken else [1, 0],
+                "tip": "\n".join(map(printable, each.tip)),
+            }
+            for each in spans
+        ]
+    }
+    # A lane is named once, though jobs that share it lie below each other.
+    lanes = alt.Axis(
+        title=None,
+        grid=False,
+        labelLimit=90,
+        labelExpr="split(datum.value, '\\t')[1] == '0' ? split(datum.value, '\\t')[0] : ''",
+    )
+    bars = (
+        drawn_on("bars")
+        .mark_bar(strokeWidth=2, cornerRadius=2, minBandSize=2)
+        .encode(
+            alt.X("x:Q"),
+            alt.X2("x2"),
+            alt.Y("row:N", sort=names, axis=lanes, scale=alt.Scale(paddingInner=0.2, paddingOuter=0.1)),
+            alt.Fill("colour:N", scale=None),
+            alt.FillOpacity("opacity:Q", scale=None),
+            alt.Stroke("outline:N", scale=None),
+            alt.StrokeDash("dash:N", scale=None),
+            alt.Tooltip("tip:N"),
+        )
+    )
+    return _chart(specification(bars, 20 * len(rows)), x, None, data, label)
+
+
+def _natural(word: str) -> list[tuple[int, str]]:
+    """Sorts numbers in words by their size."""
+    return [(int(each), "") if each.isdigit() else (-1, each) for each in re.split(r"(\d+)", word)]
+
+
+def drawn_on(name: str) -> altair.Chart:
+    """A chart of the rows that a page gives under this name."""
+    alt = _altair()
+    return alt.Chart(alt.NamedData(name=name))
+
+
+def _chart(
+    drawn: dict[str, Any],
+    x: Axis | None,
+    y: Axis | None,
+    data: dict[str, list[dict[str, Any]]],
+    label: str,
+    *,
+    along: bool = False,
+    note: str | None = None,
+    select: str | None = None,
+) -> Node:
+    """A specification with its axes and its rows."""
+    axes = {channel: axis.encoded(channel) for channel, axis in (("x", x), ("y", y)) if axis is not None}
+
+    def with_axes(part: dict[str, Any]) -> dict[str, Any]:
+        own = part["encoding"]
+        return part | {"encoding": own | {name: axis for name, axis in axes.items() if name in own}}
+
+    full = drawn | {"layer": [*map(with_axes, drawn["layer"])]} if "layer" in drawn else with_axes(drawn)
+    about = {"spec": full, "data": data, "label": printable(label), "along": along, "note": note, "select": select}
+    return ["chart", about]
+
+
+def specification(chart: Any, height: int) -> dict[str, Any]:
+    """A chart of Altair as a page embeds it: what it looks like is the page's business."""
+    found: dict[str, Any] = chart.properties(height=height).to_dict()
+    return {name: value for name, value in found.items() if name not in ("$schema", "config")}
+
+
+def _altair() -> Any:
+    """Raises MissingExtra."""
+    with naming_extras({"altair": "page"}, "the charts of the page need"):
+        import altair
+    return altair
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A class of a histogram.
+
+    Attributes:
+        heights: a bin each.
+        filled: drawn as an area, else as a line.
+    """
+
+    name: str
+    heights: Sequence[float]
+    stroke: Stroke
+    filled: bool
+
+
+def histogram_chart(
+    classes: Sequence[Steps], edges: Sequence[float], tips: Sequence[Sequence[str]], x: Axis, y: Axis, label: str
+) -> Node:
+    """Histograms over each other; a bin is read off with all of them. ``edges``: one more than there are bins."""
+
+    def corners(some: Sequence[Steps]) -> list[dict[str, Any]]:
+        return [
+            {"series": each.name, "x": x, "y": y, "colour": each.stroke.colour, "dash": each.stroke.dash or _UNBROKEN}
+            for each in some
+            for x, y in zip((edges[0], *edges), (0.0, *each.heights, 0.0), strict=True)
+        ]
+
+    data = {
+        "areas": corners([each for each in classes if each.filled]),
+        "steps": corners(classes),
+        "stops": [
+            {"x": start, "x2": end, "tip": "\n".join(map(printable, lines))}
+            for start, end, lines in zip(edges, edges[1:], tips, strict=False)
+        ],
+    }
+    return _chart(histogram_specification(210), x, y, data, label, along=True)
+
+
+@cache
+def histogram_specification(height: int) -> dict[str, Any]:
+    """Steps as areas with lines on them, over bins that are read off."""
+    alt = _altair()
+    areas = (
+        drawn_on("areas")
+        .mark_area(interpolate="step-after", opacity=0.28)
+        .encode(
+            alt.Fill("colour:N", scale=None),
+            alt.Detail("series:N"),
+            x="x:Q",
+            y=alt.Y("y:Q", stack=None),
+            order=_AS_GIVEN,
+        )
+    )
+    steps = (
+        drawn_on("steps")
+        .mark_line(interpolate="step-after", strokeWidth=1.8)
+        .encode(
+            alt.Stroke("colour:N", scale=None),
+            alt.StrokeDash("dash:N", scale=None),
+            alt.Detail("series:N"),
+            x="x:Q",
+            y="y:Q",
+            order=_AS_GIVEN,
+        )
+    )
+    stops = (
+        drawn_on("stops")
+        .mark_rect(fill="var(--soft)", fillOpacity=0.2, opacity=0)
+        .encode(x="x:Q", x2="x2", tooltip="tip:N")
+    )
+    return specification(alt.layer(areas, steps, stops), height)
