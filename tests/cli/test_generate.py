@@ -184,7 +184,7 @@ def test_what_is_refused_before_anything_starts(model: Path, data: Path, tmp_pat
     with pytest.raises(MissingModel):
         in_process(words(tmp_path / "nothing", data, runs))
     with pytest.raises(UsageError, match="--device-map is for --backend transformers"):
-        in_process(words(model, data, runs, "--backend=vllm", "--device-map=cpu"))
+        in_process(words(model, data, runs, "--backend=vllm", "--device-map=auto"))
     assert not runs.exists()
 
 
