@@ -83,16 +83,15 @@ class Axis:
     def encoded(self, channel: str) -> dict[str, Any]:
         """How Vega-Lite calls it: "x" or "y", which are names of fields too."""
         drawn: dict[str, Any] = {"title": self.title or None, "tickCount": 6 if channel == "x" else 5}
-        if self.whole:
-            drawn |= {"tickMinStep": 1, "format": "d"}
         if self.values is not None:
             drawn["values"] = list(self.values)
-        if self.labels is not None:
-            drawn["labelExpr"] = self.labels
+        if self.whole or self.labels is not None:
+            drawn["labelExpr"] = self.labels or WHOLE
         scale = {"domain": list(self.domain), "nice": False, "zero": False, "clamp": True}
         return {"field": channel, "type": "quantitative", "axis": drawn, "scale": scale}
 
 
+WHOLE = "datum.value % 1 ? '' : format(datum.value, ',d')"  # words of whole numbers alone
 PERCENT = "round(datum.value * 1000) / 10 + ' %'"
 
 
@@ -160,7 +159,7 @@ def _line_specification(parts: tuple[str, ...], height: int) -> dict[str, Any]:
             inside, x="x:Q", y="y:Q", tooltip="tip:N"
         ),
     }
-    return specification(alt.layer(*(marks[name](_on(name)) for name in parts)), height)
+    return specification(alt.layer(*(marks[name](drawn_on(name)) for name in parts)), height)
 
 
 def _stops(lines: Sequence[Line], x: Axis, y: Axis, dots: bool) -> list[dict[str, Any]]:
@@ -246,10 +245,10 @@ def _scatter_specification() -> dict[str, Any]:
     dash, series = alt.StrokeDash("dash:N", scale=None), alt.Detail("series:N")
     cross = {"strokeWidth": 1.2, "opacity": 0.7}
     layers = [
-        _on("lines").mark_line(strokeWidth=1.6).encode(tint, dash, series, x="x:Q", y="y:Q", order=_AS_GIVEN),
-        _on("up").mark_rule(**cross).encode(tint, x="x:Q", y="y:Q", y2="y2"),
-        _on("across").mark_rule(**cross).encode(tint, x="x:Q", y="y:Q", x2="x2"),
-        _on("marks")
+        drawn_on("lines").mark_line(strokeWidth=1.6).encode(tint, dash, series, x="x:Q", y="y:Q", order=_AS_GIVEN),
+        drawn_on("up").mark_rule(**cross).encode(tint, x="x:Q", y="y:Q", y2="y2"),
+        drawn_on("across").mark_rule(**cross).encode(tint, x="x:Q", y="y:Q", x2="x2"),
+        drawn_on("marks")
         .mark_point(opacity=1, strokeWidth=1.6)
         .encode(
             tint,
@@ -311,7 +310,7 @@ def timeline_chart(spans: Sequence[Span], x: Axis, label: str) -> Node:
         labelExpr="split(datum.value, '\\t')[1] == '0' ? split(datum.value, '\\t')[0] : ''",
     )
     bars = (
-        _on("bars")
+        drawn_on("bars")
         .mark_bar(strokeWidth=2, cornerRadius=2, minBandSize=2)
         .encode(
             alt.X("x:Q"),
@@ -332,7 +331,8 @@ def _natural(word: str) -> list[tuple[int, str]]:
     return [(int(each), "") if each.isdigit() else (-1, each) for each in re.split(r"(\d+)", word)]
 
 
-def _on(name: str) -> altair.Chart:
+def drawn_on(name: str) -> altair.Chart:
+    """A chart of the rows that a page gives under this name."""
     alt = _altair()
     return alt.Chart(alt.NamedData(name=name))
 
@@ -416,7 +416,7 @@ def histogram_specification(height: int) -> dict[str, Any]:
     """Steps as areas with lines on them, over bins that are read off."""
     alt = _altair()
     areas = (
-        _on("areas")
+        drawn_on("areas")
         .mark_area(interpolate="step-after", opacity=0.28)
         .encode(
             alt.Fill("colour:N", scale=None),
@@ -427,7 +427,7 @@ def histogram_specification(height: int) -> dict[str, Any]:
         )
     )
     steps = (
-        _on("steps")
+        drawn_on("steps")
         .mark_line(interpolate="step-after", strokeWidth=1.8)
         .encode(
             alt.Stroke("colour:N", scale=None),
@@ -439,6 +439,8 @@ def histogram_specification(height: int) -> dict[str, Any]:
         )
     )
     stops = (
-        _on("stops").mark_rect(fill="var(--soft)", fillOpacity=0.2, opacity=0).encode(x="x:Q", x2="x2", tooltip="tip:N")
+        drawn_on("stops")
+        .mark_rect(fill="var(--soft)", fillOpacity=0.2, opacity=0)
+        .encode(x="x:Q", x2="x2", tooltip="tip:N")
     )
     return specification(alt.layer(areas, steps, stops), height)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpuherd.lm.rounding import beyond_rounding
+from gpuherd.lm.backend import beyond_rounding
 from gpuherd.posttrain.evaluation.comparing import Comparison
 from gpuherd.posttrain.evaluation.gathering import Row
 from gpuherd.posttrain.evaluation.result import REFERENCE

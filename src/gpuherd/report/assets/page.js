@@ -7,7 +7,7 @@ const state = {}; // what readers chose, by key; an array where several can be c
 const scripts = {}; // views that a page's own script draws: name -> (words of the address) => nodes
 
 const make = (tag, attributes, ...children) => dress(document.createElement(tag), attributes, children);
-const svg = (tag, attributes) => dress(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, []);
+const svg = (tag, attributes, ...children) => dress(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
 function dress(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
@@ -127,7 +127,13 @@ function showTip(x, y, lines) {
 function hideTip() { if (tip) tip.hidden = true; }
 
 const chosen = (key) => [state[key]].flat();
-function set(key, value) { state[key] = value; show(); }
+async function set(key, value) {
+  const main = document.getElementById("main");
+  main.style.minHeight = `${main.offsetHeight}px`; // what is in sight stays where it is
+  state[key] = value;
+  await show();
+  main.style.minHeight = "";
+}
 const labelled = (input, children) => children.length ? make("label", { class: "together" }, input, ...children.map(build)) : input;
 
 const widgets = {
@@ -188,12 +194,13 @@ function keyLine(colour, dash) {
 
 const arranged = new Map(); // how readers have sorted and filtered each table
 
-// columns: [{word, why, key, format, kind}], where key is the place of a row's value, which sorts, and is shown by the
-// format; without a format a cell is [value, node]. rows: arrays or objects. words(row): what a filter looks through.
-function table({ columns, rows, label, name = label, sort = null, descending = false, page = 100, hint = null, words, mark }) {
+// columns of Python: {word, why, kind, key, format}, where key is the place in a row of its value, which sorts and is
+// shown by the format; without a format it is [value, node]. Those of scripts have functions of a row: key(row), which
+// sorts, and cell(row). words(row): what a filter looks through.
+function table({ columns, rows, label, name = label, sort = null, descending = false, page = 100, words, hint = words ? "filter by words" : null, mark }) {
   const now = arranged.get(name) ?? { sort, descending, page: 0, filter: "" };
   arranged.set(name, now);
-  const valueOf = (row, column) => { const cell = column.value ? column.value(row) : row[column.key]; return Array.isArray(cell) ? cell[0] : cell; };
+  const valueOf = (row, { key }) => typeof key === "function" ? key(row) : Array.isArray(row[key]) ? row[key][0] : row[key];
   const cellOf = (row, column) => {
     if (column.cell) return [column.cell(row)].flat();
     const cell = row[column.key];
@@ -202,7 +209,7 @@ function table({ columns, rows, label, name = label, sort = null, descending = f
   const wordsOf = words ?? ((row) => columns.map((column) => valueOf(row, column) ?? "").join(" "));
   const body = make("tbody");
   const heads = columns.map((column, at) => make("th", { class: column.kind, scope: "col", title: column.why },
-    column.sorts === false ? column.word : make("button", { type: "button", onclick: () => order(at) }, column.word)));
+    column.sorts === false || column.key === undefined ? column.word : make("button", { type: "button", onclick: () => order(at) }, column.word)));
   const whole = make("table", { "aria-label": label }, make("thead", {}, make("tr", {}, ...heads)), body);
   const told = make("span");
   const [back, on] = [["Earlier", -1], ["Later", 1]].map(([word, step]) =>
@@ -357,8 +364,9 @@ async function show() {
   if (turn !== asked) return;
   const front = document.activeElement?.id;
   document.getElementById("main").replaceChildren(...nodes);
-  if (front) document.getElementById(front)?.focus(); // what was pressed stays in front
-  document.querySelector("nav a[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  if (front) document.getElementById(front)?.focus({ preventScroll: true }); // what was pressed stays in front
+  const current = document.querySelector("nav a[aria-current]");
+  if (current) current.parentElement.scrollLeft = current.offsetLeft - 60;
   await drawWaiting();
   if (turn === asked) document.body.dataset.shown = location.hash; // for whoever waits for it
 }
@@ -370,6 +378,7 @@ async function drawWaiting() {
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
   document.getElementById("theme").textContent = name === "dark" ? "Light" : "Dark";
+  if (document.querySelector("canvas, .ramp")) show(); // which have colours of their own
 }
 
 async function start() {
