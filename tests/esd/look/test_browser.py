@@ -104,6 +104,7 @@ def test_models_are_laid_over_each_other(browser: Browser, page_file: Path) -> N
     curves.nth(4).wait_for()  # the run, and at first all four models
     opened.page.get_by_role("checkbox").first.click()
     curves.nth(4).wait_for(state="detached")
+    curves.nth(3).wait_for()
     assert curves.count() == 4
     assert opened.fine(page_file)
 

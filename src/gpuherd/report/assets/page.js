@@ -167,7 +167,7 @@ const widgets = {
   // A dot between two ends on a scale, all as shares of its width; at: a line to compare with; band: what is shaded.
   interval({ value, low, high, at, band, faint, label }) {
     const place = (name, from, to = from) => {
-      const part = make("i", { class: name });
+      const part = make("span", { class: name });
       [part.style.left, part.style.width] = [`${100 * from}%`, from === to ? "" : `${100 * (to - from)}%`];
       return part;
     };
@@ -177,7 +177,7 @@ const widgets = {
   },
   // Shares of a whole, beside each other.
   shares({ counts, label }) {
-    const parts = counts.map((count, at) => { const part = make("i", { class: `fill v${at}` }); part.style.flexGrow = count; return part; });
+    const parts = counts.map((count, at) => { const part = make("span", { class: `fill v${at}` }); part.style.flexGrow = count; return part; });
     return make("div", { class: "shares", role: "img", "aria-label": label }, ...parts);
   },
   table: (about) => table(about),
