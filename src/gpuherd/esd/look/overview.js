@@ -7,6 +7,7 @@ function link(number, word = null, layer = null) {
 }
 
 async function modelsView() {
+  if (!chosenModels.size && index.models.length <= 4) index.models.forEach((m) => chosenModels.add(m.number));
   const overlay = make("div");
   let drawn = 0;
   const columns = [
@@ -50,7 +51,6 @@ async function modelsView() {
       !pooled ? null : make("p", { class: "note" }, shown.length < chosenModels.size ? `The last ${shown.length} of ${chosenModels.size} chosen models are drawn.` : "Tick models in the table to lay their histograms over each other.")].filter(Boolean));
   }
 
-  if (!chosenModels.size && index.models.length <= 4) index.models.forEach((m) => chosenModels.add(m.number));
   await drawOverlay();
   return [make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), overlay), make("section", { class: "card" }, made)];
 }
