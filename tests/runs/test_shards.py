@@ -85,7 +85,7 @@ def test_the_plan_of_the_first_start_is_kept(tmp_path: Path) -> None:
         return [list(range(len(lengths)))]
 
     work = ShardedWork(ShardedDirectory(tmp_path / "work"), "same", [3] * 40, halves)
-    assert not work.begun and len(work.shards(2)) == 2 and len(work.shards(4)) == 4
+    assert [len(work.shards(2)), len(work.shards(4)), work.begun] == [2, 4, False]
     assert not work.folder.root.exists(), "a plan that nobody has begun is not written"
     begun = work.begin(2)
     assert work.begun and work.begin(4) == work.shards(4) == begun and len(begun) == 2

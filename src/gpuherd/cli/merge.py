@@ -134,12 +134,12 @@ def _dry_run(ref: ModelRef, adapter: Path, output: Path, dtype: str | None, shar
     """What a merge would write. For a base that is not on this machine, only headers are downloaded."""
     from gpuherd.models.checkpoints.hub import cached_copy
     from gpuherd.models.checkpoints.hub_headers import read_remote
-    from gpuherd.models.lora.merge import already_there, check_room, look_over, look_over_headers
+    from gpuherd.models.lora.merge import already_there, check_room, prepare_merge, prepare_merge_of_headers
 
     path = ref.path or cached_copy(ref)
     if path is not None:
         try:
-            todo = look_over(path, adapter, shard_bytes=shard_bytes, dtype=dtype)
+            todo = prepare_merge(path, adapter, shard_bytes=shard_bytes, dtype=dtype)
         except MissingModel:
             if ref.path is not None:
                 raise
@@ -149,7 +149,9 @@ def _dry_run(ref: ModelRef, adapter: Path, output: Path, dtype: str | None, shar
             check_room(0 if result.was_there else result.nbytes, output)
             return result
     remote = read_remote(ref)
-    result = look_over_headers(remote.config, remote.tensors, adapter, output, dtype=dtype, shard_bytes=shard_bytes)
+    result = prepare_merge_of_headers(
+        remote.config, remote.tensors, adapter, output, dtype=dtype, shard_bytes=shard_bytes
+    )
     check_room(result.nbytes, output)
     return result
 

@@ -129,7 +129,7 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     """What is analysed of the model, and the name of its base where that is needed."""
     from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.lora.adapter import is_adapter
-    from gpuherd.models.subject import base_of, open_subject, told_ranks
+    from gpuherd.models.subject import base_of, format_ranks, open_subject
 
     path = locate(parse_model(options.model_id))
     adapter = is_adapter(path)
@@ -141,7 +141,7 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
         base_path = locate(parse_model(base))
     subject = open_subject(path, base_path, options.spectra_of, embeddings=options.embeddings)
     if subject.ranks:
-        print(f"Update: s B A of {told_ranks(subject.ranks)} in {len(subject.ranks)} tensors")
+        print(f"Update: s B A of {format_ranks(subject.ranks)} in {len(subject.ranks)} tensors")
     return subject, base
 
 

@@ -59,7 +59,7 @@ class Subject:
         return sum(info.nbytes for source in sources for info in source.tensors.values() if info.shares is None)
 
 
-def told_ranks(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """The ranks of an adapter's modules in a few words: ``rank 8``, or ``ranks 4 to 16``."""
     least, most = min(ranks), max(ranks)
     return f"rank {least}" if least == most else f"ranks {least} to {most}"

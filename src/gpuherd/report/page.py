@@ -91,7 +91,7 @@ def render_page(contents: PageContents) -> bytes:
     )
     style = "".join(map(_text, (ASSETS / "page.css", *contents.styles)))
     hashes = [policy_hash(script.encode())]
-    blobs = packed_views(contents) | contents.blobs
+    blobs = {**packed_views(contents), **contents.blobs}
     if needs_charts(contents):
         bundle = vega_bundle()
         blobs["vega"] = bundle.packed

@@ -154,10 +154,10 @@ def test_every_block_has_the_device_of_its_longest_path(data: st.DataObject) -> 
 def test_runs_of_blocks_in_words() -> None:
     architecture = read_architecture("Llama-2-7B")
     devices = tuple(0 if block.kind == "embedding" else 1 for block in architecture.blocks)
-    told = Placement(architecture, devices).told()
+    told = Placement(architecture, devices).format_blocks()
     assert [device for device, _ in told] == [0, 1]
     assert told[1][1] == "layers 0-31, norm, head"
-    assert all_on(architecture, "cpu").told()[0][0] == "cpu"
+    assert all_on(architecture, "cpu").format_blocks()[0][0] == "cpu"
 
 
 def test_the_block_of_a_path() -> None:

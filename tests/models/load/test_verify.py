@@ -17,10 +17,10 @@ from gpuherd.models.load.verify import (
     bytes_by_device,
     bytes_by_dtype,
     in_short,
-    look,
     misplaced,
     of_other_dtypes,
     plain_name,
+    tensors_of,
     untied,
 )
 from gpuherd.models.plan.architecture import Architecture
@@ -41,7 +41,7 @@ def test_a_silent_offload_is_found(small: Small, tmp_path: Path) -> None:
         small("llama"), device_map="auto", max_memory={"cpu": "150KB"}, offload_folder=str(tmp_path), dtype="auto"
     )
     assert "disk" in model.hf_device_map.values()
-    found = misplaced(all_on(architecture, "cpu"), look(model))
+    found = misplaced(all_on(architecture, "cpu"), tensors_of(model))
     assert found and all("is on meta, planned on cpu" in each for each in found)
     assert "layers" in in_short(found) and "more" in in_short(found)
 
@@ -53,8 +53,8 @@ def test_what_is_meant_to_be_on_disk_is_no_problem(small: Small, tmp_path: Path)
         small("llama"), device_map=device_map, offload_folder=str(tmp_path), dtype="auto"
     )
     placement = from_device_map(architecture, device_map, visible=0, allow_offload="disk")
-    assert misplaced(placement, look(model)) == []
-    assert misplaced(all_on(architecture, "cpu"), look(model))
+    assert misplaced(placement, tensors_of(model)) == []
+    assert misplaced(all_on(architecture, "cpu"), tensors_of(model))
 
 
 def test_a_model_left_on_meta_is_found(small: Small) -> None:
@@ -62,26 +62,28 @@ def test_a_model_left_on_meta_is_found(small: Small) -> None:
     config = transformers.AutoConfig.from_pretrained(small("tied"))
     with torch.device("meta"):
         empty = transformers.AutoModelForCausalLM.from_config(config)
-    found = misplaced(pretended(architecture, {"": 0}), look(empty))
+    found = misplaced(pretended(architecture, {"": 0}), tensors_of(empty))
     assert len([each for each in found if "GPU 0" in each]) >= len(list(architecture.tensors()))
 
 
 def test_a_copy_in_place_of_a_tie_is_found(small: Small) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(small("tied"), dtype="auto")
     ties = {"lm_head.weight": "model.embed_tokens.weight"}
-    assert untied(look(model), ties) == []
+    assert untied(tensors_of(model), ties) == []
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
-    assert untied(look(model), ties) == ["lm_head.weight is a copy of model.embed_tokens.weight, to which it is tied"]
+    assert untied(tensors_of(model), ties) == [
+        "lm_head.weight is a copy of model.embed_tokens.weight, to which it is tied"
+    ]
 
 
 def test_another_dtype_is_found(small: Small) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(small("llama"), dtype="auto")
-    assert of_other_dtypes(look(model), frozenset({"bfloat16"}), frozenset()) == []
+    assert of_other_dtypes(tensors_of(model), frozenset({"bfloat16"}), frozenset()) == []
     model.lm_head.float()
-    assert of_other_dtypes(look(model), frozenset({"bfloat16"}), frozenset()) == [
+    assert of_other_dtypes(tensors_of(model), frozenset({"bfloat16"}), frozenset()) == [
         "lm_head.weight is in float32, not in bfloat16"
     ]
-    assert of_other_dtypes(look(model), frozenset({"bfloat16"}), frozenset({"lm_head.weight"})) == []
+    assert of_other_dtypes(tensors_of(model), frozenset({"bfloat16"}), frozenset({"lm_head.weight"})) == []
 
 
 def test_bitsandbytes_state_is_counted_where_transformers_forgets_it(small: Small) -> None:
@@ -91,7 +93,7 @@ def test_bitsandbytes_state_is_counted_where_transformers_forgets_it(small: Smal
         small("llama"), quantization_config=settings, dtype=torch.bfloat16
     )
     architecture = read_architecture(str(small("llama")))
-    ours = sum(bytes_by_device(all_on(architecture, "cpu"), look(model)).values())
+    ours = sum(bytes_by_device(all_on(architecture, "cpu"), tensors_of(model)).values())
     buffers = sum(each.untyped_storage().nbytes() for each in model.buffers())
     assert ours > 1.03 * (model.get_memory_footprint() - buffers)
 

@@ -23,7 +23,7 @@ from tests.models.conftest import build
 from tests.models.peft_adapters import save_adapter
 
 from gpuherd.errors import BadModel, CannotWrite, MissingModel, QueueBusy, UsageError
-from gpuherd.models.lora.merge import RECORD, final_folder, look_over, merge_to_folder
+from gpuherd.models.lora.merge import RECORD, final_folder, merge_to_folder, prepare_merge
 
 Tiny = Callable[..., tuple[Any, Path]]
 
@@ -145,7 +145,7 @@ def test_experts_of_other_shapes(tiny: Tiny, tmp_path: Path) -> None:
     path = tmp_path / "a" / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "r": 2, "rank_pattern": {"q_proj": 4}}))
     with pytest.raises(BadModel, match="finds no experts in the base model that its factors"):
-        look_over(base, tmp_path / "a")
+        prepare_merge(base, tmp_path / "a")
 
 
 @pytest.mark.parametrize("form", ["safetensors", "bin"])
@@ -219,7 +219,7 @@ def test_embedding_and_tied_head_trained_apart(tiny: Tiny, tmp_path: Path) -> No
     _, base = tiny("opt")
     train(base, tmp_path / "a", target_modules=["lm_head"], modules_to_save=["embed_tokens"])
     with pytest.raises(BadModel, match="whole, and factors of the head that is tied to it"):
-        look_over(base, tmp_path / "a")
+        prepare_merge(base, tmp_path / "a")
 
 
 def test_another_format_is_what_peft_makes_of_a_base_loaded_in_it(tiny: Tiny, tmp_path: Path) -> None:
@@ -623,11 +623,11 @@ def test_a_disk_that_fills_up(pair: tuple[Path, Path], tmp_path: Path, monkeypat
 def test_bases_that_no_sum_can_be_written_into(pair: tuple[Path, Path], tmp_path: Path) -> None:
     base, adapter = pair
     with pytest.raises(BadModel, match="is itself an adapter"):
-        look_over(adapter, adapter)
+        prepare_merge(adapter, adapter)
     with pytest.raises(BadModel, match="is no adapter"):
-        look_over(base, base)
+        prepare_merge(base, base)
     with pytest.raises(MissingModel):
-        look_over(tmp_path / "absent", adapter)
+        prepare_merge(tmp_path / "absent", adapter)
     path = base / "model.safetensors"
     tensors = load_file(path)
     name = "model.layers.0.self_attn.q_proj.weight"
@@ -635,7 +635,7 @@ def test_bases_that_no_sum_can_be_written_into(pair: tuple[Path, Path], tmp_path
     codes = {name: torch.ones(rows, columns, dtype=torch.int8), name.replace("weight", "SCB"): torch.ones(rows)}
     save_file({**tensors, **codes}, path)
     with pytest.raises(BadModel, match=r"the base is quantised \('model.layers.0.self_attn.q_proj.weight' is"):
-        look_over(base, adapter)
+        prepare_merge(base, adapter)
 
 
 def test_an_adapter_of_another_base(tiny: Tiny, pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -692,7 +692,7 @@ def test_dora_that_config_and_file_disagree_about(tiny: Tiny, tmp_path: Path, us
     path = tmp_path / "a" / "adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": not use_dora}))
     with pytest.raises(BadModel, match=r"use_dora, but there are (no )?DoRA magnitudes of module 'model.layers.0.self"):
-        look_over(base, tmp_path / "a")
+        prepare_merge(base, tmp_path / "a")
 
 
 def test_a_tokenizer_that_changes(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -736,7 +736,7 @@ def test_hostile_bases(pair: tuple[Path, Path], tmp_path: Path) -> None:
         header = good[8 : 8 + length].replace(b'"model.norm.weight"', f'"{name}"'.encode())
         path.write_bytes(len(header).to_bytes(8, "little") + header + good[8 + length :])
         if reason is None:
-            look_over(base, adapter)
+            prepare_merge(base, adapter)
         else:
             with pytest.raises(BadModel, match=reason):
                 merge_to_folder(base, adapter, tmp_path / "out")

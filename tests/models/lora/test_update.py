@@ -23,7 +23,7 @@ from gpuherd.esd.spectra.pooled import low_rank_spectrum
 from gpuherd.models.checkpoints.open import open_checkpoint
 from gpuherd.models.lora.adapter import merge
 from gpuherd.models.lora.update import NOT_IN_ADAPTER, NOT_IN_BASE, SAVED_WHOLE
-from gpuherd.models.subject import open_subject, told_ranks
+from gpuherd.models.subject import format_ranks, open_subject
 from gpuherd.models.tensors.matrices import WeightMatrix, matrices
 
 Tiny = Callable[..., tuple[Any, Path]]
@@ -373,4 +373,4 @@ def test_impossible_combinations(pair: tuple[Path, Path, dict[str, torch.Tensor]
 
 
 def test_ranks_in_words() -> None:
-    assert (told_ranks([8, 8]), told_ranks([16, 4, 8])) == ("rank 8", "ranks 4 to 16")
+    assert (format_ranks([8, 8]), format_ranks([16, 4, 8])) == ("rank 8", "ranks 4 to 16")

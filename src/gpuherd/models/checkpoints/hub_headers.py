@@ -246,11 +246,11 @@ def _header(ref: ModelRef, commit: str, name: str, size: int | None) -> list[Ten
     text = start[8 : 8 + length]
     if len(text) < length:
         raise unreadable(ref, name, "ends before its header does")
-    file = FileStamp(Path(f"{repo_of(ref)}/{name}"), size if size is not None else _told_size(text, length), 0, 0)
+    file = FileStamp(Path(f"{repo_of(ref)}/{name}"), size if size is not None else _size_by_header(text, length), 0, 0)
     return [tensor.info for tensor in parse_header(text, file, 8 + length)]
 
 
-def _told_size(text: bytes, length: int) -> int:
+def _size_by_header(text: bytes, length: int) -> int:
     """The size that a file has by its own header, for a Hub that doesn't tell it."""
     with suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         entries = json.loads(text)

@@ -263,14 +263,14 @@ def load(options: ShardOptions, words: Sequence[str], *, beside: int = 0) -> Loa
     if options.parallel == "tensor":
         from gpuherd.models.load.tensor_parallel import load_tensor_parallel, relaunch, this_rank
 
-        asked = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
+        request = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
         rank = this_rank(os.environ)
         if rank is not None:
-            return load_tensor_parallel(asked, rank)[0]
-        relaunch(asked, words)
+            return load_tensor_parallel(request, rank)[0]
+        relaunch(request, words)
         shared["parallel"] = None  # one GPU is all that there is
-    asked = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
-    return load_prepared(prepare(replace(asked, reserve=Reserve().with_beside(beside))))
+    request = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
+    return load_prepared(prepare(replace(request, reserve=Reserve().with_beside(beside))))
 
 
 def is_writer() -> bool:

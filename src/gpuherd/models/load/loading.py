@@ -264,7 +264,7 @@ def load_model(
         WrongPlacement: what was loaded is not what was planned.
     """
     started = time.monotonic()
-    asked = LoadRequest(
+    request = LoadRequest(
         model=model,
         plan=plan,
         device_map=device_map,
@@ -283,20 +283,20 @@ def load_model(
     if parallel == "tensor":
         from gpuherd.models.load.tensor_parallel import load_tensor_parallel
 
-        return load_tensor_parallel(asked)[0]
-    return load_prepared(prepare(asked), started=started)
+        return load_tensor_parallel(request)[0]
+    return load_prepared(prepare(request), started=started)
 
 
 def load_prepared(ready: Prepared, *, started: float | None = None) -> Loaded:
     """Loads what was prepared. ``started``: since when the seconds count, of ``time.monotonic``."""
     started = time.monotonic() if started is None else started
-    for device, blocks in ready.placement.told():
-        logger.info("%s: %s -> %s", ready.asked.model, blocks, f"GPU {device}" if isinstance(device, int) else device)
+    for device, blocks in ready.placement.format_blocks():
+        logger.info("%s: %s -> %s", ready.request.model, blocks, f"GPU {device}" if isinstance(device, int) else device)
     with naming_extras(EXTRAS, "loading models takes"):
         import accelerate  # noqa: F401 - a device map needs it, and transformers says so late
         import transformers  # noqa: F401
     _check_cuda(ready.placement)
-    trusted = runs_own_code(ready.config, trusted=ready.asked.trust_remote_code)
+    trusted = runs_own_code(ready.config, trusted=ready.request.trust_remote_code)
     config = config_of(ready.folder, trusted=trusted)
     model_class, ready, device_map = fitted_class(classes_for(ready.base, config, trusted=trusted), config, ready)
     before = _given_out(ready.placement)
@@ -304,19 +304,19 @@ def load_prepared(ready: Prepared, *, started: float | None = None) -> Loaded:
     notes = [*ready.notes]
     if unexpected:
         notes.append(f"{len(unexpected)} tensors of the checkpoint have no place in the model: {few(unexpected)}")
-    seen = verify.look(model)
+    seen = verify.tensors_of(model)
     _judge(ready, seen)
     if ready.adapter is not None:
-        model = with_adapter(model, ready.adapter, merge=ready.asked.merge_adapter)
-        seen = verify.look(model)
+        model = with_adapter(model, ready.adapter, merge=ready.request.merge_adapter)
+        seen = verify.tensors_of(model)
         _refuse(ready, verify.misplaced(ready.placement, seen))
     after = _given_out(ready.placement)
     report = _report(ready, model, seen, {gpu: after[gpu] - before[gpu] for gpu in after}, started, tuple(notes))
     for line in report.lines():
         logger.info("%s", line)
     if not report.within:
-        logger.warning("%s: predicted and real memory are further apart than they should be", ready.asked.model)
-    return Loaded(model, report, ready.folder, ready.tokenizer_folder, ready.asked.trust_remote_code)
+        logger.warning("%s: predicted and real memory are further apart than they should be", ready.request.model)
+    return Loaded(model, report, ready.folder, ready.tokenizer_folder, ready.request.trust_remote_code)
 
 
 # ---- before ----------------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def _judge(ready: Prepared, seen: Sequence[verify.Seen]) -> None:
 
 def _refuse(ready: Prepared, problems: Sequence[str]) -> None:
     if problems:
-        raise WrongPlacement(f"{shown(ready.asked.model)} is not where it was planned: {verify.in_short(problems)}")
+        raise WrongPlacement(f"{shown(ready.request.model)} is not where it was planned: {verify.in_short(problems)}")
 
 
 def _given_out(placement: Placement) -> dict[int, int]:
@@ -390,7 +390,7 @@ def _report(
     predicted = weights_by_device(placement.architecture, placement.devices, ready.precision)
     real = verify.bytes_by_device(placement, seen)
     blocks: dict[Any, list[str]] = {}
-    for device, words in placement.told():
+    for device, words in placement.format_blocks():
         blocks.setdefault(device, []).append(words)
     devices = tuple(
         OnDevice(
@@ -405,11 +405,11 @@ def _report(
     )
     adapter = None
     if ready.adapter is not None:
-        adapter = f"{ready.adapter} ({'merged' if ready.asked.merge_adapter else 'beside the weights'})"
+        adapter = f"{ready.adapter} ({'merged' if ready.request.merge_adapter else 'beside the weights'})"
     return LoadReport(
-        model=ready.asked.model,
+        model=ready.request.model,
         class_name=type(
-            model if ready.adapter is None or ready.asked.merge_adapter else model.get_base_model()
+            model if ready.adapter is None or ready.request.merge_adapter else model.get_base_model()
         ).__name__,
         precision=ready.precision,
         dtypes=verify.bytes_by_dtype(seen),

@@ -171,25 +171,25 @@ def read_device_map(word: str | None) -> Mapping[str, Any] | str | None:
     return found
 
 
-def check(asked: LoadRequest) -> None:
+def check(request: LoadRequest) -> None:
     """Raises UsageError for keywords that contradict each other."""
-    if asked.plan is not None and asked.device_map is not None:
+    if request.plan is not None and request.device_map is not None:
         raise UsageError("a plan and a device map: the plan has its own; give one of them")
-    if asked.plan is not None and asked.parallel is not None:
+    if request.plan is not None and request.parallel is not None:
         raise UsageError("a plan and parallel: the plan says how the model is laid out; give one of them")
-    if asked.gpus != "auto" and (asked.plan is not None or asked.device_map not in (None, "auto")):
+    if request.gpus != "auto" and (request.plan is not None or request.device_map not in (None, "auto")):
         raise UsageError(
             "gpus beside a plan or a device map, which says on which GPUs the model lies; give one of them"
         )
-    if isinstance(asked.plan, MemoryPlan) and asked.allow_offload is not None:
+    if isinstance(request.plan, MemoryPlan) and request.allow_offload is not None:
         raise UsageError("a plan and allow_offload: the plan has room for the whole model; give one of them")
-    if asked.allow_offload is not None and asked.allow_offload not in OFFLOADS:
-        raise UsageError(f"allow_offload {asked.allow_offload!r}: it is one of {', '.join(OFFLOADS)}")
-    if isinstance(asked.device_map, str) and asked.device_map not in ("auto", CPU):
-        raise UsageError(f"device map {asked.device_map!r}: it is auto, cpu, or a mapping of module paths to devices")
-    if asked.device_map is not None and asked.device_map != "auto" and asked.parallel is not None:
+    if request.allow_offload is not None and request.allow_offload not in OFFLOADS:
+        raise UsageError(f"allow_offload {request.allow_offload!r}: it is one of {', '.join(OFFLOADS)}")
+    if isinstance(request.device_map, str) and request.device_map not in ("auto", CPU):
+        raise UsageError(f"device map {request.device_map!r}: it is auto, cpu, or a mapping of module paths to devices")
+    if request.device_map is not None and request.device_map != "auto" and request.parallel is not None:
         raise UsageError("a device map and parallel: the map says where everything goes; give one of them")
-    if asked.parallel == "tensor" or (isinstance(asked.plan, MemoryPlan) and asked.plan.parallel == "tensor"):
+    if request.parallel == "tensor" or (isinstance(request.plan, MemoryPlan) and request.plan.parallel == "tensor"):
         raise UsageError(
             "each layer over several GPUs takes a process a GPU: use gpuherd.models.load.tensor_parallel, or "
             "'python -m gpuherd.models.load.worker --parallel tensor'"

@@ -79,7 +79,7 @@ class Placement:
         """Whether something that belongs to a GPU lies elsewhere: on disk, or on the CPU beside GPUs."""
         return DISK in self.devices or (CPU in self.devices and bool(self.gpus))
 
-    def told(self) -> list[tuple[Device, str]]:
+    def format_blocks(self) -> list[tuple[Device, str]]:
         """Each run of blocks on one device, in words: ``(0, "embedding, layers 0-18")``."""
         runs: list[tuple[Device, str]] = []
         first = 0

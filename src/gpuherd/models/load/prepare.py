@@ -60,7 +60,7 @@ class ModelDoesNotFit(GpuherdError):
 
 
 class ThisMachine:
-    """The GPUs that this process sees, looked at when first asked."""
+    """The GPUs that this process sees, looked at on first use."""
 
     def __init__(self, *, simulate: bool) -> None:
         self._simulate = simulate
@@ -91,50 +91,52 @@ class ThisMachine:
 Placed = tuple[Placement, tuple[Card, ...], tuple[str, ...]]
 
 
-def destination(asked: LoadRequest, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
+def destination(request: LoadRequest, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
     """Where the blocks go, the cards that they go to, and what should be said of that."""
-    placed = _placed(asked, architecture, precision, machine)
-    _check_memory(asked, placed[0], precision)
+    placed = _placed(request, architecture, precision, machine)
+    _check_memory(request, placed[0], precision)
     return placed
 
 
-def _placed(asked: LoadRequest, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
-    if asked.device_map == CPU:
+def _placed(request: LoadRequest, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
+    if request.device_map == CPU:
         return _on_cpu(architecture, None)
-    if isinstance(asked.device_map, Mapping):
+    if isinstance(request.device_map, Mapping):
         placement = from_device_map(
             architecture,
-            asked.device_map,
+            request.device_map,
             visible=len(machine.visible),
-            allow_offload=asked.allow_offload,
-            simulated=asked.simulate,
+            allow_offload=request.allow_offload,
+            simulated=request.simulate,
         )
-        cards = () if asked.simulate else tuple(machine.visible[number] for number in placement.gpus)
-        _check_room(asked, placement, precision, cards)
+        cards = () if request.simulate else tuple(machine.visible[number] for number in placement.gpus)
+        _check_room(request, placement, precision, cards)
         return placement, cards, ()
-    if isinstance(asked.plan, Refusal):
-        raise _does_not_fit(asked.plan)
-    if isinstance(asked.plan, MemoryPlan):
-        return _by_plan(asked.plan, machine, simulate=asked.simulate)
-    cards, problem = _cards(asked)
+    if isinstance(request.plan, Refusal):
+        raise _does_not_fit(request.plan)
+    if isinstance(request.plan, MemoryPlan):
+        return _by_plan(request.plan, machine, simulate=request.simulate)
+    cards, problem = _cards(request)
     if not cards:
         return _on_cpu(architecture, problem)
-    told = make_plan(architecture, cards, precision, asked.workload, asked.reserve, parallel=asked.parallel or "auto")
+    told = make_plan(
+        architecture, cards, precision, request.workload, request.reserve, parallel=request.parallel or "auto"
+    )
     if isinstance(told, MemoryPlan):
-        return _by_plan(told, machine, simulate=asked.simulate)
-    if asked.allow_offload is None:
+        return _by_plan(told, machine, simulate=request.simulate)
+    if request.allow_offload is None:
         raise _does_not_fit(told)
-    return _offloaded(asked, told, cards, machine)
+    return _offloaded(request, told, cards, machine)
 
 
-def _cards(asked: LoadRequest) -> tuple[tuple[Card, ...], str | None]:
+def _cards(request: LoadRequest) -> tuple[tuple[Card, ...], str | None]:
     """The cards to plan for; none where this machine has no GPU, with the reason."""
-    if not isinstance(asked.gpus, str):
-        if not asked.gpus:
+    if not isinstance(request.gpus, str):
+        if not request.gpus:
             raise UsageError("gpus: none are given; device_map='cpu' loads a model on the CPU")
-        return tuple(asked.gpus), None
-    if asked.gpus != "auto":
-        return parse_cards(asked.gpus), None
+        return tuple(request.gpus), None
+    if request.gpus != "auto":
+        return parse_cards(request.gpus), None
     from gpuherd.models.plan.cards_now import cards_now
 
     _give_back_memory()
@@ -186,14 +188,14 @@ def _numbers(cards: Sequence[Card], machine: ThisMachine) -> list[int]:
     return numbers
 
 
-def _offloaded(asked: LoadRequest, refusal: Refusal, cards: Sequence[Card], machine: ThisMachine) -> Placed:
+def _offloaded(request: LoadRequest, refusal: Refusal, cards: Sequence[Card], machine: ThisMachine) -> Placed:
     """As much on the GPUs as goes, the rest where it is allowed."""
-    where = asked.allow_offload or "cpu"
-    found = offloaded(refusal.architecture, cards, refusal.precision, asked.workload, asked.reserve, where)
+    where = request.allow_offload or "cpu"
+    found = offloaded(refusal.architecture, cards, refusal.precision, request.workload, request.reserve, where)
     if found is None:
         raise _does_not_fit(refusal)
     architecture, devices = found
-    pretended = asked.simulate or (not machine.visible and all(card.uuid is None for card in cards))
+    pretended = request.simulate or (not machine.visible and all(card.uuid is None for card in cards))
     used = cards[: 1 + max(device for device in devices if isinstance(device, int))]
     numbers = list(range(len(used))) if pretended else _numbers(used, machine)
     placement = Placement(
@@ -201,9 +203,9 @@ def _offloaded(asked: LoadRequest, refusal: Refusal, cards: Sequence[Card], mach
         tuple(numbers[device] if isinstance(device, int) else device for device in devices),
         simulated=pretended,
     )
-    check_offload(placement, asked.allow_offload)
+    check_offload(placement, request.allow_offload)
     here = () if pretended else tuple(machine.visible[number] for number in placement.gpus)
-    _check_room(asked, placement, refusal.precision, here)
+    _check_room(request, placement, refusal.precision, here)
     away = sum(device == where for device in devices)
     note = f"{away} of {len(devices)} blocks are offloaded to {where}: this is many times slower"
     return placement, here, (refusal.reason, note)
@@ -213,7 +215,7 @@ def _on_cpu(architecture: Architecture, problem: str | None) -> Placed:
     return all_on(architecture, CPU), (), (f"on the CPU: {problem}",) if problem else ()
 
 
-def _check_memory(asked: LoadRequest, placement: Placement, precision: Precision) -> None:
+def _check_memory(request: LoadRequest, placement: Placement, precision: Precision) -> None:
     """Raises ModelDoesNotFit where the computer has less memory available than goes there, pretended GPUs' too."""
     import psutil
 
@@ -224,16 +226,16 @@ def _check_memory(asked: LoadRequest, placement: Placement, precision: Precision
     available = psutil.virtual_memory().available
     if needed > available:
         raise ModelDoesNotFit(
-            f"{asked.model} in {precision} puts {gib(needed)} into the computer's memory, of which {gib(available)} "
+            f"{request.model} in {precision} puts {gib(needed)} into the computer's memory, of which {gib(available)} "
             "are available"
         )
 
 
-def _check_room(asked: LoadRequest, placement: Placement, precision: Precision, cards: Sequence[Card]) -> None:
+def _check_room(request: LoadRequest, placement: Placement, precision: Precision, cards: Sequence[Card]) -> None:
     """Raises ModelDoesNotFit where the weights alone are more than what is free on a GPU."""
     needed = weights_by_device(placement.architecture, placement.devices, precision)
     for number, card in zip(placement.gpus, cards, strict=False):
-        taken = needed[number] + asked.reserve.context
+        taken = needed[number] + request.reserve.context
         if taken > card.free:
             raise ModelDoesNotFit(
                 f"{gib(taken)} would lie on GPU {number} ({card.name}), which has {gib(card.free)} free now"
@@ -255,7 +257,7 @@ class Prepared:
     """A model that may be loaded.
 
     Attributes:
-        asked: what was asked for.
+        request: what is to be loaded.
         path: the model's folder or file on this machine.
         config: its parsed config.json.
         precision: in which it is loaded.
@@ -266,7 +268,7 @@ class Prepared:
         notes: sentences that a person should read.
     """
 
-    asked: LoadRequest
+    request: LoadRequest
     path: Path
     config: Mapping[str, Any]
     precision: Precision
@@ -290,7 +292,7 @@ class Prepared:
 Placing = Callable[[LoadRequest, Architecture, Precision, ThisMachine], Placed]
 
 
-def prepare(asked: LoadRequest, placing: Placing = destination) -> Prepared:
+def prepare(request: LoadRequest, placing: Placing = destination) -> Prepared:
     """Decides everything about a loading; ``placing`` where the blocks go.
 
     Raises:
@@ -299,35 +301,35 @@ def prepare(asked: LoadRequest, placing: Placing = destination) -> Prepared:
         MissingExtra: bitsandbytes is needed and not there.
         ModelDoesNotFit: with the planner's figures, and what would fit.
     """
-    check(asked)
-    name, suffix = split_precision(asked.model)
-    wanted = wanted_precision(asked.model, suffix, requested_precision(asked.dtype, asked.quantization))
+    check(request)
+    name, suffix = split_precision(request.model)
+    wanted = wanted_precision(request.model, suffix, requested_precision(request.dtype, request.quantization))
     if wanted is not None:
         check_bitsandbytes(wanted)
-    machine = ThisMachine(simulate=asked.simulate)
+    machine = ThisMachine(simulate=request.simulate)
     ref = _reference(name)
 
     def fetched(what: ModelRef) -> Path:
         if what.path is None and (early := _before_it_is_fetched(what)) is not None:
-            placing(asked, early, precision_for(early, wanted)[0], machine)
-        return _located(what, asked)
+            placing(request, early, precision_for(early, wanted)[0], machine)
+        return _located(what, request)
 
-    path, adapter = _apart(asked, ref, fetched)
-    architecture = _architecture(asked, path)
+    path, adapter = _apart(request, ref, fetched)
+    architecture = _architecture(request, path)
     config = _config(path)
-    check_code(asked.model, config, trusted=asked.trust_remote_code)
-    if isinstance(asked.plan, MemoryPlan):
-        wanted = _agreed(asked.plan, architecture, wanted)
+    check_code(request.model, config, trusted=request.trust_remote_code)
+    if isinstance(request.plan, MemoryPlan):
+        wanted = _agreed(request.plan, architecture, wanted)
     precision, assumed = precision_for(architecture, wanted)
     check_bitsandbytes(precision)
-    in_memory = _beside(asked, architecture, adapter, precision)
-    placement, cards, notes = placing(asked, in_memory, precision, machine)
+    in_memory = _beside(request, architecture, adapter, precision)
+    placement, cards, notes = placing(request, in_memory, precision, machine)
     codes = precision.is_quantised or precision is Precision.AS_STORED
     if placement.offloads and (codes or adapter is not None):
         what = f"weights in {precision}" if codes else "a model with an adapter"
         raise UsageError(f"{what} can't be offloaded: all blocks must be on GPUs; see 'gpuherd plan' for what fits")
     return Prepared(
-        asked=asked,
+        request=request,
         path=path,
         config=config,
         precision=precision,
@@ -342,12 +344,12 @@ def prepare(asked: LoadRequest, placing: Placing = destination) -> Prepared:
 # ---- the model -------------------------------------------------------------------------------------------------------
 
 
-def located(asked: LoadRequest) -> tuple[Path, Path | None]:
+def located(request: LoadRequest) -> tuple[Path, Path | None]:
     """The model's folder or file on this machine, and that of its adapter, fetched if need be; nothing is planned.
 
     Raises as ``prepare``.
     """
-    return _apart(asked, _reference(split_precision(asked.model)[0]), lambda what: _located(what, asked))
+    return _apart(request, _reference(split_precision(request.model)[0]), lambda what: _located(what, request))
 
 
 def tokenizer_folder(model: Path, adapter: Path | None) -> Path:
@@ -370,11 +372,11 @@ def _reference(name: str) -> ModelRef:
     return parse_model(name)
 
 
-def _located(ref: ModelRef, asked: LoadRequest) -> Path:
+def _located(ref: ModelRef, request: LoadRequest) -> Path:
     """The folder or file on this machine, fetched if need be with all that loading takes."""
     from gpuherd.models.checkpoints.hub import locate
 
-    return locate(ref, for_loading=True, with_code=asked.trust_remote_code)
+    return locate(ref, for_loading=True, with_code=request.trust_remote_code)
 
 
 def _before_it_is_fetched(ref: ModelRef) -> Architecture | None:
@@ -395,40 +397,40 @@ def _before_it_is_fetched(ref: ModelRef) -> Architecture | None:
         return None
 
 
-def _apart(asked: LoadRequest, ref: ModelRef, fetched: Callable[[ModelRef], Path]) -> tuple[Path, Path | None]:
+def _apart(request: LoadRequest, ref: ModelRef, fetched: Callable[[ModelRef], Path]) -> tuple[Path, Path | None]:
     """The base model and the adapter, where the model is one or comes with one."""
     from gpuherd.models.lora.adapter import adapter_base, is_adapter
 
     path = fetched(ref)
     if is_adapter(path):
-        if asked.adapter is not None:
+        if request.adapter is not None:
             raise UsageError(f"model {shown(ref.text)} is an adapter itself; give its base as the model")
         base = adapter_base(path)
         if base is None:
             raise BadModel(f"model {shown(ref.text)} is an adapter, and its adapter_config.json names no base model")
         return fetched(parse_model(base)), path
-    if asked.adapter is None:
-        if asked.merge_adapter:
+    if request.adapter is None:
+        if request.merge_adapter:
             raise UsageError("merge_adapter: there is no adapter to merge; name one")
         return path, None
-    found = _located(parse_model(asked.adapter), asked)
+    found = _located(parse_model(request.adapter), request)
     if not is_adapter(found):
-        raise BadModel(f"adapter {shown(asked.adapter)} has no adapter_config.json")
+        raise BadModel(f"adapter {shown(request.adapter)} has no adapter_config.json")
     return path, found
 
 
-def _architecture(asked: LoadRequest, path: Path) -> Architecture:
+def _architecture(request: LoadRequest, path: Path) -> Architecture:
     """The architecture by the headers of its weights, every one of which is looked at: a shard that is missing, a
     damaged file, a pickle with code in it are found here."""
     if path.suffix.lower() == ".gguf" or (path.is_dir() and not (path / "config.json").exists() and _has_gguf(path)):
         raise BadModel(
-            f"{shown(asked.model)} is a GGUF file, which can be planned and analysed, but is not loaded here: give the "
-            "model that it was made from, quantised on the way if need be (--quantization nf4)"
+            f"{shown(request.model)} is a GGUF file, which can be planned and analysed, but is not loaded here: give "
+            "the model that it was made from, quantised on the way if need be (--quantization nf4)"
         )
     found = read_architecture(str(path))
     if found.source != "weights":
-        raise MissingModel(f"{shown(asked.model)} can be planned by its config, but there are no weights to load")
-    return replace(found, model=asked.model)
+        raise MissingModel(f"{shown(request.model)} can be planned by its config, but there are no weights to load")
+    return replace(found, model=request.model)
 
 
 def _has_gguf(folder: Path) -> bool:
@@ -441,7 +443,7 @@ def _config(path: Path) -> Mapping[str, Any]:
     return read_json((path if path.is_dir() else path.parent) / "config.json")
 
 
-def _beside(asked: LoadRequest, base: Architecture, adapter: Path | None, precision: Precision) -> Architecture:
+def _beside(request: LoadRequest, base: Architecture, adapter: Path | None, precision: Precision) -> Architecture:
     """What lies in memory of a model with an adapter: of one that is merged the base alone.
 
     Raises BadModel where the adapter is damaged or for another base, UsageError where it can't be merged.
@@ -451,7 +453,7 @@ def _beside(asked: LoadRequest, base: Architecture, adapter: Path | None, precis
     from gpuherd.models.plan.adapters import with_adapter
 
     beside = with_adapter(base, adapter)
-    if not asked.merge_adapter:
+    if not request.merge_adapter:
         return beside
     if precision.is_quantised or precision is Precision.AS_STORED:
         raise UsageError(

@@ -47,7 +47,7 @@ def fitted_class(classes: Sequence[Any], config: Any, ready: Prepared) -> tuple[
             return each, ready, _whole_map(empty, found.placement)
         differences.append(f"{each.__name__} has {found}")
     raise BadModel(
-        f"{shown(ready.asked.model)}: transformers builds another model than was planned from its weights: "
+        f"{shown(ready.request.model)}: transformers builds another model than was planned from its weights: "
         + "; ".join(differences)
     )
 
@@ -116,7 +116,7 @@ def from_pretrained(
             device_map=None if device_map is None else dict(device_map),
             weights_only=True,
             output_loading_info=True,
-            trust_remote_code=runs_own_code(ready.config, trusted=ready.asked.trust_remote_code),
+            trust_remote_code=runs_own_code(ready.config, trusted=ready.request.trust_remote_code),
             local_files_only=True,
             **words,
             **more,
@@ -127,7 +127,7 @@ def from_pretrained(
     if missing:
         # transformers fills them with random numbers, and goes on.
         raise BadModel(
-            f"{shown(ready.asked.model)}: its checkpoint has no {few(sorted(missing))}, without which the model "
+            f"{shown(ready.request.model)}: its checkpoint has no {few(sorted(missing))}, without which the model "
             "computes nonsense"
         )
     return model.eval(), sorted(told["unexpected_keys"])
@@ -151,9 +151,9 @@ def _told_apart(ready: Prepared) -> Iterator[None]:
     try:
         yield
     except ImportError as missing:
-        raise MissingExtra(f"{shown(ready.asked.model)} needs a library that is not installed: {missing}") from None
+        raise MissingExtra(f"{shown(ready.request.model)} needs a library that is not installed: {missing}") from None
     except ValueError as problem:
-        raise BadModel(f"{shown(ready.asked.model)}: transformers can't load it: {problem}") from None
+        raise BadModel(f"{shown(ready.request.model)}: transformers can't load it: {problem}") from None
 
 
 @contextmanager

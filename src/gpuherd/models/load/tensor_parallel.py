@@ -56,8 +56,8 @@ def this_rank(environment: Mapping[str, str]) -> Rank | None:
         return None
 
 
-def plan_tensor_parallel(asked: LoadRequest) -> MemoryPlan:
-    """The plan of a model whose layers are divided over the GPUs that are free here (``asked.gpus``).
+def plan_tensor_parallel(request: LoadRequest) -> MemoryPlan:
+    """The plan of a model whose layers are divided over the GPUs that are free here (``request.gpus``).
 
     Raises:
         UsageError: there are no GPUs, or an adapter or offloading is asked for.
@@ -65,7 +65,7 @@ def plan_tensor_parallel(asked: LoadRequest) -> MemoryPlan:
             weights because they are quantised. The message has the figures, and what would fit.
         MissingModel, BadModel: as ``load_model``.
     """
-    return _prepared(asked, _cards(asked))[1]
+    return _prepared(request, _cards(request))[1]
 
 
 def command(ways: int, words: Sequence[str]) -> list[str]:
@@ -91,7 +91,7 @@ def environment_for(
     return found
 
 
-def relaunch(asked: LoadRequest, words: Sequence[str]) -> None:
+def relaunch(request: LoadRequest, words: Sequence[str]) -> None:
     """Becomes torchrun, which runs these words (a module and its arguments) once a rank; their exit code is ours.
 
     Returns only where one GPU is all that there is, so that there is nothing to divide. Raises what
@@ -99,15 +99,15 @@ def relaunch(asked: LoadRequest, words: Sequence[str]) -> None:
     """
     with naming_extras(EXTRAS, "loading models takes"):
         import torch.distributed
-    plan = plan_tensor_parallel(asked)
+    plan = plan_tensor_parallel(request)
     if plan.gpus < 2:
         return
     there = torch.cuda.device_count()
-    if not asked.simulate and any(load.card.uuid is not None for load in plan.loads):
+    if not request.simulate and any(load.card.uuid is not None for load in plan.loads):
         check_torch(there)
-    if 0 < there < plan.gpus and not asked.simulate:
+    if 0 < there < plan.gpus and not request.simulate:
         raise UsageError(f"{plan.gpus} GPUs are planned, and torch sees {there}; pretend all of them with --simulate")
-    environment = environment_for(plan, os.environ, host.cores(), pretend=asked.simulate)
+    environment = environment_for(plan, os.environ, host.cores(), pretend=request.simulate)
     _become(command(plan.gpus, words), environment)
 
 
@@ -117,7 +117,7 @@ def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     os.execve(argv[0], list(argv), dict(environment))  # noqa: S606 - no shell
 
 
-def load_tensor_parallel(asked: LoadRequest, rank: Rank | None = None) -> tuple[Loaded, Usage]:
+def load_tensor_parallel(request: LoadRequest, rank: Rank | None = None) -> tuple[Loaded, Usage]:
     """This rank's part of a model, checked; and what the plan expects on its GPU, the reserve for a GPU's size not
     counted. All ranks must call it.
 
@@ -131,10 +131,10 @@ def load_tensor_parallel(asked: LoadRequest, rank: Rank | None = None) -> tuple[
         raise UsageError("tensor parallelism takes a process a GPU: start this under torchrun --nproc-per-node N")
     started = time.monotonic()
     # Whether there is room was decided before the ranks were started: by now they take it from each other.
-    ready, plan = _prepared(asked, [_ROOMY] * rank.ways)
+    ready, plan = _prepared(request, [_ROOMY] * rank.ways)
     ways = plan.gpus
     if ways != rank.ways:
-        raise ModelDoesNotFit(f"{asked.model} can be divided over {ways} GPUs, and {rank.ways} ranks were started")
+        raise ModelDoesNotFit(f"{request.model} can be divided over {ways} GPUs, and {rank.ways} ranks were started")
     with naming_extras(EXTRAS, "loading models takes"):
         import torch
         from transformers.distributed import DistributedConfig
@@ -142,7 +142,7 @@ def load_tensor_parallel(asked: LoadRequest, rank: Rank | None = None) -> tuple[
     if cuda:
         torch.cuda.set_device(rank.local)
     before = torch.cuda.memory_allocated(rank.local) if cuda else 0
-    trusted = runs_own_code(ready.config, trusted=asked.trust_remote_code)
+    trusted = runs_own_code(ready.config, trusted=request.trust_remote_code)
     config = config_of(ready.folder, trusted=trusted)
     classes = classes_for(ready.base, config, trusted=trusted)
     model_class, ready, _ = fitted_class(classes, config, ready)
@@ -153,8 +153,8 @@ def load_tensor_parallel(asked: LoadRequest, rank: Rank | None = None) -> tuple[
         *((f"{len(unexpected)} tensors of the checkpoint have no place",) if unexpected else ()),
     )
     device = f"cuda:{rank.local}" if cuda else "cpu"
-    seen = _look(model)
-    costs = CostTable(ready.base, ready.precision, asked.workload, asked.reserve, ways=rank.ways)
+    seen = _local_tensors(model)
+    costs = CostTable(ready.base, ready.precision, request.workload, request.reserve, ways=rank.ways)
     whole = (0, len(ready.base.blocks))
     weights, state = costs.weights(*whole)
     usage = costs.usage(*whole, Card(str(rank.local), "", 0, 0))
@@ -168,7 +168,7 @@ def load_tensor_parallel(asked: LoadRequest, rank: Rank | None = None) -> tuple[
     )
     _judge(ready, seen, device, here)
     report = LoadReport(
-        model=asked.model,
+        model=request.model,
         class_name=type(model).__name__,
         precision=ready.precision,
         dtypes=verify.bytes_by_dtype(seen),
@@ -181,7 +181,7 @@ def load_tensor_parallel(asked: LoadRequest, rank: Rank | None = None) -> tuple[
         seconds=time.monotonic() - started,
         notes=notes,
     )
-    return Loaded(model, report, ready.folder, ready.tokenizer_folder, asked.trust_remote_code), usage
+    return Loaded(model, report, ready.folder, ready.tokenizer_folder, request.trust_remote_code), usage
 
 
 def leave() -> None:
@@ -195,34 +195,34 @@ def leave() -> None:
 # ---- before ----------------------------------------------------------------------------------------------------------
 
 
-def _prepared(asked: LoadRequest, cards: Sequence[Card]) -> tuple[Prepared, MemoryPlan]:
+def _prepared(request: LoadRequest, cards: Sequence[Card]) -> tuple[Prepared, MemoryPlan]:
     """Names, headers, precision and refusals as for any loading, and how it is divided over the cards."""
-    if asked.adapter is not None or asked.allow_offload is not None:
+    if request.adapter is not None or request.allow_offload is not None:
         raise UsageError("with --parallel tensor a model is loaded whole and alone: no adapter, no offloading")
-    if asked.plan is not None or asked.device_map is not None:
+    if request.plan is not None or request.device_map is not None:
         raise UsageError("with --parallel tensor transformers lays out every layer: no plan of layers, no device map")
     plans: list[MemoryPlan] = []
 
     def divided(_: LoadRequest, architecture: Architecture, precision: Precision, __: ThisMachine) -> Placed:
-        told = make_plan(architecture, cards, precision, asked.workload, asked.reserve, parallel="tensor")
+        told = make_plan(architecture, cards, precision, request.workload, request.reserve, parallel="tensor")
         if isinstance(told, Refusal):
             raise ModelDoesNotFit(told.reason, told)
         plans.append(told)
         # Which device is not chosen here: transformers gives each rank its part of every block.
         return all_on(architecture, CPU), (), told.warnings
 
-    ready = prepare(replace(asked, parallel=None), divided)
+    ready = prepare(replace(request, parallel=None), divided)
     if ready.adapter is not None:
-        raise UsageError(f"{shown(asked.model)} is an adapter: merge it into its base first, with 'gpuherd merge'")
+        raise UsageError(f"{shown(request.model)} is an adapter: merge it into its base first, with 'gpuherd merge'")
     return ready, plans[-1]
 
 
-def _cards(asked: LoadRequest) -> tuple[Card, ...]:
+def _cards(request: LoadRequest) -> tuple[Card, ...]:
     """The GPUs that may be taken. Raises UsageError where there are none."""
-    if not isinstance(asked.gpus, str):
-        return tuple(asked.gpus)
-    if asked.gpus != "auto":
-        return parse_cards(asked.gpus)
+    if not isinstance(request.gpus, str):
+        return tuple(request.gpus)
+    if request.gpus != "auto":
+        return parse_cards(request.gpus)
     from gpuherd.models.plan.cards_now import cards_now
 
     # Whoever names the GPUs has chosen them, busy or not.
@@ -236,7 +236,7 @@ def _cards(asked: LoadRequest) -> tuple[Card, ...]:
 # ---- after -----------------------------------------------------------------------------------------------------------
 
 
-def _look(model: Any) -> list[verify.Seen]:
+def _local_tensors(model: Any) -> list[verify.Seen]:
     """The tensors of this rank: of divided ones its own part."""
     tensors = [(name, each, False) for name, each in model.named_parameters(remove_duplicate=False)]
     tensors += [(name, each, True) for name, each in model.named_buffers(remove_duplicate=False)]
@@ -267,4 +267,4 @@ def _judge(ready: Prepared, seen: Sequence[verify.Seen], device: str, here: OnDe
     if not here.within:
         problems.append(f"its tensors take {here.real} bytes here, and {here.predicted} were predicted")
     if problems:
-        raise WrongPlacement(f"{ready.asked.model} is not where it was planned: {verify.in_short(problems)}")
+        raise WrongPlacement(f"{ready.request.model} is not where it was planned: {verify.in_short(problems)}")

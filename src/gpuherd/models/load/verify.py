@@ -1,8 +1,8 @@
 """Whether a loaded model is what was planned: each tensor on the device of its block, in the right precision, none
 missing, and as large as predicted.
 
-``look`` reads a model as plain data; all judging is pure. It knows neither plans nor transformers, but what PEFT and
-bitsandbytes do to the names and weights of modules.
+``tensors_of`` reads a model as plain data; all comparing is pure. It knows neither plans nor transformers, but what
+PEFT and bitsandbytes do to the names and weights of modules.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Seen:
     buffer: bool = False
 
 
-def look(model: Any) -> list[Seen]:
+def tensors_of(model: Any) -> list[Seen]:
     """All parameters and buffers of a torch module, tied ones under each of their names."""
     tensors = [(name, each, False) for name, each in model.named_parameters(remove_duplicate=False)]
     tensors += [(name, each, True) for name, each in model.named_buffers(remove_duplicate=False)]

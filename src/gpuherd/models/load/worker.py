@@ -23,7 +23,6 @@ from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
 from gpuherd.gpus.visible import described
-from gpuherd.models.load.loading import Loaded
 from gpuherd.models.load.options import Device, LoadOptions
 from gpuherd.models.plan.options import whole
 from gpuherd.models.plan.workload import Workload
@@ -31,6 +30,7 @@ from gpuherd.options import Parser, add_options, build, option
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
+    from gpuherd.models.load.loading import Loaded
     from gpuherd.models.load.options import LoadRequest
     from gpuherd.models.plan.result import Usage
 
@@ -195,8 +195,8 @@ def _load(model: str, options: WorkerOptions, words: Sequence[str]) -> None:
     logger.info("Model: %s", model)
     logger.info("%s", described(os.environ))
     progress.report(0, None, "plan")
-    asked = load_request(model, options, workload, simulate=options.simulate)
-    loaded, planned = _part(asked, words) if options.parallel == "tensor" else _whole(asked)
+    request = load_request(model, options, workload, simulate=options.simulate)
+    loaded, planned = _part(request, words) if options.parallel == "tensor" else _whole(request)
     found: dict[str, Any] = {**loaded.report.as_json(), "trial": None}
     if not options.no_trial:
         progress.report(0, None, "compute")
@@ -211,26 +211,26 @@ def _load(model: str, options: WorkerOptions, words: Sequence[str]) -> None:
         _write(Path(options.json), found)
 
 
-def _whole(asked: LoadRequest) -> tuple[Loaded, Mapping[int, int]]:
+def _whole(request: LoadRequest) -> tuple[Loaded, Mapping[int, int]]:
     """The whole model, and what the plan expects on each GPU at most, in bytes."""
     from gpuherd.models.load.loading import load_prepared
     from gpuherd.models.load.prepare import prepare
 
-    ready = prepare(asked)
+    ready = prepare(request)
     progress.report(0, None, "load")
     return load_prepared(ready), {gpu: _expected(load.usage) for gpu, load in (ready.placement.loads or {}).items()}
 
 
-def _part(asked: LoadRequest, words: Sequence[str]) -> tuple[Loaded, Mapping[int, int]]:
+def _part(request: LoadRequest, words: Sequence[str]) -> tuple[Loaded, Mapping[int, int]]:
     """This rank's part of a model whose layers are divided; in a process that is none yet: becomes all ranks."""
     from gpuherd.models.load.tensor_parallel import load_tensor_parallel, relaunch, this_rank
 
     rank = this_rank(os.environ)
     if rank is None:
-        relaunch(asked, ["gpuherd.models.load.worker", *words])
-        return _whole(replace(asked, parallel=None))
+        relaunch(request, ["gpuherd.models.load.worker", *words])
+        return _whole(replace(request, parallel=None))
     progress.report(0, None, "load")
-    loaded, usage = load_tensor_parallel(asked, rank)
+    loaded, usage = load_tensor_parallel(request, rank)
     return loaded, {rank.local: _expected(usage)}
 
 

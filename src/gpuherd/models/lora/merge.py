@@ -109,10 +109,10 @@ class Staging:
         self._lock = folder.parent / f".{folder.name}.merging.lock"
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Nobody else writes this result meanwhile. Raises QueueBusy while another process does, and OSError."""
         self._final.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = self._locked()
+        descriptor = self._lock_file()
         try:
             yield
         finally:
@@ -121,7 +121,7 @@ class Staging:
                 self._lock.unlink()
             os.close(descriptor)
 
-    def _locked(self) -> int:
+    def _lock_file(self) -> int:
         while True:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
             try:
@@ -250,7 +250,7 @@ class Merge:
         )  # fmt: skip
 
 
-def look_over(base: Path, adapter: Path, *, shard_bytes: int | None = None, dtype: str | None = None) -> Merge:
+def prepare_merge(base: Path, adapter: Path, *, shard_bytes: int | None = None, dtype: str | None = None) -> Merge:
     """Reads the headers of both and decides what will be written.
 
     Args:
@@ -282,7 +282,7 @@ def _folder(base: Path) -> Path:
     return base if base.is_dir() else base.parent
 
 
-def look_over_headers(
+def prepare_merge_of_headers(
     config: Mapping[str, Any],
     tensors: Mapping[str, TensorInfo],
     adapter: Path,
@@ -291,7 +291,7 @@ def look_over_headers(
     shard_bytes: int | None = None,
     dtype: str | None = None,
 ) -> MergeResult:
-    """What a merge into a base would write of which only config and headers are known. See ``look_over``.
+    """What a merge into a base would write of which only config and headers are known. See ``prepare_merge``.
 
     Without ``shard_bytes`` the number of files is not known: it is the base's.
     """
@@ -364,13 +364,13 @@ def merge_to_folder(
     names: tuple[str, str] | None = None,
     on_progress: OnProgress | None = None,
 ) -> MergeResult:
-    """Writes the merged model into ``output``, which is not there yet or empty. See ``look_over`` for the arguments.
+    """Writes the merged model into ``output``, which is not there yet or empty. See ``prepare_merge``.
 
     ``names``: how base and adapter are called in the record, if not by their paths. A merge of the same files that was
     interrupted goes on; one that is done already is left as it is.
 
     Raises:
-        BadModel, MissingModel: see ``look_over``; or a file has changed while it was read.
+        BadModel, MissingModel: see ``prepare_merge``; or a file has changed while it was read.
         UsageError: the output folder holds something else.
         CannotWrite: there is no room on the disk, or the folder can't be written.
         QueueBusy: another process is writing this result.
@@ -378,12 +378,12 @@ def merge_to_folder(
     """
     need_torch()
     output = final_folder(output)
-    todo = look_over(base, adapter, shard_bytes=shard_bytes, dtype=dtype)
+    todo = prepare_merge(base, adapter, shard_bytes=shard_bytes, dtype=dtype)
     if already_there(output, todo.fingerprint):
         return todo.result(output, was_there=True)
     staging = Staging(output)
     try:
-        with staging.alone():
+        with staging.locked():
             if already_there(output, todo.fingerprint):  # another has finished it meanwhile
                 return todo.result(output, was_there=True)
             return _Writing(todo, output, staging, on_progress).run(names or (str(base), str(adapter)))

@@ -217,7 +217,7 @@ class TensorWriter:
     def append(self, file: BinaryIO, tensor: Written) -> None:
         """Appends a tensor's bytes. Raises BadModel when a file has changed, is damaged, or doesn't suit the format."""
         stored = self._merged.replaced.get(tensor.name) or self._base.stored[tensor.name]
-        assert isinstance(stored, StoredTensor)  # noqa: S101 - merging.look_over has refused the others
+        assert isinstance(stored, StoredTensor)  # noqa: S101 - merge.prepare_merge has refused the others
         if tensor.action == "copy" and stored.strides is None:
             _copy(file, stored)
             return

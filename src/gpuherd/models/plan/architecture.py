@@ -4,10 +4,10 @@ it keeps of each sequence. Plain frozen data; no files, no bytes, no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from math import prod
+from math import ceil, prod
 from typing import Literal
 
 
@@ -75,6 +75,44 @@ class LayerCache:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """Bytes at one step of a block's computation, as a polynomial in the batch size b and the tokens t of a sequence.
+
+    Attributes:
+        once: coefficients of 1, t and t^2: tensors that all sequences of the batch share.
+        each: coefficients of b, b t and b t^2.
+        matrix: numbers of the weight that is multiplied with at this step; 4-bit weights are unpacked for it.
+    """
+
+    once: tuple[float, float, float]
+    each: tuple[float, float, float]
+    matrix: int = 0
+
+    def at(self, tokens: int) -> tuple[int, int]:
+        """Bytes whatever the batch, and bytes for each sequence."""
+        fixed, each = (c[0] + c[1] * tokens + c[2] * tokens * tokens for c in (self.once, self.each))
+        return ceil(fixed), ceil(each)
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Measured memory of a block's forward pass beyond weights and cache: a need is the largest of its curves.
+
+    Attributes:
+        prompt: while the prompt is read, t being its tokens; of a decoder beside an encoder its first token, t being
+            those that the encoder read.
+        token: while one more token is computed, t being the tokens of the sequence with it, the window at most.
+        fill: prompts are computed in whole chunks of so many tokens; 1 without chunks.
+
+    The keys of both are ``16`` and ``32`` for plain weights in bits, ``int8`` and ``4bit`` for bitsandbytes'.
+    """
+
+    prompt: Mapping[str, tuple[Curve, ...]]
+    token: Mapping[str, tuple[Curve, ...]]
+    fill: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Block:
     """A part of the model that lies on one GPU as a whole.
 
@@ -82,12 +120,14 @@ class Block:
         name: the module's path, which is also its key in a device map: ``model.layers.7``, ``lm_head``.
         kind: ``embedding`` (everything before the first layer), ``layer``, ``norm``, ``head``, or ``other`` (a part
             beside the text model, such as an image encoder).
+        peaks: key of its measurement in ``Architecture.peaks``; None where it was not measured.
     """
 
     name: str
     kind: Literal["embedding", "layer", "norm", "head", "other"]
     tensors: tuple[Tensor, ...]
     cache: LayerCache | None = None
+    peaks: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +145,14 @@ class Architecture:
         is_encoder_decoder: the prompt goes to the encoder; the decoder starts from one token.
         stored: precision of the checkpoint, or of the config where there is none; None where neither tells.
         stored_method: of a checkpoint that is quantised already, what its config calls the method: ``fp8``, ``mxfp4``.
-        source: what the shapes are taken from: ``weights`` (headers), ``config`` (formulas) or ``known`` (shipped
-            data).
+        source: what the shapes are taken from: ``weights`` (headers), ``config`` (formulas), ``known`` (shipped data)
+            or ``model`` (transformers built it on the meta device).
         assumptions: sentences on what could not be known and was assumed.
         max_tokens: the longest sequence it was made for, None if its config doesn't say.
         tensor_parallel: whether transformers can split its layers over GPUs (it has a tensor-parallel plan).
         tensor_parallel_limit: the largest number of GPUs that divides its heads; None where it can't be split.
+        peaks: measured memory of the blocks' forward passes, by ``Block.peaks``; of a block that has none the formulas
+            of ``workspace`` answer.
     """
 
     model: str
@@ -124,11 +166,12 @@ class Architecture:
     is_encoder_decoder: bool = False
     stored: str | None = None
     stored_method: str | None = None
-    source: Literal["weights", "config", "known"] = "config"
+    source: Literal["weights", "config", "known", "model"] = "config"
     assumptions: tuple[str, ...] = ()
     max_tokens: int | None = None
     tensor_parallel: bool = False
     tensor_parallel_limit: int | None = None
+    peaks: Mapping[str, Peaks] = field(default_factory=dict, hash=False, repr=False)
 
     @property
     def layers(self) -> int:

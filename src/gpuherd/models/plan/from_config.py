@@ -43,7 +43,7 @@ def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
     """
     model_type = model_type_of(config)
     if model_type not in FAMILIES:
-        raise BadModel(_unknown(config, model, model_type))
+        raise BadModel(unknown(config, model))
     whole = Fields(config, model, model_type)
     family = FAMILIES[model_type]
     c = family.text(whole)
@@ -62,7 +62,7 @@ def architecture_of(config: Mapping[str, Any], model: str) -> Architecture:
         is_encoder_decoder=family.is_encoder_decoder,
         stored=stored_precision(config),
         source="config",
-        assumptions=(*assumptions_of(config), *_quantised(config), *images_of(blocks)),
+        assumptions=(*assumptions_of(config), *quantised_of(config), *images_of(blocks)),
         max_tokens=c.size("max_position_embeddings") if c.get("max_position_embeddings") is not None else None,
         tensor_parallel=bool(split),
         tensor_parallel_limit=gcd(heads, c.key_heads) if split else None,
@@ -85,7 +85,7 @@ def assumptions_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     return ()
 
 
-def _quantised(config: Mapping[str, Any]) -> tuple[str, ...]:
+def quantised_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """A sentence where the config says that its weights are stored as codes, whose size it doesn't tell."""
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping):
@@ -101,8 +101,9 @@ def images_of(blocks: Sequence[Block]) -> tuple[str, ...]:
     return ()
 
 
-def _unknown(config: Mapping[str, Any], model: str, model_type: str) -> str:
+def unknown(config: Mapping[str, Any], model: str) -> str:
     """Why there is no formula for it, and what to do."""
+    model_type = model_type_of(config)
     if not model_type:
         return f"{shown(model)}: its config.json has no model_type, so that its architecture is not known"
     near = nearest(model_type, FAMILIES, cutoff=0.8)

@@ -26,21 +26,48 @@ _PRECISIONS = {"F32": "fp32", "F64": "fp32", "F16": "fp16", "BF16": "bf16"}
 _LEFT_OVER = 0.01
 
 
-def architecture_of(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], model: str) -> Architecture:
+def architecture_of(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, TensorInfo],
+    model: str,
+    described: Architecture | None = None,
+) -> Architecture:
     """The architecture of a checkpoint.
 
     Args:
         config: its config.json, empty if there is none.
         tensors: what its headers list (``Checkpoint.tensors``).
         model: how the user named it, for messages.
+        described: what transformers builds of the config, where no formula knows the family.
 
     Raises:
         BadModel: a tensor has another shape than the config asks for, tensors are missing, or what the plan needs can
             be told from neither.
     """
-    if not from_config.is_known(config):
+    if from_config.is_known(config):
+        return _checked(from_config.architecture_of(config, model), config, tensors, model)
+    if described is None:
         return from_headers.architecture_of(config, tensors, model)
-    formula = from_config.architecture_of(config, model)
+    try:
+        return _checked(described, config, tensors, model)
+    except BadModel:
+        # transformers renames some models' tensors while it loads them: as many numbers are the same model.
+        held = sum(prod(info.shape) for info in tensors.values() if info.scales_of is None and info.shares is None)
+        quantised = any(info.decoded for info in tensors.values())
+        if quantised or abs(held - described.parameters) > _LEFT_OVER * described.parameters:
+            return from_headers.architecture_of(config, tensors, model)
+    told = "Its weights have other names than transformers' modules: their shapes are taken from the config."
+    return replace(
+        described,
+        stored=stored_precision(tensors) or described.stored,
+        assumptions=(*described.assumptions, told),
+    )
+
+
+def _checked(
+    formula: Architecture, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], model: str
+) -> Architecture:
+    """What the config says, held against the headers. Raises BadModel where they disagree."""
     stored = Stored(tensors)
     used: set[str] = set()
     blocks = [_found(block, stored, used, formula, model) for block in formula.blocks]

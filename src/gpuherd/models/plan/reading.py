@@ -6,12 +6,14 @@ Reads headers and configs only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import BadModel, MissingModel, naming_extras
+from gpuherd.errors import BadModel, MissingExtra, MissingModel, naming_extras
+from gpuherd.models.describe import described
+from gpuherd.models.describe.cache import shipped, with_shipped_peaks
 from gpuherd.models.names import ModelRef, parse_model, shown
 from gpuherd.models.plan import from_config
 from gpuherd.models.plan.architecture import Architecture
@@ -57,12 +59,39 @@ def _exists(text: str) -> bool:
 
 
 def _of_known(known: KnownModel, text: str) -> Architecture:
-    return replace(from_config.architecture_of(known.config, text), source="known")
+    found = shipped(known.model_id, known.config, text)
+    if found is None:
+        found = with_shipped_peaks(from_config.architecture_of(known.config, text))
+    return replace(found, source="known")
+
+
+def _of_fields(config: Mapping[str, Any], text: str) -> Architecture:
+    """By a config alone: a family's formulas, or what transformers builds."""
+    if from_config.is_known(config) or not from_config.model_type_of(config):
+        return with_shipped_peaks(from_config.architecture_of(config, text))
+    try:
+        return described(config, text)
+    except (BadModel, MissingExtra) as problem:
+        raise BadModel(f"{from_config.unknown(config, text)}. {problem}") from None
+
+
+def _of_headers(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo], text: str) -> Architecture:
+    """By a config and the headers of the weights."""
+    from gpuherd.models.plan import from_weights
+
+    if from_config.is_known(config) or not from_config.model_type_of(config):
+        return with_shipped_peaks(from_weights.architecture_of(config, tensors, text))
+    try:
+        built = described(config, text)
+    except (BadModel, MissingExtra) as problem:
+        found = from_weights.architecture_of(config, tensors, text)
+        return replace(found, assumptions=(*found.assumptions, f"{str(problem).rstrip('.')}."))
+    return from_weights.architecture_of(config, tensors, text, built)
 
 
 def _local(path: Path, text: str) -> Architecture:
     """A folder or file of this machine; a folder without weights by its config."""
-    from gpuherd.models.plan import from_gguf, from_weights
+    from gpuherd.models.plan import from_gguf
 
     if path.is_dir() and not _has_weights(path):
         return _of_config(path, text)
@@ -73,8 +102,8 @@ def _local(path: Path, text: str) -> Architecture:
         return _of_adapter(path, text)
     source = open_checkpoint(path)
     if from_gguf.is_gguf(source.config):
-        return from_gguf.architecture_of(source.config, source.tensors, text)
-    return _with_ties_as_they_are(from_weights.architecture_of(source.config, source.tensors, text), source)
+        return with_shipped_peaks(from_gguf.architecture_of(source.config, source.tensors, text))
+    return _with_ties_as_they_are(_of_headers(source.config, source.tensors, text), source)
 
 
 def _with_ties_as_they_are(architecture: Architecture, source: Checkpoint) -> Architecture:
@@ -139,13 +168,12 @@ def _of_config(folder: Path, text: str) -> Architecture:
     config = folder / "config.json"
     if not config.exists():
         raise MissingModel(f"{shown(text)} is no model folder: it has neither a config.json nor weights")
-    return from_config.architecture_of(read_json(config), text)
+    return _of_fields(read_json(config), text)
 
 
 def _from_hub(ref: ModelRef) -> Architecture:
     """A model of the Hugging Face Hub: in the local cache, or by its headers over the network."""
     from gpuherd.models.checkpoints.hub_headers import read_remote
-    from gpuherd.models.plan import from_weights
 
     cached = _cached(ref)
     if cached is not None:
@@ -157,8 +185,8 @@ def _from_hub(ref: ModelRef) -> Architecture:
         hint = f" (near known names: {', '.join(near)})" if near else ""
         raise MissingModel(f"{problem}{hint}") from None
     if not remote.tensors:
-        return from_config.architecture_of(remote.config, ref.text)
-    return from_weights.architecture_of(remote.config, remote.tensors, ref.text)
+        return _of_fields(remote.config, ref.text)
+    return _of_headers(remote.config, remote.tensors, ref.text)
 
 
 def _cached(ref: ModelRef) -> Path | None:

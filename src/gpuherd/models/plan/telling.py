@@ -242,6 +242,7 @@ _SOURCES = {
     "weights": "shapes from the headers of its weights",
     "config": "shapes from its config",
     "known": "shapes as published",
+    "model": "as transformers builds it from its config",
 }
 
 

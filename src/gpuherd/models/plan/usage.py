@@ -148,7 +148,12 @@ def _costs(
     known: dict[object, _Cost] = {}
     found: list[_Cost] = []
     for block in architecture.blocks:
-        key = (block.kind, block.cache, tuple(_signature(each, len(block.name), tied) for each in block.tensors))
+        key = (
+            block.kind,
+            block.cache,
+            block.peaks,
+            tuple(_signature(each, len(block.name), tied) for each in block.tensors),
+        )
         cost = known.get(key)
         if cost is None:
             cost = known[key] = _cost(block, architecture, tied, workload, precision, ways)

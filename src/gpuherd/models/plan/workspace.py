@@ -21,9 +21,11 @@ beyond a window in layers that cut it in chunks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 
-from gpuherd.models.plan.architecture import Architecture, Block
+from gpuherd.models.plan.architecture import Architecture, Block, Curve
 from gpuherd.models.plan.habits import FAMILIES, Attention, Family
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.widths import Widths, widths_of
@@ -73,6 +75,8 @@ def stages_of(
         attention: instead of the family's own.
         ways: GPUs that the block's divided tensors are divided over.
     """
+    if attention is None and block.peaks in architecture.peaks:
+        return _measured(block, architecture, workload, precision, ways)
     family = FAMILIES.get(architecture.model_type, Family())
     number, hidden, prompt = precision.number_bytes, architecture.hidden_size, workload.prompt_tokens
     normalising = 3 * hidden * number + 2 * hidden * _FLOAT32
@@ -100,6 +104,43 @@ def stages_of(
         token = 2 * hidden * number + logits + read
         return Stages((Line(0, 2 * hidden * number * prompt + logits),), (Line(0, token),))
     return Stages((Line(0, normalising * prompt),), (Line(0, normalising),))
+
+
+def _measured(block: Block, architecture: Architecture, workload: Workload, precision: Precision, ways: int) -> Stages:
+    """What a measured block needs. Of a tensor-parallel group each GPU needs the part that the formulas tell."""
+    peaks, window = architecture.peaks[block.peaks or ""], block.cache.window if block.cache is not None else None
+    prompt, longest = workload.prompt_tokens, min(workload.tokens, window or workload.tokens)
+    if architecture.is_encoder_decoder:  # measured with as many tokens of its own as the encoder read
+        longest = max(prompt, 1 + workload.new_tokens)
+    filled = -(-prompt // peaks.fill) * peaks.fill
+    found = Stages(_lines(peaks.prompt, filled, precision), _lines(peaks.token, longest, precision))
+    if ways == 1:
+        return found
+    plain = replace(block, peaks=None)
+    whole, part = (stages_of(plain, architecture, workload, precision, ways=n) for n in (1, ways))
+    return Stages(
+        _divided(found.prompt, whole.prompt, part.prompt, workload.batch),
+        _divided(found.token, whole.token, part.token, workload.batch),
+    )
+
+
+def _lines(curves: Mapping[str, Sequence[Curve]], tokens: int, precision: Precision) -> tuple[Line, ...]:
+    key = {Precision.FP32: "32", Precision.INT8: "int8", Precision.NF4: "4bit", Precision.NF4_DQ: "4bit"}
+    found = []
+    for curve in curves.get(key.get(precision, "16"), ()):
+        fixed, each = curve.at(tokens)
+        fixed += curve.matrix * precision.number_bytes
+        if precision is Precision.NF4_DQ:
+            fixed += 2 * _FLOAT32 * -(-curve.matrix // 64)
+        found.append(Line(fixed, each))
+    return tuple(dict.fromkeys(found))
+
+
+def _divided(found: Sequence[Line], whole: Sequence[Line], part: Sequence[Line], batch: int) -> tuple[Line, ...]:
+    """The lines by the ratio of two others, at a batch."""
+    most, least = (max((line.at(batch) for line in lines), default=0) for lines in (whole, part))
+    share = least / most if most else 1.0
+    return tuple(Line(ceil(line.fixed * share), ceil(line.each * share)) for line in found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -504,7 +504,7 @@ def _equal_kl(shown: Shown, comparison: Comparison) -> Node:
     ]
     columns = [Column("at KL =", kind="name", sorts=False), *(Column(axis(kl), kind="num", sorts=False) for kl in kls)]
     clear = [element("p", element("b", _clear_words(*pair))) for pair in _clear_pairs(comparison).items()]
-    none = note("No difference at equal KL is beyond chance.", "soft") if comparison.differences_at_kl else None
+    chance = note("No difference at equal KL is beyond chance.", "soft") if comparison.differences_at_kl else None
     return element(
         "div",
         element("h3", f"{comparison.metric} at equal KL"),
@@ -514,7 +514,7 @@ def _equal_kl(shown: Shown, comparison: Comparison) -> Node:
             "compared at the values that both reach."
         ),
         *still,
-        *(clear or [none]),
+        *(clear or [chance]),
     )
 
 

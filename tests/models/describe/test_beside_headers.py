@@ -1,0 +1,70 @@
+"""A description beside the headers of a checkpoint: what is stored counts, and what disagrees is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuherd.errors import BadModel, MissingExtra
+from gpuherd.models.plan import from_weights, reading
+from gpuherd.models.plan.architecture import Architecture
+from gpuherd.models.plan.from_config import architecture_of
+from gpuherd.models.tensors.source import TensorInfo
+
+LLAMA: Mapping[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 3, "vocab_size": 97,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+NEW = {**LLAMA, "model_type": "novel"}
+
+
+def description() -> Architecture:
+    """Of a family that no formula knows, whose modules are those of Llama."""
+    return replace(architecture_of(LLAMA, "m"), model_type="novel", source="model")
+
+
+def headers(rename: str = "model.") -> dict[str, TensorInfo]:
+    tensors = [each for each in description().tensors() if each.tied_to is None]
+    named = [(each.name.replace("model.", rename, 1), each) for each in tensors]
+    return {name: TensorInfo(name, each.shape, "F16", 2 * each.numel) for name, each in named}
+
+
+def test_headers_that_agree_say_what_is_stored() -> None:
+    found = from_weights.architecture_of(NEW, headers(), "m", description())
+    assert (found.source, found.stored, found.assumptions) == ("weights", "fp16", ())
+    assert found.blocks == description().blocks
+
+
+def test_other_names_for_as_many_numbers_are_the_same_model() -> None:
+    found = from_weights.architecture_of(NEW, headers("decoder.stack."), "m", description())
+    assert (found.source, found.stored) == ("model", "fp16")
+    assert "other names" in found.assumptions[-1]
+    assert found.blocks == description().blocks
+
+
+def test_other_numbers_are_planned_by_the_headers_alone() -> None:
+    tensors = headers("decoder.stack.")
+    table = "decoder.stack.embed_tokens.weight"
+    tensors[table] = TensorInfo(table, (9700, 64), "F16", 2 * 9700 * 64)
+    found = from_weights.architecture_of(NEW, tensors, "m", description())
+    assert found.source == "weights"
+    assert "is not known here" in found.assumptions[0]
+
+
+@pytest.mark.parametrize("problem", [BadModel("transformers can't build it"), MissingExtra("torch is not installed")])
+def test_where_there_is_no_description_the_headers_answer_and_say_so(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> Architecture:
+        raise problem
+
+    monkeypatch.setattr(reading, "described", refuse)
+    found = reading._of_headers(NEW, headers(), str(tmp_path))
+    assert found.source == "weights"
+    assert found.assumptions[-1].startswith(str(problem))
+    with pytest.raises(BadModel, match=str(problem)):
+        reading._of_fields(NEW, "m")
