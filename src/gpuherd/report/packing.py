@@ -1,7 +1,7 @@
 """Arrays and JSON as short text for a page. Pure.
 
 A blob is the arrays' bytes, those of one weight together (the first bytes of all numbers, then the second, ...), which
-lets zlib halve them; then deflated, in base64, which no HTML parser can take for a tag. ``page/unpack.js`` undoes it.
+lets zlib halve them; then deflated, in base64, which no HTML parser can take for a tag. ``assets/page.js`` undoes it.
 """
 
 from __future__ import annotations

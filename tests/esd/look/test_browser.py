@@ -100,10 +100,11 @@ def test_the_table_sorts_and_filters(browser: Browser, page_file: Path) -> None:
 
 def test_models_are_laid_over_each_other(browser: Browser, page_file: Path) -> None:
     opened = Opened(browser, page_file)
-    curves = opened.page.locator("main section").first.locator("svg path")
+    curves = opened.page.locator("main section").first.locator(".mark-line path")
     curves.nth(4).wait_for()  # the run, and at first all four models
     opened.page.get_by_role("checkbox").first.click()
     curves.nth(4).wait_for(state="detached")
+    curves.nth(3).wait_for()
     assert curves.count() == 4
     assert opened.fine(page_file)
 
@@ -256,8 +257,8 @@ def test_the_law_begins_at_xmin_with_the_share_of_the_tail(
     opened = Opened(browser, page_file)
     opened.go("#/model/0/1")
     figures = {name: values[1] for name, values in small_run.models[0].figures.items()}
-    law = opened.page.get_by_role("img", name="share of eigenvalues").locator("path").nth(1).get_attribute("d")
-    curve = opened.page.get_by_role("img", name="share of eigenvalues").locator("path").nth(0).get_attribute("d")
+    lines = opened.page.get_by_role("img", name="share of eigenvalues").locator(".mark-line path")
+    curve, law = lines.nth(0).get_attribute("d"), lines.nth(1).get_attribute("d")
     assert law is not None and curve is not None
     (x0, y0), (x1, y1) = _ends(law)
     (left, high), (right, low) = _ends(curve)  # the least eigenvalue, and the largest: shares 1 and 1 / n
@@ -302,7 +303,7 @@ def test_a_view_that_is_ready_late_does_not_replace_a_later_one(
     boxes = "document.querySelectorAll('td input')"
     opened.page.evaluate(f"() => {{ for (const box of {boxes}) {{ box.click(); box.click(); }} }}")
     opened.page.wait_for_timeout(300)
-    assert opened.page.locator("main section").first.locator("svg path").count() == 1  # the run, and no model
+    assert opened.page.locator("main section").first.locator(".mark-line path").count() == 1  # the run, and no model
     opened.page.evaluate("() => { location.hash = '#/model/3/1'; location.hash = '#/failures'; }")
     opened.page.wait_for_timeout(500)
     assert opened.page.get_by_role("heading", name="Models without a result").is_visible()
@@ -396,7 +397,7 @@ def test_shares_are_whole_only_where_all_or_nothing_is(
 
 def _ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
     """The first and the last point of an SVG path of lines."""
-    points = [tuple(map(float, point.split())) for point in path.replace("M", "L").split("L")[1:]]
+    points = [tuple(map(float, point.split(","))) for point in path.replace("M", "L").split("L")[1:]]
     return (points[0][0], points[0][1]), (points[-1][0], points[-1][1])
 
 

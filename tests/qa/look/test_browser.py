@@ -117,9 +117,10 @@ def test_p_and_interval_of_a_difference_are_corrected_alike_for_the_measures_sho
 def test_curves_are_chosen_and_read_off_by_mouse_and_keys(browser: Browser, run: Shown, tmp_path: Path) -> None:
     opened = Opened(browser, run, tmp_path)
     roc = opened.page.get_by_role("img", name="ROC curves")
-    before = roc.locator("path").count()
+    before = roc.locator(".mark-line path").count()
     opened.page.get_by_label("draw u-eigv").check()
-    assert roc.locator("path").count() == before + 1
+    roc.locator(".mark-line path").nth(before).wait_for()
+    assert roc.locator(".mark-line path").count() == before + 1
     roc.scroll_into_view_if_needed()
     box = roc.bounding_box()
     assert box is not None
@@ -315,7 +316,10 @@ def test_one_huge_score_leaves_room_for_the_others(browser: Browser, run: Shown,
     opened.page.get_by_text("The last bin reaches up to 1000000000.").or_(
         opened.page.get_by_text("The last bin reaches up to 1.00e+9.")
     ).wait_for()
-    places = {round(float(x)) for x in re.findall(r"[ML](\S+) ", bins.locator("path").first.get_attribute("d") or "")}
+    places = {
+        round(float(x))
+        for x in re.findall(r"[MLH]([^,MLHVZ]+)", bins.locator(".mark-line path").first.get_attribute("d") or "")
+    }
     assert len(places) == 21  # every edge has a place of its own
     bins.focus()
     opened.page.keyboard.press("ArrowRight")

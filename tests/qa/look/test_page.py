@@ -20,8 +20,9 @@ from gpuherd.qa.judging.label_quality import Warned
 from gpuherd.qa.judging.verdicts import Verdict
 from gpuherd.qa.look.chunks import LEVELS, VERDICTS, Chunks
 from gpuherd.qa.look.notes import notes_of
-from gpuherd.qa.look.page import MOST_BYTES, make_page
+from gpuherd.qa.look.page import make_page
 from gpuherd.qa.look.shown import MeasureScores, Shown
+from gpuherd.report.page import MOST_BYTES
 
 HOSTILE = "a</script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7*7 }}\u202e\x1b[31m"
 
@@ -49,6 +50,16 @@ def blob(text: str, name: str) -> bytes:
     return zlib.decompress(base64.b64decode(found[1]))
 
 
+def widgets(node: Any, kind: str) -> list[dict[str, Any]]:
+    """What each widget of a kind among some nodes is told."""
+    if isinstance(node, dict):
+        return [found for each in node.values() for found in widgets(each, kind)]
+    if not isinstance(node, list):
+        return []
+    own = [node[1]] if len(node) == 2 and node[0] == kind and isinstance(node[1], dict) else []
+    return own + [found for each in node for found in widgets(each, kind)]
+
+
 def index_of(text: str) -> dict[str, Any]:
     index: dict[str, Any] = json.loads(blob(text, "index"))
     return index
@@ -59,17 +70,24 @@ def test_the_page_has_everything_inside_it(run: Shown) -> None:
     text = page.html.decode()
     index = index_of(text)
     assert (page.answers, page.cut, index["answers"], index["shown"]) == (150, False, 150, 150)
-    assert [each["name"] for each in index["measures"]] == [each.name for each in run.scores]
+    assert index["measures"] == [each.name for each in run.scores]
     assert len(re.findall(r'id="chunk-\d+"', text)) == 2
     evaluation = run.evaluation
     assert evaluation is not None
-    for found, judge in zip(index["evaluation"]["judges"], evaluation.judges, strict=True):
-        assert (found["right"], found["wrong"]) == (judge.right, judge.wrong)
-        for shown, measure in zip(found["measures"], judge.measures, strict=True):
-            assert shown["auroc"]["value"] == pytest.approx(measure.auroc.value, rel=1e-5)
-            assert len(shown["roc"]) == len(measure.roc)
-    assert [each["judge"] for each in index["audits"]] == [0, 1]
-    assert index["audits"][0]["all_disagreements"] > 3
+    view = json.loads(blob(text, "view-measures"))
+    words = json.dumps(view, ensure_ascii=False)
+    for judge in evaluation.judges:
+        assert f"{judge.right} right, {judge.wrong} wrong" in words
+    tables = [each["rows"] for each in widgets(view, "table")]  # of each judge, without weightings and with them
+    assert [len(rows) for rows in tables] == [6, 8, 6, 8]
+    for rows, judge in zip(tables[1::2], evaluation.judges, strict=True):
+        assert [row[2][0] for row in rows] == [each.auroc.value for each in judge.measures]
+    roc = next(each for each in widgets(view, "chart") if each["label"] == "ROC curves")
+    assert len(roc["data"]["lines"]) == sum(len(each.roc) for each in evaluation.judges[0].measures)
+    labels = json.loads(blob(text, "view-labels"))
+    assert [len(each["rows"]) > 3 for each in widgets(labels, "table") if each["label"] == "disagreements"] == [
+        True
+    ] * 2
 
 
 def test_scores_and_verdicts_come_back(run: Shown) -> None:
@@ -95,8 +113,11 @@ def test_the_same_run_gives_the_same_page(run: Shown) -> None:
 
 def test_a_run_that_nobody_judged_or_scored(run: Shown) -> None:
     bare = replace(run, judgings=(), audits=(), scores=(), evaluation=None, relevance={}, clusters={})
-    index = index_of(make_page(bare).html.decode())
-    assert (index["judges"], index["measures"], index["evaluation"], index["audits"]) == ([], [], None, [])
+    text = make_page(bare).html.decode()
+    index = index_of(text)
+    assert (index["judges"], index["measures"], index["first"]) == ([], [], "answers")
+    assert b"gpuherd evaluate makes the figures" in blob(text, "view-measures")
+    assert b"gpuherd judge labels the answers" in blob(text, "view-labels")
 
 
 def test_an_empty_run() -> None:
@@ -114,18 +135,15 @@ def test_an_answer_that_was_not_judged_is_not_incorrect(run: Shown) -> None:
 def test_one_class_and_no_figures(run: Shown) -> None:
     verdicts = [Verdict.CORRECT] * 150
     evaluation = made_evaluation(run.scores, verdicts, run.judgings)
-    index = index_of(make_page(replace(run, evaluation=evaluation)).html.decode())
-    assert index["evaluation"]["judges"][0]["measures"][0]["auroc"] == {
-        "value": None,
-        "ends": None,
-        "note": "one class only",
-    }
+    view = json.loads(blob(make_page(replace(run, evaluation=evaluation)).html.decode(), "view-measures"))
+    auroc = widgets(view, "table")[0]["rows"][0][2]
+    assert auroc[0] is None and auroc[1][1] == {"title": "one class only"}
 
 
 def test_numbers_that_are_none_do_not_become_json_that_is_none(run: Shown) -> None:
     scores = MeasureScores("m", [float("inf"), 1e300, None] * 50)
     index = index_of(make_page(replace(run, scores=(scores,), evaluation=None)).html.decode())
-    assert index["measures"][0]["name"] == "m"
+    assert index["measures"] == ["m"]
 
 
 def test_the_page_names_no_other_place(run: Shown) -> None:
@@ -139,7 +157,7 @@ def test_the_page_names_no_other_place(run: Shown) -> None:
     policy = next(a["content"] for _, a in Elements(text).found if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None
     assert policy.startswith("default-src 'none'")
-    assert policy.count("'sha256-") == 2
+    assert policy.count("'sha256-") == 3  # our script, the charts' library, our style
     assert "unsafe" not in policy
 
 
@@ -157,7 +175,7 @@ def test_hostile_words_stay_text(run: Shown) -> None:
     assert "\x1b" not in text
     assert ">49<" not in text
     tags = [tag for tag, _ in Elements(text).found]
-    assert tags.count("script") == 6  # index, scores, verdicts, two chunks, our own
+    assert tags.count("script") == 10  # index, three views, scores, verdicts, two chunks, the charts' library, our own
     assert "img" not in tags
 
 
@@ -184,11 +202,11 @@ def test_a_large_run_keeps_within_its_size_and_says_what_it_leaves_out() -> None
     whole = make_page(run)
     assert not whole.cut
     assert len(whole.html) < MOST_BYTES
-    tight = make_page(run, most_bytes=330_000)
+    tight = make_page(run, most_bytes=215_000)
     assert tight.cut
-    assert len(tight.html) <= 330_000
+    assert len(tight.html) <= 215_000
     assert "To limit the size of this page, long texts and samples are cut" in tight.html.decode()
-    least = make_page(run, most_bytes=220_000)
+    least = make_page(run, most_bytes=105_000)
     assert least.answers < 200
     assert f"The first {least.answers} of 200 answers" in least.html.decode()
 
@@ -239,10 +257,10 @@ def test_scores_of_very_many_answers_leave_room_for_texts() -> None:
     draw = random.Random(4)
     answers = [answered(number, draw, samples=0, words=2) for number in range(300)]
     scores = [MeasureScores(f"m{each}", [draw.random() for _ in answers]) for each in range(60)]
-    page = make_page(Shown("run", (), (), answers, scores=scores), most_bytes=270_000)
+    page = make_page(Shown("run", (), (), answers, scores=scores), most_bytes=155_000)
     text = page.html.decode()
     index = index_of(text)
-    assert len(page.html) <= 270_000
+    assert len(page.html) <= 155_000
     assert 0 < page.answers <= index["scored"] < index["answers"] == 300
     assert len(blob(text, "scores")) == 4 * 60 * index["scored"]
     assert f"The first {page.answers} of 300 answers" in text

@@ -1,4 +1,4 @@
-"""Spectra as short text for a page, and how many of their points fit. Pure. ``page/data.js`` undoes it."""
+"""Spectra as short text for a page, and how many of their points fit. Pure. ``data.js`` undoes it."""
 
 from __future__ import annotations
 

@@ -9,30 +9,28 @@ forbids everything else, requests included.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import BadModel, printable
+from gpuherd.errors import BadModel
+from gpuherd.esd.look.charts import specifications
 from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.packing import packed_spectra
 from gpuherd.esd.look.results import RunResults
 from gpuherd.esd.results import ModelTable
-from gpuherd.report.html_page import SHARED, rendered
-from gpuherd.report.packing import packed_floats, packed_json
+from gpuherd.report.packing import packed_floats
+from gpuherd.report.page import MOST_BYTES, PageContents, View, frame_bytes, packed_views, render_page
 
 if TYPE_CHECKING:
     from gpuherd.esd.spectrum_files import Sketch
 
 logger = logging.getLogger(__name__)
 
-# Of 10 MB, with room for what surrounds the blobs. A page whose index alone takes more is larger.
-MOST_BYTES = 9_600_000
-_SHARED_SCRIPTS = ("unpack.js", "draw.js", "table.js")
-_SCRIPTS = (*_SHARED_SCRIPTS, "colours.js", "data.js", "heatmap.js", "charts.js", "overview.js", "model.js", "main.js")
-_ASSETS = Path(__file__).parent / "page"
+_SCRIPTS = ("colours.js", "data.js", "heatmap.js", "charts.js", "overview.js", "model.js", "main.js")
+_FOLDER = Path(__file__).parent
 _MOST_FAILURES = 200  # that are listed for readers without a script
 # Characters that a point of a spectrum takes, and its histogram and ends (measured: 2.4 to 4.0, 70 to 110).
 _POINT_BYTES, _HISTOGRAM_BYTES = 4.0, 110
@@ -73,7 +71,9 @@ def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress:
     """
     contents = Contents(results)
     models = range(len(results.models))
-    taken = len(packed_json(contents.index())) + 64 * len(models) + 200_000
+    empty = _page(results, contents, contents.warnings, {})
+    taken = sum(map(len, packed_views(empty).values())) + frame_bytes(empty) + 64 * len(models)
+    # Bounded whatever the caller's limit is: without alphas there is no page of a model.
     room = _Room(max(0, MOST_BYTES - taken), set())
     cores = [room.take("alphas", partial(_packed_core, model)) for model in results.models]
     left = most_bytes - taken - sum(map(len, cores))
@@ -81,21 +81,39 @@ def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress:
     contents.without_alphas = frozenset(number for number in models if not cores[number])
     contents.left_out = frozenset(models) - details.figures
     contents.stored = details.stored
-    data = rendered(
-        _ASSETS / "page.html.j2",
-        [(SHARED if name in _SHARED_SCRIPTS else _ASSETS) / name for name in _SCRIPTS],
-        [SHARED / "base.css", _ASSETS / "style.css"],
-        title=printable(f"ESD of {results.directory.root.name}"),
-        facts=contents.facts(),
-        notes=_notes(results, contents, details),
-        method=contents.method,
-        convention=[(name, printable(value)) for name, value in sorted(contents.convention.items())],
-        failures=contents.failures[:_MOST_FAILURES],
-        index=packed_json(contents.index()),
-        blobs=blobs,
-    )
+    told = {f"model-{number}": blob for number, blob in enumerate(blobs)}
+    html = render_page(_page(results, contents, _notes(results, contents, details), told))
     with_alphas = len(models) - len(contents.without_alphas)
-    return Page(data, len(models), with_alphas, len(details.figures), len(details.spectra))
+    return Page(html, len(models), with_alphas, len(details.figures), len(details.spectra))
+
+
+def _page(results: RunResults, contents: Contents, notes: Sequence[str], blobs: Mapping[str, str]) -> PageContents:
+    """What the page shows; its own scripts draw the views of the index."""
+    index = contents.index()
+    models, outliers = index["models"], index["outliers"]
+    related = [m for m in models if m["parent"] is not None or m["source"] or m["verdict"] == "close"]
+    without = len(index["failures"]) + sum(model["without"] for model in models)
+    apart = len(outliers["layers"]) + outliers["more"] + len(outliers["models"])
+    return PageContents(
+        title=f"ESD of {results.directory.root.name}",
+        views=[
+            View("models", "Models", count=len(models)),
+            View("lineage", "Lineage", count=len(related)),
+            View("outliers", "Outliers", count=apart),
+            View("failures", "Failures", count=without),
+            View("model", "", under="models"),
+        ],
+        facts=contents.facts(),
+        notes=notes,
+        settings_title=f"How it was analysed: {contents.method}",
+        settings=sorted(contents.convention.items()),
+        without_script="Its figures are also in stats/*.csv of the run folder.",
+        failures=contents.failures[:_MOST_FAILURES],
+        extra=index | {"charts": specifications()},
+        blobs=blobs,
+        scripts=[_FOLDER / name for name in _SCRIPTS],
+        styles=[_FOLDER / "spectra.css"],
+    )
 
 
 @dataclass(slots=True)

@@ -7,35 +7,26 @@ Jinja's autoescape, and the script puts it on the screen as text only, with the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.atomic import atomic_write
-from gpuherd.errors import CannotWrite, printable
+from gpuherd.errors import CannotWrite
 from gpuherd.qa.evaluation.result import Evaluation
 from gpuherd.qa.look.chunks import LEVELS, VERDICTS, Chunks, chunks_of
 from gpuherd.qa.look.contents import index_values
 from gpuherd.qa.look.notes import notes_of
 from gpuherd.qa.look.reading import shown_of
 from gpuherd.qa.look.shown import Shown
+from gpuherd.qa.look.views import first_state, views_of
 from gpuherd.qa.runs import Run
-from gpuherd.report.html_page import SHARED, rendered
-from gpuherd.report.packing import as_text, by_weight, packed_json
+from gpuherd.report.packing import as_text, by_weight
+from gpuherd.report.page import MOST_BYTES, PageContents, frame_bytes, packed_views, render_page
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Of the 10 MB that a page may have, with room for its frame, script and style.
-MOST_BYTES = 9_600_000
-_FRAME = 200_000  # template, scripts, styles, settings and notes
-_ASSETS = Path(__file__).parent / "page"
-_SHARED_SCRIPTS = ("unpack.js", "draw.js", "table.js", "marked.js", "figures.js", "lines.js")
-_SCRIPTS = (
-    "data.js", "text.js", "list.js", "answer.js", "filters.js", "answers.js", "charts.js", "measures.js",
-    "tokens.js", "labels.js", "main.js",
-)  # fmt: skip
 _UNJUDGED = len(VERDICTS)
 
 
@@ -82,23 +73,34 @@ def make_page(shown: Shown, *, most_bytes: int = MOST_BYTES) -> Page:
     Raises:
         MissingExtra: Jinja2 is not installed.
     """
-    without = len(packed_json(index_values(shown, Chunks((), 0, LEVELS[0]), len(shown.answers))))
-    room = most_bytes - without - _FRAME
+    assets = Path(__file__).parent
+    contents = PageContents(
+        title=shown.title,
+        views=views_of(shown, len(shown.answers)),
+        facts=[(name, value, "") for name, value in shown.facts],
+        settings_title="How the answers were made",
+        settings=shown.settings,
+        without_script="The same is in the run folder: answers.jsonl, judgments/, scores/ and evaluations/.",
+        state=first_state(shown),
+        scripts=[assets / "answers.js"],
+        styles=[assets / "answers.css"],
+        first="measures" if shown.evaluation else "answers",
+    )
+    notes = notes_of(shown, Chunks((), 0, LEVELS[-1]))
+    without = sum(map(len, packed_views(contents).values())) + frame_bytes(replace(contents, notes=notes))
+    room = most_bytes - without
     held = _beginning(shown, room // 2)
     scores, verdicts = _packed_scores(held), _packed_verdicts(held)
     chunks = chunks_of(held, room - len(scores) - len(verdicts))
-    html = rendered(
-        _ASSETS / "page.html.j2",
-        [SHARED / name for name in _SHARED_SCRIPTS] + [_ASSETS / name for name in _SCRIPTS],
-        [SHARED / "base.css", SHARED / "plots.css", _ASSETS / "style.css"],
-        title=printable(shown.title),
-        facts=_printable(shown.facts),
-        settings=_printable(shown.settings),
-        notes=[printable(each) for each in notes_of(shown, chunks)],
-        index=packed_json(index_values(shown, chunks, len(held.answers))),
-        scores=scores,
-        verdicts=verdicts,
-        chunks=chunks.texts,
+    html = render_page(
+        replace(
+            contents,
+            views=views_of(shown, chunks.answers),
+            notes=notes_of(shown, chunks),
+            extra=index_values(shown, chunks, len(held.answers)),
+            blobs={"scores": scores, "verdicts": verdicts}
+            | {f"chunk-{number}": text for number, text in enumerate(chunks.texts)},
+        )
     )
     return Page(html, chunks.answers, chunks.cut)
 
@@ -132,7 +134,3 @@ def _packed_verdicts(shown: Shown) -> str:
             found = judged.judgments.get((each.question.id, which))
             codes.append(_UNJUDGED if found is None else VERDICTS.index(found.verdict))
     return as_text(bytes(codes))
-
-
-def _printable(pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(printable(name), printable(value)) for name, value in pairs]

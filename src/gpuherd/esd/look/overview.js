@@ -6,23 +6,24 @@ function link(number, word = null, layer = null) {
   return make("a", { href: `#/model/${number}${layer === null ? "" : `/${layer}`}` }, word ?? index.models[number].id);
 }
 
-function modelsView() {
+async function modelsView() {
+  if (!chosenModels.size && index.models.length <= 4) index.models.forEach((m) => chosenModels.add(m.number));
   const overlay = make("div");
   let drawn = 0;
   const columns = [
-    ...(index.models.length > 1 ? [{ word: "", cell: (m) => pick(m), class: "pick" }] : []),
-    { word: "model", key: (m) => m.id, cell: (m) => link(m.number), class: "name" },
-    { word: "relation", key: (m) => m.relation, cell: (m) => m.relation || "–", rare: true },
-    { word: "matrices", why: "matrices with a valid fit, of those that were analysed", key: (m) => m.fitted, cell: (m) => m.fitted + (m.without ? ` of ${m.fitted + m.without}` : ""), num: true },
-    { word: "weights", why: "weights in all analysed matrices", key: (m) => m.params, cell: (m) => many(m.params), num: true, rare: true },
-    ...(index.models.some((m) => present(m.covered)) ? [{ word: "covered", why: "share of the checkpoint's weights that are in matrices with a valid fit", key: (m) => m.covered, cell: (m) => percent(m.covered), num: true, rare: true }] : []),
-    { word: "mean alpha", why: "mean over all matrices with a valid fit", key: (m) => m.mean, cell: (m) => figure(m.mean), num: true, rare: true },
-    { word: "median", why: "median alpha over all matrices with a valid fit", key: (m) => m.median, cell: (m) => figure(m.median), num: true },
-    { word: "least", why: "least alpha of a matrix", key: (m) => m.min, cell: (m) => figure(m.min), num: true, rare: true },
-    { word: "largest", why: "largest alpha of a matrix", key: (m) => m.max, cell: (m) => figure(m.max), num: true, rare: true },
-    { word: "range", why: "from the least to the largest alpha, 1 to 16 on a logarithmic scale; dot: median; shaded: 2 to 6", cell: (m) => present(m.median) ? rangeBar(m) : "", rare: true, class: "range" },
-    { word: "median D", why: index.meanings.D, key: (m) => m.d, cell: (m) => figure(m.d), num: true, rare: true },
-    { word: "without fit", why: "matrices that were analysed but have no valid fit; the reasons are under Failures", key: (m) => m.without, cell: (m) => m.without ? make("span", { class: "bad" }, String(m.without)) : "0", num: true, rare: true },
+    ...(index.models.length > 1 ? [{ word: "", kind: "pick", cell: (m) => pick(m) }] : []),
+    { word: "model", kind: "name", key: (m) => m.id, cell: (m) => link(m.number) },
+    { word: "relation", kind: "rare", key: (m) => m.relation, cell: (m) => m.relation || "–" },
+    { word: "matrices", kind: "num", why: "matrices with a valid fit, of those that were analysed", key: (m) => m.fitted, cell: (m) => m.fitted + (m.without ? ` of ${m.fitted + m.without}` : "") },
+    { word: "weights", kind: "num rare", why: "weights in all analysed matrices", key: (m) => m.params, cell: (m) => many(m.params) },
+    ...(index.models.some((m) => present(m.covered)) ? [{ word: "covered", kind: "num rare", why: "share of the checkpoint's weights that are in matrices with a valid fit", key: (m) => m.covered, cell: (m) => percent(m.covered) }] : []),
+    { word: "mean alpha", kind: "num rare", why: "mean over all matrices with a valid fit", key: (m) => m.mean, cell: (m) => figure(m.mean) },
+    { word: "median", kind: "num", why: "median alpha over all matrices with a valid fit", key: (m) => m.median, cell: (m) => figure(m.median) },
+    { word: "least", kind: "num rare", why: "least alpha of a matrix", key: (m) => m.min, cell: (m) => figure(m.min) },
+    { word: "largest", kind: "num rare", why: "largest alpha of a matrix", key: (m) => m.max, cell: (m) => figure(m.max) },
+    { word: "range", kind: "range rare", why: "from the least to the largest alpha, 1 to 16 on a logarithmic scale; dot: median; shaded: 2 to 6", cell: (m) => present(m.median) ? rangeBar(m) : "" },
+    { word: "median D", kind: "num rare", why: index.meanings.D, key: (m) => m.d, cell: (m) => figure(m.d) },
+    { word: "without fit", kind: "num rare", why: "matrices that were analysed but have no valid fit; the reasons are under Failures", key: (m) => m.without, cell: (m) => m.without ? make("span", { class: "bad" }, String(m.without)) : "0" },
   ];
   const made = table({ columns, rows: index.models, label: "models", words: (m) => `${m.id} ${m.relation} ${m.source ?? ""}`,
     hint: "filter by id, relation or source", mark: (m) => chosenModels.has(m.number) });
@@ -31,7 +32,7 @@ function modelsView() {
     const box = make("input", { type: "checkbox", "aria-label": `show ${m.id} in the histogram`, onchange: () => {
       if (box.checked) chosenModels.add(m.number); else chosenModels.delete(m.number);
       box.closest("tr").classList.toggle("chosen", box.checked);
-      drawOverlay();
+      drawOverlay().then(drawWaiting);
     } });
     box.checked = chosenModels.has(m.number);
     return box;
@@ -41,19 +42,17 @@ function modelsView() {
     const turn = ++drawn;
     const shown = [...chosenModels].slice(-LINES.length);
     const pooled = index.models.length > 1;
-    const series = pooled ? [{ counts: index.pooled, colour: "var(--soft)", fill: true }] : [];
+    const series = pooled ? [{ word: "all models", counts: index.pooled, colour: "var(--soft)", fill: true }] : [];
     const opened = await Promise.all(shown.map(model));
     if (turn !== drawn) return; // other models were ticked meanwhile
-    opened.forEach((each, at) => series.push({ counts: alphaCounts(each.alpha), colour: LINES[at] }));
+    opened.forEach((each, at) => series.push({ word: index.models[shown[at]].id, counts: alphaCounts(each.alpha), colour: LINES[at] }));
     const keys = [...(pooled ? [[`all ${index.models.length} models`, "var(--soft)"]] : []), ...shown.map((number, at) => [index.models[number].id, LINES[at]])];
-    overlay.replaceChildren(...[alphaHistogram(series, { height: isNarrow() ? 200 : 230, width: isNarrow() ? 360 : 1000, label: "alpha of all matrices, and of the chosen models" }), legend(keys),
+    overlay.replaceChildren(...[...alphaHistogram(series, { height: 190, label: "alpha of all matrices, and of the chosen models" }), legend(keys),
       !pooled ? null : make("p", { class: "note" }, shown.some((number) => !withAlphas(index.models[number])) ? "The matrices of some chosen models are not in this page: they have no line." : shown.length < chosenModels.size ? `The last ${shown.length} of ${chosenModels.size} chosen models are drawn.` : "Tick models in the table to lay their histograms over each other.")].filter(Boolean));
   }
 
-  if (!chosenModels.size && index.models.length <= 4) index.models.forEach((m) => chosenModels.add(m.number));
-  made.fill();
-  drawOverlay();
-  return [make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), overlay), make("section", { class: "card" }, made.root)];
+  await drawOverlay();
+  return [make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), overlay), make("section", { class: "card" }, made)];
 }
 
 const FOLDED = 12;
@@ -115,17 +114,17 @@ function lineageView() {
   const near = index.models.filter((m) => m.verdict).sort((a, b) => VERDICTS[a.verdict].rank - VERDICTS[b.verdict].rank);
   if (near.length) {
     const columns = [
-      { word: "model", key: (m) => m.id, cell: (m) => make("div", {}, link(m.number), make("div", { class: `narrow ${contradicted(m) ? "warn" : "soft"}` }, VERDICTS[m.verdict].words)), class: "name" },
-      { word: "nearest base", key: (m) => index.models[m.nearest[0]].id, cell: (m) => link(m.nearest[0]), class: "name" },
-      { word: "median |Δ|", why: "median over the common matrices of |alpha − alpha of the nearest base|", key: (m) => m.nearest[1], cell: (m) => make("a", { href: `#/model/${m.number}/vs/${m.nearest[0]}`, title: "by layer" }, figure(m.nearest[1], 4)), num: true },
-      { word: "verdict", key: (m) => VERDICTS[m.verdict].rank, cell: (m) => make("span", { class: contradicted(m) ? "warn" : null }, VERDICTS[m.verdict].words), rare: true },
-      { word: "stated base", key: (m) => m.source, cell: (m) => m.parent !== null ? link(m.parent) : m.source ? `${m.source} (not in this run)` : "–", class: "name", rare: true },
-      { word: "its median |Δ|", why: "median over the common matrices of |alpha − alpha of the stated base|", key: (m) => m.stated?.[1] ?? null, cell: (m) => m.stated ? make("a", { href: `#/model/${m.number}/vs/${m.parent}`, title: "by layer" }, figure(m.stated[1], 4)) : "–", num: true, rare: true },
-      { word: "matrices", why: "matrices with a fit that both have", key: (m) => m.nearest[2], cell: (m) => String(m.nearest[2]), num: true, rare: true },
+      { word: "model", kind: "name", key: (m) => m.id, cell: (m) => make("div", {}, link(m.number), make("div", { class: `narrow ${contradicted(m) ? "warn" : "soft"}` }, VERDICTS[m.verdict].words)) },
+      { word: "nearest base", kind: "name", key: (m) => index.models[m.nearest[0]].id, cell: (m) => link(m.nearest[0]) },
+      { word: "median |Δ|", kind: "num", why: "median over the common matrices of |alpha − alpha of the nearest base|", key: (m) => m.nearest[1], cell: (m) => make("a", { href: `#/model/${m.number}/vs/${m.nearest[0]}`, title: "by layer" }, figure(m.nearest[1], 4)) },
+      { word: "verdict", kind: "rare", key: (m) => VERDICTS[m.verdict].rank, cell: (m) => make("span", { class: contradicted(m) ? "warn" : null }, VERDICTS[m.verdict].words) },
+      { word: "stated base", kind: "name rare", key: (m) => m.source, cell: (m) => m.parent !== null ? link(m.parent) : m.source ? `${m.source} (not in this run)` : "–" },
+      { word: "its median |Δ|", kind: "num rare", why: "median over the common matrices of |alpha − alpha of the stated base|", key: (m) => m.stated?.[1] ?? null, cell: (m) => m.stated ? make("a", { href: `#/model/${m.number}/vs/${m.parent}`, title: "by layer" }, figure(m.stated[1], 4)) : "–" },
+      { word: "matrices", kind: "num rare", why: "matrices with a fit that both have", key: (m) => m.nearest[2], cell: (m) => String(m.nearest[2]) },
     ];
     out.unshift(make("section", { class: "card" }, make("h3", {}, "Nearest base"), tally(near),
       make("p", { class: "note" }, "Of the bases of this run with at least 90 % of the model's layers, the one with the least median |Δalpha|. Close: below 0.05. The stated base is doubted where it is not close and another is at most half as far. In published results a model's own base is the nearest in 95 % of cases."),
-      table({ columns, rows: near, label: "nearest base", page: 20, words: (m) => `${m.id} ${m.source ?? ""} ${index.models[m.nearest[0]].id} ${VERDICTS[m.verdict].words}` }).root));
+      table({ columns, rows: near, label: "nearest base", page: 20, words: (m) => `${m.id} ${m.source ?? ""} ${index.models[m.nearest[0]].id} ${VERDICTS[m.verdict].words}` })));
   }
   return out;
 }
@@ -160,24 +159,24 @@ function largestChange(m, change) {
 
 function outliersView() {
   const layerColumns = [
-    { word: "model", key: (o) => index.models[o[0]].id, cell: (o) => link(o[0]), class: "name" },
-    { word: "matrix", key: (o) => nameOf(o), cell: (o) => link(o[0], nameOf(o), o[1]), class: "name" },
-    { word: "alpha", key: (o) => o[2], cell: (o) => figure(o[2]), num: true },
-    { word: "model's median", key: (o) => index.models[o[0]].median, cell: (o) => figure(index.models[o[0]].median), num: true, rare: true },
-    { word: "z", key: (o) => Math.abs(o[3]), cell: (o) => `${o[3] > 0 ? "+" : ""}${o[3].toFixed(1)}`, num: true },
+    { word: "model", kind: "name", key: (o) => index.models[o[0]].id, cell: (o) => link(o[0]) },
+    { word: "matrix", kind: "name", key: (o) => nameOf(o), cell: (o) => link(o[0], nameOf(o), o[1]) },
+    { word: "alpha", kind: "num", key: (o) => o[2], cell: (o) => figure(o[2]) },
+    { word: "model's median", kind: "num rare", key: (o) => index.models[o[0]].median, cell: (o) => figure(index.models[o[0]].median) },
+    { word: "z", kind: "num", key: (o) => Math.abs(o[3]), cell: (o) => `${o[3] > 0 ? "+" : ""}${o[3].toFixed(1)}` },
   ];
   const modelColumns = [
-    { word: "model", key: (o) => index.models[o[0]].id, cell: (o) => link(o[0]), class: "name" },
-    { word: "median alpha", key: (o) => index.models[o[0]].median, cell: (o) => figure(index.models[o[0]].median), num: true },
-    { word: "z", key: (o) => Math.abs(o[1]), cell: (o) => `${o[1] > 0 ? "+" : ""}${o[1].toFixed(1)}`, num: true },
+    { word: "model", kind: "name", key: (o) => index.models[o[0]].id, cell: (o) => link(o[0]) },
+    { word: "median alpha", kind: "num", key: (o) => index.models[o[0]].median, cell: (o) => figure(index.models[o[0]].median) },
+    { word: "z", kind: "num", key: (o) => Math.abs(o[1]), cell: (o) => `${o[1] > 0 ? "+" : ""}${o[1].toFixed(1)}` },
   ];
   const { layers, more, models: odd } = index.outliers;
   const explained = make("p", { class: "note" }, "Robust z-score of ln(alpha − 1): distance from the median in MADs, scaled so that it is in standard deviations for a normal distribution; |z| > 3.5 is listed (Iglewicz and Hoaglin 1993). A layer is compared with the layers of its own model, a model's median alpha with those of the other models.");
   return [
     make("section", { class: "card" }, make("h3", {}, "Models"), explained,
-      odd.length ? table({ columns: modelColumns, rows: odd, label: "models that stand apart" }).root : make("p", { class: "soft" }, index.models.length < 8 ? "Fewer than 8 models: too few to say which stands apart." : "No model stands apart.")),
+      odd.length ? table({ columns: modelColumns, rows: odd, label: "models that stand apart" }) : make("p", { class: "soft" }, index.models.length < 8 ? "Fewer than 8 models: too few to say which stands apart." : "No model stands apart.")),
     make("section", { class: "card" }, make("h3", {}, "Layers"),
-      layers.length ? table({ columns: layerColumns, rows: layers, label: "layers that stand apart", words: (o) => `${index.models[o[0]].id} ${nameOf(o)}` }).root : make("p", { class: "soft" }, "No layer stands apart from its model."),
+      layers.length ? table({ columns: layerColumns, rows: layers, label: "layers that stand apart", words: (o) => `${index.models[o[0]].id} ${nameOf(o)}` }) : make("p", { class: "soft" }, "No layer stands apart from its model."),
       more ? make("p", { class: "note" }, `${more} more, less far out, are not listed.`) : null),
   ];
 }
@@ -190,9 +189,9 @@ const nameOf = ([number, layer]) => index.layouts[index.models[number].layout].n
 
 function failuresView() {
   const columns = [
-    { word: "model", key: (f) => f[0], cell: (f) => f[0], class: "name" },
+    { word: "model", kind: "name", key: (f) => f[0], cell: (f) => f[0] },
     { word: "kind", key: (f) => f[1], cell: (f) => f[1] },
-    { word: "reason", key: (f) => f[2], cell: (f) => f[2], class: "name" },
+    { word: "reason", kind: "name", key: (f) => f[2], cell: (f) => f[2] },
   ];
   const all = index.models.flatMap((m) => m.bad.map(([layer, reason]) => [m.number, layer, reason]));
   const rows = all.filter((r) => !index.on_purpose[r[2]]).map(([number, layer, reason]) => [number, layer, index.reasons[reason]]);
@@ -200,24 +199,24 @@ function failuresView() {
   const left = new Map();
   for (const [, , reason] of all) if (index.on_purpose[reason]) left.set(reason, (left.get(reason) ?? 0) + 1);
   const layerColumns = [
-    { word: "model", key: (r) => index.models[r[0]].id, cell: (r) => link(r[0]), class: "name" },
-    { word: "matrix", key: (r) => nameOf(r), cell: (r) => link(r[0], nameOf(r), r[1]), class: "name" },
-    { word: "reason", key: (r) => r[2], cell: (r) => r[2], class: "name" },
+    { word: "model", kind: "name", key: (r) => index.models[r[0]].id, cell: (r) => link(r[0]) },
+    { word: "matrix", kind: "name", key: (r) => nameOf(r), cell: (r) => link(r[0], nameOf(r), r[1]) },
+    { word: "reason", kind: "name", key: (r) => r[2], cell: (r) => r[2] },
   ];
   const leftColumns = [
-    { word: "reason", key: (r) => r[0], cell: (r) => r[0], class: "name" },
-    { word: "matrices", key: (r) => r[1], cell: (r) => r[1].toLocaleString("en"), num: true },
+    { word: "reason", kind: "name", key: (r) => r[0], cell: (r) => r[0] },
+    { word: "matrices", kind: "num", key: (r) => r[1], cell: (r) => r[1].toLocaleString("en") },
   ];
   return [
     make("section", { class: "card" }, make("h3", {}, "Models without a result"),
-      index.failures.length ? table({ columns, rows: index.failures, label: "failures", words: (f) => f.join(" ") }).root : make("p", { class: "soft" }, "Every model has a result.")),
+      index.failures.length ? table({ columns, rows: index.failures, label: "failures", words: (f) => f.join(" ") }) : make("p", { class: "soft" }, "Every model has a result.")),
     make("section", { class: "card" }, make("h3", {}, "Matrices without a valid fit"),
-      rows.length ? table({ columns: layerColumns, rows, label: "matrices without a fit", words: (r) => `${index.models[r[0]].id} ${nameOf(r)} ${r[2]}` }).root : make("p", { class: "soft" }, "Every analysed matrix has a valid fit.")),
+      rows.length ? table({ columns: layerColumns, rows, label: "matrices without a fit", words: (r) => `${index.models[r[0]].id} ${nameOf(r)} ${r[2]}` }) : make("p", { class: "soft" }, "Every analysed matrix has a valid fit.")),
     notes.length ? make("section", { class: "card" }, make("h3", {}, "Further fits that failed"),
       make("p", { class: "note" }, "These matrices have an alpha; what is named has no value."),
-      table({ columns: [...layerColumns.slice(0, 2), { word: "fit", key: (r) => r[3], cell: (r) => r[3] }, layerColumns[2]], rows: notes, label: "further fits that failed", words: (r) => `${index.models[r[0]].id} ${nameOf(r)} ${r[3]} ${r[2]}` }).root) : null,
+      table({ columns: [...layerColumns.slice(0, 2), { word: "fit", key: (r) => r[3], cell: (r) => r[3] }, layerColumns[2]], rows: notes, label: "further fits that failed", words: (r) => `${index.models[r[0]].id} ${nameOf(r)} ${r[3]} ${r[2]}` })) : null,
     left.size ? make("section", { class: "card" }, make("h3", {}, "Left out on purpose"),
-      table({ columns: leftColumns, rows: [...left].map(([reason, count]) => [index.reasons[reason], count]), sort: 1, descending: true, label: "left out on purpose" }).root) : null,
+      table({ columns: leftColumns, rows: [...left].map(([reason, count]) => [index.reasons[reason], count]), sort: 1, descending: true, label: "left out on purpose" })) : null,
   ].filter(Boolean);
 }
 

@@ -1,23 +1,16 @@
 // What the page holds: an index of all models, and for each model its arrays, unpacked when it is first looked at.
 
-async function readIndex() {
-  const bytes = await inflate(document.getElementById("index").textContent);
-  const found = JSON.parse(new TextDecoder().decode(bytes));
-  Object.setPrototypeOf(found.meanings, null); // a stranger's column may be called like a method
-  return found;
-}
-
 // A model's arrays: {alpha, D, figures: Map name -> Float32Array | null, spectra: [ {x, y} | null ] | null}.
-const opened = new Map();
+const unpackedModels = new Map();
 
 function model(number) {
-  if (!opened.has(number)) opened.set(number, unpack(number));
-  return opened.get(number);
+  if (!unpackedModels.has(number)) unpackedModels.set(number, unpack(number));
+  return unpackedModels.get(number);
 }
 
 async function unpack(number) {
   const about = index.models[number];
-  const [alpha, D, figures, spectra] = document.getElementById(`model-${number}`).textContent.split(" ");
+  const [alpha, D, figures, spectra] = blob(`model-${number}`).split(" ");
   const layers = index.layouts[about.layout].names.length;
   const none = () => new Float32Array(layers).fill(NaN); // left out for the size of the page
   const found = { alpha: alpha ? await floats(alpha) : none(), D: D ? await floats(D) : none(), figures: null, spectra: null };

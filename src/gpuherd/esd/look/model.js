@@ -37,6 +37,7 @@ async function modelView(number, layer, against) {
     history.replaceState(null, "", `#/model/${number}${against === null ? `/${next}` : `/vs/${against}/${next}`}`);
     map?.choose(next);
     drawLayer();
+    drawWaiting();
     rows.fill();
     if (scroll) panel.scrollIntoView({ block: "nearest" });
   }
@@ -56,7 +57,7 @@ async function modelView(number, layer, against) {
       map.root,
       make("div", { class: "bar" }, rampLegend(stops, (stop, at) => other ? (stop === 0 ? "0" : String(Number(stop.toPrecision(2)))) : at === 0 ? "1" : at === stops.length - 1 ? "12+" : String(stop), "colours"),
         make("span", { class: "note" }, other ? `Median |Δalpha| ${figure(middle, 4)}. Hatched: no such layer or no fit.` : `2 to 6 is where well-trained layers are expected; neutral at 4. Hatched: no valid fit.${layout.layer.includes(null) ? " Column –: matrices outside the numbered layers." : ""}`)));
-    map.draw();
+    waiting.push(() => map.draw());
   }
 
   function compare() {
@@ -81,7 +82,7 @@ async function modelView(number, layer, against) {
     const interval = present(low) && present(high) && figure(low) !== figure(high) ? ` (${figure(low)} to ${figure(high)} over near-ties)` : "";
     const head = make("div", { class: "bar" }, make("h2", { class: "grow" }, name), make("span", { class: "together" }, ...steps));
     const told = reason !== null ? make("p", { class: "bad" }, `No valid fit: ${reason}`) : make("p", {}, `alpha ${figure(alpha)}${interval}, D ${figure(own.D[current])}${present(xmin) ? `, xmin ${figure(xmin)}` : ""}`);
-    const charts = sketch ? make("div", { class: "pair" }, ...spectrumCharts(sketch, { alpha, xmin, edge, name, count: figures?.get("num_evals")?.[current] ?? Infinity, tail: figures?.get("num_pl_spikes")?.[current] }).map((chart) => make("div", {}, chart))) : make("p", { class: "note" }, whyNone());
+    const charts = sketch ? make("div", { class: "pair" }, ...spectrumCharts(sketch, { alpha, xmin, edge, name, count: figures?.get("num_evals")?.[current] ?? Infinity, tail: figures?.get("num_pl_spikes")?.[current] }).map((each) => make("div", {}, ...each))) : make("p", { class: "note" }, whyNone());
     const keys = sketch ? legend([["eigenvalues", "var(--accent)"], ...(present(alpha) ? [["fitted power law, from xmin on", "var(--fit)"]] : []), ...(present(edge) ? [["edge of the Marchenko–Pastur bulk", "var(--edge)"]] : [])]) : null;
     const cells = [["M × N", `${layout.rows[current]} × ${layout.columns[current]}`], ["weights", many(layout.params[current])],
       ...(figures ? [...figures].filter(([, values]) => present(values[current])).map(([key, values]) => [key, figure(values[current], 4)]) : [])];
@@ -114,26 +115,23 @@ async function modelView(number, layer, against) {
   const depth = depthChart(layout, own.alpha, "alpha over depth, by module");
   const rows = table({ label: "all matrices", rows: layout.names.map((_, at) => at), words: (at) => `${layout.names[at]} ${reasonOf(about, at) ?? ""}`, mark: (at) => at === current,
     columns: [
-      { word: "matrix", key: (at) => layout.names[at], cell: (at) => make("button", { type: "button", class: "plain", onclick: () => choose(at, true) }, layout.names[at]), class: "name" },
-      { word: "M", key: (at) => layout.rows[at], cell: (at) => String(layout.rows[at]), num: true, rare: true },
-      { word: "N", key: (at) => layout.columns[at], cell: (at) => String(layout.columns[at]), num: true, rare: true },
-      { word: "alpha", why: index.meanings.alpha, key: (at) => own.alpha[at], cell: (at) => figure(own.alpha[at]), num: true },
-      { word: "D", why: index.meanings.D, key: (at) => own.D[at], cell: (at) => figure(own.D[at]), num: true },
-      ...["xmin", "num_evals", "stable_rank"].filter((key) => own.figures?.has(key)).map((key) => ({ word: key, why: index.meanings[key], key: (at) => own.figures.get(key)[at], cell: (at) => figure(own.figures.get(key)[at]), num: true, rare: true })),
-      { word: "without a fit because", key: (at) => reasonOf(about, at), cell: (at) => reasonOf(about, at) ?? "", rare: true },
+      { word: "matrix", kind: "name", key: (at) => layout.names[at], cell: (at) => make("button", { type: "button", class: "plain", onclick: () => choose(at, true) }, layout.names[at]) },
+      { word: "M", kind: "num rare", key: (at) => layout.rows[at], cell: (at) => String(layout.rows[at]) },
+      { word: "N", kind: "num rare", key: (at) => layout.columns[at], cell: (at) => String(layout.columns[at]) },
+      { word: "alpha", kind: "num", why: index.meanings.alpha, key: (at) => own.alpha[at], cell: (at) => figure(own.alpha[at]) },
+      { word: "D", kind: "num", why: index.meanings.D, key: (at) => own.D[at], cell: (at) => figure(own.D[at]) },
+      ...["xmin", "num_evals", "stable_rank"].filter((key) => own.figures?.has(key)).map((key) => ({ word: key, kind: "num rare", why: index.meanings[key], key: (at) => own.figures.get(key)[at], cell: (at) => figure(own.figures.get(key)[at]) })),
+      { word: "without a fit because", kind: "rare", key: (at) => reasonOf(about, at), cell: (at) => reasonOf(about, at) ?? "" },
     ] });
   drawLayer();
   await drawHeat();
-  const small = make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), alphaHistogram([...(index.models.length > 1 ? [{ counts: index.pooled, colour: "var(--soft)", fill: true }] : []), { counts: alphaCounts(own.alpha), colour: LINES[0] }], { label: "histogram of alpha" }),
+  const small = make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), ...alphaHistogram([...(index.models.length > 1 ? [{ word: "all models", counts: index.pooled, colour: "var(--soft)", fill: true }] : []), { word: "this model", counts: alphaCounts(own.alpha), colour: LINES[0] }], { label: "histogram of alpha" }),
     legend([["this model", LINES[0]], ...(index.models.length > 1 ? [["all models of the run", "var(--soft)"]] : [])]));
-  return {
-    nodes: [
+  return [
       make("section", { class: "card" }, make("h2", {}, about.id), source ? make("div", { class: "soft" }, source) : null,
         make("div", { class: "facts" }, ...facts.map(([value, word]) => make("span", {}, make("b", {}, value), ` ${word}`))), nearest, missing),
       heat, panel,
       depth ? make("div", { class: "pair" }, small, make("section", { class: "card" }, make("h3", {}, "Alpha over depth"), depth)) : small,
-      make("section", { class: "card" }, make("h3", {}, "All matrices"), rows.root),
-    ],
-    placed: () => map.draw(),
-  };
+      make("section", { class: "card" }, make("h3", {}, "All matrices"), rows),
+  ];
 }

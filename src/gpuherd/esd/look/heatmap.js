@@ -166,7 +166,7 @@ function heatmap({ layout, values, stops, tell, missing, more = () => "", onChoo
     const next = under(event);
     const i = next ? cellAt(next) : undefined;
     if (i === undefined) hideTip();
-    else showTip(event, told(i));
+    else showTip(event.clientX, event.clientY, told(i));
   });
   canvas.addEventListener("mouseleave", hideTip);
   canvas.addEventListener("click", (event) => { const next = under(event); if (next && cellAt(next) !== undefined) go(next, true); });

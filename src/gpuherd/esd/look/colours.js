@@ -6,6 +6,8 @@ const RAMPS = {
   light: [[8, 48, 107], [94, 158, 207], [245, 245, 242], [232, 146, 58], [110, 44, 4]],
   dark: [[158, 208, 250], [58, 120, 178], [48, 50, 56], [190, 104, 30], [255, 196, 128]],
 };
+const rgb = (parts) => `rgb(${parts.map(Math.round).join(",")})`;
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
 function ramp(value, stops) {
   const colours = RAMPS[isDark() ? "dark" : "light"];
@@ -17,4 +19,9 @@ function ramp(value, stops) {
     }
   }
   return rgb(colours[colours.length - 1]);
+}
+
+function inkOn(background) {
+  const [r, g, b] = background.match(/\d+/g).map(Number);
+  return 0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#111111" : "#ffffff";
 }
