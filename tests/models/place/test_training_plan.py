@@ -247,7 +247,7 @@ class TestMethods:
     def test_a_reward_model_lies_whole_on_each_gpu(self) -> None:
         job = TrainingJob(Method.PPO, strategy=Strategy.FSDP)
         usage = training_usage(LLAMA_8B, job, Reserve(), cards(1, 80)[0], gpus=4, reward=LLAMA_1B)
-        without = training_usage(LLAMA_8B, job, Reserve(), cards(1, 80)[0], count=4)
+        without = training_usage(LLAMA_8B, job, Reserve(), cards(1, 80)[0], gpus=4)
         assert usage.total - without.total == 2 * LLAMA_1B.parameters
 
     def test_groups_that_do_not_come_out_even_are_told(self) -> None:
