@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.choose import LinkMap, links_between
@@ -21,6 +21,9 @@ from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import is_named
 from gpuherd.models.place.gpus import GpuSpec, find_kind, nearest_kinds, parse_gpus
 from gpuherd.models.plan.workload import MIB
+
+if TYPE_CHECKING:
+    from gpuherd.engines.options import EngineOptions  # with the options of every engine
 
 # What the driver keeps of a GPU for itself is less than this part of it. Where all GPUs of a size are in use, so that
 # it can't be seen, it is taken to be so much.
