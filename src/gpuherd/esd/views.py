@@ -149,12 +149,12 @@ def _csv_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _csv_cell(value: Any) -> str:
     """A cell with the quotes that it needs."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow([cell_text(value), ""])
-    return out.getvalue().removesuffix(",")
+    csv.writer(out, lineterminator="\n").writerow([cell_text(value), ""])
+    return out.getvalue().removesuffix(",\n")
 
 
 def _float_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Floats by repr. Arrow writes the same shortest digits, but goes over to powers of ten elsewhere than Python."""
+    """Floats by repr. Arrow writes the same shortest digits, but 1 for 1.0, and powers of ten elsewhere."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -163,7 +163,8 @@ def _float_cells(column: pa.ChunkedArray) -> pa.ChunkedArray:
     text = pc.cast(numbers, pa.string())
     values = numbers.to_numpy(zero_copy_only=False)
     size = np.abs(values)
-    other = ~((size >= 1e-4) & (size < 1e10)) & numbers.is_valid().to_numpy(zero_copy_only=False)
+    alike = (size >= 1e-4) & (size < 1e10) & (values != np.floor(values))
+    other = ~alike & numbers.is_valid().to_numpy(zero_copy_only=False)
     if other.any():
         # By their bits: 0.0 and -0.0 are two.
         different, which = np.unique(values[other].view(np.int64), return_inverse=True)
