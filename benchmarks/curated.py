@@ -34,7 +34,7 @@ from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelRow, read_model_list
 from gpuherd.esd.plan import result_file
 from gpuherd.esd.row import LayerRow
-from gpuherd.esd.tables.stats import FIT_OK, Origin, stats_rows, table_text
+from gpuherd.esd.views import FIT_OK, Origin, stats_rows, table_text
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.standin.driver import compiler
 from gpuherd.standin.machine import Machine

@@ -21,16 +21,15 @@ from typing import Any
 
 from benchmarks._device_maps import DeviceMap, by_accelerate, by_transformers, meta_model
 from gpuherd.cli import COMMANDS
+from gpuherd.models.place.gpus import GpuSpec, parse_gpus
+from gpuherd.models.place.placement import ParallelOption
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import MemoryPlan
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.from_config import architecture_of
 from gpuherd.models.plan.known import known_model
-from gpuherd.models.plan.placing import Wish
-from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan
 from gpuherd.models.plan.usage import CostTable
 from gpuherd.models.plan.workload import GIB, Reserve, Workload
 
@@ -103,7 +102,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def _row(case: Case) -> dict[str, Any]:
-    architecture, cards = architecture_of(case.config, case.model), parse_cards(case.gpus)
+    architecture, cards = architecture_of(case.config, case.model), parse_gpus(case.gpus)
     judge = Judge(architecture, Precision(case.precision), cards)
     maps = _libraries(case, [card.free for card in cards])
     ours, over_all = judge.plan("auto"), judge.plan("layers")
@@ -151,7 +150,7 @@ class Judge:
         self,
         architecture: Architecture,
         precision: Precision,
-        cards: Sequence[Card],
+        cards: Sequence[GpuSpec],
         workload: Workload = WORKLOAD,
         reserve: Reserve = Reserve(),  # noqa: B008 - frozen
     ) -> None:
@@ -159,7 +158,7 @@ class Judge:
         self._workload, self._reserve = workload, reserve
         self._costs = CostTable(architecture, precision, workload, reserve)
 
-    def plan(self, parallel: Wish) -> dict[str, Any]:
+    def plan(self, parallel: ParallelOption) -> dict[str, Any]:
         """Our own plan."""
         told = make_plan(
             self.architecture, self.cards, self.precision, self._workload, self._reserve, parallel=parallel
@@ -172,7 +171,7 @@ class Judge:
         names = [block.name for block in self.architecture.blocks]
         places = [block.name for block in told.architecture.blocks]
         on = {
-            load.card.label: [names.index(name) for name in places[load.first : load.after_last]] for load in told.loads
+            load.gpu.label: [names.index(name) for name in places[load.first : load.after_last]] for load in told.loads
         }
         return self._figures([on.get(card.label, []) for card in self.cards], verdict)
 
@@ -244,7 +243,7 @@ def _plan_times(repeats: int) -> dict[str, Any]:
         ("llama-3.1-70b", "nf4-dq", "4xRTX4090"),
         ("llama-3.1-405b", "int8", "8xH100"),
     ):
-        architecture, cards = read_architecture(model), parse_cards(gpus)
+        architecture, cards = read_architecture(model), parse_gpus(gpus)
         times = []
         for _ in range(repeats):
             started = time.process_time()
@@ -258,8 +257,8 @@ def _plan_times(repeats: int) -> dict[str, Any]:
 
 
 _FROM_PYTHON = """
-from gpuherd.models.plan.cards import parse_cards
-from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.place.gpus import parse_cards
+from gpuherd.models.place.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.workload import Workload

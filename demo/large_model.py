@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.jobs import Queue
-from gpuherd.models.plan.cards import parse_cards
-from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.place.gpus import parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import MemoryPlan, format_blocks
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan
-from gpuherd.models.plan.wording import blocks_in_words, gib
 from gpuherd.models.plan.workload import Workload
+from gpuherd.units import gib
 
 MODEL, GPUS, BATCH = "llama-3.1-70b", "4x40GB", 8
 
@@ -38,8 +38,8 @@ def main(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     plan = planned()
     for load in plan.loads:
-        blocks = blocks_in_words(plan.architecture, load.first, load.after_last)
-        print(f"GPU {load.card.label}: {blocks}: {gib(load.usage.total)} of {gib(load.card.free)}")
+        blocks = format_blocks(plan.architecture, load.first, load.after_last)
+        print(f"GPU {load.gpu.label}: {blocks}: {gib(load.usage.total)} of {gib(load.gpu.free)}")
     (folder / "map.json").write_text(json.dumps(plan.device_map), encoding="utf-8")
     reduced_copy(plan.architecture.layers, folder / "reduced")
     (folder / "jobs.txt").write_text(job_list(), encoding="utf-8")
@@ -55,7 +55,7 @@ def main(folder: Path) -> int:
 
 def planned() -> MemoryPlan:
     """The plan of the large model on the simulated GPUs."""
-    told = make_plan(read_architecture(MODEL), parse_cards(GPUS), Precision.BF16, Workload(batch=BATCH))
+    told = make_plan(read_architecture(MODEL), parse_gpus(GPUS), Precision.BF16, Workload(batch=BATCH))
     assert isinstance(told, MemoryPlan), told.reason
     return told
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 
 DEMO = Path(__file__).parents[1] / "demo" / "run.py"
 

@@ -1,4 +1,5 @@
-"""Parsers of numbers, sizes and times as people write them: ``2``, ``20GB``, ``1h30m``. Imports nothing of gpuherd.
+"""Parsers of numbers, sizes and times as people write them (``2``, ``20GB``, ``1h30m``), and bytes in words. Imports
+nothing of gpuherd.
 
 Every parser raises ValueError with a sentence. A megabyte is 2^20 bytes and a gigabyte 2^10 of those, with or without
 the i (``20GB`` = ``20GiB``), as GPU tools print them.
@@ -148,3 +149,12 @@ def gpu_names(word: str) -> str:
     if not all(name.strip() for name in names):
         raise ValueError(f"{word!r} is no list of GPU ids; write 0,1,2 or 0 1 2")
     return ",".join(name.strip() for name in names)
+
+
+def gib(size: int) -> str:
+    """Bytes in GiB with one decimal; in MiB where that would be 0.0.
+
+    >>> gib(141_107_412_992), gib(3 << 20), gib(-(3 << 29))
+    ('131.4 GiB', '3 MiB', '-1.5 GiB')
+    """
+    return f"{size / (1 << 30):.1f} GiB" if abs(size) >= (1 << 30) // 10 else f"{size / (1 << 20):.0f} MiB"

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from gpuherd.errors import ExitCode
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 from gpuherd.jobs.queue.store import Queue
 
 MakeModel = Callable[..., Path]

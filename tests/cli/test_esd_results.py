@@ -13,12 +13,12 @@ import pytest
 
 from gpuherd.cli.main import run
 from gpuherd.errors import BadModel, ExitCode, MissingModel, UsageError
+from gpuherd.esd.comparison import NOT_OF_ALPHA
 from gpuherd.esd.config import CONVENTION, AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.results import find, read_model
 from gpuherd.esd.row import LayerRow
-from gpuherd.esd.tables.comparison import NOT_OF_ALPHA
-from gpuherd.esd.tables.results import find, read_model
-from gpuherd.esd.tables.stats import Origin, stats_rows, table_text
+from gpuherd.esd.views import Origin, stats_rows, table_text
 
 OTHER = AnalysisOptions(fix_fingers="DKS")
 

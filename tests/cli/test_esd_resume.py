@@ -15,7 +15,7 @@ from gpuherd.errors import ExitCode, UsageError
 from gpuherd.esd.config import ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.resuming import EarlierRun, earlier_run, resumed
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 
 MakeModel = Callable[..., Path]
 FAST = ("--check-interval", "0.02", "--max-checks", "2", "--device-map", "cpu")

@@ -22,8 +22,7 @@ from gpuherd.qa.evaluation.files import BadEvaluation, read_evaluation
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.files import BadJudging, Kind, write_judging
 from gpuherd.qa.runs import DamagedRun, NoSuchRun
-from gpuherd.qa.scoring.files import scores
-from gpuherd.qa.scoring.meta import BadScoring
+from gpuherd.qa.scoring.files import BadScoring, scores
 
 LABELS = right_ones(90, 30)
 FAST = ("--bootstrap", "200", "--no-page")

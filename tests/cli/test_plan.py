@@ -20,14 +20,14 @@ from gpuherd.cli.main import build_parser, run
 from gpuherd.cli.plan import agrees, check_lines, worker_words
 from gpuherd.errors import BadModel, ExitCode, GpuherdError, UsageError
 from gpuherd.models.load.worker import WorkerOptions
-from gpuherd.models.plan.cards import parse_cards
-from gpuherd.models.plan.drawing import Window, plain
-from gpuherd.models.plan.next_steps import Asked
-from gpuherd.models.plan.options import PlanOptions, TrainingOptions
-from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.place.commands import PlanRequest
+from gpuherd.models.place.drawing import Window, plain
+from gpuherd.models.place.gpus import parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.request import PlanOptions, TrainingOptions
+from gpuherd.models.place.result import MemoryPlan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan
 from gpuherd.options import Parser, add_options, build
 from gpuherd.standin.machine import Machine
 
@@ -425,8 +425,8 @@ def test_a_config_of_strangers_is_printable(capsys: Capture, small: Callable[...
 def checked_words(*, here: bool = False, simulate: str | None = None, **options: Any) -> list[str]:
     """The words of the worker for a plan of Llama-3.1-8B on four GPUs."""
     chosen = PlanOptions(gpus="4x40GB", **options)
-    asked = Asked(("llama-3.1-8b-8bit",), ("llama-3.1-8b",), chosen, TrainingOptions(), simulate, here)
-    plan = make_plan(read_architecture("llama-3.1-8b"), parse_cards("4x10GB"), Precision.INT8, chosen.workload())
+    asked = PlanRequest(("llama-3.1-8b-8bit",), ("llama-3.1-8b",), chosen, TrainingOptions(), simulate, here)
+    plan = make_plan(read_architecture("llama-3.1-8b"), parse_gpus("4x10GB"), Precision.INT8, chosen.workload())
     assert isinstance(plan, MemoryPlan)
     return worker_words(plan, asked, Path("map.json"), Path("report.json"))
 

@@ -7,12 +7,11 @@ import re
 import pytest
 from tests.cli.plan_page import PAGE, output, shown
 
-from gpuherd.models.plan.cards import parse_cards
-from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.place.gpus import parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import MemoryPlan, weights_bytes
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan
-from gpuherd.models.plan.telling import weights_bytes
 from gpuherd.models.plan.workload import Workload
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -30,14 +29,14 @@ def test_the_guides_table_is_right() -> None:
     for model, dtype, gigabytes, gpus, verdict in rows:
         architecture, precision = read_architecture(model), Precision(dtype)
         assert f"{weights_bytes(architecture, precision) / 1e9:.2f}" == gigabytes, (model, dtype)
-        plan = make_plan(architecture, parse_cards(gpus), precision, Workload(8, 512, 64))
+        plan = make_plan(architecture, parse_gpus(gpus), precision, Workload(8, 512, 64))
         assert isinstance(plan, MemoryPlan)
         replicas = f", {plan.replicas} replicas" if plan.replicas > 1 else ""
         assert verdict == f"fits, {plan.gpus} GPU{'s' if plan.gpus > 1 else ''}{replicas}", (model, dtype)
 
 
 def test_the_options_are_all_there() -> None:
-    from gpuherd.models.plan.options import PlanOptions
+    from gpuherd.models.place.request import PlanOptions
     from gpuherd.options import option_fields, spellings
 
     flags = {spellings(declared.name, spec)[0][0] for declared, spec in option_fields(PlanOptions)}

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from gpuherd.errors import BadModel, MissingModel, UsageError
 from gpuherd.esd import FitSettings, analyse_layer, analyze_matrix, analyze_model
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 
 MakeModel = Callable[..., Path]
 

@@ -24,7 +24,7 @@ from gpuherd.esd.layer import with_figures
 from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.row import NOT_METRICS
 from gpuherd.esd.spectra.pooled import layer_spectrum
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 from gpuherd.models.names import safe_filename
 from gpuherd.models.tensors.matrices import WeightMatrix
 

@@ -15,7 +15,7 @@ from gpuherd.errors import ExitCode, NoSuchGpu, UsageError
 from gpuherd.esd import ESDExperiment, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelRow
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 
 MakeModel = Callable[..., Path]
 

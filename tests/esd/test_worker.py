@@ -16,7 +16,7 @@ from tests.forking import Forking
 from gpuherd.errors import ExitCode
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.selection import read_coverage
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 from gpuherd.models.names import safe_filename
 
 MakeModel = Callable[..., Path]
@@ -31,7 +31,7 @@ def _simulated_gpu(standin: Callable[..., object]) -> None:
 
 @pytest.fixture(scope="module")
 def forking() -> Iterator[Forking]:
-    modules = ("gpuherd.esd.pipeline", "gpuherd.esd.lanes", "gpuherd.esd.tables.spectra_file", "scipy.linalg.lapack")
+    modules = ("gpuherd.esd.pipeline", "gpuherd.esd.lanes", "gpuherd.esd.spectrum_files", "scipy.linalg.lapack")
     with Forking(*modules, OMP_NUM_THREADS="1") as made:
         yield made
 

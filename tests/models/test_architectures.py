@@ -15,7 +15,7 @@ import pytest
 
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.selection import read_coverage, totals
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 from gpuherd.esd.worker import main
 from gpuherd.models.checkpoints.module import module_source
 from gpuherd.models.tensors.matrices import matrices

@@ -24,8 +24,8 @@ from gpuherd.qa.measures import rouge
 from gpuherd.qa.numbers import mostly_numbers, number_of, rule_for, spelt
 from gpuherd.qa.record import Question, question_values
 from gpuherd.qa.runs import Run
-from gpuherd.qa.scoring.experiment import Scoring
 from gpuherd.qa.scoring.options import ScoreOptions
+from gpuherd.qa.scoring.score import Scoring
 
 RIGHT, WRONG = Verdict.CORRECT, Verdict.INCORRECT
 

@@ -21,15 +21,12 @@ from gpuherd.qa.judging.files import RULES, Kind
 from gpuherd.qa.judging.items import items_of
 from gpuherd.qa.judging.stage import judge_by_rule
 from gpuherd.qa.judging.verdicts import Verdict
+from gpuherd.qa.measures.evidence import answer_of
 from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, answered_of, line_of
 from gpuherd.qa.runs import Run
-from gpuherd.qa.scoring.asking import PTruePrompts
-from gpuherd.qa.scoring.evidences import answer_of
-from gpuherd.qa.scoring.experiment import Scoring
 from gpuherd.qa.scoring.files import scores, scoring_named
 from gpuherd.qa.scoring.options import ScoreOptions
-from gpuherd.qa.scoring.statistic import Kind as StatisticKind
-from gpuherd.qa.scoring.statistic import Spec
+from gpuherd.qa.scoring.score import Scoring
 from gpuherd.qa.span import (
     SPANS,
     Span,
@@ -42,6 +39,8 @@ from gpuherd.qa.span import (
     with_closed_thought,
     without_thoughts,
 )
+from gpuherd.qa.statistics.files import Spec
+from gpuherd.qa.statistics.p_true import PTruePrompts
 
 ASKED = Question("q", "2 + 3?", ("5",))
 LOG = -0.25
@@ -294,8 +293,8 @@ def test_the_command_takes_the_span(thinking: Run, capsys: pytest.CaptureFixture
 
 
 def test_a_statistic_of_another_span_is_another_one() -> None:
-    whole = Spec(StatisticKind.SIMILARITY, "m", "1", {"with_question": True})
-    answer = Spec(StatisticKind.SIMILARITY, "m", "1", {"with_question": True, "span": "answer"})
+    whole = Spec("similarity", "m", "1", {"with_question": True})
+    answer = Spec("similarity", "m", "1", {"with_question": True, "span": "answer"})
     assert (whole.span, answer.span) == ("both", "answer") and whole.name != answer.name
 
 

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.cli.common import add_json, add_run_name, console_for, print_json, print_table, write_file
+from gpuherd.cli.common import (
+    add_json,
+    add_run_name,
+    console_for,
+    print_json,
+    print_table,
+    progress_bar,
+    progress_of,
+    write_file,
+)
 from gpuherd.cli.job_start import load_for
 from gpuherd.columns import Column
 from gpuherd.errors import BadModel, ExitCode, UsageError, naming_extras, printable
@@ -19,11 +28,10 @@ from gpuherd.options import Parser, add_options, build, option_fields
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from gpuherd.esd.tables.alphapruning import By
-    from gpuherd.esd.tables.comparison import Comparison, Match
-    from gpuherd.esd.tables.importing import Imported
-    from gpuherd.esd.tables.results import StoredModel
-    from gpuherd.esd.tables.tempbalance import Curve
+    from gpuherd.esd.allocation import By, Curve
+    from gpuherd.esd.comparison import Comparison, Match
+    from gpuherd.esd.published import Imported
+    from gpuherd.esd.results import StoredModel
 
 
 ESD = """\
@@ -119,17 +127,18 @@ def add_esd_import(parser: Parser) -> None:
 def run_esd_import(args: argparse.Namespace) -> int:
     """Imports the folder. Returns 0 if every file was imported, else 1."""
     from gpuherd.esd.folder import ESDDirectory
-    from gpuherd.esd.tables.importing import import_published
+    from gpuherd.esd.published import import_published
 
     source = Path(args.folder)
     if not source.is_dir():
         raise BadModel(f"there is no folder {args.folder}")
     directory = ESDDirectory(args.output_dir)
     files: list[Imported] = []
-    for each in import_published(source, directory):
-        files.append(each)
-        if not args.json:
-            print(_import_line(each), flush=True)
+    with progress_bar() as bar:
+        for each in import_published(source, directory, progress_of(bar, "importing")):
+            files.append(each)
+            if not args.json:
+                print(_import_line(each))
     good = [each for each in files if each.problem is None]
     refused = [each for each in files if each.problem is not None]
     if args.json:
@@ -197,8 +206,8 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
     """The names of what is drawn, for ``--json``, and the figure. Raises UsageError, MissingModel."""
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.look.plot import alpha_figure, matching, spectra_figure, title_of
-    from gpuherd.esd.look.results import finite_or_none, table_of
-    from gpuherd.esd.tables.results import model_in, read_model
+    from gpuherd.esd.look.results import finite_or_none
+    from gpuherd.esd.results import model_in, read_model, table_of
     from gpuherd.report.pictures import check_format
 
     check_format(args.output.name)
@@ -213,7 +222,7 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
         alphas = [(name, finite_or_none(float(alpha))) for name, alpha in zip(model.names, model.alpha, strict=True)]
         return {"model": model.model_id}, alpha_figure(alphas, title)
 
-    from gpuherd.esd.tables.spectra_file import read_spectra
+    from gpuherd.esd.spectrum_files import read_spectra
 
     path = directory.spectra / f"{model.stem}.npz"
     if not path.exists():
@@ -272,8 +281,8 @@ def add_esd_compare(parser: Parser) -> None:
 
 def run_esd_compare(args: argparse.Namespace) -> int:
     """Compares. Returns 0, or 1 if no matrix has a valid fit in both."""
-    from gpuherd.esd.tables.comparison import compare, matched
-    from gpuherd.esd.tables.results import find, read_model
+    from gpuherd.esd.comparison import compare, matched
+    from gpuherd.esd.results import find, read_model
 
     match = matched([read_model(path) for path in find(args.a)], [read_model(path) for path in find(args.b)])
     done = [compare(one, other, across_conventions=args.across_conventions) for one, other in match.pairs]
@@ -399,7 +408,7 @@ def run_esd_export(args: argparse.Namespace) -> int:
         record = {"model": model.model_id, "convention": dict(model.convention)} | about | {"layers": rows}
         print_json(record)
     elif args.csv:
-        from gpuherd.esd.tables.stats import table_text
+        from gpuherd.esd.views import table_text
 
         print(table_text(rows), end="")
     else:
@@ -418,7 +427,7 @@ def _refuse_options_of_other_method(args: argparse.Namespace) -> None:
 
 def _model(args: argparse.Namespace) -> StoredModel:
     from gpuherd.esd.folder import ESDDirectory
-    from gpuherd.esd.tables.results import find, model_in, read_model
+    from gpuherd.esd.results import find, model_in, read_model
 
     if Path(args.run_words).is_dir():
         return read_model(model_in(ESDDirectory(args.run_words), args.model))
@@ -428,7 +437,7 @@ def _model(args: argparse.Namespace) -> StoredModel:
 
 
 def _tempbalance(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from gpuherd.esd.tables.tempbalance import factors
+    from gpuherd.esd.allocation import factors
 
     mapping: Curve = args.mapping or "linear"
     rows: list[dict[str, Any]] = []
@@ -441,7 +450,7 @@ def _tempbalance(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str
 
 
 def _alphapruning(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from gpuherd.esd.tables.alphapruning import EPSILON, sparsities
+    from gpuherd.esd.allocation import EPSILON, sparsities
 
     target = DEFAULT_SPARSITY if args.sparsity is None else args.sparsity
     epsilon = EPSILON if args.epsilon is None else args.epsilon

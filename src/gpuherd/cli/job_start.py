@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpuherd.jobs.job import ModelUse, Need, Planner
     from gpuherd.jobs.options import DispatchOptions
     from gpuherd.jobs.settings import Settings
-    from gpuherd.models.plan.card import Card
+    from gpuherd.models.place.gpus import GpuSpec
 
 _LONGEST_STEM = 60
 # A list may name thousands of models; the table of a dry run has the plan of each.
@@ -48,7 +48,7 @@ class AvailableGpus(NamedTuple):
     """GPUs that jobs may get, with the memory that is free while nothing runs on them; ``limit``: how many of them a
     run uses at once (None: all)."""
 
-    cards: Sequence[Card]
+    cards: Sequence[GpuSpec]
     limit: int | None = None
 
 
@@ -70,13 +70,20 @@ def planner(
     def plan(use: ModelUse) -> Need:
         nonlocal planned
         from gpuherd.jobs.job import Need
-        from gpuherd.models.plan.asking import demand_for
+        from gpuherd.models.place.resources import resources_for
 
         if not gpus:
             gpus.append(available())
         options = asdict(use)
         given_mb = options.pop("memory_mb")
-        demand = demand_for(**options, cards=gpus[0].cards, most=gpus[0].limit, spelling=spelling)
+        demand = resources_for(
+            options.pop("model"),
+            gpus[0].cards,
+            gpu_range=options.pop("gpus"),
+            most=gpus[0].limit,
+            spelling=spelling,
+            **options,
+        )
         sentence = demand.sentence
         if given_mb is not None:
             sentence += f"; {given_mb} MB are used instead, as given for the job"
@@ -104,9 +111,9 @@ def memory_family(use: ModelUse, gpus: int, memory_mb: int) -> str:
 
 def gpus_as_idle(gpus: Sequence[Gpu], limit: int | None = None) -> AvailableGpus:
     """These GPUs, ``limit`` of them at once."""
-    from gpuherd.models.plan.demand import idle_cards
+    from gpuherd.models.place.inventory import idle_gpus
 
-    return AvailableGpus(idle_cards(gpus), limit)
+    return AvailableGpus(idle_gpus(gpus), limit)
 
 
 def gpus_of_run(options: DispatchOptions, limit: int | None) -> AvailableGpus:
@@ -121,9 +128,9 @@ def gpus_of_run(options: DispatchOptions, limit: int | None) -> AvailableGpus:
 
 def gpus_of_cluster(options: EngineOptions) -> AvailableGpus:
     """The GPUs of one node of the cluster. Calls no driver on this machine."""
-    from gpuherd.models.plan.cluster import node_cards
+    from gpuherd.models.place.inventory import node_gpus
 
-    return AvailableGpus(node_cards(options))
+    return AvailableGpus(node_gpus(options))
 
 
 def gpus_of_own_queue() -> AvailableGpus:
@@ -271,6 +278,6 @@ def stay_inside(args: argparse.Namespace, settings: Settings) -> None:
 def check_node_gpus(words: str | None) -> None:
     """Raises UsageError for a wrong ``--node-gpus``, whether or not a model is planned."""
     if words is not None:
-        from gpuherd.models.plan.cluster import said_cards
+        from gpuherd.models.place.inventory import parse_node_gpus
 
-        said_cards(words)
+        parse_node_gpus(words)

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.common import add_json, plan_window, print_json, print_lines, print_note
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras, printable
-from gpuherd.models.plan.drawing import Line, Span, Window, wrapped
-from gpuherd.models.plan.options import AUTO, PlanOptions, TrainingOptions
+from gpuherd.models.place.drawing import Line, Span, Window, wrapped
+from gpuherd.models.place.request import AUTO, PlanOptions, TrainingOptions
 from gpuherd.options import Parser, add_options, build
 
 if TYPE_CHECKING:
+    from gpuherd.models.place.commands import PlanRequest
+    from gpuherd.models.place.gpus import GpuSpec
+    from gpuherd.models.place.placement import ParallelOption
+    from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
     from gpuherd.models.plan.architecture import Architecture
-    from gpuherd.models.plan.card import Card
-    from gpuherd.models.plan.next_steps import Asked
-    from gpuherd.models.plan.placing import Wish
     from gpuherd.models.plan.precision import Precision
-    from gpuherd.models.plan.result import MemoryPlan, Refusal
 
 PLAN = """\
 Computes before anything is loaded whether a model fits on GPUs: the memory of each GPU to the byte, how many answers at
@@ -64,20 +64,20 @@ def add_plan(parser: Parser) -> None:
 class Gpus:
     """The GPUs to plan for (none: common ones), whether they are this machine's, and remarks on them."""
 
-    cards: tuple[Card, ...]
+    specs: tuple[GpuSpec, ...]
     here: bool = False
     remarks: tuple[str, ...] = ()
 
 
 def run_plan(args: argparse.Namespace) -> int:
     """Plans and prints. Returns 0 if everything fits, 1 if not."""
+    from gpuherd.models.place.commands import PlanRequest
     from gpuherd.models.plan.naming import split_precision
-    from gpuherd.models.plan.next_steps import Asked
 
     options, training = build(PlanOptions, args), build(TrainingOptions, args)
     training.refuse_without_train()
     gpus = _gpus(options)
-    request = Asked(
+    request = PlanRequest(
         models=tuple(args.models),
         without_dtype=tuple(split_precision(model)[0] for model in args.models),
         options=options,
@@ -85,7 +85,7 @@ def run_plan(args: argparse.Namespace) -> int:
         simulate=args.simulate,
         here=gpus.here,
     )
-    if args.check and (len(request.models) > 1 or training.train is not None or args.device_map or not gpus.cards):
+    if args.check and (len(request.models) > 1 or training.train is not None or args.device_map or not gpus.specs):
         raise UsageError(
             "--check loads one model for answers, on GPUs; name one model, and GPUs if there are none here"
         )
@@ -93,7 +93,7 @@ def run_plan(args: argparse.Namespace) -> int:
         return _print_device_map(request, gpus)
     if training.train is not None:
         return _plan_training(request, gpus, args.json)
-    if not gpus.cards:
+    if not gpus.specs:
         return _plan_on_common_gpus(request, args.json)
     if len(request.models) > 1:
         return _plan_several(request, gpus, args.json)
@@ -102,22 +102,22 @@ def run_plan(args: argparse.Namespace) -> int:
 
 def _gpus(options: PlanOptions) -> Gpus:
     """The GPUs to plan for. Raises UsageError for a wrong description, and for auto if this machine has none."""
-    from gpuherd.models.plan.cards import parse_cards
+    from gpuherd.models.place.gpus import parse_gpus
 
     if options.gpus is not None and options.gpus.strip().lower() != AUTO:
         if options.busy_too:
             raise UsageError("--busy-too is about this machine's GPUs; it goes with --gpus auto")
-        return Gpus(parse_cards(options.gpus))
-    from gpuherd.models.plan.cards_now import cards_now
+        return Gpus(parse_gpus(options.gpus))
+    from gpuherd.models.place.inventory import gpus_now
 
-    now = cards_now(busy_too=options.busy_too)
-    if options.gpus is None and (now.problem is not None or not (now.cards or now.left_out)):
+    now = gpus_now(busy_too=options.busy_too)
+    if options.gpus is None and (now.problem is not None or not (now.gpus or now.left_out)):
         return Gpus(())
-    if not now.cards:
+    if not now.gpus:
         why = now.problem or "; ".join(now.left_out) or "this machine has no GPU"
         busy = "" if now.problem is not None else "; --busy-too plans with the memory they have left"
         raise UsageError(f"--gpus auto: {why}{busy}. Name GPUs to plan for, like --gpus 4x40GB")
-    return Gpus(now.cards, here=True, remarks=now.left_out)
+    return Gpus(now.gpus, here=True, remarks=now.left_out)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -128,12 +128,12 @@ def _read(model: str, options: PlanOptions) -> tuple[Architecture, Precision | N
 
     Raises UsageError if they ask for different ones.
     """
+    from gpuherd.models.place.request import agreed_precision
     from gpuherd.models.plan.naming import split_precision
     from gpuherd.models.plan.reading import EXTRAS, read_architecture
-    from gpuherd.models.plan.wanted import wanted_precision
 
     name, suffix = split_precision(model)
-    precision = wanted_precision(model, suffix, options.dtype)
+    precision = agreed_precision(model, suffix, options.dtype)
     architecture = read_architecture(name)
     if options.adapter is not None:
         with naming_extras(EXTRAS, "plans of adapters need"):
@@ -145,122 +145,124 @@ def _read(model: str, options: PlanOptions) -> tuple[Architecture, Precision | N
     return architecture, precision
 
 
-def _plan(model: str, options: PlanOptions, cards: Sequence[Card], *, advise: bool = True) -> MemoryPlan | Refusal:
-    from gpuherd.models.plan.planner import make_plan
-    from gpuherd.models.plan.wanted import planned_in
+def _plan(
+    model: str, options: PlanOptions, gpus: Sequence[GpuSpec], *, advise: bool = True
+) -> MemoryPlan | AnswerRefusal:
+    from gpuherd.models.place.planner import make_plan
+    from gpuherd.models.place.request import resolve_precision
 
-    architecture, precision = planned_in(*_read(model, options))
+    architecture, precision = resolve_precision(*_read(model, options))
     return make_plan(
         architecture,
-        cards,
+        gpus,
         precision,
         options.workload(),
         options.kept(),
         parallel=_parallel(options),
-        gpus=options.gpus_per_job,
+        count=options.gpus_per_job,
         advise=advise,
     )
 
 
-def _parallel(options: PlanOptions) -> Wish:
-    from gpuherd.models.plan.placing import WISHES
+def _parallel(options: PlanOptions) -> ParallelOption:
+    from gpuherd.models.place.placement import PARALLEL_OPTIONS
 
-    return next((each for each in WISHES if each == options.parallel), "auto")
+    return next((each for each in PARALLEL_OPTIONS if each == options.parallel), "auto")
 
 
-def _plan_one(request: Asked, gpus: Gpus, as_json: bool, with_check: bool) -> int:
-    from gpuherd.models.plan.result import MemoryPlan
+def _plan_one(request: PlanRequest, gpus: Gpus, as_json: bool, with_check: bool) -> int:
+    from gpuherd.models.place.result import MemoryPlan
 
-    result = _plan(request.models[0], request.options, gpus.cards)
+    result = _plan(request.models[0], request.options, gpus.specs)
     report: dict[str, Any] | None = None
     if not as_json:
-        from gpuherd.models.plan.telling import Scene, tell
+        from gpuherd.models.place.render import RenderContext, render_plan
 
-        print_lines(tell(result, Scene(gpus.cards, request, gpus.remarks), plan_window()))
+        print_lines(render_plan(result, RenderContext(gpus.specs, request, gpus.remarks), plan_window()))
     if with_check and isinstance(result, MemoryPlan):
         report = check(result, request, quiet=as_json)
         if not as_json:
             print_lines(check_lines(report, plan_window()))
     if as_json:
-        from gpuherd.models.plan.as_json import plan_as_json
+        from gpuherd.models.place.to_dict import plan_to_dict
 
-        plan = plan_as_json(result, request)
+        plan = plan_to_dict(result, request)
         _print_plans([{**plan, "check": report} if with_check else plan], gpus)
     good = isinstance(result, MemoryPlan) and (report is None or agrees(report))
     return ExitCode.OK if good else ExitCode.FAILED
 
 
-def _plan_several(request: Asked, gpus: Gpus, as_json: bool) -> int:
+def _plan_several(request: PlanRequest, gpus: Gpus, as_json: bool) -> int:
     """One line per model. A model that can't be planned does not stop the others; the first one sets the exit code."""
-    from gpuherd.models.plan.as_json import plan_as_json
-    from gpuherd.models.plan.result import MemoryPlan
-    from gpuherd.models.plan.telling_tables import Row, tell_many
+    from gpuherd.models.place.render import ModelRow, render_models
+    from gpuherd.models.place.result import MemoryPlan
+    from gpuherd.models.place.to_dict import plan_to_dict
 
-    rows: list[Row] = []
+    rows: list[ModelRow] = []
     problems: list[GpuherdError] = []
     for model in request.models:
         try:
-            rows.append(Row(model, _plan(model, request.options, gpus.cards, advise=as_json)))
+            rows.append(ModelRow(model, _plan(model, request.options, gpus.specs, advise=as_json)))
         except GpuherdError as problem:
             problems.append(problem)
-            rows.append(Row(model, None, str(problem)))
+            rows.append(ModelRow(model, None, str(problem)))
     if as_json:
         plans = [
             {"model": {"name": row.model}, "fits": None, "error": row.problem}
-            if row.told is None
-            else plan_as_json(row.told, _for_model(request, number))
+            if row.result is None
+            else plan_to_dict(row.result, _for_model(request, number))
             for number, row in enumerate(rows)
         ]
         _print_plans(plans, gpus)
     else:
-        print_lines(tell_many(rows, gpus.cards, gpus.remarks, plan_window()))
+        print_lines(render_models(rows, gpus.specs, gpus.remarks, plan_window()))
     if problems:
         return problems[0].exit_code
-    return ExitCode.OK if all(isinstance(row.told, MemoryPlan) for row in rows) else ExitCode.FAILED
+    return ExitCode.OK if all(isinstance(row.result, MemoryPlan) for row in rows) else ExitCode.FAILED
 
 
-def _for_model(request: Asked, number: int) -> Asked:
+def _for_model(request: PlanRequest, number: int) -> PlanRequest:
     """The request for one of its models."""
     return replace(request, models=(request.models[number],), without_dtype=(request.without_dtype[number],))
 
 
-def _plan_on_common_gpus(request: Asked, as_json: bool) -> int:
+def _plan_on_common_gpus(request: PlanRequest, as_json: bool) -> int:
     """The need of each model on common GPUs."""
-    from gpuherd.models.plan.as_json import model_as_json, usual_as_json
-    from gpuherd.models.plan.telling_tables import tell_usual
-    from gpuherd.models.plan.usual import on_usual_cards, precisions_beside
-    from gpuherd.models.plan.wanted import planned_in
+    from gpuherd.models.place.planner import plan_on_common_gpus, precisions_to_compare
+    from gpuherd.models.place.render import render_common_gpus
+    from gpuherd.models.place.request import resolve_precision
+    from gpuherd.models.place.to_dict import common_gpus_to_dict, model_to_dict
 
     options, found = request.options, []
     for number, model in enumerate(request.models):
-        architecture, precision = planned_in(*_read(model, options))
-        rows = on_usual_cards(
+        architecture, precision = resolve_precision(*_read(model, options))
+        rows = plan_on_common_gpus(
             architecture,
-            precisions_beside(precision) if options.dtype is None else (precision,),
+            precisions_to_compare(precision) if options.dtype is None else (precision,),
             options.workload(),
             options.kept(),
             parallel=_parallel(options),
-            gpus=options.gpus_per_job,
+            count=options.gpus_per_job,
         )
         found.append((architecture, rows, _for_model(request, number)))
     if as_json:
-        _print_plans([{"model": model_as_json(each), "usual_gpus": usual_as_json(rows)} for each, rows, _ in found])
+        _print_plans(
+            [{"model": model_to_dict(each), "usual_gpus": common_gpus_to_dict(rows)} for each, rows, _ in found]
+        )
         return ExitCode.OK
     for number, (architecture, rows, for_model) in enumerate(found):
-        lines = tell_usual(architecture, options.workload(), rows, for_model, plan_window())
+        lines = render_common_gpus(architecture, options.workload(), rows, for_model, plan_window())
         print_lines([*([()] if number else []), *lines])
     return ExitCode.OK
 
 
-def _plan_training(request: Asked, gpus: Gpus, as_json: bool) -> int:
+def _plan_training(request: PlanRequest, gpus: Gpus, as_json: bool) -> int:
     """A training of one model. Raises UsageError for several models, and for options that apply only to answers."""
-    from gpuherd.models.plan.as_json import model_as_json
+    from gpuherd.models.place.render import RenderContext, render_plan, render_training_on_common_gpus
+    from gpuherd.models.place.result import TrainingPlan
+    from gpuherd.models.place.to_dict import model_to_dict, plan_to_dict, training_on_common_gpus_to_dict
+    from gpuherd.models.place.training import make_training_plan, train_on_common_gpus
     from gpuherd.models.plan.reading import read_architecture
-    from gpuherd.models.plan.telling import Scene
-    from gpuherd.models.plan.telling_training import tell_training, tell_training_usual
-    from gpuherd.models.plan.training import TrainingPlan, make_training_plan
-    from gpuherd.models.plan.training_as_json import training_as_json, training_usual_as_json
-    from gpuherd.models.plan.training_usual import training_on_usual_cards
 
     options, training = request.options, request.training
     if len(request.models) > 1:
@@ -272,31 +274,33 @@ def _plan_training(request: Asked, gpus: Gpus, as_json: bool) -> int:
     architecture, dtype = _read(request.models[0], options)
     job = training.job(options, dtype)
     reward = None if training.reward is None else read_architecture(training.reward)
-    if not gpus.cards:
-        rows = training_on_usual_cards(architecture, job, options.kept(), reward, gpus=options.gpus_per_job)
+    if not gpus.specs:
+        rows = train_on_common_gpus(architecture, job, options.kept(), reward, count=options.gpus_per_job)
         if as_json:
-            _print_plans([{"model": model_as_json(architecture), "usual_gpus": training_usual_as_json(rows)}])
+            _print_plans([{"model": model_to_dict(architecture), "usual_gpus": training_on_common_gpus_to_dict(rows)}])
         else:
-            print_lines(tell_training_usual(architecture, rows, request, plan_window()))
+            print_lines(render_training_on_common_gpus(architecture, rows, request, plan_window()))
         return ExitCode.OK
-    result = make_training_plan(architecture, gpus.cards, job, options.kept(), gpus=options.gpus_per_job, reward=reward)
+    result = make_training_plan(
+        architecture, gpus.specs, job, options.kept(), count=options.gpus_per_job, reward=reward
+    )
     if as_json:
-        _print_plans([training_as_json(result, request)], gpus)
+        _print_plans([plan_to_dict(result, request)], gpus)
     else:
-        print_lines(tell_training(result, Scene(gpus.cards, request, gpus.remarks), plan_window()))
+        print_lines(render_plan(result, RenderContext(gpus.specs, request, gpus.remarks), plan_window()))
     return ExitCode.OK if isinstance(result, TrainingPlan) else ExitCode.FAILED
 
 
-def _print_device_map(request: Asked, gpus: Gpus) -> int:
+def _print_device_map(request: PlanRequest, gpus: Gpus) -> int:
     """Prints only the device map. Raises UsageError if there can be none."""
-    from gpuherd.models.plan.result import Refusal
+    from gpuherd.models.place.result import AnswerRefusal
 
     if len(request.models) > 1 or request.training.train is not None:
         raise UsageError("--device-map is for one model that is loaded for answers; name one, without --train")
-    if not gpus.cards:
+    if not gpus.specs:
         raise UsageError("--device-map: this machine has no GPU; name those that the map is for, like --gpus 4x40GB")
-    result = _plan(request.models[0], request.options, gpus.cards)
-    if isinstance(result, Refusal):
+    result = _plan(request.models[0], request.options, gpus.specs)
+    if isinstance(result, AnswerRefusal):
         print_note(result.reason)
         return ExitCode.FAILED
     if result.parallel == "tensor":
@@ -310,13 +314,13 @@ def _print_plans(plans: list[dict[str, Any]], gpus: Gpus | None = None) -> None:
     if gpus is None:
         print_json({"fits": None, "plans": plans})
         return
-    from gpuherd.models.plan.as_json import card_as_json
+    from gpuherd.models.place.to_dict import gpu_to_dict
 
     print_json(
         {
             "fits": all(plan["fits"] for plan in plans),
             "plans": plans,
-            "given_gpus": [card_as_json(card) for card in gpus.cards],
+            "given_gpus": [gpu_to_dict(gpu) for gpu in gpus.specs],
             "this_machine": gpus.here,
             "left_out": list(gpus.remarks),
         }
@@ -333,7 +337,7 @@ class CheckFailed(GpuherdError):
     """The model could not be loaded as planned; the worker has printed why. Has the exit code of the worker."""
 
 
-def check(plan: MemoryPlan, request: Asked, *, quiet: bool) -> dict[str, Any]:
+def check(plan: MemoryPlan, request: PlanRequest, *, quiet: bool) -> dict[str, Any]:
     """Loads the model as planned, computes one prompt, and returns the worker's report.
 
     Args:
@@ -359,7 +363,7 @@ def check(plan: MemoryPlan, request: Asked, *, quiet: bool) -> dict[str, Any]:
         return values
 
 
-def worker_words(plan: MemoryPlan, request: Asked, device_map: Path, report: Path) -> list[str]:
+def worker_words(plan: MemoryPlan, request: PlanRequest, device_map: Path, report: Path) -> list[str]:
     """The command that loads a model by its device map and writes the report; under ``gpuherd run`` for GPUs of this
     machine."""
     from gpuherd.models.plan.precision import Precision
@@ -388,7 +392,7 @@ def agrees(report: dict[str, Any]) -> bool:
 def check_lines(report: dict[str, Any], window: Window) -> list[Line]:
     """Predicted and real memory in one table, below the verdict."""
     from gpuherd.columns import Column
-    from gpuherd.models.plan.drawing import table
+    from gpuherd.models.place.drawing import table
 
     columns = (
         Column("on", 0),

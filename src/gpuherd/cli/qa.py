@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from gpuherd.qa.evaluation.result import ByJudge, Evaluation
     from gpuherd.qa.judging.audit import Audited
     from gpuherd.qa.runs import Run, RunLine
-    from gpuherd.qa.scoring.experiment import ScoreOutcome, Scoring
+    from gpuherd.qa.scoring.score import ScoreOutcome, Scoring
 
 
 GENERATE = """\
@@ -356,7 +356,7 @@ def run_score(args: argparse.Namespace) -> int:
     load_for(args, ScoreOptions)
     options = build(ScoreOptions, args)
 
-    from gpuherd.qa.scoring.experiment import Scoring
+    from gpuherd.qa.scoring.score import Scoring
 
     scoring = Scoring(args.run_id, options, console=console, simulate=args.simulate is not None)
     outcome = scoring.run()
@@ -372,7 +372,7 @@ def run_score(args: argparse.Namespace) -> int:
 
 
 def _print_scores(console: Console, scoring: Scoring, outcome: ScoreOutcome) -> None:
-    from gpuherd.qa.scoring.telling import left_out_lines, plan_lines, score_lines
+    from gpuherd.qa.scoring.report import left_out_lines, plan_lines, score_lines
     from gpuherd.runs.stage import failure_lines
 
     if scoring.options.dry_run:
@@ -493,33 +493,33 @@ def _plot(evaluation: Evaluated, options: EvaluateOptions) -> Path | None:
 
 
 def _print(evaluation: Evaluation) -> None:
-    from gpuherd.qa.evaluation import telling
+    from gpuherd.qa.evaluation import report
 
-    for line in telling.heading(evaluation):
+    for line in report.heading(evaluation):
         print(line)
     for judge in evaluation.judges:
         print()
-        for line in telling.labels(judge, evaluation.settings):
+        for line in report.labels(judge, evaluation.settings):
             print(line)
         if judge.both_classes:
             _print_measures(judge, evaluation.settings.against)
-        for line in telling.notes(judge, evaluation.settings.against):
+        for line in report.notes(judge, evaluation.settings.against):
             print(line)
-    by_judging = telling.by_judging(evaluation.judges)
+    by_judging = report.by_judging(evaluation.judges)
     if by_judging is not None:
         print()
         print_table(*by_judging)
 
 
 def _print_measures(judge: ByJudge, against: str) -> None:
-    from gpuherd.qa.evaluation import telling
+    from gpuherd.qa.evaluation import report
 
     others = [each for each in judge.measures if each.weighting is None]
     for first, measures in (("measure", others), ("weighting of NLL", judge.weightings)):
         if measures:
             print()
-            print_table(telling.columns(against, first=first), telling.rows(judge, measures))
+            print_table(report.columns(against, first=first), report.rows(judge, measures))
     print()
-    for line in (telling.accuracy(judge, against), telling.by_prefix(judge)):
+    for line in (report.accuracy(judge, against), report.by_prefix(judge)):
         if line is not None:
             print(line)

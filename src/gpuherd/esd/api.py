@@ -14,9 +14,9 @@ from gpuherd import __version__
 from gpuherd.errors import BadModel, naming_extras
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
+from gpuherd.esd.schema import kind_of_column
 from gpuherd.esd.settings import FitSettings
-from gpuherd.esd.tables.stats import Origin, stats_rows
-from gpuherd.esd.tables.stats_parquet import kind_of_column
+from gpuherd.esd.views import Origin, stats_rows
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,6 +20,7 @@ from rich.console import Console
 from gpuherd import __version__
 from gpuherd.atomic import append_line
 from gpuherd.esd.config import ExperimentConfig
+from gpuherd.esd.conventions import refuse_another, refuse_to_mix
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.gathering import Gathered, ModelResult, OtherResult, done_jobs, gather, is_done, write_summary
 from gpuherd.esd.model_list import ModelRow
@@ -33,7 +34,6 @@ from gpuherd.esd.plan import (
     run_directory,
     worker_command,
 )
-from gpuherd.esd.tables.conventions import refuse_another, refuse_to_mix
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Failure, Outcome
 from gpuherd.report.tables import FailureLine, PlanLine, SummaryLine, print_plan, print_summary

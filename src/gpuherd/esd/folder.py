@@ -14,6 +14,7 @@ class ESDDirectory(RunDirectory):
     Attributes:
         summary: a row a model.
         stats: a row a matrix, ``<model>.csv``; a model is done when this file is there. The others are written before.
+        imported: the fragment of the data set that ``gpuherd esd import`` writes, of many models.
         coverage: a row a tensor of the checkpoint: analysed, or why not.
         metrics: the matrix of alphas, layers x modules.
         spectra: a few points of each spectrum, for plots.
@@ -24,6 +25,7 @@ class ESDDirectory(RunDirectory):
         super().__init__(root, log_dir)
         self.summary = self.root / "esd_results_summary.csv"
         self.stats = self.root / "stats"
+        self.imported = self.stats / "imported.parquet"
         self.coverage = self.root / "coverage"
         self.metrics = self.root / "metrics"
         self.spectra = self.root / "spectra"

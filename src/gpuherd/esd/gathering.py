@@ -15,12 +15,12 @@ from pathlib import Path
 
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import BadModel
+from gpuherd.esd.conventions import as_text, differing, recorded, told
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.plan import PlannedModel, job_name, result_file
+from gpuherd.esd.schema import LINEAGE_COLUMNS
 from gpuherd.esd.selection import stored_share
-from gpuherd.esd.tables.conventions import as_text, differing, recorded, told
-from gpuherd.esd.tables.stats import (
-    LINEAGE_COLUMNS,
+from gpuherd.esd.views import (
     ModelSummary,
     read_table,
     summarise,

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpuherd.esd.tables.stats import SKIPPED
+from gpuherd.esd.views import SKIPPED
 
 if TYPE_CHECKING:
     from gpuherd.esd.on_device import Result

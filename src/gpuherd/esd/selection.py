@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpuherd.errors import BadModel
-from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, read_table, table_text
+from gpuherd.esd.views import FIT_OK, SKIPPED, read_table, table_text
 
 if TYPE_CHECKING:
     from gpuherd.esd.row import LayerRow

@@ -21,12 +21,12 @@ from gpuherd.errors import BadModel, UsageError, printable
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.model_files import ModelFiles, make_folder
 from gpuherd.esd.model_list import Relation, relation_of
 from gpuherd.esd.pipeline import analyse_matrices
 from gpuherd.esd.selection import coverage, coverage_text, selected, totals, without_unchanged
 from gpuherd.esd.spectra.threads import settle
-from gpuherd.esd.tables.model_files import ModelFiles, make_folder
-from gpuherd.esd.tables.stats import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason
+from gpuherd.esd.views import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason
 from gpuherd.gpus.visible import described
 from gpuherd.models.names import parse_model
 from gpuherd.options import option

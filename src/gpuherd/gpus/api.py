@@ -146,7 +146,7 @@ def auto_select_gpus_for_model(
     Room is free memory, whoever uses the rest. GPUs that are free by the rule of ``gpuherd.gpus.idle`` are taken
     before those that others use, if as few of them do. Among sets of equal size the best linked wins, then the least
     used (see ``gpuherd.gpus.choose``). A size alone ignores layers, dtypes and answers: for a model that has a name
-    or a folder ``gpuherd.models.plan.selecting`` has a function of this name, which plans it.
+    or a folder ``gpuherd.models.place.resources`` has a function of this name, which plans it.
 
     Args:
         model_size_gb: size of the model in GB of 2^30 bytes; a name is refused with a hint.
@@ -163,7 +163,7 @@ def auto_select_gpus_for_model(
     if isinstance(model_size_gb, str):
         raise JobCannotFit(
             f"{model_size_gb!r} is no size in GB; for a model's name: "
-            "gpuherd.models.plan.selecting.auto_select_gpus_for_model"
+            "gpuherd.models.place.resources.auto_select_gpus_for_model"
         )
     needed_mb = model_size_gb * _MB_PER_GB * safety_margin
     if not (model_size_gb > 0 and safety_margin > 0 and math.isfinite(needed_mb)):

@@ -24,9 +24,9 @@ from gpuherd.lm.text import Growing, cut
 from gpuherd.models.checkpoints.hub import repo_of
 from gpuherd.models.load.options import ModelOptions, requested_precision
 from gpuherd.models.names import ModelRef
+from gpuherd.models.place.request import agreed_precision
 from gpuherd.models.plan.naming import split_precision
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.wanted import wanted_precision
 
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
@@ -115,7 +115,7 @@ def engine_settings(
 
 def _precision(options: ModelOptions, model: str) -> Precision | None:
     """The form of the weights that was asked for, None for the checkpoint's own."""
-    return wanted_precision(model, split_precision(model)[1], requested_precision(options.dtype, options.quantization))
+    return agreed_precision(model, split_precision(model)[1], requested_precision(options.dtype, options.quantization))
 
 
 def require(options: ModelOptions, model: str) -> None:

@@ -302,9 +302,9 @@ class _Simulated:
 def _gpus(word: str) -> tuple[_Simulated, ...]:
     match = _KIND.fullmatch(word.strip())
     if match is not None and _GROUP.fullmatch(word.strip()) is None:
-        from gpuherd.models.plan.kinds import kind_named
+        from gpuherd.models.place.gpus import find_kind
 
-        kind = kind_named(match[2])
+        kind = find_kind(match[2])
         if kind is not None:
             gpu = _Simulated(kind.memory // (1 << 20), kind.maker, f"{kind.maker} Simulated {kind.name}")
             return (gpu,) * min(int(match[1] or 1), MAX_GPUS + 1)

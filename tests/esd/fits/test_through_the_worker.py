@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from gpuherd.esd import FitSettings, fit_power_law
 from gpuherd.esd.fits.power_law import fit_by_settings
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 from gpuherd.models.names import safe_filename
 
 MakeModel = Callable[..., Path]

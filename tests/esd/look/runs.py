@@ -11,10 +11,10 @@ import numpy as np
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.layer import analyse_layer
+from gpuherd.esd.model_files import ModelFiles
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.spectra.pooled import layer_spectrum
-from gpuherd.esd.tables.model_files import ModelFiles
-from gpuherd.esd.tables.stats import Origin
+from gpuherd.esd.views import Origin
 
 Weights = Mapping[str, "np.ndarray[Any, np.dtype[np.float32]]"]
 AddModel = Callable[..., None]

@@ -17,8 +17,8 @@ from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
 from gpuherd.esd.selection import TensorCoverage, coverage_text
-from gpuherd.esd.tables.spectra_file import read_spectra
-from gpuherd.esd.tables.stats import read_table, table_text
+from gpuherd.esd.spectrum_files import read_spectra
+from gpuherd.esd.views import read_table, table_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

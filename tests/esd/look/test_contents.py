@@ -16,7 +16,7 @@ from gpuherd.esd.look import contents
 from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
-from gpuherd.esd.tables.stats import read_table, table_text
+from gpuherd.esd.views import read_table, table_text
 from gpuherd.jobs.queue.reader import SIMULATED_GPUS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from gpuherd.esd.look.glossary import MEANINGS
+from gpuherd.esd.look.contents import MEANINGS
 from gpuherd.esd.row import NOT_METRICS, LayerRow
 
 

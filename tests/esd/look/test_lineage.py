@@ -172,3 +172,28 @@ def test_a_stated_base_of_other_layers_is_doubted_where_another_is_close() -> No
     elsewhere = Profile("a", None, True, ("x.0", "x.1"), np.array([3.0, 3.0]))
     assert kinships([elsewhere, profile("b", [3.001, 3.0]), tuned])[2].verdict == "other"
     assert kinships([elsewhere, profile("b", [9.0, 9.0]), tuned])[2].verdict == "far"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_many_bases_the_index_finds_what_all_distances_would(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every verdict and every stated or close base is that of a search through all; only strangers may be others."""
+    rng = np.random.default_rng(seed)
+    profiles: list[Profile] = []
+    for number in range(150):
+        names = tuple(f"{at}.w" for at in range(rng.integers(18, 24)))
+        alpha = rng.uniform(2, 6, len(names))
+        source = None
+        if profiles and rng.random() < 0.6:
+            parent = profiles[rng.integers(len(profiles))]
+            names, alpha = parent.layers, parent.alpha + rng.normal(0, 0.003, len(parent.layers))
+            source = (parent.model_id, f"m{rng.integers(150)}", None)[rng.integers(3)]
+        alpha = np.where(rng.random(len(alpha)) < 0.03, np.nan, alpha)
+        profiles.append(Profile(f"m{number}", source, source is None, names, alpha))
+    quick = kinships(profiles)
+    monkeypatch.setattr(lineage, "FEW", 10**6)
+    whole = kinships(profiles)
+    assert [each.verdict for each in quick] == [each.verdict for each in whole]
+    assert [each.stated for each in quick] == [each.stated for each in whole]
+    close = [(a.nearest, b.nearest) for a, b in zip(quick, whole, strict=True) if b.verdict not in (None, "far")]
+    assert len(close) > 50
+    assert all(a == b for a, b in close)

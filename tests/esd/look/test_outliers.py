@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.esd.look.outliers import LEAST, alpha_z, medians, outlying, robust_z
+from gpuherd.esd.look.contents import LEAST, alpha_z, medians, outlying, robust_z
 
 
 def test_planted_outliers_are_found_the_farthest_first() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gpuherd.esd.look.packing import packed_spectra, thinned
-from gpuherd.esd.tables.sketch import HISTOGRAM_BINS, Sketch, sketch_of
+from gpuherd.esd.spectrum_files import HISTOGRAM_BINS, Sketch, sketch_of
 
 
 def inflated(text: str) -> bytes:

@@ -117,6 +117,19 @@ def test_with_little_room_the_page_says_what_it_leaves_out(small_run: RunResults
     assert "left out" not in whole.html.decode().partition("<nav")[0]
 
 
+def test_matrices_that_do_not_fit_are_left_out_and_the_page_says_so(
+    small_run: RunResults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_module, "MOST_BYTES", 1)
+    page = make_page(small_run)
+    text = page.html.decode()
+    assert (page.models, page.with_alphas, page.with_figures, page.with_spectra) == (4, 0, 0, 0)
+    assert "the matrices of 4 of 4 models are not in it" in text
+    assert "alpha and D only" not in text.partition("<script")[0]
+    assert [model["alphas"] for model in index_of(text)["models"]] == [False] * 4
+    assert all(model["median"] is not None for model in index_of(text)["models"])
+
+
 def test_more_room_is_used_and_never_more_than_there_is(run_folder: Path, add_model: AddModel) -> None:
     for seed in range(6):
         add_model(f"org/m{seed}", heavy(seed, layers=4))

@@ -19,8 +19,7 @@ from gpuherd.esd.look.plot import (
     spectra_figure,
 )
 from gpuherd.esd.look.results import RunResults
-from gpuherd.esd.tables.sketch import Sketch
-from gpuherd.esd.tables.spectra_file import StoredSpectrum, read_spectra
+from gpuherd.esd.spectrum_files import Sketch, StoredSpectrum, read_spectra
 from gpuherd.report.pictures import check_format, picture_bytes
 
 

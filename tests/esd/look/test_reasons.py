@@ -6,12 +6,12 @@ import doctest
 
 import pytest
 
-from gpuherd.esd.look import reasons
-from gpuherd.esd.look.reasons import MOST, shown
+from gpuherd.esd.look import contents
+from gpuherd.esd.look.contents import MOST, shown
 
 
 def test_the_docstrings_examples() -> None:
-    assert doctest.testmod(reasons).failed == 0
+    assert doctest.testmod(contents).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.page import make_page
 from gpuherd.esd.look.results import RunResults, read_results
 from gpuherd.esd.selection import TensorCoverage, coverage_text
-from gpuherd.esd.tables.stats import read_table
+from gpuherd.esd.views import read_table
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.queue.store import Queue
 

@@ -157,10 +157,10 @@ def test_a_folder_of_a_family_that_no_formula_knows(monkeypatch: pytest.MonkeyPa
 # --- shipped -------------------------------------------------------------------------------------------------------
 
 
-def test_shipped_models_are_what_was_published() -> None:
+def test_at_least_sixty_models_are_shipped_as_they_were_published() -> None:
     shipped = [(known, cache.shipped(known.model_id, known.config, known.model_id)) for known in known_models()]
     there = [(known, found) for known, found in shipped if found is not None]
-    assert there
+    assert len(there) >= 60
     for known, found in there:
         assert found.parameters == known.parameters, known.model_id
         formula = architecture_of(known.config, known.model_id)

@@ -17,11 +17,11 @@ from gpuherd.errors import BadModel, MissingModel, UsageError
 from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.prepare import ModelDoesNotFit, prepare
 from gpuherd.models.load.support import classes_for, config_of
-from gpuherd.models.plan.cards import parse_cards
-from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.place.gpus import parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan, Refusal
 from gpuherd.models.plan.workload import Reserve, Workload
 
 torch = pytest.importorskip("torch")
@@ -137,7 +137,7 @@ def test_loaded_equals_what_transformers_loads(small: Small) -> None:
 
 
 def planned(folder: Path, gpus: str, **more: Any) -> MemoryPlan:
-    plan = make_plan(read_architecture(str(folder)), parse_cards(gpus), Precision.BF16, Workload(), **more)
+    plan = make_plan(read_architecture(str(folder)), parse_gpus(gpus), Precision.BF16, Workload(), **more)
     assert isinstance(plan, MemoryPlan)
     return plan
 
@@ -223,8 +223,8 @@ def test_what_does_not_fit_is_refused_with_figures_before_torch_is_imported(smal
 
 
 def test_a_refusal_given_as_plan_is_told(small: Small) -> None:
-    refusal = make_plan(read_architecture("Llama-3.1-70B"), parse_cards("2x24GB"), Precision.BF16, Workload())
-    assert isinstance(refusal, Refusal)
+    refusal = make_plan(read_architecture("Llama-3.1-70B"), parse_gpus("2x24GB"), Precision.BF16, Workload())
+    assert isinstance(refusal, AnswerRefusal)
     with pytest.raises(ModelDoesNotFit, match="lacks") as problem:
         load_model(str(small("llama")), plan=refusal)
     assert problem.value.refusal is refusal

@@ -20,11 +20,11 @@ from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.prepare import prepare
 from gpuherd.models.load.support import check_cards, expected_dtypes, loading_words
 from gpuherd.models.load.verify import Seen, of_other_dtypes
-from gpuherd.models.plan.cards import parse_cards
-from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.place.gpus import parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import MemoryPlan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan
 from gpuherd.models.plan.workload import Workload
 
 torch = pytest.importorskip("torch")
@@ -70,7 +70,7 @@ def reduced(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_map_of_a_70b_model_serves_its_reduced_copy(
     reduced: Path, precision: Precision, cards: str, gpus: int
 ) -> None:
-    plan = make_plan(read_architecture("Llama-3.1-70B"), parse_cards(cards), precision, Workload(8, 512, 64))
+    plan = make_plan(read_architecture("Llama-3.1-70B"), parse_gpus(cards), precision, Workload(8, 512, 64))
     assert isinstance(plan, MemoryPlan) and plan.gpus == gpus
     device_map = dict(plan.device_map)
     loaded = load_model(str(reduced), device_map=device_map, simulate=True)
@@ -203,9 +203,9 @@ def test_a_precision_that_nobody_told_is_assumed_and_told(small: Small, tmp_path
 
 def test_cards_that_can_not_compute_in_a_precision_are_refused() -> None:
     with pytest.raises(Exception, match=r"GPU 0 \(GTX1080Ti\): bf16 needs compute capability"):
-        check_cards(Precision.BF16, parse_cards("GTX1080Ti"))
-    assert "emulated" in check_cards(Precision.BF16, parse_cards("V100-32"))[0]
-    assert check_cards(Precision.BF16, parse_cards("A100-40")) == ()
+        check_cards(Precision.BF16, parse_gpus("GTX1080Ti"))
+    assert "emulated" in check_cards(Precision.BF16, parse_gpus("V100-32"))[0]
+    assert check_cards(Precision.BF16, parse_gpus("A100-40")) == ()
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.models.load.placement import offloaded
+from gpuherd.models.place.gpus import GpuSpec, parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import AnswerRefusal
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.cards import parse_cards
-from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import Refusal
 from gpuherd.models.plan.usage import CostTable
 from gpuherd.models.plan.workload import GIB, Reserve, Workload
 
@@ -27,8 +26,8 @@ WORK = Workload(8, 512, 64)
 
 
 def test_70b_on_four_cards_of_30(big: Architecture) -> None:
-    cards = parse_cards("4x30GB")
-    assert isinstance(make_plan(big, cards, Precision.FP16, WORK), Refusal)
+    cards = parse_gpus("4x30GB")
+    assert isinstance(make_plan(big, cards, Precision.FP16, WORK), AnswerRefusal)
     found = offloaded(big, cards, Precision.FP16, WORK, Reserve(), "cpu")
     assert found is not None
     architecture, devices = found
@@ -41,14 +40,14 @@ def test_70b_on_four_cards_of_30(big: Architecture) -> None:
 
 def test_a_tied_head_stays_with_the_embedding() -> None:
     tied = read_architecture("Llama-3.2-1B")
-    found = offloaded(tied, parse_cards("1x3GB"), Precision.FP32, Workload(1, 8, 8), Reserve(), "disk")
+    found = offloaded(tied, parse_gpus("1x3GB"), Precision.FP32, Workload(1, 8, 8), Reserve(), "disk")
     assert found is not None
     where = {block.name: device for block, device in zip(found[0].blocks, found[1], strict=True)}
     assert where["lm_head"] == where["model.embed_tokens"] == 0 and where["model.norm"] == "disk"
 
 
 def test_no_room_even_so(big: Architecture) -> None:
-    assert offloaded(big, parse_cards("2x1GB"), Precision.FP16, WORK, Reserve(), "cpu") is None
+    assert offloaded(big, parse_gpus("2x1GB"), Precision.FP16, WORK, Reserve(), "cpu") is None
 
 
 @settings(max_examples=40)
@@ -59,7 +58,7 @@ def test_no_room_even_so(big: Architecture) -> None:
 )
 def test_every_gpu_keeps_within_what_is_free(sizes: list[int], batch: int, name: str) -> None:
     architecture = read_architecture(name)
-    cards = [Card(str(place), "card", size * GIB, size * GIB) for place, size in enumerate(sizes)]
+    cards = [GpuSpec(str(place), "card", size * GIB, size * GIB) for place, size in enumerate(sizes)]
     workload = Workload(batch, 128, 32)
     found = offloaded(architecture, cards, Precision.BF16, workload, Reserve(), "cpu")
     if found is None:

@@ -6,8 +6,8 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.models.load.options import LoadOptions, quantisation_named, requested_precision
+from gpuherd.models.place.request import agreed_precision, parse_precision
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.wanted import precision_named, wanted_precision
 from gpuherd.options import Parser, add_options, build, words_of
 
 
@@ -30,7 +30,7 @@ from gpuherd.options import Parser, add_options, build, words_of
 def test_what_is_wanted(
     dtype: str | None, quantization: str | None, suffix: Precision | None, expected: Precision | None
 ) -> None:
-    assert wanted_precision("m", suffix, requested_precision(dtype, quantization)) is expected
+    assert agreed_precision("m", suffix, requested_precision(dtype, quantization)) is expected
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_what_contradicts_itself(
     dtype: str | None, quantization: str | None, suffix: Precision | None, word: str
 ) -> None:
     with pytest.raises(UsageError, match=word):
-        wanted_precision("m", suffix, requested_precision(dtype, quantization))
+        agreed_precision("m", suffix, requested_precision(dtype, quantization))
 
 
 def test_options_are_flags_and_come_back() -> None:
@@ -64,4 +64,4 @@ def test_options_are_flags_and_come_back() -> None:
 
 def test_options_that_contradict_each_other_are_refused_at_once() -> None:
     with pytest.raises(UsageError, match="computes in fp16"):
-        LoadOptions(dtype=precision_named("bf16"), quantization=quantisation_named("int8"))
+        LoadOptions(dtype=parse_precision("bf16"), quantization=quantisation_named("int8"))

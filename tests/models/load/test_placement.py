@@ -20,13 +20,13 @@ from gpuherd.models.load.placement import (
     from_plan,
     weights_by_device,
 )
+from gpuherd.models.place.gpus import parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import MemoryPlan
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.from_config import architecture_of
-from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan
 from gpuherd.models.plan.workload import Workload
 
 
@@ -36,7 +36,7 @@ def big() -> Architecture:
 
 
 def plan_of(architecture: Architecture, gpus: str, precision: Precision = Precision.BF16, **more: Any) -> MemoryPlan:
-    plan = make_plan(architecture, parse_cards(gpus), precision, Workload(8, 512, 64), **more)
+    plan = make_plan(architecture, parse_gpus(gpus), precision, Workload(8, 512, 64), **more)
     assert isinstance(plan, MemoryPlan)
     return plan
 

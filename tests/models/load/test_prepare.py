@@ -11,12 +11,12 @@ import pytest
 from gpuherd.errors import UsageError
 from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.prepare import ModelDoesNotFit, Placed, ThisMachine, destination
+from gpuherd.models.place.inventory import gpus_now
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import MemoryPlan
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.cards_now import cards_now
-from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.standin.machine import Machine
 
@@ -50,8 +50,8 @@ def test_numbers_are_those_of_cuda_visible_devices(
     standin: Standin, medium: Architecture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = standin("4x40GB")
-    plan = make_plan(medium, cards_now().cards[3:], Precision.BF16, Workload())
-    assert isinstance(plan, MemoryPlan) and plan.loads[0].card.uuid == machine.uuid(3)
+    plan = make_plan(medium, gpus_now().gpus[3:], Precision.BF16, Workload())
+    assert isinstance(plan, MemoryPlan) and plan.loads[0].gpu.uuid == machine.uuid(3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     placement, cards, _ = place(medium, plan=plan)
     assert set(placement.devices) == {1} and cards[0].label == "3"
@@ -83,7 +83,7 @@ def test_no_gpu_is_free(standin: Standin, medium: Architecture) -> None:
 
 def test_memory_that_is_taken_since_the_plan_was_made(standin: Standin, medium: Architecture) -> None:
     machine = standin("1x40GB")
-    plan = make_plan(medium, cards_now().cards, Precision.BF16, Workload())
+    plan = make_plan(medium, gpus_now().gpus, Precision.BF16, Workload())
     assert isinstance(plan, MemoryPlan)
     machine.occupy(0, 35_000)
     with pytest.raises(ModelDoesNotFit, match=r"GPU 0 .* has \d.* free now, and the plan needs"):
@@ -168,7 +168,7 @@ def test_a_card_that_is_not_shown_is_no_other_one(
     standin: Standin, big: Architecture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standin("2x30GB")
-    cards = cards_now().cards
+    cards = gpus_now().gpus
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(UsageError, match=r"GPU 1 .*does not show this process"):
         place(big, gpus=cards, allow_offload="disk")

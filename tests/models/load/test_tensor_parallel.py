@@ -26,11 +26,11 @@ from gpuherd.models.load.tensor_parallel import (
     relaunch,
     this_rank,
 )
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.planner import make_plan
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import MemoryPlan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan
 from gpuherd.models.plan.workload import Workload
 
 torch = pytest.importorskip("torch")
@@ -225,7 +225,7 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
 
 def test_ranks_see_the_plans_gpus_and_share_the_cores() -> None:
     architecture = read_architecture("llama-3.1-8b")
-    cards = [Card(str(place), "A100", 40 << 30, 40 << 30, (8, 0), f"GPU-{place}") for place in range(2)]
+    cards = [GpuSpec(str(place), "A100", 40 << 30, 40 << 30, (8, 0), f"GPU-{place}") for place in range(2)]
     plan = make_plan(architecture, cards, Precision.BF16, Workload(), parallel="tensor")
     assert isinstance(plan, MemoryPlan)
     found = environment_for(plan, {"HOME": "/x", "CUDA_VISIBLE_DEVICES": "0,1,2"}, cores=8)

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.models.plan.toy import NOTHING, cards_of
+from tests.models.plan.toy import NOTHING, gpus_of
 
 from gpuherd.models.plan.from_config import architecture_of
 from gpuherd.models.plan.precision import Precision
@@ -42,7 +42,7 @@ def test_no_library_does_better(seed: int) -> None:
     architecture = architecture_of(config, "random")
     gpus = random.randint(1, 5)
     share = architecture.parameters * 2 / gpus * random.uniform(0.9, 2.5)
-    cards = cards_of(*(max(1, int(share * random.choice([1, 1, 1, 2])) >> 20) for _ in range(gpus)))
+    cards = gpus_of(*(max(1, int(share * random.choice([1, 1, 1, 2])) >> 20) for _ in range(gpus)))
     workload = Workload(random.choice([1, 4]), 64, 16)
     judge = Judge(architecture, Precision.BF16, cards, workload, NOTHING)
     model, _ = meta_model(config, "bf16")

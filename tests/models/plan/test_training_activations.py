@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpuherd.models.plan.card import Card
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.training import make_training_plan
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.training import make_training_plan
 from gpuherd.models.plan.training_activations import RECIPES
 from gpuherd.models.plan.training_job import LoraShape, Method, TrainingJob, TrainingPrecision
 from gpuherd.models.plan.training_model import training_model
@@ -38,7 +38,7 @@ from tests.models.plan.training_models import (  # noqa: E402
 BATCH, TOKENS = 2, 256
 NARROW = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4}
 NOTHING = Reserve(0, 0, 0.0)
-BIG = Card("0", "big", 1 << 50, 1 << 50)
+BIG = GpuSpec("0", "big", 1 << 50, 1 << 50)
 PRECISIONS = list(TrainingPrecision)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.training import TrainingJob, TrainingPrecision, training_usage
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.plan.training_job import TrainingJob, TrainingPrecision
+from gpuherd.models.plan.training_usage import training_usage
 from gpuherd.models.plan.workload import Reserve
 from gpuherd.posttrain.training.strategies import enable_checkpointing
 
@@ -24,7 +25,7 @@ def test_the_peak_of_two_steps(precision: TrainingPrecision, checkpointing: bool
     shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 4}
     config = config_of("llama", layers=8, vocab=32_000, **shape)
     job = TrainingJob(precision=precision, batch=4, prompt_tokens=256, new_tokens=256, checkpointing=checkpointing)
-    planned = training_usage(architecture(config), job, Reserve(0, 0, 0.0), Card("0", "big", 1 << 50, 1 << 50))
+    planned = training_usage(architecture(config), job, Reserve(0, 0, 0.0), GpuSpec("0", "big", 1 << 50, 1 << 50))
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     dtype = torch.bfloat16 if precision is TrainingPrecision.BF16 else torch.float32

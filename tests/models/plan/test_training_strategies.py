@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpuherd.models.plan.card import Card
+from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.plan.training_job import Strategy, TrainingJob, TrainingPrecision
 from gpuherd.models.plan.training_result import TrainingUsage
 from gpuherd.models.plan.training_usage import training_usage
@@ -19,7 +19,7 @@ from tests.models.plan.training_groups import divided, lonely_group, silent_grou
 from tests.models.plan.training_meter import Meter, measure  # noqa: E402
 from tests.models.plan.training_models import architecture, config_of, model_of  # noqa: E402
 
-NOTHING, BIG = Reserve(0, 0, 0.0), Card("0", "big", 1 << 50, 1 << 50)
+NOTHING, BIG = Reserve(0, 0, 0.0), GpuSpec("0", "big", 1 << 50, 1 << 50)
 SHAPE = {"vocab": 1000, "hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 4}
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.plan.architecture import Architecture, Block, LayerCache, Role, Tensor
-from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.from_config import architecture_of as read_config
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.usage import CostTable, usage_of
@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers")
 from tests.models.plan.meta_models import architecture_of, meta_model  # noqa: E402
 from tests.models.plan.real_memory import cache_storage, loaded, storage_bytes  # noqa: E402
 
-A100 = Card("0", "40GB", 40 * GIB, 40 * GIB)
+A100 = GpuSpec("0", "40GB", 40 * GIB, 40 * GIB)
 
 
 def llama(**fields: Any) -> Any:

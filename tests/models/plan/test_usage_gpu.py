@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpuherd.models.plan.card import Card
+from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.plan.from_config import architecture_of
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import Usage
@@ -41,7 +41,7 @@ def predicted(precision: Precision) -> Usage:
     """What the plan says of the whole model on one GPU, without context and reserve."""
     found = architecture_of(config().to_dict(), "test")
     nothing = Reserve(context=0, fixed=0, share=0.0)
-    card = Card("0", "80GB", 80 * GIB, 80 * GIB)
+    card = GpuSpec("0", "80GB", 80 * GIB, 80 * GIB)
     return usage_of(found, 0, len(found.blocks), precision, WORKLOAD, nothing, card)
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuherd.models.place.gpus import parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import MemoryPlan
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.families import FAMILIES
 from gpuherd.models.plan.families_encoder import ENCODERS
 from gpuherd.models.plan.from_config import architecture_of
-from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import MemoryPlan
 from gpuherd.models.plan.usage import CostTable
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.models.plan.workspace import SAMPLING, Line, stages_of
@@ -218,14 +218,14 @@ def test_the_largest_batch_is_really_within_the_card(name: str) -> None:
     """Weights, cache and the measured peak of as many prompts as the plan allows, on a card that they nearly fill."""
     config, workload = CONFIGS[name], Workload(1, 700, 50)
     architecture = described(config)
-    plan = make_plan(architecture, parse_cards("6GB"), Precision.BF16, workload)
+    plan = make_plan(architecture, parse_gpus("6GB"), Precision.BF16, workload)
     assert isinstance(plan, MemoryPlan)
     table = CostTable(architecture, Precision.BF16, workload, Reserve())
     blocks = len(architecture.blocks)
     real = measured(config, batch=plan.largest_batch, prompt=700, dtype=torch.bfloat16)
     cache = table.cache(0, blocks, plan.largest_batch)
     weights = sum(table.weights(0, blocks))
-    card = plan.loads[0].card
+    card = plan.loads[0].gpu
     room = card.free - Reserve().context - Reserve().on(card.total)
     assert 0.85 * room <= weights + cache.after_prompt + real.prompt <= room
     assert weights + cache.at_end + real.token <= room

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.plan.architecture import Architecture, Block, LayerCache, Role, Tensor
-from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.workload import MIB, Reserve
 
 # Nothing reserved: a card holds what it has.
@@ -55,6 +55,6 @@ def toy(
     )
 
 
-def cards_of(*mib: int, alone: bool = False) -> tuple[Card, ...]:
+def gpus_of(*mib: int, mig: bool = False) -> tuple[GpuSpec, ...]:
     """Cards of these MiB."""
-    return tuple(Card(str(place), f"{size}MB", size * MIB, size * MIB, alone=alone) for place, size in enumerate(mib))
+    return tuple(GpuSpec(str(place), f"{size}MB", size * MIB, size * MIB, mig=mig) for place, size in enumerate(mib))

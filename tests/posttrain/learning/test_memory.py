@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import JobCannotFit
-from gpuherd.models.plan.card import Card
+from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
 from gpuherd.models.plan.training_job import Method, TrainingJob, TrainingPrecision
@@ -36,9 +36,9 @@ def config(name: str = "gpt2", **blocks: Any) -> TrainConfig:
     return found
 
 
-def cards(count: int, size: int) -> list[Card]:
+def cards(count: int, size: int) -> list[GpuSpec]:
     """GPUs of so many bytes."""
-    return [Card(str(number), "", total=size, free=size) for number in range(count)]
+    return [GpuSpec(str(number), "", total=size, free=size) for number in range(count)]
 
 
 def test_a_small_model_fits(policy_model: Path) -> None:
@@ -113,7 +113,7 @@ def test_jobs_in_the_planner_s_words() -> None:
     assert not job_of(dpo, Precision.FP32, 1).keeps_reference
 
 
-BIG = Card("0", "big", 1 << 50, 1 << 50)
+BIG = GpuSpec("0", "big", 1 << 50, 1 << 50)
 
 
 def usage(job: TrainingJob, gpus: int = 1) -> TrainingUsage:

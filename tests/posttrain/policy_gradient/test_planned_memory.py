@@ -15,8 +15,8 @@ from tests.posttrain import tiny
 from tests.posttrain.algos.training_work import work
 from tests.posttrain.letters import Letters
 
-from gpuherd.models.plan.asking import in_precision
-from gpuherd.models.plan.card import Card
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.resources import read_with_precision
 from gpuherd.models.plan.training_result import TrainingUsage
 from gpuherd.models.plan.training_usage import training_usage
 from gpuherd.models.plan.workload import Reserve
@@ -146,7 +146,7 @@ def planned(told: TrainConfig) -> TrainingUsage:
     """As ``need_of`` plans it, without what is kept free."""
     precision = translating.precision_of(told)
     name = translating.model_of(told)
-    architecture, trained = in_precision(name, precision.dtype)
-    frozen = in_precision(name, precision.frozen.dtype)[1]
+    architecture, trained = read_with_precision(name, precision.dtype)
+    frozen = read_with_precision(name, precision.frozen.dtype)[1]
     job = job_of(told, trained, 1, Lengths(PROMPT, None, 1, ""), frozen)
-    return training_usage(architecture, job, Reserve(0, 0, 0.0), Card("0", "big", 1 << 50, 1 << 50))
+    return training_usage(architecture, job, Reserve(0, 0, 0.0), GpuSpec("0", "big", 1 << 50, 1 << 50))

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.qa.encoders.small_encoders import NLI_LABELS, random_bert
 
 from gpuherd.errors import BadModel
-from gpuherd.qa.encoders.entailment import Asked, Relation, Rule, clusters, mean_the_same
+from gpuherd.qa.encoders.entailment import Asked, NliModel, Relation, Rule, clusters, mean_the_same
 from gpuherd.qa.encoders.model_files import encoder_files
-from gpuherd.qa.encoders.nli import NliModel
 
 ENTAILS = Relation(0.8, 0.1, 0.1)
 NEUTRAL = Relation(0.1, 0.8, 0.1)

@@ -13,13 +13,10 @@ from tests.qa.judging.judgings import make_judging
 
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
 from gpuherd.qa.judging.files import JudgingMeta
-from gpuherd.qa.measures.compute import compute
-from gpuherd.qa.measures.evidence import Evidence
-from gpuherd.qa.measures.registry import measure_named
+from gpuherd.qa.measures.evidence import Evidence, answer_of
+from gpuherd.qa.measures.registry import compute, measure_named
 from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, line_of
-from gpuherd.qa.scoring.evidences import answer_of
-from gpuherd.qa.scoring.files import ScoreTable, write_scoring
-from gpuherd.qa.scoring.meta import ScoredMeasure, ScoringMeta
+from gpuherd.qa.scoring.files import ScoredMeasure, ScoreTable, ScoringMeta, write_scoring
 
 END = 2
 MEASURES = ("nll", "ln-nll", "perplexity")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from gpuherd.errors import CannotWrite
-from gpuherd.qa.evaluation.evaluating import Asked, Judging, Scored, evaluate
+from gpuherd.qa.evaluation.experiment import Asked, Judging, Scored, evaluate
 from gpuherd.qa.evaluation.files import (
     BadEvaluation,
     csv_text,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.qa.judging.judgings import some_judgments
 
-from gpuherd.qa.evaluation.labels import EXCLUDE, INCORRECT, labels
+from gpuherd.qa.evaluation.experiment import EXCLUDE, INCORRECT, labels
 
 IDS = [f"q{number}" for number in range(6)]
 

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import roc_auc_score
 
-from gpuherd.qa.evaluation.lengths import MOST_POSITIONS, mean_figure, positions, prefixes
+from gpuherd.qa.evaluation.measuring import MOST_POSITIONS, mean_figure, positions, prefixes
 from gpuherd.qa.evaluation.result import Settings
 from gpuherd.qa.measures.evidence import Answer
 

@@ -19,8 +19,7 @@ from gpuherd.qa.evaluation.measuring import (
     histogram,
     measure_result,
 )
-from gpuherd.qa.evaluation.paired import compared
-from gpuherd.qa.evaluation.ranking import rejection
+from gpuherd.qa.evaluation.ranking import compared, rejection
 from gpuherd.qa.evaluation.result import Settings
 from gpuherd.qa.intervals import auroc_interval, wilson
 

@@ -8,7 +8,7 @@ import pytest
 from tests.qa.judging.conftest import answered
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.evaluation.labels import labels
+from gpuherd.qa.evaluation.experiment import labels
 from gpuherd.qa.judging.files import RULES
 from gpuherd.qa.judging.items import asking, items_of, spread
 from gpuherd.qa.judging.stage import judge_by_rule

@@ -26,8 +26,7 @@ from gpuherd.qa.look.page import make_page, write_page
 from gpuherd.qa.look.reading import evaluation_of, shown_of
 from gpuherd.qa.look.shown import Shown
 from gpuherd.qa.runs import run_of_path
-from gpuherd.qa.scoring.statistic import Kind as Statistic
-from gpuherd.qa.scoring.statistic import Meta, Spec, meta_values
+from gpuherd.qa.statistics.files import Meta, Spec, meta_values
 
 LABELS = right_ones(40, 15)
 
@@ -40,7 +39,7 @@ def folder(tmp_path: Path) -> QADirectory:
 
 def put_relevance(folder: QADirectory, value: float, *, model: str = "m", answers: str = "greedy") -> str:
     """Measured relevance: this number for each token. Returns the statistic's name."""
-    spec = Spec(Statistic.RELEVANCE, model, hashlib.sha256(model.encode()).hexdigest(), {"answers": answers})
+    spec = Spec("relevance", model, hashlib.sha256(model.encode()).hexdigest(), {"answers": answers})
     lines = []
     for each in run_of_path(folder.root).answers():
         row = {"number": each.number, "id": each.question.id, "relevance": [[value] * len(each.main.token_ids)]}

@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 
 from gpuherd.qa.measures import given
-from gpuherd.qa.measures.compute import NOT_FINITE
-from gpuherd.qa.measures.registry import measures
-from gpuherd.qa.measures.weights import WEIGHTINGS
+from gpuherd.qa.measures.registry import NOT_FINITE, measures
+from gpuherd.qa.measures.weighting import WEIGHTINGS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "uncertainty.md").read_text(encoding="utf-8")
 ROWS = [

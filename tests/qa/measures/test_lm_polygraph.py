@@ -15,7 +15,7 @@ import pytest
 from benchmarks._peers import FOLDER
 from tests.qa.measures.made import evidence
 
-from gpuherd.qa.measures.compute import compute
+from gpuherd.qa.measures.registry import compute
 
 PEER = FOLDER / "lm-polygraph"
 PEERS = Path(__file__).parent / "peers"

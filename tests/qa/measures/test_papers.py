@@ -13,9 +13,8 @@ import scipy.linalg
 from rouge_score.rouge_scorer import RougeScorer
 from tests.qa.measures.made import evidence
 
-from gpuherd.qa.measures.compute import compute
 from gpuherd.qa.measures.evidence import Answer, Evidence
-from gpuherd.qa.measures.registry import measures
+from gpuherd.qa.measures.registry import compute, measures
 
 LONG = range(1000, 1006)  # answers of 2,000 tokens, whose probabilities are far below the least float64
 

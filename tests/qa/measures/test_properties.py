@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings, strategies
 from tests.qa.measures.made import evidence
 
-from gpuherd.qa.measures.compute import compute
 from gpuherd.qa.measures.evidence import Answer, Evidence, Need
-from gpuherd.qa.measures.logs import log_sum_exp
-from gpuherd.qa.measures.registry import measures
+from gpuherd.qa.measures.likelihood import log_sum_exp
+from gpuherd.qa.measures.registry import compute, measures
 
 SEEDS = strategies.integers(0, 10_000)
 OF_SAMPLES = [each.name for each in measures() if Need.SAMPLES in each.needs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from tests.qa.generation.conftest import begin_run
 
 from gpuherd.errors import ExitCode
 from gpuherd.qa.generation.config import GenerateConfig
+from gpuherd.qa.judging.verdicts import Judgment
+from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.runs import Run, run_of_path
 from gpuherd.qa.scoring import worker
 from gpuherd.qa.scoring.measuring import Work, finish, plan_work
-from gpuherd.qa.scoring.options import ScoreOptions
-from gpuherd.qa.scoring.statistic import Meta, Spec
-from gpuherd.qa.scoring.statistic_files import rows
-from gpuherd.qa.scoring.task import Task, write_task
+from gpuherd.qa.scoring.options import ScoreOptions, costly_needs, planned_specs
+from gpuherd.qa.statistics.files import Meta, Spec, Task, rows, write_task
+from gpuherd.qa.statistics.registry import Planning
 from gpuherd.runs.shards import kept_plan
 
 QUESTIONS, SAMPLES = 12, 4
@@ -38,6 +40,18 @@ def make_run(place: Path, model: Path) -> None:
 def copy_of(run: Path, place: Path) -> Run:
     """The same run in another folder, for a test that adds to it."""
     return run_of_path(shutil.copytree(run, place / "runs" / run.name))
+
+
+def specs_of(
+    options: ScoreOptions,
+    run: Run,
+    *,
+    needs: frozenset[str] = frozenset(Need),
+    labels: Mapping[str, Judgment] | None = None,
+) -> dict[str, Spec]:
+    """The statistics that a scoring would measure for these needs, by their names among those planned."""
+    requested = needs if options.measures else needs - costly_needs()
+    return planned_specs(options, Planning(requested, run, labels))
 
 
 def begin(run: Run, spec: Spec, **options: Any) -> tuple[Work, list[list[str]]]:

@@ -14,8 +14,17 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.scoring.files import ScoreTable, csv_text, scores, scoring_named, scorings_of, write_scoring
-from gpuherd.qa.scoring.meta import BadScoring, ScoredMeasure, ScoringMeta
+from gpuherd.qa.scoring.files import (
+    BadScoring,
+    ScoredMeasure,
+    ScoreTable,
+    ScoringMeta,
+    csv_text,
+    scores,
+    scoring_named,
+    scorings_of,
+    write_scoring,
+)
 
 TABLE = ScoreTable(("a", "=1+1", "'quoted", 'ü,"\n'), {"nll": (0.1 + 0.2, None, 1e-300, 12.0), "pe": (None,) * 4})
 

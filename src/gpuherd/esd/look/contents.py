@@ -1,26 +1,170 @@
-"""What the page tells of a run, as plain JSON values: models, layouts, lineage, outliers, failures. Pure.
+"""Layers and models whose alpha stands apart, by the robust z-score. Pure.
 
-A layout is the list of a model's matrices with their places and shapes; the fine-tunes of one base share one, so that
-it stands in the page once.
+z = 0.6745 (x - median) / MAD, and |z| > 3.5 is an outlier (Iglewicz and Hoaglin, How to Detect and Handle Outliers,
+1993). x is ln(alpha - 1), because alpha itself is skewed to the right: 1 / (alpha - 1) is the mean of ln(λ / xmin) in
+the tail, so that a factor up and one down are as far. Median and MAD barely move with the outliers themselves.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gpuherd.errors import printable
-from gpuherd.esd.look.glossary import MEANINGS
+from gpuherd.esd.conventions import IMPORTED
 from gpuherd.esd.look.lineage import Kinship, Near, Profile, common_names, kinships
-from gpuherd.esd.look.outliers import medians, outlying
-from gpuherd.esd.look.reasons import shown
-from gpuherd.esd.look.results import ModelTable, RunResults, finite_or_none
-from gpuherd.esd.tables.alpha_matrix import WHOLE, place_of
-from gpuherd.esd.tables.conventions import IMPORTED
-from gpuherd.esd.tables.stats import FIT_OK, SKIPPED
+from gpuherd.esd.look.results import RunResults, finite_or_none
+from gpuherd.esd.results import ModelTable
+from gpuherd.esd.views import FIT_OK, SKIPPED, WHOLE, place_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+LIMIT = 3.5
+# With fewer values median and MAD say little.
+LEAST = 8
+_SCALE = 0.6745  # the upper quartile of the normal distribution: z is in standard deviations where x is normal
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A value that stands apart: which of those given, and how far (in robust standard deviations, signed)."""
+
+    index: int
+    z: float
+
+
+def robust_z(values: Floats) -> Floats:
+    """The robust z-score of each value; NaN for NaN, and for all where there are too few or half of them are equal."""
+    import numpy as np
+
+    present = values[np.isfinite(values)]
+    if len(present) < LEAST:
+        return np.full(values.shape, np.nan)
+    middle = np.median(present)
+    spread = np.median(np.abs(present - middle))
+    if spread == 0:
+        return np.full(values.shape, np.nan)
+    return np.asarray(_SCALE * (values - middle) / spread)
+
+
+def alpha_z(alpha: Floats) -> Floats:
+    """The robust z-score of each alpha among the others, on ln(alpha - 1)."""
+    import numpy as np
+
+    return robust_z(np.log(np.where(alpha > 1, alpha - 1, np.nan)))
+
+
+def outlying(alpha: Floats) -> list[Outlier]:
+    """The alphas beyond LIMIT, the farthest first."""
+    z = alpha_z(alpha)
+    found = [Outlier(index, float(z[index])) for index in np.flatnonzero(np.abs(z) > LIMIT).tolist()]
+    return sorted(found, key=lambda outlier: -abs(outlier.z))
+
+
+def medians(alphas: Sequence[Floats]) -> Floats:
+    """The median alpha of each model, NaN for a model without any."""
+    import numpy as np
+
+    return np.array([np.median(each[np.isfinite(each)]) if np.isfinite(each).any() else np.nan for each in alphas])
+
+
+# A reason as a page tells it, which people send around: printable, not endless, and without folders of this machine.
+#
+# Pure. Knows text only.
+
+MOST = 300  # characters
+# Absolute paths, and those below a home folder. Within quotes a path may have spaces. What follows a letter, a digit, a
+# dot or another slash is part of something else: org/model, 3/4, https://host/page.
+_QUOTED = re.compile(r"(?P<quote>['\"])(?:file://|~)?/[^'\"\n]*?(?P<name>[^/'\"\n]+)/?(?P=quote)")
+_BARE = re.compile(r"(?<![\w./~-])(?:file://|~)?/(?:[^\s/'\"<>:;,()]+/)*(?P<name>[^\s/'\"<>:;,()]+)/?")
+
+
+def shown(reason: str) -> str:
+    """The reason with each path as the name of its file or folder, and cut where it is too long for a page.
+
+    >>> shown("/home/me/models/tuned/model.safetensors is truncated: [Errno 2] '/data/my disk/x.bin'")
+    "model.safetensors is truncated: [Errno 2] 'x.bin'"
+    >>> shown("no org/model at https://host.org/org/model; 3/4 of ~/cache/x: gone")
+    'no org/model at https://host.org/org/model; 3/4 of x: gone'
+    """
+    told = _BARE.sub(lambda path: path["name"], _QUOTED.sub(lambda path: repr(path["name"]), reason))
+    return printable(told if len(told) <= MOST else f"{told[: MOST - 1]}…")
+
+
+# What each figure of a matrix means, in a line for readers of a page. The exact definitions stand at
+# ``row.LayerRow``.
+#
+# Knows the names of columns only.
+
+MEANINGS = {
+    "alpha": "exponent of the power law fitted to the eigenvalues from xmin on",
+    "D": "Kolmogorov-Smirnov distance of the eigenvalues from xmin on from that law; 0 is a perfect fit",
+    "Q": "longer side over shorter side of the matrix, 1 or more",
+    "num_evals": "eigenvalues above the threshold, which the fit uses",
+    "matrix_rank": "numerical rank",
+    "rank_loss": "by how much the rank is below the shorter side",
+    "weak_rank_loss": "eigenvalues below 1e-6",
+    "alpha_lo": "least alpha of all xmin whose D is within delta of the chosen one",
+    "alpha_hi": "largest alpha of all xmin whose D is within delta of the chosen one",
+    "sigma": "standard error of alpha, (alpha − 1) / √n for n eigenvalues in the tail",
+    "xmin": "eigenvalue from which on the power law is fitted",
+    "xmax": "largest eigenvalue that was fitted",
+    "num_pl_spikes": "eigenvalues in the tail, from xmin on",
+    "num_fingers": "0 where nothing was clipped, else the number of largest eigenvalues left out, less 1",
+    "raw_alpha": "alpha of all eigenvalues, nothing clipped",
+    "p_value": "share of samples of the fitted law that fit worse; a small one speaks against a power law",
+    "tpl_alpha": "exponent of the truncated power law λ^−alpha e^(−lambda λ)",
+    "tpl_lambda": "rate of decay of the truncated power law",
+    "tpl_xmin": "eigenvalue from which on the truncated power law is fitted",
+    "tpl_D": "one-sided Kolmogorov-Smirnov distance of the truncated power law",
+    "spectral_norm": "largest eigenvalue λ, the square of the largest singular value",
+    "sv_max": "largest singular value, √λ",
+    "sv_min": "smallest singular value",
+    "norm": "sum of all eigenvalues, the square of the Frobenius norm",
+    "log_norm": "log10 of norm",
+    "log_spectral_norm": "log10 of spectral_norm",
+    "alpha_weighted": "alpha times log_spectral_norm (alpha-hat)",
+    "log_alpha_norm": "log10 of the sum of λ^alpha",
+    "stable_rank": "norm / spectral_norm",
+    "entropy": "entropy of the eigenvalues' shares over ln(matrix_rank): 1 where all are equal",
+    "detX_num": "how many of the largest eigenvalues, scaled to a mean of 1, it takes for a product below 1",
+    "detX_val": "the smallest of these eigenvalues",
+    "ERG_gap": "detX_num − num_pl_spikes: 0 where the power law and det X = 1 have the same tail",
+    "sigma_mp": "standard deviation of the Marchenko–Pastur bulk, for eigenvalues scaled to a mean of 1",
+    "W_scale": "what the matrix is multiplied by for that scale",
+    "bulk_min": "lower edge of the Marchenko–Pastur bulk, in units of λ",
+    "bulk_max": "upper edge of the Marchenko–Pastur bulk, in units of λ",
+    "tw_edge": "upper edge of the bulk with its Tracy–Widom fluctuation, in units of λ",
+    "num_spikes": "eigenvalues above tw_edge",
+    "mp_softrank": "bulk_max / spectral_norm: near 1 without spikes",
+    "max_rand_eval": "largest eigenvalue of the same weights in random order",
+    "rand_softrank": "max_rand_eval / spectral_norm",
+    "rand_distance": "Jensen-Shannon distance of the spectrum from that of the same weights in random order",
+    "rand_sigma_mp": "sigma_mp of the same weights in random order",
+    "rand_bulk_min": "bulk_min of the same weights in random order",
+    "rand_bulk_max": "bulk_max of the same weights in random order",
+    "rand_num_spikes": "num_spikes of the same weights in random order (correlation traps)",
+    "rand_mp_softrank": "mp_softrank of the same weights in random order",
+    "farms_alpha": "alpha of the pooled eigenvalues of windows of one shape (FARMS)",
+    "farms_D": "Kolmogorov-Smirnov distance of that fit",
+    "farms_xmin": "xmin of that fit",
+    "farms_num_evals": "eigenvalues of all windows above the threshold",
+}
+
+
+# What the page tells of a run, as plain JSON values: models, layouts, lineage, outliers, failures. Pure.
+#
+# A layout is the list of a model's matrices with their places and shapes; the fine-tunes of one base share one, so
+# that it stands in the page once.
 
 _MOST_OUTLIERS = 1000
 _CORE = ("alpha", "D")
@@ -34,6 +178,7 @@ class Contents:
 
     Attributes:
         left_out: models (by index) whose figures are not in the page, for its size.
+        without_alphas: models whose alpha and D by matrix are not in it either.
         stored: models whose spectra are in the run folder, in the page or not.
     """
 
@@ -41,6 +186,7 @@ class Contents:
         self._results = results
         self._layouts: dict[tuple[Any, ...], int] = {}
         self.left_out: frozenset[int] = frozenset()
+        self.without_alphas: frozenset[int] = frozenset()
         self.stored: frozenset[int] = frozenset()
 
     @cached_property
@@ -51,7 +197,7 @@ class Contents:
 
     def figures_of(self, model: ModelTable) -> list[str]:
         """The columns of a model that hold any number, in the order of its blob."""
-        return [name for name in self._figures if name in model.figures and np.isfinite(model.figures[name]).any()]
+        return [name for name in self._figures if name in model.present]
 
     @cached_property
     def convention(self) -> dict[str, str]:
@@ -177,6 +323,7 @@ class Contents:
                 if status != FIT_OK
             ],
             "notes": [] if number in self.left_out else self._notes(model, reasons),
+            **({"alphas": False} if number in self.without_alphas else {}),
         }
 
     def _notes(self, model: ModelTable, reasons: dict[str, int]) -> list[list[Any]]:
@@ -256,6 +403,8 @@ def _histogram(alphas: Sequence[np.ndarray[Any, np.dtype[np.float64]]]) -> list[
 
 
 def _analysed_params(model: ModelTable) -> int:
+    if not model.skipped:
+        return sum(model.params)
     return sum(
         params for params, status in zip(model.params, model.status, strict=True) if not status.startswith(SKIPPED)
     )

@@ -12,7 +12,8 @@ async function unpack(number) {
   const about = index.models[number];
   const [alpha, D, figures, spectra] = blob(`model-${number}`).split(" ");
   const layers = index.layouts[about.layout].names.length;
-  const found = { alpha: await floats(alpha), D: await floats(D), figures: null, spectra: null };
+  const none = () => new Float32Array(layers).fill(NaN); // left out for the size of the page
+  const found = { alpha: alpha ? await floats(alpha) : none(), D: D ? await floats(D) : none(), figures: null, spectra: null };
   if (figures) {
     const all = await floats(figures);
     found.figures = new Map(about.figures.map((name, at) => [index.figures[name], all.subarray(at * layers, (at + 1) * layers)]));

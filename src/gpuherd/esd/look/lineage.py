@@ -7,7 +7,8 @@ So the nearest base by that distance is a strong hint, and is told where it is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +26,10 @@ CLOSE = 0.05
 # happens to be a little nearer than the others, and of two copies of one base either may be.
 CLEARLY = 0.5
 Verdict = Literal["as stated", "stated, far", "other", "unclear", "close", "far"]
+# Of so many bases with a model's layers all distances are computed; of more, those of so many with the nearest
+# signatures, and of all that are close.
+FEW, CHECKED = 64, 32
+_SIGNATURE = 16
 _BLOCK = 4_000_000  # numbers at once: 32 MB
 
 
@@ -125,20 +130,26 @@ def kinships(profiles: Sequence[Profile]) -> list[Kinship]:
     """For each model where it comes from, by statement and by distance.
 
     A model's nearest base is looked for among the bases, and among what other models are said to come from, but never
-    among the models that come from itself.
+    among the models that come from itself. Of equals it is the stated one, then the first. It is exact but for one
+    case: of more than ``FEW`` bases with a model's layers, where none is stated and none is close, it is the nearest of
+    the ``CHECKED`` whose signatures are nearest.
     """
     index = {profile.model_id: number for number, profile in enumerate(profiles)}
     parents = [_parent(profile, index, number) for number, profile in enumerate(profiles)]
-    possible = [number for number, profile in enumerate(profiles) if profile.is_base or number in set(parents)]
-    distances = _distances(profiles, possible)
-    found = []
-    for number, parent in enumerate(parents):
-        near = distances[number]
-        allowed = [each for each in near.values() if number not in _ancestors(each.model, parents)]
-        # Of equals the stated one, then the first.
-        nearest = min(allowed, key=lambda each: (each.distance, each.model != parent, each.model), default=None)
-        found.append(Kinship(parent, near.get(parent) if parent is not None else None, nearest))
-    return found
+    stated = set(parents)
+    possible = [number for number, profile in enumerate(profiles) if profile.is_base or number in stated]
+    bases = _Bases(profiles, possible)
+    found: list[Kinship | None] = [None] * len(profiles)
+    for layers, members in _by_layers(profiles, range(len(profiles))).items():
+        candidates = bases.of(layers)
+        distances = candidates.distances([profiles[number].alpha for number in members], members, parents)
+        for number, near in zip(members, distances, strict=True):
+            parent = parents[number]
+            near.sort(key=lambda each: (each.distance, each.model != parent, each.model))
+            nearest = next((each for each in near if number not in _ancestors(each.model, parents)), None)
+            own = next((each for each in near if each.model == parent), None)
+            found[number] = Kinship(parent, own, nearest)
+    return [kinship for kinship in found if kinship is not None]
 
 
 def _first_number(words: Sequence[str]) -> int:
@@ -160,22 +171,6 @@ def _ancestors(number: int, parents: Sequence[int | None]) -> set[int]:
     return found
 
 
-def _distances(profiles: Sequence[Profile], possible: Sequence[int]) -> list[dict[int, Near]]:
-    """For each model its distance from each base that has enough of its layers. Models of equal layers go together."""
-    near: list[dict[int, Near]] = [{} for _ in profiles]
-    children = _by_layers(profiles, range(len(profiles)))
-    bases = _by_layers(profiles, possible)
-    for layers, members in children.items():
-        for base_layers, candidates in bases.items():
-            pair = _shared(layers, base_layers)
-            if len(pair[0]) < LEAST_SHARE * len(layers):
-                continue
-            for number in members:
-                for each in _nearness(profiles, number, candidates, pair):
-                    near[number][each.model] = each
-    return near
-
-
 def _by_layers(profiles: Sequence[Profile], numbers: Sequence[int]) -> dict[tuple[str, ...], list[int]]:
     groups: dict[tuple[str, ...], list[int]] = {}
     for number in numbers:
@@ -183,33 +178,157 @@ def _by_layers(profiles: Sequence[Profile], numbers: Sequence[int]) -> dict[tupl
     return groups
 
 
-def _shared(layers: tuple[str, ...], others: tuple[str, ...]) -> tuple[list[int], list[int]]:
-    """The places of the names that both have, in each."""
-    if layers == others:
-        return list(range(len(layers))), list(range(len(layers)))
-    place = {name: number for number, name in enumerate(others)}
-    mine = [number for number, name in enumerate(layers) if name in place]
-    return mine, [place[layers[number]] for number in mine]
+class _Bases:
+    """The bases of a run by their layers, found by the rarest names of a model's layers."""
+
+    def __init__(self, profiles: Sequence[Profile], possible: Sequence[int]):
+        self._profiles = profiles
+        self._groups = list(_by_layers(profiles, possible).items())
+        self._having: dict[str, list[int]] = {}
+        for group, (layers, _) in enumerate(self._groups):
+            for name in layers:
+                self._having.setdefault(name, []).append(group)
+
+    def of(self, layers: tuple[str, ...]) -> _Candidates:
+        """The bases that have LEAST_SHARE of these layers."""
+        import numpy as np
+
+        least = next((n for n in range(len(layers) + 1) if n >= LEAST_SHARE * len(layers)), 0)
+        # What has so many of the names lacks so few of them that it has one of any of this many: of the rarest.
+        rarest = sorted(layers, key=lambda name: len(self._having.get(name, ())))[: len(layers) - least + 1]
+        groups = {group for name in rarest for group in self._having.get(name, ())}
+        place = {name: number for number, name in enumerate(layers)}
+        numbers: list[int] = []
+        blocks: list[Floats] = []
+        for group in sorted(groups):
+            others, members = self._groups[group]
+            shared = [(place[name], at) for at, name in enumerate(others) if name in place]
+            if len(shared) < least:
+                continue
+            mine, theirs = (list(each) for each in zip(*shared, strict=True))
+            block = np.full((len(members), len(layers)), np.nan)
+            block[:, mine] = np.stack([self._profiles[number].alpha for number in members])[:, theirs]
+            numbers += members
+            blocks.append(block)
+        return _Candidates(numbers, np.concatenate([np.empty((0, len(layers))), *blocks]))
 
 
-def _nearness(
-    profiles: Sequence[Profile], number: int, candidates: Sequence[int], pair: tuple[list[int], list[int]]
-) -> list[Near]:
-    """The distance of one model from each candidate with enough common fits."""
+class _Candidates:
+    """Bases that have the layers of some models: their numbers, and a row of alphas each, NaN without a fit.
+
+    Of few all distances are computed. Of many those that can be the nearest, found in two ways. A signature is the
+    median alpha of every sixteenth layer; a k-d tree finds the bases with the nearest ones. And a base at a distance of
+    at most d has half of its layers within d of the model's: with the alphas of each layer in order, two binary
+    searches a layer find all bases that have so many, of which there are few where d is small.
+    """
+
+    def __init__(self, numbers: Sequence[int], alpha: Floats):
+        self._numbers = numbers
+        self._alpha = alpha
+
+    def distances(
+        self, models: Sequence[Floats], members: Sequence[int], parents: Sequence[int | None]
+    ) -> list[list[Near]]:
+        """For each model its distances from bases with enough common fits: from all, or from those that can be the
+        nearest or are stated.
+
+        Args:
+            models: their alphas. members: their numbers. parents: of all models of the run, what each is said to come
+                from.
+        """
+        everything = range(len(self._numbers))
+        if len(self._numbers) <= FEW:
+            return [self._near(own, number, everything) for own, number in zip(models, members, strict=True)]
+        place = {number: at for at, number in enumerate(self._numbers)}
+        found: list[list[Near]] = []
+        checked: list[set[int]] = []
+        for own, number, alike in zip(models, members, self._nearest_signatures(models), strict=True):
+            parent = parents[number]
+            some = {*alike, place[parent]} if parent in place else {*alike}
+            near = self._near(own, number, sorted(some))
+            if not any(number not in _ancestors(each.model, parents) for each in near):
+                some = {*everything}
+                near = self._near(own, number, everything)
+            found.append(near)
+            checked.append(some)
+        reach = [self._reach(near, parents[number]) for near, number in zip(found, members, strict=True)]
+        for at, others in enumerate(self._within(models, reach)):
+            found[at] += self._near(models[at], members[at], sorted({*others} - checked[at]))
+        return found
+
+    def _reach(self, near: Sequence[Near], parent: int | None) -> float:
+        """Up to which distance no base may be missed, so that the verdict is that of all bases."""
+        best = min((each.distance for each in near), default=math.inf)
+        return best if any(each.model == parent for each in near) else min(best, CLOSE)
+
+    def _near(self, own: Floats, number: int, candidates: Sequence[int]) -> list[Near]:
+        """The distance of a model from each of these bases with enough common fits."""
+        import numpy as np
+
+        found: list[Near] = []
+        least = max(1.0, LEAST_SHARE * np.isfinite(own).sum())
+        step = max(1, _BLOCK // max(1, len(own)))
+        for start in range(0, len(candidates), step):
+            block = list(candidates[start : start + step])
+            away = np.abs(self._alpha[block] - own)
+            away.sort(axis=1)  # NaN comes last
+            counts = np.isfinite(away).sum(axis=1)
+            rows = np.arange(len(block))
+            low, high = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, len(own) - 1)
+            middle = (away[rows, low] + away[rows, high]) / 2
+            for other, count, distance in zip(block, counts.tolist(), middle.tolist(), strict=True):
+                if self._numbers[other] != number and count >= least:
+                    found.append(Near(self._numbers[other], distance, count))
+        return found
+
+    def _nearest_signatures(self, models: Sequence[Floats]) -> list[list[int]]:
+        import numpy as np
+        from scipy.spatial import KDTree
+
+        _, alike = KDTree(_signatures(self._alpha)).query(_signatures(np.stack(models)), k=CHECKED, p=1)
+        found: list[list[int]] = np.asarray(alike).tolist()
+        return found
+
+    def _within(self, models: Sequence[Floats], reach: Sequence[float]) -> Iterator[list[int]]:
+        """For each model all bases at a distance up to its reach, and some others."""
+        import numpy as np
+
+        size, layers = self._alpha.shape
+        order = np.argsort(self._alpha, axis=0)
+        ordered = np.take_along_axis(self._alpha, order, axis=0)
+        flat = order.T.ravel()
+        own = np.stack(models)
+        radius = np.array(reach)[:, None] * (1 + 1e-9) + 1e-12
+        first, last = np.empty(own.shape, np.int64), np.empty(own.shape, np.int64)
+        for layer in range(layers):
+            first[:, layer] = np.searchsorted(ordered[:, layer], (own - radius)[:, layer], "left")
+            last[:, layer] = np.searchsorted(ordered[:, layer], (own + radius)[:, layer], "right")
+        last[np.isnan(own)] = first[np.isnan(own)]
+        fits = np.isfinite(own).sum(axis=1)
+        # Of so many common fits at least, as many as are up to the lower of the two in the middle.
+        half = (np.ceil(np.maximum(1.0, LEAST_SHARE * fits)).astype(np.int64) - 1) // 2 + 1
+        for at in range(len(models)):
+            lengths = last[at] - first[at]
+            starts = np.arange(layers) * size + first[at] - np.cumsum(lengths) + lengths
+            hits = flat[np.repeat(starts, lengths) + np.arange(lengths.sum())]
+            yield np.flatnonzero(np.bincount(hits, minlength=size) >= half[at]).tolist()
+
+
+def _signatures(alpha: Floats) -> Floats:
+    """A few numbers that are alike for rows that are: medians over every sixteenth layer, 0 without a fit."""
     import numpy as np
 
-    own = profiles[number].alpha[pair[0]]
-    least = max(1.0, LEAST_SHARE * np.isfinite(profiles[number].alpha).sum())
-    found: list[Near] = []
-    step = max(1, _BLOCK // max(1, len(own)))
-    for start in range(0, len(candidates), step):
-        block = candidates[start : start + step]
-        away = np.abs(np.stack([profiles[other].alpha[pair[1]] for other in block]) - own)
-        away.sort(axis=1)  # NaN comes last
-        counts = np.isfinite(away).sum(axis=1)
-        rows = np.arange(len(block))
-        middle = (away[rows, np.maximum(counts - 1, 0) // 2] + away[rows, np.minimum(counts // 2, len(own) - 1)]) / 2
-        for other, count, distance in zip(block, counts, middle, strict=True):
-            if other != number and count >= least:
-                found.append(Near(other, float(distance), int(count)))
-    return found
+    size = min(_SIGNATURE, alpha.shape[1])
+    columns = [_medians(alpha[:, start::size]) for start in range(size)]
+    return np.nan_to_num(np.stack(columns, axis=1))
+
+
+def _medians(values: Floats) -> Floats:
+    """The median of each row without its NaN; NaN where it has nothing else."""
+    import numpy as np
+
+    ordered = np.sort(values, axis=1)
+    counts = np.isfinite(ordered).sum(axis=1)
+    rows = np.arange(len(values))
+    low, high = np.maximum(counts - 1, 0) // 2, np.minimum(counts // 2, values.shape[1] - 1)
+    return np.asarray((ordered[rows, low] + ordered[rows, high]) / 2)

@@ -111,6 +111,7 @@ async function modelView(number, layer, against) {
   const facts = [[about.fitted.toLocaleString("en"), "matrices with a fit"], about.without ? [String(about.without), "without a fit"] : null, about.skipped ? [String(about.skipped), "not analysed"] : null,
     [many(about.params), "weights"], present(about.covered) ? [percent(about.covered), "of the checkpoint covered"] : null, [figure(about.mean), "mean alpha"], [figure(about.median), "median alpha"], [figure(about.d), "median D"]].filter(Boolean);
   const nearest = about.nearest ? make("p", { class: contradicted(about) ? "warn" : "note" }, "Nearest base of this run: ", link(about.nearest[0]), ` (median |Δalpha| ${figure(about.nearest[1], 4)}${about.stated && about.nearest[0] !== about.parent ? `, stated one: ${figure(about.stated[1], 4)}` : ""}): ${VERDICTS[about.verdict].words}`) : null;
+  const missing = withAlphas(about) ? null : make("p", { class: "note warn" }, "Alpha and D of its matrices were left out to keep the page small; they are in stats/, and gpuherd esd plot --kind alpha draws them.");
   const depth = depthChart(layout, own.alpha, "alpha over depth, by module");
   const rows = table({ label: "all matrices", rows: layout.names.map((_, at) => at), words: (at) => `${layout.names[at]} ${reasonOf(about, at) ?? ""}`, mark: (at) => at === current,
     columns: [
@@ -128,7 +129,7 @@ async function modelView(number, layer, against) {
     legend([["this model", LINES[0]], ...(index.models.length > 1 ? [["all models of the run", "var(--soft)"]] : [])]));
   return [
       make("section", { class: "card" }, make("h2", {}, about.id), source ? make("div", { class: "soft" }, source) : null,
-        make("div", { class: "facts" }, ...facts.map(([value, word]) => make("span", {}, make("b", {}, value), ` ${word}`))), nearest),
+        make("div", { class: "facts" }, ...facts.map(([value, word]) => make("span", {}, make("b", {}, value), ` ${word}`))), nearest, missing),
       heat, panel,
       depth ? make("div", { class: "pair" }, small, make("section", { class: "card" }, make("h3", {}, "Alpha over depth"), depth)) : small,
       make("section", { class: "card" }, make("h3", {}, "All matrices"), rows),

@@ -48,7 +48,7 @@ async function modelsView() {
     opened.forEach((each, at) => series.push({ word: index.models[shown[at]].id, counts: alphaCounts(each.alpha), colour: LINES[at] }));
     const keys = [...(pooled ? [[`all ${index.models.length} models`, "var(--soft)"]] : []), ...shown.map((number, at) => [index.models[number].id, LINES[at]])];
     overlay.replaceChildren(...[...alphaHistogram(series, { height: 190, label: "alpha of all matrices, and of the chosen models" }), legend(keys),
-      !pooled ? null : make("p", { class: "note" }, shown.length < chosenModels.size ? `The last ${shown.length} of ${chosenModels.size} chosen models are drawn.` : "Tick models in the table to lay their histograms over each other.")].filter(Boolean));
+      !pooled ? null : make("p", { class: "note" }, shown.some((number) => !withAlphas(index.models[number])) ? "The matrices of some chosen models are not in this page: they have no line." : shown.length < chosenModels.size ? `The last ${shown.length} of ${chosenModels.size} chosen models are drawn.` : "Tick models in the table to lay their histograms over each other.")].filter(Boolean));
   }
 
   await drawOverlay();
@@ -93,7 +93,7 @@ function lineageView() {
   function branch(m) {
     shown.add(m.number);
     const strip = make("span", { class: "strip" });
-    if (m.parent !== null && m.stated) whenSeen(strip, async () => {
+    if (m.parent !== null && m.stated && withAlphas(m) && withAlphas(index.models[m.parent])) whenSeen(strip, async () => {
       const [own, base] = await Promise.all([model(m.number), model(m.parent)]);
       const change = difference(m, own, index.models[m.parent], base);
       strip.title = largestChange(m, change);
@@ -144,6 +144,9 @@ function tally(near) {
   const counts = Object.entries(VERDICTS).map(([name, { words }]) => [near.filter((m) => m.verdict === name).length, words, name]).filter(([count]) => count);
   return make("p", {}, ...counts.flatMap(([count, words, name], at) => [at ? "; " : "", make("span", { class: name === "other" ? "warn" : null }, make("b", {}, count.toLocaleString("en")), `: ${words}`)]), ".");
 }
+
+// Whether alpha of its matrices is in the page.
+const withAlphas = (m) => m.alphas !== false;
 
 const contradicted = (m) => m.verdict === "other";
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from gpuherd.esd.tables.sketch import Sketch
+    from gpuherd.esd.spectrum_files import Sketch
 
 
 def packed_spectra(sketches: Sequence[Sketch | None], points: int) -> str:
@@ -23,7 +23,7 @@ def packed_spectra(sketches: Sequence[Sketch | None], points: int) -> str:
     """
     import numpy as np
 
-    from gpuherd.esd.tables.sketch import HISTOGRAM_BINS
+    from gpuherd.esd.spectrum_files import HISTOGRAM_BINS
 
     head = np.zeros((len(sketches), 6), np.float32)
     bins = np.zeros((len(sketches), HISTOGRAM_BINS), np.uint8)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,13 @@ from gpuherd.errors import BadModel
 from gpuherd.esd.look.charts import specifications
 from gpuherd.esd.look.contents import Contents
 from gpuherd.esd.look.packing import packed_spectra
-from gpuherd.esd.look.results import ModelTable, RunResults
+from gpuherd.esd.look.results import RunResults
+from gpuherd.esd.results import ModelTable
 from gpuherd.report.packing import packed_floats
 from gpuherd.report.page import MOST_BYTES, PageContents, View, frame_bytes, packed_views, render_page
 
 if TYPE_CHECKING:
-    from gpuherd.esd.tables.sketch import Sketch
+    from gpuherd.esd.spectrum_files import Sketch
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +45,13 @@ class Page:
     Attributes:
         html: its bytes, UTF-8.
         models: how many it shows.
-        with_figures, with_spectra: of how many it has all figures, and spectra; the others were left out for size.
+        with_alphas, with_figures, with_spectra: of how many it has alpha and D of each matrix, all figures, and
+            spectra; the others were left out for size.
     """
 
     html: bytes
     models: int
+    with_alphas: int
     with_figures: int
     with_spectra: int
 
@@ -55,27 +59,31 @@ class Page:
 def make_page(results: RunResults, *, most_bytes: int = MOST_BYTES, on_progress: OnProgress | None = None) -> Page:
     """The page of a run.
 
-    alpha and D of every matrix are always in it; of as many models as fit, in order, all other figures and the spectra,
-    in as many points as there is room for.
+    What is known of each model as a whole is always in it; then, of as many models as fit, in order, alpha and D of
+    every matrix; then all other figures and the spectra, in as many points as there is room for.
 
     Args:
-        most_bytes: what the page may grow to with figures and spectra.
+        most_bytes: what the page may grow to with figures and spectra; with alpha and D it grows to MOST_BYTES.
         on_progress: called with how many models are packed, and how many there are.
 
     Raises:
         MissingExtra: Jinja2 is not installed.
     """
     contents = Contents(results)
-    cores = [_packed_core(model) for model in results.models]
+    models = range(len(results.models))
     empty = _page(results, contents, contents.warnings, {})
-    without = sum(map(len, packed_views(empty).values())) + frame_bytes(empty)
-    left = most_bytes - sum(map(len, cores)) - 64 * len(cores) - without
+    taken = sum(map(len, packed_views(empty).values())) + frame_bytes(empty) + 64 * len(models)
+    room = _Room(max(0, MOST_BYTES - taken), set())
+    cores = [room.take("alphas", partial(_packed_core, model)) for model in results.models]
+    left = most_bytes - taken - sum(map(len, cores))
     blobs, details = _details(results, contents, cores, left, on_progress)
-    contents.left_out = frozenset(range(len(cores))) - details.figures
+    contents.without_alphas = frozenset(number for number in models if not cores[number])
+    contents.left_out = frozenset(models) - details.figures
     contents.stored = details.stored
     told = {f"model-{number}": blob for number, blob in enumerate(blobs)}
     html = render_page(_page(results, contents, _notes(results, contents, details), told))
-    return Page(html, len(cores), len(details.figures), len(details.spectra))
+    with_alphas = len(models) - len(contents.without_alphas)
+    return Page(html, len(models), with_alphas, len(details.figures), len(details.spectra))
 
 
 def _page(results: RunResults, contents: Contents, notes: Sequence[str], blobs: Mapping[str, str]) -> PageContents:
@@ -114,9 +122,12 @@ class _Room:
     left: int
     ended: set[str]
 
-    def take(self, kind: str, text: str) -> str:
+    def take(self, kind: str, make: Callable[[], str]) -> str:
         """The text where there is room for it, else nothing."""
-        if kind in self.ended or len(text) > self.left:
+        if kind in self.ended:
+            return ""
+        text = make()
+        if len(text) > self.left:
             self.ended.add(kind)
             return ""
         self.left -= len(text)
@@ -144,7 +155,7 @@ def _details(
     figures: set[int] = set()
     spectra: set[int] = set()
     for number, (model, core) in enumerate(zip(results.models, cores, strict=True)):
-        told = "" if "figures" in room.ended else room.take("figures", _packed_figures(model, contents))
+        told = room.take("figures", partial(_packed_figures, model, contents)) if core else ""
         drawn = ""
         if told:
             figures.add(number)
@@ -153,7 +164,7 @@ def _details(
                 if sketches is None:
                     with_file.discard(number)
                 else:
-                    drawn = room.take("spectra", packed_spectra(sketches, points))
+                    drawn = room.take("spectra", partial(packed_spectra, sketches, points))
         if drawn:
             spectra.add(number)
         blobs.append(" ".join((core, told, drawn)).rstrip())
@@ -193,7 +204,7 @@ def points_a_layer(room: float, layers: int) -> int:
 
 def _sketches(path: Path, model: ModelTable) -> list[Sketch | None] | None:
     """The sketch of each matrix, None for one without; None in all where the file can't be read."""
-    from gpuherd.esd.tables.spectra_file import read_spectra
+    from gpuherd.esd.spectrum_files import read_spectra
 
     try:
         found = {layer.longname: layer.sketch for layer in read_spectra(path).layers}
@@ -207,10 +218,17 @@ def _notes(results: RunResults, contents: Contents, details: _Details) -> list[s
     """What a reader must know before comparing, and what was left out."""
     notes = list(contents.warnings)
     models = len(results.models)
-    if len(details.figures) < models:
+    without = len(contents.without_alphas)
+    if len(details.figures) < models - without:
         notes.append(
-            f"To limit the size of this page, {models - len(details.figures)} of {models} models show alpha and D "
-            "only; their other figures are in stats/."
+            f"To limit the size of this page, {models - without - len(details.figures)} of {models} models show alpha "
+            "and D only; their other figures are in stats/."
+        )
+    if without:
+        notes.append(
+            f"To limit the size of this page, the matrices of {without} of {models} models are not in it: of these it "
+            "has the figures of the whole model, its lineage and its outliers. All figures are in stats/; gpuherd esd "
+            "plot --kind alpha draws any model."
         )
     missing = len(details.stored) - len(details.spectra)
     if missing:

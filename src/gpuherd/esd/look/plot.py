@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, get_args
 
 from gpuherd.errors import UsageError, printable
-from gpuherd.esd.tables.alpha_matrix import alpha_matrix, place_of
+from gpuherd.esd.views import alpha_matrix, place_of
 from gpuherd.options import nearest
 from gpuherd.report.pictures import BLUE, GREY, RED, blank_figure, plain_text
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-    from gpuherd.esd.tables.alpha_matrix import AlphaMatrix
-    from gpuherd.esd.tables.spectra_file import StoredSpectrum
+    from gpuherd.esd.spectrum_files import StoredSpectrum
+    from gpuherd.esd.views import AlphaMatrix
 
     Floats = NDArray[np.float64]
 

@@ -10,18 +10,16 @@ import json
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import BadModel, MissingModel, QueueUnreadable, UsageError
+from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.row import NOT_METRICS
+from gpuherd.esd.results import ModelTable, read_tables
 from gpuherd.esd.selection import stored_share
-from gpuherd.esd.tables.results import StoredModel, read_model
-from gpuherd.esd.tables.stats import CONVENTION_COLUMNS, FIT_OK, LINEAGE_COLUMNS, SKIPPED
 from gpuherd.jobs.attempts.failures import with_code
 from gpuherd.jobs.queue.reader import QueueReader, notes_on_gpus
 
@@ -45,55 +43,6 @@ class Failure:
     model: str
     kind: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ModelTable:
-    """The stats file of one model.
-
-    Attributes:
-        model_id: as the model list has it.
-        source_model: what it comes from; None where nobody said, or only that it comes from itself.
-        relation: ``base``, ``finetune``, ... or "" where nobody said.
-        names: the matrices, in the order of the file.
-        rows, columns: M and N of each. params: weights of each.
-        status: ``fit_status`` of each.
-        figures: every column of numbers, a float64 for each matrix; NaN where the cell is empty.
-        convention: how it was analysed.
-        stem: of its files in the folders of the run.
-        notes: every column of words but ``fit_status``, like ``tpl_status``; a text for each matrix.
-        covered: the share of the checkpoint's weights that are in matrices with a valid fit, 0 to 1; None where no
-            coverage table tells it.
-    """
-
-    model_id: str
-    source_model: str | None
-    relation: str
-    names: tuple[str, ...]
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    params: tuple[int, ...]
-    status: tuple[str, ...]
-    figures: Mapping[str, Floats]
-    convention: Mapping[str, str]
-    stem: str
-    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    covered: float | None = None
-
-    @property
-    def alpha(self) -> Floats:
-        """Alpha of each matrix, NaN without a valid fit."""
-        return self.figures["alpha"]
-
-    @property
-    def fitted(self) -> int:
-        """How many matrices have a valid fit."""
-        return sum(status == FIT_OK for status in self.status)
-
-    @property
-    def skipped(self) -> int:
-        """How many were not analysed, on purpose."""
-        return sum(status.startswith(SKIPPED) for status in self.status)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,12 +76,12 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     paths = directory.stats_files()
     models: list[ModelTable] = []
     unreadable: list[Failure] = []
-    for number, path in enumerate(paths):
-        try:
-            models.append(replace(table_of(read_model(path)), covered=stored_share(directory.coverage / path.name)))
-        except (BadModel, MissingModel) as problem:
-            logger.warning("left out: %s", problem)
-            unreadable.append(Failure(path.stem, NO_RESULT, str(problem).replace(str(path), f"stats/{path.name}")))
+    for number, model in enumerate(read_tables(directory, paths)):
+        if isinstance(model, ModelTable):
+            models.append(replace(model, covered=stored_share(directory.coverage / f"{model.stem}.csv")))
+        else:
+            logger.warning("left out: %s", model.problem)
+            unreadable.append(Failure(model.stem, NO_RESULT, model.problem))
         if on_progress is not None:
             on_progress(number + 1, len(paths))
     done = {model.model_id for model in models}
@@ -143,51 +92,6 @@ def read_results(root: Path, on_progress: OnProgress | None = None) -> RunResult
     models.sort(key=lambda model: (model.model_id.casefold(), model.stem))
     gpus = tuple(notes_on_gpus(directory.queue))
     return RunResults(directory, tuple(models), failures, _run_record(directory), jobs.unfinished, gpus)
-
-
-def table_of(model: StoredModel) -> ModelTable:
-    """A model's stats file as arrays."""
-    rows = [layer.cells for layer in model.layers]
-    first = rows[0]
-    return ModelTable(
-        model_id=model.model_id,
-        source_model=None if model.source_model == model.model_id else model.source_model,
-        relation=model.relation,
-        names=tuple(layer.longname for layer in model.layers),
-        rows=tuple(layer.M for layer in model.layers),
-        columns=tuple(layer.N for layer in model.layers),
-        params=tuple(layer.params for layer in model.layers),
-        status=tuple(layer.fit_status for layer in model.layers),
-        figures=_figures(rows),
-        convention={name: first[name] for name in CONVENTION_COLUMNS if name in first},
-        stem=model.path.stem,
-        notes={
-            name: tuple(row[name] for row in rows)
-            for name in first
-            if name.endswith("_status") and name != "fit_status"
-        },
-    )
-
-
-def _figures(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:
-    """Every column that holds nothing but finite numbers and empty cells. Alpha and D only where the fit is valid."""
-    import numpy as np
-
-    valid = np.array([row["fit_status"] == FIT_OK for row in rows])
-    outside = NOT_METRICS.union(LINEAGE_COLUMNS, CONVENTION_COLUMNS)
-    figures: dict[str, Floats] = {}
-    for name in rows[0]:
-        if name in outside:
-            continue
-        try:
-            values = np.array([float(row[name] or "nan") for row in rows])
-        except ValueError:
-            continue  # a column of words
-        values[~np.isfinite(values)] = np.nan
-        figures[name] = values
-    for name in ("alpha", "D"):
-        figures[name] = np.where(valid, figures.get(name, np.full(len(rows), np.nan)), np.nan)
-    return figures
 
 
 def _failures(directory: ESDDirectory, done: set[str], jobs: _Jobs) -> list[Failure]:

@@ -213,11 +213,11 @@ def _torch_dtype(word: str) -> torch.dtype:
     """``float32`` or ``fp32``, and so on. Raises UsageError."""
     import torch
 
+    from gpuherd.models.place.request import parse_precision
     from gpuherd.models.plan.precision import Precision
-    from gpuherd.models.plan.wanted import precision_named
 
     known = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
-    named = precision_named(word)
+    named = parse_precision(word)
     if named not in known:
         raise UsageError(f"dtype {word!r}: a classifier is loaded as {', '.join(known)}")
     return known[named]

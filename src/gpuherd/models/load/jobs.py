@@ -22,10 +22,9 @@ from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.models.load.job_options import ShardOptions, WorkOptions
 from gpuherd.models.load.options import LoadOptions, ModelOptions, load_request, read_device_map, requested_precision
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.inventory import idle_gpus, node_gpus
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.cluster import node_cards
-from gpuherd.models.plan.demand import idle_cards
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.options import words_of
 from gpuherd.runs.shard_file import Shard
@@ -51,10 +50,10 @@ class Resources:
     cluster: EngineOptions | None = None
 
     @property
-    def cards(self) -> tuple[Card, ...]:
+    def cards(self) -> tuple[GpuSpec, ...]:
         """GPUs that a job can get, with the memory that is free when no process uses them; of a cluster those of a
-        node. Raises as ``node_cards``."""
-        return idle_cards(self.gpus) if self.cluster is None else node_cards(self.cluster)
+        node. Raises as ``node_gpus``."""
+        return idle_gpus(self.gpus) if self.cluster is None else node_gpus(self.cluster)
 
     def most_gpus(self, options: DispatchOptions) -> int:
         """The number of GPUs that the work may use at once."""
@@ -131,12 +130,12 @@ def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Res
 
 
 def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Resources, beside: int) -> JobRequest:
-    from gpuherd.models.plan.asking import demand_for
+    from gpuherd.models.place.resources import resources_for
 
     cards = have.cards
     least = options.gpus_per_job
     try:
-        demand = demand_for(
+        demand = resources_for(
             model,
             cards,
             dtype=requested_precision(options.dtype, options.quantization),
@@ -144,7 +143,7 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Reso
             prompt_tokens=workload.prompt_tokens,
             new_tokens=workload.new_tokens,
             parallel=options.parallel,
-            gpus=None if least == 1 else (least, max(least, have.most_gpus(options))),
+            gpu_range=None if least == 1 else (least, max(least, have.most_gpus(options))),
             most=options.max_gpus,
             reserve=Reserve().with_beside(beside),
             read=_reader(options.adapter),

@@ -24,12 +24,12 @@ from gpuherd.models.load.prepare import Prepared, prepare
 from gpuherd.models.load.pretrained import few, fitted_class, from_pretrained, with_adapter
 from gpuherd.models.load.support import EXTRAS, classes_for, config_of, expected_dtypes, runs_own_code
 from gpuherd.models.names import shown
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.placing import Wish
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.placement import ParallelOption
+from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import MemoryPlan, Refusal
-from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import Reserve, Workload
+from gpuherd.units import gib
 
 # ---- the report ------------------------------------------------------------------------------------------------------
 
@@ -221,15 +221,15 @@ class Loaded:
 def load_model(
     model: str,
     *,
-    plan: MemoryPlan | Refusal | None = None,
+    plan: MemoryPlan | AnswerRefusal | None = None,
     device_map: Mapping[str, Any] | str | None = None,
     quantization: str | None = None,
     dtype: str | None = None,
     adapter: str | None = None,
     merge_adapter: bool = False,
     allow_offload: Offload | None = None,
-    parallel: Wish | None = None,
-    gpus: str | Sequence[Card] = "auto",
+    parallel: ParallelOption | None = None,
+    gpus: str | Sequence[GpuSpec] = "auto",
     trust_remote_code: bool = False,
     workload: Workload = Workload(),  # noqa: B008 - frozen
     reserve: Reserve = Reserve(),  # noqa: B008 - frozen

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpuherd.errors import UsageError
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.placing import WISHES, Wish
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.placement import PARALLEL_OPTIONS, ParallelOption
+from gpuherd.models.place.request import DTYPES, parse_precision
+from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import MemoryPlan, Refusal
-from gpuherd.models.plan.wanted import DTYPES, precision_named
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.options import option
 
@@ -33,7 +33,7 @@ def quantisation_named(word: str) -> Precision:
     >>> [quantisation_named(word).value for word in ("8bit", "nf4-dq")]
     ['int8', 'nf4-dq']
     """
-    found = precision_named(word)
+    found = parse_precision(word)
     if not found.is_quantised:
         raise UsageError(f"quantization {word!r}: it is one of {', '.join(QUANTISATIONS)}")
     return found
@@ -44,7 +44,7 @@ def requested_precision(dtype: str | None, quantization: str | None) -> Precisio
 
     ``quantization`` may stand beside the dtype that it computes in. Raises UsageError where they contradict each other.
     """
-    plain = None if dtype is None else precision_named(dtype)
+    plain = None if dtype is None else parse_precision(dtype)
     found = None if quantization is None else quantisation_named(quantization)
     if found is not None and plain is not None and plain not in (found, found.computes_in):
         raise UsageError(f"dtype {plain} and quantization {found} together: {found} computes in {found.computes_in}")
@@ -58,7 +58,7 @@ class ModelOptions:
     dtype: Precision | None = option(
         None,
         help="precision of the weights in memory; the checkpoint's own by default",
-        parse=precision_named,
+        parse=parse_precision,
         choices=DTYPES,
         group="model",
     )
@@ -76,10 +76,10 @@ class ModelOptions:
         metavar="auto|cpu|FILE",
         group="model",
     )
-    parallel: Wish | None = option(
+    parallel: ParallelOption | None = option(
         None,
         help="fewest GPUs that hold it (auto), layers over all GPUs, each layer over all GPUs, or one GPU",
-        choices=WISHES,
+        choices=PARALLEL_OPTIONS,
         group="model",
     )
     allow_offload: Offload | None = option(
@@ -119,15 +119,15 @@ class LoadRequest:
     """What was asked for: the keywords of ``load_model``, which explains them."""
 
     model: str
-    plan: MemoryPlan | Refusal | None = None
+    plan: MemoryPlan | AnswerRefusal | None = None
     device_map: Mapping[str, Any] | str | None = None
     quantization: str | None = None
     dtype: str | None = None
     adapter: str | None = None
     merge_adapter: bool = False
     allow_offload: Offload | None = None
-    parallel: Wish | None = None
-    gpus: str | Sequence[Card] = "auto"
+    parallel: ParallelOption | None = None
+    gpus: str | Sequence[GpuSpec] = "auto"
     trust_remote_code: bool = False
     workload: Workload = field(default_factory=Workload)
     reserve: Reserve = field(default_factory=Reserve)

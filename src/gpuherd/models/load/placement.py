@@ -17,14 +17,14 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.models.load.options import CPU, DISK, Device, Offload
 from gpuherd.models.names import shown
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.result import GpuLoad, MemoryPlan, format_blocks
+from gpuherd.models.place.split import cuts_allowed, ties_together
 from gpuherd.models.plan.architecture import Architecture, Block, Tensor
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.cutting import cuts_allowed, ties_together
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import GpuLoad, MemoryPlan
+from gpuherd.models.plan.result import Usage
 from gpuherd.models.plan.usage import CostTable
 from gpuherd.models.plan.weights import weight_bytes
-from gpuherd.models.plan.wording import blocks_in_words
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.options import did_you_mean
 
@@ -45,7 +45,7 @@ class Placement:
     architecture: Architecture
     devices: tuple[Device, ...]
     simulated: bool = False
-    loads: Mapping[int, GpuLoad] | None = None
+    loads: Mapping[int, GpuLoad[Usage]] | None = None
 
     @property
     def by_block(self) -> dict[str, Device]:
@@ -85,7 +85,7 @@ class Placement:
         first = 0
         for device, group in groupby(self.devices):
             after_last = first + len(list(group))
-            runs.append((device, blocks_in_words(self.architecture, first, after_last)))
+            runs.append((device, format_blocks(self.architecture, first, after_last)))
             first = after_last
         return runs
 
@@ -248,7 +248,7 @@ def _and(devices: Iterable[Device]) -> str:
 
 def offloaded(
     architecture: Architecture,
-    cards: Sequence[Card],
+    cards: Sequence[GpuSpec],
     precision: Precision,
     workload: Workload,
     reserve: Reserve,
@@ -274,7 +274,7 @@ def offloaded(
 
 
 def _filled(
-    table: CostTable, cards: Sequence[Card], cuts: Sequence[int], aside: int, workspace: int
+    table: CostTable, cards: Sequence[GpuSpec], cuts: Sequence[int], aside: int, workspace: int
 ) -> tuple[Device, ...] | None:
     """The card of each block before the last cut; the first card keeps ``aside`` free, and that much workspace."""
     devices: list[Device] = []

@@ -30,19 +30,17 @@ from gpuherd.models.load.placement import (
 )
 from gpuherd.models.load.support import check_bitsandbytes, check_cards, check_code
 from gpuherd.models.names import ModelRef, parse_model, shown
+from gpuherd.models.place.gpus import Capability, GpuSpec, parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.request import agreed_precision, precision_for
+from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.capability import Capability
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.cards import parse_cards
 from gpuherd.models.plan.known import known_model
 from gpuherd.models.plan.naming import split_precision
-from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import MemoryPlan, Refusal
-from gpuherd.models.plan.wanted import precision_for, wanted_precision
-from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB
+from gpuherd.units import gib
 
 # ---- where the blocks go ---------------------------------------------------------------------------------------------
 
@@ -54,7 +52,7 @@ class ModelDoesNotFit(GpuherdError):
 
     exit_code = ExitCode.OUT_OF_MEMORY
 
-    def __init__(self, text: str, refusal: Refusal | None = None) -> None:
+    def __init__(self, text: str, refusal: AnswerRefusal | None = None) -> None:
         super().__init__(text)
         self.refusal = refusal
 
@@ -64,10 +62,10 @@ class ThisMachine:
 
     def __init__(self, *, simulate: bool) -> None:
         self._simulate = simulate
-        self._seen: tuple[Card, ...] | None = None
+        self._seen: tuple[GpuSpec, ...] | None = None
 
     @property
-    def visible(self) -> tuple[Card, ...]:
+    def visible(self) -> tuple[GpuSpec, ...]:
         """All that CUDA shows, in its order; none where GPUs are only to be pretended."""
         if self._seen is None:
             from gpuherd.gpus.query import machine
@@ -78,17 +76,17 @@ class ThisMachine:
             _give_back_memory()
             gpus = () if self._simulate else visible_now(machine().gpus)
             self._seen = tuple(
-                Card(gpu.label, gpu.name, gpu.total_mb * MIB, gpu.free_mb * MIB, gpu.compute_capability, gpu.uuid)
+                GpuSpec(gpu.label, gpu.name, gpu.total_mb * MIB, gpu.free_mb * MIB, gpu.compute_capability, gpu.uuid)
                 for gpu in gpus
             )
         return self._seen
 
-    def number(self, card: Card) -> int | None:
+    def number(self, card: GpuSpec) -> int | None:
         """The number that CUDA gives this card in this process, None if it is not shown."""
         return next((number for number, seen in enumerate(self.visible) if seen.uuid == card.uuid), None)
 
 
-Placed = tuple[Placement, tuple[Card, ...], tuple[str, ...]]
+Placed = tuple[Placement, tuple[GpuSpec, ...], tuple[str, ...]]
 
 
 def destination(request: LoadRequest, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
@@ -112,7 +110,7 @@ def _placed(request: LoadRequest, architecture: Architecture, precision: Precisi
         cards = () if request.simulate else tuple(machine.visible[number] for number in placement.gpus)
         _check_room(request, placement, precision, cards)
         return placement, cards, ()
-    if isinstance(request.plan, Refusal):
+    if isinstance(request.plan, AnswerRefusal):
         raise _does_not_fit(request.plan)
     if isinstance(request.plan, MemoryPlan):
         return _by_plan(request.plan, machine, simulate=request.simulate)
@@ -129,22 +127,22 @@ def _placed(request: LoadRequest, architecture: Architecture, precision: Precisi
     return _offloaded(request, told, cards, machine)
 
 
-def _cards(request: LoadRequest) -> tuple[tuple[Card, ...], str | None]:
+def _cards(request: LoadRequest) -> tuple[tuple[GpuSpec, ...], str | None]:
     """The cards to plan for; none where this machine has no GPU, with the reason."""
     if not isinstance(request.gpus, str):
         if not request.gpus:
             raise UsageError("gpus: none are given; device_map='cpu' loads a model on the CPU")
         return tuple(request.gpus), None
     if request.gpus != "auto":
-        return parse_cards(request.gpus), None
-    from gpuherd.models.plan.cards_now import cards_now
+        return parse_gpus(request.gpus), None
+    from gpuherd.models.place.inventory import gpus_now
 
     _give_back_memory()
     # Whoever names the GPUs has chosen them, busy or not: what is free on them counts.
-    now = cards_now(busy_too=value_in(os.environ) is not None)
-    if not now.cards and now.left_out:
+    now = gpus_now(busy_too=value_in(os.environ) is not None)
+    if not now.gpus and now.left_out:
         raise ModelDoesNotFit(f"no GPU is free: {'; '.join(now.left_out)}")
-    return now.cards, now.problem
+    return now.gpus, now.problem
 
 
 def _give_back_memory() -> None:
@@ -157,7 +155,7 @@ def _give_back_memory() -> None:
 
 def _by_plan(plan: MemoryPlan, machine: ThisMachine, *, simulate: bool) -> Placed:
     """The placement of a plan; the plan's GPUs are those of this machine, by their UUID, or the first ones."""
-    cards = tuple(load.card for load in plan.loads)
+    cards = tuple(load.gpu for load in plan.loads)
     real = [card for card in cards if card.uuid is not None]
     if simulate or (not real and not machine.visible):
         note = "no CUDA here: the blocks of all GPUs lie in the CPU's memory" if not simulate else ""
@@ -174,7 +172,7 @@ def _by_plan(plan: MemoryPlan, machine: ThisMachine, *, simulate: bool) -> Place
     return from_plan(plan, numbers), here, plan.warnings
 
 
-def _numbers(cards: Sequence[Card], machine: ThisMachine) -> list[int]:
+def _numbers(cards: Sequence[GpuSpec], machine: ThisMachine) -> list[int]:
     """The number of each card in this process: by its UUID; those that are only words are the first ones here."""
     numbers: list[int] = []
     for place, card in enumerate(cards):
@@ -188,7 +186,7 @@ def _numbers(cards: Sequence[Card], machine: ThisMachine) -> list[int]:
     return numbers
 
 
-def _offloaded(request: LoadRequest, refusal: Refusal, cards: Sequence[Card], machine: ThisMachine) -> Placed:
+def _offloaded(request: LoadRequest, refusal: AnswerRefusal, cards: Sequence[GpuSpec], machine: ThisMachine) -> Placed:
     """As much on the GPUs as goes, the rest where it is allowed."""
     where = request.allow_offload or "cpu"
     found = offloaded(refusal.architecture, cards, refusal.precision, request.workload, request.reserve, where)
@@ -231,7 +229,7 @@ def _check_memory(request: LoadRequest, placement: Placement, precision: Precisi
         )
 
 
-def _check_room(request: LoadRequest, placement: Placement, precision: Precision, cards: Sequence[Card]) -> None:
+def _check_room(request: LoadRequest, placement: Placement, precision: Precision, cards: Sequence[GpuSpec]) -> None:
     """Raises ModelDoesNotFit where the weights alone are more than what is free on a GPU."""
     needed = weights_by_device(placement.architecture, placement.devices, precision)
     for number, card in zip(placement.gpus, cards, strict=False):
@@ -242,7 +240,7 @@ def _check_room(request: LoadRequest, placement: Placement, precision: Precision
             )
 
 
-def _does_not_fit(refusal: Refusal) -> ModelDoesNotFit:
+def _does_not_fit(refusal: AnswerRefusal) -> ModelDoesNotFit:
     """The refusal as an error, with what would fit."""
     advice = [f"{' '.join(each.words)}: {each.sentence}" for each in refusal.alternatives[:_MOST_ADVICE]]
     told = f". What would fit: {'; '.join(advice)}" if advice else ""
@@ -303,7 +301,7 @@ def prepare(request: LoadRequest, placing: Placing = destination) -> Prepared:
     """
     check(request)
     name, suffix = split_precision(request.model)
-    wanted = wanted_precision(request.model, suffix, requested_precision(request.dtype, request.quantization))
+    wanted = agreed_precision(request.model, suffix, requested_precision(request.dtype, request.quantization))
     if wanted is not None:
         check_bitsandbytes(wanted)
     machine = ThisMachine(simulate=request.simulate)

@@ -15,9 +15,8 @@ from typing import Any
 
 from gpuherd.errors import BadModel, MissingExtra, UsageError
 from gpuherd.models.names import shown
+from gpuherd.models.place.gpus import Capability, GpuSpec, capability_verdict
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.capability import Capability, verdict
-from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.from_config import is_known, model_type_of
 from gpuherd.models.plan.precision import Precision
 
@@ -140,9 +139,9 @@ def check_bitsandbytes(precision: Precision) -> None:
         )
 
 
-def check_cards(precision: Precision, cards: Sequence[Card]) -> tuple[str, ...]:
+def check_cards(precision: Precision, cards: Sequence[GpuSpec]) -> tuple[str, ...]:
     """Sentences on cards that are slow with this precision. Raises UsageError for one that can't do it at all."""
-    told = [(card, verdict(precision, card.capability)) for card in cards]
+    told = [(card, capability_verdict(precision, card.capability)) for card in cards]
     for card, said in told:
         if not said.possible:
             raise UsageError(f"GPU {card.label} ({card.name}): {said.sentence}; load the model in another dtype")

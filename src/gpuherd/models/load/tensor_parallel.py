@@ -27,16 +27,16 @@ from gpuherd.models.load.prepare import ModelDoesNotFit, Placed, Prepared, ThisM
 from gpuherd.models.load.pretrained import fitted_class, from_pretrained
 from gpuherd.models.load.support import EXTRAS, classes_for, config_of, expected_dtypes, runs_own_code
 from gpuherd.models.names import shown
+from gpuherd.models.place.gpus import GpuSpec, parse_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.cards import parse_cards
-from gpuherd.models.plan.planner import make_plan
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import MemoryPlan, Refusal, Usage
+from gpuherd.models.plan.result import Usage
 from gpuherd.models.plan.usage import CostTable
 
 # Large enough for any model.
-_ROOMY = Card("0", "", 1 << 56, 1 << 56)
+_ROOMY = GpuSpec("0", "", 1 << 56, 1 << 56)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def environment_for(
     ``pretend``: no GPU is shown, so that the ranks compute on the CPU.
     """
     found = dict(environment)
-    uuids = [load.card.uuid for load in plan.loads]
+    uuids = [load.gpu.uuid for load in plan.loads]
     if pretend:
         found |= visible_environment(())
     elif all(uuid is not None for uuid in uuids):
@@ -103,7 +103,7 @@ def relaunch(request: LoadRequest, words: Sequence[str]) -> None:
     if plan.gpus < 2:
         return
     there = torch.cuda.device_count()
-    if not request.simulate and any(load.card.uuid is not None for load in plan.loads):
+    if not request.simulate and any(load.gpu.uuid is not None for load in plan.loads):
         check_torch(there)
     if 0 < there < plan.gpus and not request.simulate:
         raise UsageError(f"{plan.gpus} GPUs are planned, and torch sees {there}; pretend all of them with --simulate")
@@ -157,7 +157,7 @@ def load_tensor_parallel(request: LoadRequest, rank: Rank | None = None) -> tupl
     costs = CostTable(ready.base, ready.precision, request.workload, request.reserve, ways=rank.ways)
     whole = (0, len(ready.base.blocks))
     weights, state = costs.weights(*whole)
-    usage = costs.usage(*whole, Card(str(rank.local), "", 0, 0))
+    usage = costs.usage(*whole, GpuSpec(str(rank.local), "", 0, 0))
     here = OnDevice(
         device=rank.local if cuda else "cpu",
         blocks=f"part {rank.number + 1} of {rank.ways} of every layer",
@@ -195,7 +195,7 @@ def leave() -> None:
 # ---- before ----------------------------------------------------------------------------------------------------------
 
 
-def _prepared(request: LoadRequest, cards: Sequence[Card]) -> tuple[Prepared, MemoryPlan]:
+def _prepared(request: LoadRequest, cards: Sequence[GpuSpec]) -> tuple[Prepared, MemoryPlan]:
     """Names, headers, precision and refusals as for any loading, and how it is divided over the cards."""
     if request.adapter is not None or request.allow_offload is not None:
         raise UsageError("with --parallel tensor a model is loaded whole and alone: no adapter, no offloading")
@@ -205,7 +205,7 @@ def _prepared(request: LoadRequest, cards: Sequence[Card]) -> tuple[Prepared, Me
 
     def divided(_: LoadRequest, architecture: Architecture, precision: Precision, __: ThisMachine) -> Placed:
         told = make_plan(architecture, cards, precision, request.workload, request.reserve, parallel="tensor")
-        if isinstance(told, Refusal):
+        if isinstance(told, AnswerRefusal):
             raise ModelDoesNotFit(told.reason, told)
         plans.append(told)
         # Which device is not chosen here: transformers gives each rank its part of every block.
@@ -217,20 +217,20 @@ def _prepared(request: LoadRequest, cards: Sequence[Card]) -> tuple[Prepared, Me
     return ready, plans[-1]
 
 
-def _cards(request: LoadRequest) -> tuple[Card, ...]:
+def _cards(request: LoadRequest) -> tuple[GpuSpec, ...]:
     """The GPUs that may be taken. Raises UsageError where there are none."""
     if not isinstance(request.gpus, str):
         return tuple(request.gpus)
     if request.gpus != "auto":
-        return parse_cards(request.gpus)
-    from gpuherd.models.plan.cards_now import cards_now
+        return parse_gpus(request.gpus)
+    from gpuherd.models.place.inventory import gpus_now
 
     # Whoever names the GPUs has chosen them, busy or not.
-    now = cards_now(busy_too=value_in(os.environ) is not None)
-    if not now.cards:
+    now = gpus_now(busy_too=value_in(os.environ) is not None)
+    if not now.gpus:
         why = now.problem or "; ".join(now.left_out)
         raise UsageError(f"no GPU to divide the layers over: {why}; pretend some with --gpus 2x40GB")
-    return now.cards
+    return now.gpus
 
 
 # ---- after -----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
 from gpuherd.gpus.visible import described
 from gpuherd.models.load.options import Device, LoadOptions
-from gpuherd.models.plan.options import whole
+from gpuherd.models.place.request import whole
 from gpuherd.models.plan.workload import Workload
 from gpuherd.options import Parser, add_options, build, option
 from gpuherd.runs.worker import is_out_of_memory

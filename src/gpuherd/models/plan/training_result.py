@@ -1,16 +1,8 @@
-"""What a training plan says: how full each GPU gets at each moment of a step, or why nothing fits. Plain frozen data,
-in bytes.
-"""
+"""What lies on one GPU at each moment of a training step. Plain frozen data, in bytes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.result import Alternative
-from gpuherd.models.plan.training_job import TrainingJob
-from gpuherd.models.plan.workload import Reserve
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,81 +68,3 @@ class TrainingUsage:
     def most(self, part: str) -> int:
         """The largest that one part (``gradients``, ``activations``, ...) ever is."""
         return max(moment.parts()[part] for moment in self.moments)
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingLoad:
-    """A GPU of a training."""
-
-    card: Card
-    usage: TrainingUsage
-
-    @property
-    def left(self) -> int:
-        """Bytes that stay free, beyond the reserve; below 0 where it doesn't fit."""
-        return self.card.free - self.usage.total
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """A training that fits.
-
-    Attributes:
-        trained: how many numbers are trained.
-        loads: one for each GPU that is used. ``fsdp``: the fewest that fit; ``ddp``: all that fit; ``single``: one.
-        checkpointed, plain: a GPU's usage with and without checkpointing, whichever the job asks for.
-        largest_batch: on a GPU, with these tokens, on the GPUs of ``loads``.
-        on_all: the same job divided over all cards: usage of the fullest card and largest batch; None where ``loads``
-            has all of them or more cards change nothing.
-        warnings: sentences that a person should read.
-    """
-
-    architecture: Architecture
-    job: TrainingJob
-    reserve: Reserve
-    trained: int
-    loads: tuple[TrainingLoad, ...]
-    checkpointed: TrainingUsage
-    plain: TrainingUsage
-    largest_batch: int
-    on_all: AllCards | None = None
-    warnings: tuple[str, ...] = ()
-
-    @property
-    def gpus(self) -> int:
-        """How many GPUs it uses."""
-        return len(self.loads)
-
-
-@dataclass(frozen=True, slots=True)
-class AllCards:
-    """A training divided over all cards that were given."""
-
-    gpus: int
-    usage: TrainingUsage
-    largest_batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingRefusal:
-    """No placement fits.
-
-    Attributes:
-        reason: one sentence with the figures.
-        missing: bytes that the fullest GPU has too little.
-        loads: the best placement, with GPUs fuller than they can be.
-        checkpointed, plain: as in a plan.
-        alternatives: what would fit, the smallest change first; each has been planned.
-    """
-
-    architecture: Architecture
-    job: TrainingJob
-    reserve: Reserve
-    trained: int
-    reason: str
-    missing: int
-    loads: tuple[TrainingLoad, ...]
-    checkpointed: TrainingUsage
-    plain: TrainingUsage
-    alternatives: tuple[Alternative, ...] = ()
-    warnings: tuple[str, ...] = ()

@@ -19,7 +19,6 @@ from dataclasses import replace
 from math import prod
 
 from gpuherd.models.plan.architecture import Architecture, Block, Role, Tensor
-from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.training_activations import casts, is_matrix, product_bytes, stream_bytes
 from gpuherd.models.plan.training_job import Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
@@ -33,6 +32,7 @@ from gpuherd.models.plan.training_states import (
     trained_number_bytes,
 )
 from gpuherd.models.plan.training_task import TrainingTask
+from gpuherd.models.plan.usage import HasMemory
 from gpuherd.models.plan.weights import quantises, weight_bytes
 from gpuherd.models.plan.workload import Reserve
 
@@ -45,7 +45,7 @@ def training_usage(
     architecture: Architecture,
     job: TrainingJob,
     reserve: Reserve,
-    card: Card,
+    card: HasMemory,
     *,
     gpus: int = 1,
     reward: Architecture | None = None,

@@ -11,16 +11,24 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 from gpuherd.models.plan.architecture import Architecture, Block, Tensor
 from gpuherd.models.plan.cache import CacheSizes, sequence_bytes
-from gpuherd.models.plan.card import Card
 from gpuherd.models.plan.precision import Precision
 from gpuherd.models.plan.result import Usage
 from gpuherd.models.plan.weights import weight_bytes
 from gpuherd.models.plan.widths import divides_heads
 from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.models.plan.workspace import Stages, stages_of
+
+
+class HasMemory(Protocol):
+    """A GPU, as far as the bytes on it depend on it: ``place`` knows more of GPUs."""
+
+    @property
+    def total(self) -> int:
+        """All of its memory, in bytes."""
 
 
 def usage_of(
@@ -30,7 +38,7 @@ def usage_of(
     precision: Precision,
     workload: Workload,
     reserve: Reserve,
-    card: Card,
+    card: HasMemory,
     *,
     ways: int = 1,
 ) -> Usage:
@@ -119,7 +127,7 @@ class CostTable:
             max((line.at(many) for stages in here for line in stages.token), default=0),
         )
 
-    def usage(self, first: int, after_last: int, card: Card, batch: int | None = None) -> Usage:
+    def usage(self, first: int, after_last: int, card: HasMemory, batch: int | None = None) -> Usage:
         """What ``blocks[first:after_last]`` take on a card at the fuller of both moments: after the prompt, at the end.
 
         ``cache`` is the larger cache of the two, and ``workspace`` what the fuller moment has beyond that.

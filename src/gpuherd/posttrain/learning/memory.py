@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from gpuherd.batch.options import RunOptions
 from gpuherd.errors import JobCannotFit
 from gpuherd.jobs.gpu.watch import GpuWatch
-from gpuherd.models.plan.asking import in_precision
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.demand import demand_of, idle_cards
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.inventory import idle_gpus
+from gpuherd.models.place.resources import read_with_precision, resources_of
+from gpuherd.models.place.result import TrainingRefusal
+from gpuherd.models.place.training import make_training_plan
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.training import make_training_plan
 from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
-from gpuherd.models.plan.training_result import TrainingRefusal
-from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB, Workload
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.translating import model_of, precision_of, rows_of_a_step, sampling_of, steps_of
 from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE
 from gpuherd.posttrain.sampling.lengths import UNKNOWN, Lengths
 from gpuherd.posttrain.training.options import Sharding
+from gpuherd.units import gib
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Need:
     sentence: str
 
 
-def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int, lengths: Lengths = UNKNOWN) -> Need:
+def need_of(config: TrainConfig, cards: Sequence[GpuSpec], world_size: int, lengths: Lengths = UNKNOWN) -> Need:
     """What each of so many processes takes of its GPU.
 
     Args:
@@ -53,11 +53,11 @@ def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int, lengths
     Raises JobCannotFit where it fits on none of them, with what would fit; MissingModel, BadModel.
     """
     loaded = precision_of(config)
-    architecture, precision = in_precision(model_of(config), loaded.dtype)
-    job = job_of(config, precision, world_size, lengths, in_precision(model_of(config), loaded.frozen.dtype)[1])
+    architecture, precision = read_with_precision(model_of(config), loaded.dtype)
+    job = job_of(config, precision, world_size, lengths, read_with_precision(model_of(config), loaded.frozen.dtype)[1])
     here = min(config.distributed.gpu_count, world_size)
-    known = cards if len(cards) >= here else [Card(str(n), "", total=0, free=_BOUNDLESS) for n in range(here)]
-    found = make_training_plan(architecture, known, job, gpus=here)
+    known = cards if len(cards) >= here else [GpuSpec(str(n), "", total=0, free=_BOUNDLESS) for n in range(here)]
+    found = make_training_plan(architecture, known, job, count=here)
     said = (
         f"{job.method.upper()} of {architecture.model} by {job.strategy} in {job.precision}, {job.batch} at once, "
         f"{lengths.said}"
@@ -66,10 +66,10 @@ def need_of(config: TrainConfig, cards: Sequence[Card], world_size: int, lengths
         told = [each.sentence for each in found.alternatives[:3]]
         fits = f"what would fit: {'; '.join(told)}" if told else "choose a smaller model"
         raise JobCannotFit(f"{said}: {found.reason}; {fits}")
-    memory = max(-(-load.usage.total // MIB) for load in found.loads)
+    memory = found.memory_mb
     if _answers_apart(config):  # a model of its own, before or behind the training
         load = Workload(config.model.generation_batch_size, job.prompt_tokens, sampling_of(config).max_new_tokens)
-        alone = demand_of(architecture, precision, load, known, parallel="replica", most=1).memory_mb
+        alone = resources_of(architecture, precision, load, known, parallel="replica", most=1).memory_mb
         if alone > memory:
             memory, said = alone, f"{load.batch} answers at once of {architecture.model}, beside {said}"
     return Need(memory, f"{said}: {gib(memory * MIB)} on each GPU")
@@ -80,7 +80,7 @@ def foretell(config: TrainConfig, here: int, world_size: int, lengths: Lengths =
     this machine. Nothing is refused: they are his, and a plan is a plan. Nor is a driver waited for: CUDA runs in the
     processes already, and the others would wait for this one. Raises MissingModel, BadModel."""
     watch = GpuWatch(RunOptions(num_gpus=here).gpu_options(), "plan")
-    cards = () if watch.problem is not None else idle_cards(watch.gpus)
+    cards = () if watch.problem is not None else idle_gpus(watch.gpus)
     told = replace(config.distributed, num_gpus=here, gpu_ids=None)
     try:
         logger.info("%s", need_of(replace(config, distributed=told), cards, world_size, lengths).sentence)

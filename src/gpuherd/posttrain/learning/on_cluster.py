@@ -19,8 +19,8 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.run import run_jobs
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.cluster import node_cards
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.inventory import node_gpus
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.launching import Processes, of_a_job
@@ -34,11 +34,11 @@ _CODES = {
 }
 
 
-def cards_there(options: DispatchOptions) -> tuple[tuple[Card, ...], str | None]:
+def cards_there(options: DispatchOptions) -> tuple[tuple[GpuSpec, ...], str | None]:
     """The GPUs of a node, and why they aren't known where they aren't. Raises EngineMissing, EngineAway, and UsageError
     for a --node-gpus that makes no sense."""
     try:
-        return node_cards(options), None
+        return node_gpus(options), None
     except UsageError as problem:
         if options.node_gpus is not None:
             raise

@@ -30,7 +30,7 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.lm.backend import beyond_rounding
-from gpuherd.models.plan.demand import idle_cards
+from gpuherd.models.place.inventory import idle_gpus
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import check_data
@@ -266,7 +266,7 @@ class TrainRun:
         if len(watch.gpus) < processes.here:
             raise JobCannotFit(f"{processes.here} GPUs are asked for, and this machine has {len(watch.gpus)} for us")
         lengths = lengths_of(texts, model_of(config), chat=config.model.use_chat_template)
-        need = need_of(config, idle_cards(watch.gpus), processes.size, lengths)
+        need = need_of(config, idle_gpus(watch.gpus), processes.size, lengths)
         wanted = self.options.run_options(processes.here, processes.gpu_ids, need.memory_mb)
         return Waiter(wanted, lambda sentence: self._tell([sentence]), self.settings), need, self.simulate
 

@@ -15,10 +15,10 @@ from gpuherd.errors import NoSuchGpu, UsageError
 from gpuherd.gpus.query import machine
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import visible_now
-from gpuherd.models.plan.asking import in_precision
-from gpuherd.models.plan.demand import idle_cards
-from gpuherd.models.plan.planner import make_plan
-from gpuherd.models.plan.result import MemoryPlan
+from gpuherd.models.place.inventory import idle_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.resources import read_with_precision
+from gpuherd.models.place.result import MemoryPlan
 from gpuherd.models.plan.workload import Workload
 from gpuherd.posttrain.training.gpu_memory import GpuMemory, memory_summary
 
@@ -54,8 +54,8 @@ class GPUManager:
 
         Raises NoSuchGpu, MissingModel, BadModel.
         """
-        cards = idle_cards([self._gpu(gpu_id)])
-        architecture, precision = in_precision(model, dtype)
+        cards = idle_gpus([self._gpu(gpu_id)])
+        architecture, precision = read_with_precision(model, dtype)
         return bool(cards) and isinstance(
             make_plan(architecture, cards, precision, Workload(), advise=False), MemoryPlan
         )

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 
 from gpuherd.errors import BadModel, JobCannotFit, MissingModel
 from gpuherd.lm.guidance.guide import Kind
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.resources import ResourceRequest, read_with_precision, resources_of
+from gpuherd.models.place.result import TrainingRefusal
+from gpuherd.models.place.training import make_training_plan
 from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.asking import in_precision
-from gpuherd.models.plan.card import Card
-from gpuherd.models.plan.demand import Demand, demand_of
 from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.training import make_training_plan
 from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, TrainingJob, TrainingPrecision
-from gpuherd.models.plan.training_result import TrainingRefusal
-from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB, Reserve, Workload
 from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE, PolicyOptions
 from gpuherd.posttrain.preference.proxy import ProxyOptions
@@ -31,6 +29,7 @@ from gpuherd.posttrain.rounds.prepared import Prepared
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.value.comparing import ComparingOptions
 from gpuherd.posttrain.value.options import Loss, ValueOptions
+from gpuherd.units import gib
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.rounds.choices import Choice
@@ -47,7 +46,7 @@ _METHODS: Mapping[str, Method] = {
 # Reward models of unknown architecture are encoders of less than half a billion numbers, usually.
 _UNKNOWN_SCORER_MB = 2048
 # Of models whose GPU is not known there is no end of room.
-_BOUNDLESS = Card("0", "", total=0, free=1 << 60)
+_BOUNDLESS = GpuSpec("0", "", total=0, free=1 << 60)
 
 
 _FLOAT32 = 4
@@ -90,7 +89,7 @@ class Memory:
         prepared: the longest prompt of each data set, and what scores its completions.
     """
 
-    def __init__(self, settings: Settings, cards: Sequence[Card], prepared: Prepared):
+    def __init__(self, settings: Settings, cards: Sequence[GpuSpec], prepared: Prepared):
         self._settings, self._cards, self._prompts = settings, tuple(cards), prepared.prompt_tokens
         self._choices = {each.name: each for each in prepared.choices}
         self._reward_models, self._right_or_wrong = prepared.reward_models, prepared.right_or_wrong
@@ -132,9 +131,9 @@ class Memory:
         """Models that decode together on one GPU: their needs add up, but for the context and what is kept free."""
         demands, heads = [], 0
         for each in models:
-            architecture, precision = in_precision(each.model, each.dtype)
+            architecture, precision = read_with_precision(each.model, each.dtype)
             load = self._load(dataset, each.guiding)
-            demands.append(demand_of(architecture, precision, load, self._cards, parallel="replica", most=1))
+            demands.append(resources_of(architecture, precision, load, self._cards, parallel="replica", most=1))
             if each.guiding is not None:
                 heads += _asked_head(each.guiding, each.width, architecture, precision, load.batch)
         total = demands[0].memory_mb + sum(_beside(each) for each in demands[1:]) + self._scoring(dataset)
@@ -162,24 +161,26 @@ class Memory:
         rows = self._settings.data_collection.reward_batch_size
         load = Workload(rows, self._prompts[dataset] + self._settings.generation.max_new_tokens, 1)
         try:
-            architecture, precision = in_precision(model, self._settings.dataset(dataset).reward_dtype)
+            architecture, precision = read_with_precision(model, self._settings.dataset(dataset).reward_dtype)
         except MissingModel:
             raise
         except BadModel:
             return _UNKNOWN_SCORER_MB  # an encoder of an architecture whose shapes the planner doesn't know
-        return _beside(demand_of(architecture, precision, load, self._cards, parallel="replica", most=1))
+        return _beside(resources_of(architecture, precision, load, self._cards, parallel="replica", most=1))
 
     def _training(self, step: Step, family: Family) -> Asked:
         choice = self._choices[step.algorithm]
         model = family.value if choice.guided and family.value is not None else family.reference
         # Classifiers always learn in float32 (value.training), other weights where there is autocast.
         dtype = "fp32" if choice.guided else self._settings.system.training.dtype
-        architecture, precision = in_precision(model, dtype)
-        frozen = precision if choice.guided else in_precision(model, self._settings.system.training.frozen.dtype)[1]
+        architecture, precision = read_with_precision(model, dtype)
+        frozen = (
+            precision if choice.guided else read_with_precision(model, self._settings.system.training.frozen.dtype)[1]
+        )
         job = self._job(choice, precision, frozen, self._prompts[step.dataset])
         proxy = None
         if isinstance(choice.options, ProxyOptions):
-            proxy = in_precision(choice.options.proxy_base(family.value, family.reference), "fp32")[0]
+            proxy = read_with_precision(choice.options.proxy_base(family.value, family.reference), "fp32")[0]
         # The policy's answers are scored while it trains: by the proxy, which lies beside it, or by the task's model.
         scored_by = proxy if job.method.generates else None
         memory = self._learning(step, architecture, job, scored_by)
@@ -212,7 +213,7 @@ class Memory:
     ) -> int:
         """What one training takes, in MB. Raises JobCannotFit."""
         roomiest = max(self._cards, key=lambda card: card.free, default=_BOUNDLESS)
-        found = make_training_plan(architecture, [roomiest], job, gpus=1, reward=reward)
+        found = make_training_plan(architecture, [roomiest], job, count=1, reward=reward)
         if isinstance(found, TrainingRefusal):
             raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
         return -(-found.loads[0].usage.total // MIB)
@@ -305,13 +306,13 @@ def _learnt_head(options: ValueOptions, width: int, architecture: Architecture, 
     return learnt + 2 * _FLOAT32 * tokens * width * architecture.hidden_size
 
 
-def _beside(demand: Demand) -> int:
+def _beside(demand: ResourceRequest) -> int:
     """What a model takes beside another one, in MB: without the context and what is kept free, which are there once."""
     kept = Reserve()
     if demand.plan is None:  # on no GPU that is known: the part that is kept free was put on top
         alone = demand.memory_mb * (1 - kept.share)
         return max(1, int(alone) - (kept.context + kept.fixed) // MIB)
-    total = max(load.card.total for load in demand.plan.loads)
+    total = max(load.gpu.total for load in demand.plan.loads)
     return max(1, demand.memory_mb - (kept.context + kept.on(total)) // MIB)
 
 

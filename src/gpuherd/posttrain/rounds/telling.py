@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from gpuherd.columns import window
 from gpuherd.errors import ExitCode, printable
 from gpuherd.jobs.records import Outcome
-from gpuherd.models.plan.wording import gib
 from gpuherd.models.plan.workload import MIB
 from gpuherd.posttrain.algorithm import cut_draws
 from gpuherd.posttrain.evaluation.result import REFERENCE
@@ -21,6 +20,7 @@ from gpuherd.posttrain.rounds.plan import Phase
 from gpuherd.posttrain.rounds.prepared import Prepared
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.runs.stage import failure_lines
+from gpuherd.units import gib
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import BadModel, MissingModel, UsageError, naming_extras
-from gpuherd.models.plan.asking import in_precision
+from gpuherd.models.place.resources import read_with_precision
 
 _ASSUMED = 512
 _TEMPLATE = 64  # what a chat template adds, at most
@@ -82,7 +82,7 @@ def check_lengths(texts: Texts, model: str, new_tokens: int, *, chat: bool = Fal
     place for an answer, and for a row to learn from that is longer than the model.
     """
     try:
-        places, counted = in_precision(model, None)[0].max_tokens, _counter(model)
+        places, counted = read_with_precision(model, None)[0].max_tokens, _counter(model)
     except (MissingModel, BadModel):
         return None  # planning or loading the model reports it
     if places is None or counted is None or not texts.prompts:

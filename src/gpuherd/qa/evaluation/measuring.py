@@ -1,9 +1,10 @@
-"""One measure under one judging: every figure with its interval, and the curves. Pure."""
+"""One measure under one judging: every figure with its interval, the curves, and where in an answer it tells. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +12,21 @@ from numpy.typing import NDArray
 from gpuherd.qa.bootstrap import Floats, Plan, Statistics, Weights, as_they_are, figures
 from gpuherd.qa.evaluation import ranking
 from gpuherd.qa.evaluation.calibration import FOLDS, calibrated, ece_figure
-from gpuherd.qa.evaluation.paired import Compared, compared
-from gpuherd.qa.evaluation.ranking import Ranked
+from gpuherd.qa.evaluation.ranking import Compared, Ranked, compared
 from gpuherd.qa.evaluation.result import (
     AtCoverage,
+    AtPosition,
     Difference,
     Histogram,
     HolmCorrected,
     MeasureResult,
     Point,
+    Prefix,
     Settings,
     weighting_of,
 )
 from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval, auroc_interval, holm, holm_divisors, wilson
+from gpuherd.qa.measures.evidence import Answer
 
 Scores = Sequence[float | None]
 Labels = Sequence[bool | None]
@@ -276,3 +279,142 @@ def _rejection_curve(curves: ranking.Grouped) -> tuple[Point, ...]:
     accuracy = ranking.rejection(curves).accuracy[0]
     n = accuracy.size
     return tuple(Point((at + 1) / n, float(accuracy[at])) for at in ranking.thinned(n, MOST_POINTS))
+
+
+# --- where in an answer the uncertainty is ----------------------------------------------------------------------------
+#
+# AUROC from the first tokens alone, and NLL place by place. ``nllSAR`` (phases 1.5 and 1.6) asks how many tokens it
+# takes to tell a wrong answer. An answer that is shorter than a prefix is its own prefix; how many are, is said with
+# the figures, since beyond them nothing new is measured.
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixNll:
+    """NLL of the first tokens of some answers.
+
+    Attributes:
+        length: so many tokens.
+        nll: a token, of each answer; None for one without tokens.
+        shorter: how many answers (with tokens) end before, and stand with all that they have.
+    """
+
+    length: int
+    nll: tuple[float | None, ...]
+    shorter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """NLL of some answers, token by token.
+
+    Attributes:
+        nll: float64 (answers, places); 0 where there is no token.
+        there: bool (answers, places): where there is one.
+    """
+
+    nll: NDArray[np.float64]
+    there: NDArray[np.bool_]
+
+
+def prefix(answers: Sequence[Answer], length: int) -> PrefixNll:
+    """Mean NLL of each answer's first ``length`` tokens: ``-(1/k) sum_{i<k} l_i`` with ``k = min(length, N)``.
+
+    Raises ValueError for a length below 1.
+    """
+    if length < 1:
+        raise ValueError("a prefix has at least one token")
+    return PrefixNll(
+        length,
+        tuple(_mean_nll(answer.log_probs[:length]) for answer in answers),
+        sum(0 < len(answer.log_probs) < length for answer in answers),
+    )
+
+
+def places(answers: Sequence[Answer], most: int | None = None) -> Places:
+    """The NLL of each answer's token at each place, up to the longest answer's end or ``most`` places."""
+    longest = max((len(answer.log_probs) for answer in answers), default=0)
+    width = longest if most is None else min(most, longest)
+    lengths = np.array([min(len(answer.log_probs), width) for answer in answers], dtype=np.int64)
+    there = np.arange(width)[None, :] < lengths[:, None]
+    nll = np.zeros((len(answers), width))
+    nll[there] = [-value for answer in answers for value in answer.log_probs[:width]]
+    return Places(nll, there)
+
+
+def _mean_nll(log_probs: Sequence[float]) -> float | None:
+    return -math.fsum(log_probs) / len(log_probs) if log_probs else None
+
+
+MOST_POSITIONS = 512  # beyond that hardly any answer has a token, and no page shows it
+
+
+def prefixes(answers: Sequence[Answer | None], wrong: Labels, settings: Settings) -> tuple[Prefix, ...]:
+    """AUROC of the NLL of the first tokens, for each length of ``settings.prefixes``.
+
+    Args:
+        answers: of each question, with all log-probs known; None for one that has not. Those without tokens are left
+            out too.
+        wrong: of each question whether its answer is wrong; None: no label.
+    """
+    chosen, labels = _with_tokens(answers, wrong)
+    found = []
+    for length in settings.prefixes:
+        part = prefix(chosen, length)
+        mean = np.array(part.nll, dtype=np.float64)
+        tokens = np.array([min(len(answer.log_probs), length) for answer in chosen])
+        found.append(
+            Prefix(
+                length,
+                len(chosen),
+                part.shorter,
+                nll=auroc_figure(mean * tokens, labels, settings),
+                mean_nll=auroc_figure(mean, labels, settings),
+            )
+        )
+    return tuple(found)
+
+
+def positions(answers: Sequence[Answer | None], wrong: Labels, settings: Settings) -> tuple[AtPosition, ...]:
+    """Mean NLL at each position, of right and of wrong answers apart; as far as two answers of any class reach."""
+    chosen, labels = _with_tokens(answers, wrong)
+    if not chosen:
+        return ()
+    table = places(chosen, MOST_POSITIONS)
+    found = []
+    for at in range(table.nll.shape[1]):
+        there = table.there[:, at]
+        right, wrongs = (table.nll[there & (labels == label), at] for label in (False, True))
+        if right.size + wrongs.size < 2:
+            break
+        found.append(
+            AtPosition(
+                at,
+                right.size,
+                wrongs.size,
+                mean_figure(right, settings.confidence),
+                mean_figure(wrongs, settings.confidence),
+            )
+        )
+    return tuple(found)
+
+
+def mean_figure(values: Floats, confidence: float) -> Figure:
+    """The mean with Student's interval; no interval of fewer than two values, nothing of none."""
+    if values.size == 0:
+        return Figure(None, note="no answer is that long")
+    mean = float(values.mean())
+    if values.size == 1:
+        return Figure(mean, note="one answer has no interval")
+    from scipy.special import stdtrit
+
+    reach = float(stdtrit(values.size - 1, (1 + confidence) / 2) * values.std(ddof=1) / np.sqrt(values.size))
+    return Figure(mean, Interval(mean - reach, mean + reach))
+
+
+def _with_tokens(answers: Sequence[Answer | None], wrong: Labels) -> tuple[list[Answer], np.ndarray]:
+    pairs = [
+        (answer, label)
+        for answer, label in zip(answers, wrong, strict=True)
+        if answer is not None and answer.log_probs and label is not None
+    ]
+    return [answer for answer, _ in pairs], np.array([label for _, label in pairs], dtype=bool)

@@ -122,23 +122,23 @@ def guide_bytes(guide: Guide | None, workload: Workload) -> int:
     candidates. 0 without one. Raises MissingModel, BadModel."""
     if guide is None:
         return 0
-    from gpuherd.models.plan.asking import in_precision
-    from gpuherd.models.plan.card import Card
-    from gpuherd.models.plan.planner import make_plan
-    from gpuherd.models.plan.result import Refusal
+    from gpuherd.models.place.gpus import GpuSpec
+    from gpuherd.models.place.planner import make_plan
+    from gpuherd.models.place.resources import read_with_precision
+    from gpuherd.models.place.result import AnswerRefusal
     from gpuherd.models.plan.workload import Reserve
 
-    architecture, precision = in_precision(guide.classifier, None)
+    architecture, precision = read_with_precision(guide.classifier, None)
     # Each step reads the candidates behind what there is: a pass of as many tokens as a short prompt's.
     at_once, longest = max(workload.prompt_tokens, guide.top_k), workload.new_tokens + guide.top_k
     plan = make_plan(
         architecture,
-        [Card("0", "", total=0, free=_BOUNDLESS)],
+        [GpuSpec("0", "", total=0, free=_BOUNDLESS)],
         precision,
         Workload(workload.batch, at_once, longest),
         Reserve(context=0, fixed=0, share=0.0),
     )
-    if isinstance(plan, Refusal):
+    if isinstance(plan, AnswerRefusal):
         raise BadModel(f"{guide.classifier} can't be planned: {plan.reason}")
     return (plan.memory_mb << 20) + _head_bytes(Path(guide.classifier))
 

@@ -20,15 +20,14 @@ from gpuherd.qa.generation.config import BACKEND_IN_RECORDS
 from gpuherd.qa.judging.audit import audits
 from gpuherd.qa.judging.files import JudgingMeta, judgings_of, judgments
 from gpuherd.qa.look.shown import Judged, MeasureScores, Shown
-from gpuherd.qa.measures.evidence import Need
+from gpuherd.qa.measures.evidence import Need, answers_of
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run
-from gpuherd.qa.scoring.evidences import Measured, Row, Rules, evidence_of
-from gpuherd.qa.scoring.files import scores, scoring_named, scorings_of
-from gpuherd.qa.scoring.meta import ScoringMeta
-from gpuherd.qa.scoring.options import BY_TEXT
-from gpuherd.qa.scoring.statistic import BadStatistic, Kind, Meta
-from gpuherd.qa.scoring.statistic_files import rows, statistics_of
+from gpuherd.qa.scoring.files import ScoringMeta, scores, scoring_named, scorings_of
+from gpuherd.qa.statistics.equivalence import BY_TEXT, ClusterRule, clusters_in
+from gpuherd.qa.statistics.files import BadStatistic, Meta, rows, statistics_of
+from gpuherd.qa.statistics.registry import Row
+from gpuherd.qa.statistics.relevance import RELEVANCE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -131,7 +130,7 @@ def _relevance(run: Run, answers: Sequence[Answered], scoring: ScoringMeta | Non
     there = [
         meta
         for meta in statistics_of(run.folder, run.answers_sha256)
-        if meta.spec.kind is Kind.RELEVANCE and meta.spec.settings.get("answers") == which
+        if meta.spec.kind == RELEVANCE.kind and meta.spec.settings.get("answers") == which
     ]
     if scoring is not None:
         there = [meta for meta in there if meta.spec.span == scoring.span]
@@ -155,16 +154,15 @@ def _clusters(run: Run, answers: Sequence[Answered], scoring: ScoringMeta) -> di
     how = scoring.settings.get("equivalence")
     if not isinstance(how, Mapping):
         return {}
-    rules = Rules(
-        equivalence=how["by"], rule=Rule(how["rule"]), threshold=how["threshold"], affinity=None, span=scoring.span
-    )
+    rule = ClusterRule(how["by"], Rule(how["rule"]), how["threshold"])
+    texts = [[sample.text for sample in answers_of(each, True, scoring.span).samples] for each in answers]
     try:
         found = [None] * len(answers) if how["by"] in BY_TEXT else _equivalence_rows(run, scoring)
-        made = [evidence_of(each, Measured(equivalence=row), rules) for each, row in zip(answers, found, strict=True)]
+        clusters = [clusters_in(each, row, rule) for each, row in zip(texts, found, strict=True)]
     except (BadStatistic, ValueError) as problem:
         logger.warning("the clusters of scoring %s can't be shown: %s", scoring.name, problem)
         return {}
-    return {each.id: each.clusters for each in made if each.clusters is not None}
+    return {each.question.id: known for each, known in zip(answers, clusters, strict=True) if known is not None}
 
 
 def _equivalence_rows(run: Run, scoring: ScoringMeta) -> Sequence[Row | None]:

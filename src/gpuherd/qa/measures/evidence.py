@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.qa.record import Answered, Generation
+from gpuherd.qa.span import Span, part_of
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+class Undefined(Exception):
+    """A measure has no value for this question; the message is the reason, the same for all such questions."""
 
 
 class Need(StrEnum):
@@ -53,6 +61,7 @@ class Evidence:
         affinity: a(s_k, s_j), float64, (K, K), in [0, 1], not always symmetric (an NLI model's entailment).
         p_true: log p("True") as ``scoring`` documents it.
         p_ik: probability that the model knows the answer, in [0, 1].
+        others: what else statistics measured, by the need that they give.
     """
 
     id: str
@@ -63,3 +72,60 @@ class Evidence:
     affinity: NDArray[np.float64] | None = None
     p_true: float | None = None
     p_ik: float | None = None
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_values(self, values: Mapping[str, Any]) -> Evidence:
+        """The same with what statistics give, by need: those that are fields, and others."""
+        named = {_FIELDS[Need(need)]: value for need, value in values.items() if need in _FIELDS}
+        others = {need: value for need, value in values.items() if need not in _FIELDS}
+        return replace(self, **named, others={**self.others, **others})
+
+
+# The needs whose values are fields; the relevance is the answers' own.
+_FIELDS = {
+    Need.SIMILARITY: "similarity",
+    Need.EQUIVALENCE: "clusters",
+    Need.AFFINITY: "affinity",
+    Need.P_TRUE: "p_true",
+    Need.P_IK: "p_ik",
+}
+
+
+def answers_of(
+    answered: Answered,
+    with_end: bool,
+    span: Span,
+    relevance: Sequence[Sequence[float]] | None = None,
+    sample_relevance: Sequence[Sequence[float]] | None = None,
+) -> Evidence:
+    """The answers to a question, as measures see them.
+
+    An answer whose log-probs are not all finite is none; where that is a sample, there are no samples: what is computed
+    of the others would be of another distribution.
+    """
+    greedy = None
+    if answered.greedy is not None:
+        greedy = answer_of(answered.greedy, with_end, None if relevance is None else relevance[0], span)
+    samples = [
+        answer_of(each, with_end, None if sample_relevance is None else sample_relevance[number], span)
+        for number, each in enumerate(answered.samples)
+    ]
+    finite = tuple(each for each in samples if each is not None)
+    return Evidence(answered.question.id, greedy, finite if len(finite) == len(samples) else ())
+
+
+def answer_of(
+    generation: Generation, with_end: bool, relevance: Sequence[float] | None = None, span: Span = "answer"
+) -> Answer | None:
+    """The part of a generation that a span names, as measures see it; None where a log-prob of the generation is not
+    finite. An answer that a stop string or the length ended has no token that ended it."""
+    part = part_of(generation, span)
+    log_probs = [generation.log_probs[at] for at in part.tokens]
+    ended = with_end and part.has_end and generation.end_id is not None
+    if ended:
+        log_probs.append(generation.end_log_prob)
+    finite = tuple(each for each in log_probs if each is not None)
+    if generation.is_nan or len(finite) < len(log_probs):
+        return None
+    weights = None if relevance is None else (*relevance, *([0.0] if ended else []))
+    return Answer(finite, part.text, weights)

@@ -9,8 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import GpuherdError
-from gpuherd.qa.measures.evidence import Answer, Evidence
-from gpuherd.qa.measures.registry import Undefined
+from gpuherd.qa.measures.evidence import Answer, Evidence, Undefined
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,23 +5,24 @@
 
 Higher is more uncertain, in every measure. Where it is not defined for a question (an empty answer, say), the function
 raises ``Undefined`` with the reason; it never gives 0, which would be certainty. It takes what it looks at through
-``given``, which raises that where something was not measured.
+``given``, which raises that where something was not measured. ``compute`` makes a column of each measure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import importlib
+import math
+import pkgutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpuherd.errors import UsageError
 from gpuherd.options import did_you_mean
-from gpuherd.qa.measures.evidence import Evidence, Need
+from gpuherd.qa.measures import given
+from gpuherd.qa.measures.evidence import Evidence, Undefined
 
 Function = Callable[[Evidence], float]
-
-
-class Undefined(Exception):
-    """A measure has no value for this question; the message is the reason, the same for all such questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,13 @@ class Measure:
 
     name: str
     function: Function
-    needs: frozenset[Need]
+    needs: frozenset[str]
     source: str
     summary: str
     aliases: tuple[str, ...] = ()
 
+
+_FAMILIES = ("likelihood", "samples", "weighting")  # modules, in the order in which their measures are shown
 
 FORMULAS_VERSION = 2  # of all measures: where a formula changes, a scoring made before is not taken for a new one
 
@@ -43,7 +46,7 @@ _ALIASES: dict[str, str] = {}
 
 
 def measure(
-    name: str, *, needs: Sequence[Need], source: str, aliases: Sequence[str] = ()
+    name: str, *, needs: Sequence[str], source: str, aliases: Sequence[str] = ()
 ) -> Callable[[Function], Function]:
     """Registers the function that follows; the first line of its docstring is its summary in lists."""
 
@@ -61,9 +64,15 @@ def measure(
 
 
 def measures() -> tuple[Measure, ...]:
-    """All measures, in the order of their registration."""
+    """All measures: the families in their order, then those of other modules; whatever was imported first."""
     _load()
-    return tuple(_MEASURES.values())
+    return tuple(sorted(_MEASURES.values(), key=_place))
+
+
+def _place(each: Measure) -> int:
+    """Of the family that a measure is of, among all."""
+    module = each.function.__module__.rpartition(".")[2]
+    return _FAMILIES.index(module) if module in _FAMILIES else len(_FAMILIES)
 
 
 def measure_named(name: str) -> Measure:
@@ -77,5 +86,69 @@ def measure_named(name: str) -> Measure:
 
 
 def _load() -> None:
-    """Imports the modules that register measures."""
-    import gpuherd.qa.measures.all  # noqa: F401
+    """Imports the modules of this package, which register measures: the families in their order, then all others."""
+    import gpuherd.qa.measures as package
+
+    others = sorted(each.name for each in pkgutil.iter_modules(package.__path__))
+    for module in dict.fromkeys((*_FAMILIES, *others)):
+        importlib.import_module(f"{package.__name__}.{module}")
+
+
+# --- computed ---------------------------------------------------------------------------------------------------------
+
+NOT_FINITE = "its value is beyond the range of a float64"
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Measures of questions.
+
+    Attributes:
+        ids: of the questions, in order.
+        columns: by the measure's exact name its value for each question, higher is more uncertain; None: undefined.
+        undefined: by the measure's exact name how many questions it is undefined for, by reason; empty for one that is
+            defined throughout.
+    """
+
+    ids: tuple[str, ...]
+    columns: Mapping[str, tuple[float | None, ...]]
+    undefined: Mapping[str, Mapping[str, int]]
+
+    def defined(self, name: str) -> int:
+        """How many questions have a value of the measure of this exact name."""
+        return len(self.ids) - sum(self.undefined[name].values())
+
+
+def compute(names: Iterable[str], evidences: Iterable[Evidence]) -> Scores:
+    """Each of these measures (by name or alias; each once, in this order) for each question.
+
+    Raises UsageError for a name that is none, and BadEvidence where what was measured doesn't fit the answers.
+    """
+    chosen = {each.name: each for each in map(measure_named, names)}
+    columns: dict[str, list[float | None]] = {name: [] for name in chosen}
+    undefined: dict[str, Counter[str]] = {name: Counter() for name in chosen}
+    ids = []
+    for evidence in evidences:
+        given.check(evidence)
+        ids.append(evidence.id)
+        for name, each in chosen.items():
+            value = value_of(each, evidence)
+            if isinstance(value, Undefined):
+                undefined[name][str(value)] += 1
+                columns[name].append(None)
+            else:
+                columns[name].append(value)
+    return Scores(
+        tuple(ids),
+        {name: tuple(column) for name, column in columns.items()},
+        {name: dict(sorted(reasons.items())) for name, reasons in undefined.items()},
+    )
+
+
+def value_of(each: Measure, evidence: Evidence) -> float | Undefined:
+    """The measure's value for a question, never -0.0 and always finite; or why there is none."""
+    try:
+        value = each.function(evidence)
+    except Undefined as reason:
+        return reason
+    return value + 0.0 if math.isfinite(value) else Undefined(NOT_FINITE)

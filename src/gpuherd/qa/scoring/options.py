@@ -1,196 +1,147 @@
-"""What can be asked of a scoring: which measures, by which conventions and models. Light: declarations and checks."""
+"""What is asked of a scoring, and what is computed for it: options, measures, and where what they need is taken from.
+
+Light: declarations and decisions. The options of statistics are their own (``statistics``).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from types import new_class
+from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
-from gpuherd.jobs.run_dir import safe_name
-from gpuherd.models.load.job_options import WorkOptions
-from gpuherd.options import option
-from gpuherd.qa.folder import RunsOptions
-from gpuherd.qa.span import SPANS, Span
-from gpuherd.units import count
+from gpuherd.qa.measures.evidence import Need
+from gpuherd.qa.measures.registry import Measure, measure_named
+from gpuherd.qa.statistics.files import Spec
+from gpuherd.qa.statistics.registry import Has, Planning, Source, option_classes, statistics
 
-Eos = Literal["include", "exclude"]
-EncoderWord = Literal["cross-encoder", "bi-encoder"]
-Equivalence = Literal["exact", "math", "nli", "judge", "embedding"]
-RuleWord = Literal["strict", "not-contradicting"]
-Affinity = Literal["nli", "similarity", "jaccard"]
-PTrueForm = Literal["true", "letter"]
-LongTexts = Literal["refuse", "cut"]
+if TYPE_CHECKING:
+    # At run time every statistic that is found takes part. Type checkers know the keywords of these.
+    from gpuherd.qa.statistics.equivalence import EquivalenceOptions
+    from gpuherd.qa.statistics.p_true import PTrueOptions
 
-BY_TEXT = frozenset({"exact", "math"})  # equivalences that take no model
+    class _OfAllStatistics(PTrueOptions, EquivalenceOptions): ...
+
+else:
+    _OfAllStatistics = new_class("_OfAllStatistics", option_classes())
+
 ALL, LOG_PROBS = "all", "log-probs"
-DEFAULT_THRESHOLD = 0.9
-
-
-def share(word: str) -> float:
-    """A number from 0 to 1."""
-    value = float(word)
-    if not 0 <= value <= 1:
-        raise ValueError(f"{word!r} is not from 0 to 1")
-    return value
+ANSWERS_ALONE: frozenset[str] = frozenset({Need.GREEDY, Need.SAMPLES})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreOptions(RunsOptions, WorkOptions):
-    """A scoring of one run."""
+class ScoreOptions(_OfAllStatistics):
+    """A scoring of one run: what all scorings have, and the options of each statistic."""
 
-    measures: tuple[str, ...] = option(
-        (),
-        help="exact names, or the beginning of several (weighted-nll); log-probs: what needs nothing but the answers; "
-        "all (default: what the answers, the models named here and earlier scorings allow)",
-        many=True,
-        metavar="M",
-        group="measures",
-    )
-    name: str | None = option(
-        None, help="name of the scoring (default: 8 hex digits of all it depends on)", metavar="NAME", group="measures"
-    )
-    eos: Eos = option(
-        "include",
-        help="whether the token that ended an answer counts among its tokens",
-        choices=get_args(Eos),
-        group="measures",
-    )
-    span: Span = option(
-        "answer",
-        help="which part of what a reasoning model wrote is measured, texts and tokens alike: the answer behind its "
-        "thought, the thought, or both; without thoughts these are the same",
-        choices=SPANS,
-        group="measures",
-    )
-    relevance_model: str | None = option(
-        None,
-        help="model of similarity that says how much each token matters (SAR), such as "
-        "cross-encoder/stsb-roberta-large",
-        metavar="PATH_OR_ID",
-        group="models",
-    )
-    relevance_kind: EncoderWord | None = option(
-        None, help="how it compares texts (default: as its config says)", choices=get_args(EncoderWord), group="models"
-    )
-    similarity_model: str | None = option(
-        None,
-        help="model of the similarity of samples (default: the relevance model)",
-        metavar="PATH_OR_ID",
-        group="models",
-    )
-    similarity_kind: EncoderWord | None = option(
-        None, help="how it compares texts (default: as its config says)", choices=get_args(EncoderWord), group="models"
-    )
-    similarity_without_question: bool = option(
-        False, help="compare the samples alone; else each with the question before it, as SAR does", group="models"
-    )
-    equivalence: Equivalence | None = option(
-        None,
-        help="when two samples mean the same: equal but for case, punctuation and articles; of one result, numbers by "
-        "value; each entails the other by an NLI model, or by a language model that is asked; their similarity is at "
-        "least a threshold (default: math where most references are numbers, else exact)",
-        choices=get_args(Equivalence),
-        group="models",
-    )
-    equivalence_model: str | None = option(
-        None,
-        help="the NLI model, such as microsoft/deberta-large-mnli; the language model (default: the one that "
-        "answered); the model of similarity (default: the similarity model)",
-        metavar="PATH_OR_ID",
-        group="models",
-    )
-    equivalence_rule: RuleWord = option(
-        "strict",
-        help="each entails the other, or: neither contradicts and not both are neutral",
-        choices=get_args(RuleWord),
-        group="models",
-    )
-    equivalence_threshold: float = option(
-        DEFAULT_THRESHOLD, help="of --equivalence embedding", parse=share, metavar="G", group="models"
-    )
-    condition_on_question: bool = option(
-        False, help="put the question before both samples for the NLI model", group="models"
-    )
-    affinity: Affinity | None = option(
-        None,
-        help="edges of the graph of samples: p(entailment), similarity, or shared words (default: p(entailment) where "
-        "the equivalence has it, else shared words)",
-        choices=get_args(Affinity),
-        group="models",
-    )
-    long_texts: LongTexts = option(
-        "refuse",
-        help="texts too long for an encoder: their scores are undefined, or computed of the beginnings",
-        choices=get_args(LongTexts),
-        group="models",
-    )
-    p_true: PTrueForm = option(
-        "true",
-        help="what is asked for P(True): the word True (LM-Polygraph), or the letter A (jlko)",
-        choices=get_args(PTrueForm),
-        group="self-evaluation",
-    )
-    p_true_ideas: bool = option(
-        False, help="show the samples as brainstormed ideas before the answer is asked about", group="self-evaluation"
-    )
-    p_true_examples: int = option(
-        0,
-        help="put so many of the run's questions with their labels before it; these get no P(True); needs --judge",
-        parse=count,
-        metavar="K",
-        group="self-evaluation",
-    )
-    judge: str | None = option(
-        None,
-        help="judging whose labels train the probe of p-ik and stand in the examples of P(True)",
-        metavar="J",
-        group="self-evaluation",
-    )
-    seed: int = option(
-        0, help="of the folds of p-ik and the choice of examples", parse=count, metavar="N", group="self-evaluation"
-    )
 
-    def __post_init__(self) -> None:
-        WorkOptions.__post_init__(self)
-        object.__setattr__(self, "measures", tuple(self.measures))
-        for wrong, sentence in (
-            (
-                self.relevance_kind is not None and self.relevance_model is None,
-                "--relevance-kind says how --relevance-model compares; name that",
-            ),
-            (
-                self.similarity_kind is not None and self.similarity_model is None,
-                "--similarity-kind says how --similarity-model compares; name that",
-            ),
-            (
-                self.equivalence_model is not None and self.equivalence in (None, *BY_TEXT),
-                "--equivalence-model needs --equivalence nli, judge or embedding",
-            ),
-            (
-                self.equivalence == "nli" and self.equivalence_model is None,
-                "--equivalence nli needs --equivalence-model, such as microsoft/deberta-large-mnli",
-            ),
-            (
-                self.equivalence_rule != "strict" and self.equivalence not in ("nli", "judge"),
-                "--equivalence-rule is about what entails what; it needs --equivalence nli or judge",
-            ),
-            (
-                self.condition_on_question and self.equivalence != "nli",
-                "--condition-on-question is of --equivalence nli; a language model is shown the question always",
-            ),
-            (
-                self.equivalence_threshold != DEFAULT_THRESHOLD and self.equivalence != "embedding",
-                "--equivalence-threshold is of --equivalence embedding",
-            ),
-            (
-                self.p_true_examples > 0 and self.judge is None,
-                "--p-true-examples shows labelled answers; --judge names the judging that has the labels",
-            ),
-        ):
-            if wrong:
-                raise UsageError(sentence)
-        if self.name is not None and safe_name(self.name) != self.name:
-            raise UsageError(
-                f"--name {self.name!r}: a scoring's name has letters, digits and . _ + = @ - in it, at most 120, and "
-                "begins with none of . and -"
-            )
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is computed.
+
+    Attributes:
+        measures: in the order of the registry, or as they were named.
+        sources: for each of their needs besides the answers.
+        left_out: the others that were meant, each with the reason.
+    """
+
+    measures: tuple[Measure, ...]
+    sources: Mapping[str, Source]
+    left_out: tuple[tuple[str, str], ...]
+
+    @property
+    def statistics(self) -> tuple[Spec, ...]:
+        """What must be there before these measures are computed, each once."""
+        found = {source.spec.name: source.spec for source in self.sources.values() if source.spec is not None}
+        return tuple(found.values())
+
+
+def meant(names: Sequence[str], known: Sequence[Measure]) -> tuple[tuple[Measure, ...], frozenset[str]]:
+    """The measures that these words mean, each once, and the names of those that were named one by one: these must be
+    computed, while of many that one word means some may be left out.
+
+    No words, and ``all``, are all; ``log-probs`` those that need the answers alone; the beginning of names up to their
+    colon is all that begin so. Raises UsageError for a word that means nothing.
+    """
+    if not names:
+        return tuple(known), frozenset()
+    found: dict[str, Measure] = {}
+    must = set()
+    for name in names:
+        if name in (ALL, LOG_PROBS):
+            chosen = [each for each in known if name == ALL or each.needs <= ANSWERS_ALONE]
+        elif any(name in _names(each) for each in known):
+            chosen = [measure_named(name)]
+            must.add(chosen[0].name)
+        else:
+            family = [each for each in known if any(word.startswith(f"{name}:") for word in _names(each))]
+            chosen = family or [measure_named(name)]
+        found.update((each.name, each) for each in chosen)
+    return tuple(found.values()), frozenset(must)
+
+
+def costly_needs() -> frozenset[str]:
+    """What needs the generator again, which is not begun unless somebody asks for it."""
+    return frozenset(need for each in statistics() if each.costly for need in each.needs)
+
+
+def requested_needs(options: ScoreOptions, measures: Sequence[Measure]) -> frozenset[str]:
+    """What may be measured for these measures: not the costly needs, where no measure was named."""
+    needs = frozenset(need for each in measures for need in each.needs)
+    return needs if options.measures else needs - costly_needs()
+
+
+def planned_specs(options: ScoreOptions, planning: Planning) -> dict[str, Spec]:
+    """The statistics that could be measured by the models that are named, by the names that ``sources`` knows.
+
+    Raises MissingModel, BadModel, UsageError where a model that was named can't be used.
+    """
+    return {name: spec for each in statistics() for name, spec in each.plan(options, planning).items()}
+
+
+def sources(options: ScoreOptions, has: Has, planned: Mapping[str, Spec]) -> dict[str, Source | str]:
+    """For every need where it is met from, or the reason why it isn't.
+
+    Args:
+        planned: what could be measured by the models that are named in the options.
+    """
+    samples: Source | str = "the run has no samples; generate with --samples 10, say"
+    if has.samples:
+        samples = Source("answers")
+    found: dict[str, Source | str] = {
+        Need.GREEDY: Source("answers") if has.greedy else "the run has no greedy answers",
+        Need.SAMPLES: samples,
+    }
+    for each in statistics():
+        if each.of_samples and not has.samples:
+            found |= dict.fromkeys(each.needs, samples)
+        else:
+            found |= each.sources(options, has, planned)
+    order: dict[str, int] = {need: place for place, need in enumerate(Need)}  # in which statistics are measured
+    return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def choose(measures: Sequence[Measure], sources: Mapping[str, Source | str], *, must: Collection[str]) -> Choice:
+    """The measures whose needs are met. ``sources``: a reason in place of a source where a need can't be met.
+
+    Raises UsageError where one whose name is in ``must`` can't be computed, or none of them can.
+    """
+    chosen, left_out = [], []
+    for each in measures:
+        met_or_why = {need: sources.get(need, f"no statistic measures {need}") for need in sorted(each.needs)}
+        why = next((found for found in met_or_why.values() if isinstance(found, str)), None)
+        if why is None:
+            chosen.append(each)
+        elif each.name in must:
+            raise UsageError(f"{each.name} can't be computed: {why}")
+        else:
+            left_out.append((each.name, why))
+    if not chosen:
+        raise UsageError(f"no measure can be computed: {left_out[0][1] if left_out else 'none was asked for'}")
+    used = {need for each in chosen for need in each.needs}
+    met = {need: source for need, source in sources.items() if need in used and isinstance(source, Source)}
+    return Choice(tuple(chosen), met, tuple(left_out))
+
+
+def _names(each: Measure) -> tuple[str, ...]:
+    return (each.name, *each.aliases)

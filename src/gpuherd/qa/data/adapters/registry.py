@@ -5,6 +5,8 @@ adapter(Adapter("sciq", "allenai/sciq", drafts, split="validation", few_shot_spl
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +56,8 @@ def adapter(new: Adapter) -> Adapter:
 
 def adapters() -> Mapping[str, Adapter]:
     """All data sets that are known by name."""
-    import gpuherd.qa.data.adapters.all  # noqa: F401 - they register themselves
+    import gpuherd.qa.data.adapters as package
 
+    for module in sorted(each.name for each in pkgutil.iter_modules(package.__path__)):
+        importlib.import_module(f"{package.__name__}.{module}")  # they register themselves
     return _ADAPTERS

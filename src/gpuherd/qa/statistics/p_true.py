@@ -1,0 +1,299 @@
+"""P(True): how probable the model that answered finds it, when it is asked, that its answer is true.
+
+The wordings are data, with a digest that goes into the name of what is measured by them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+from gpuherd.errors import UsageError
+from gpuherd.lm.backend import PromptTokens
+from gpuherd.lm.tokens import spellings, without_longer
+from gpuherd.options import option
+from gpuherd.qa.judging.verdicts import Judgment, Verdict
+from gpuherd.qa.measures.evidence import Need
+from gpuherd.qa.record import Answered, Generation
+from gpuherd.qa.span import Span, is_only_thought, part_of, span_setting
+from gpuherd.qa.statistics.files import Spec, line, short
+from gpuherd.qa.statistics.language_model import (
+    Weigher,
+    Word,
+    generator_of,
+    load_settings,
+    longest_prompt,
+    mass_remarks,
+    mass_seen,
+    one_line,
+    plain_ids,
+)
+from gpuherd.qa.statistics.registry import (
+    NO_ANSWER,
+    NOT_FINITE,
+    TOO_LONG,
+    CommonOptions,
+    Cost,
+    Has,
+    JobInputs,
+    Measuring,
+    Planning,
+    Source,
+    Statistic,
+    ValueInputs,
+    Values,
+    planned_or_there,
+    register,
+)
+from gpuherd.units import count
+
+PTrueForm = Literal["true", "letter"]
+EXAMPLE = "the question is one of the examples"
+
+# LM-Polygraph's PTrue asks so and scores the word; jlko/semantic_uncertainty asks so and scores the letter. Both follow
+# Kadavath et al. 2022 (arXiv 2207.05221), section 3.
+_OPTIONS = {"true": " (A) True\n (B) False", "letter": "A) True\nB) False"}
+_IDEAS = {"true": "Here are some ideas that were brainstormed:", "letter": "Brainstormed Answers:"}
+_ASK = "Is the possible answer:\n{options}\nThe possible answer is:"
+
+
+def p_true_sha256(form: str) -> str:
+    """The digest of the wording of this form."""
+    return hashlib.sha256("\0".join((_IDEAS[form], _ASK, _OPTIONS[form])).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PTrueOptions(CommonOptions):
+    """How the model is asked whether its answer is true."""
+
+    p_true: PTrueForm = option(
+        "true",
+        help="what is asked for P(True): the word True (LM-Polygraph), or the letter A (jlko)",
+        choices=get_args(PTrueForm),
+        group="self-evaluation",
+    )
+    p_true_ideas: bool = option(
+        False, help="show the samples as brainstormed ideas before the answer is asked about", group="self-evaluation"
+    )
+    p_true_examples: int = option(
+        0,
+        help="put so many of the run's questions with their labels before it; these get no P(True); needs --judge",
+        parse=count,
+        metavar="K",
+        group="self-evaluation",
+    )
+
+    def contradictions(self) -> list[tuple[bool, str]]:
+        """Examples have labels."""
+        return [
+            *super().contradictions(),
+            (
+                self.p_true_examples > 0 and self.judge is None,
+                "--p-true-examples shows labelled answers; --judge names the judging that has the labels",
+            ),
+        ]
+
+
+class PTrue(Statistic[PTrueOptions]):
+    """log p of "true" for the main answer."""
+
+    kind = "p-true"
+    options = PTrueOptions
+    needs = (Need.P_TRUE,)
+    costly = True
+
+    def plan(self, options: PTrueOptions, planning: Planning) -> dict[str, Spec]:
+        """The model that answered is asked."""
+        if Need.P_TRUE not in planning.needs:
+            return {}
+        run = planning.run
+        generator = generator_of(run, options)
+        if options.p_true_ideas and not any(each.samples for each in run.answers()):
+            raise UsageError("--p-true-ideas shows the samples, and the run has none; generate with --samples 10, say")
+        examples: list[list[Any]] = []
+        if options.p_true_examples:
+            labels = planning.labels or {}
+            examples = chosen_examples(list(run.answers()), labels, options.p_true_examples, options.seed)
+        settings = {
+            "form": options.p_true,
+            "prompt_sha256": p_true_sha256(options.p_true),
+            "ideas": options.p_true_ideas,
+            "examples": examples,
+            **load_settings(generator.options),
+            **span_setting(options.span),
+        }
+        return {"p-true": Spec(self.kind, generator.model, generator.sha256, settings)}
+
+    def sources(self, options: PTrueOptions, has: Has, planned: Mapping[str, Spec]) -> dict[str, Source | str]:
+        """That which is planned, else the latest one that was asked in this form, with as many examples."""
+        examples = options.p_true_examples
+        alike = tuple(each for each in has.measured if len(each.spec.settings.get("examples", ())) == examples)
+        known = Has(has.greedy, has.samples, alike).latest(
+            self.kind, options.span, form=options.p_true, ideas=options.p_true_ideas
+        )
+        return {Need.P_TRUE: planned_or_there(planned.get("p-true"), known, "--measures p-true has the model asked")}
+
+    def cost(self, spec: Spec, answers: Sequence[Answered]) -> Cost:
+        """A prompt a question, with its ideas and the examples before it."""
+        samples = [sum(len(each.token_ids) for each in answered.samples) for answered in answers]
+        greedy = [0 if each.greedy is None else len(each.greedy.token_ids) for each in answers]
+        ideas = max(samples, default=0) if spec.settings["ideas"] else 0
+        return Cost(
+            tuple(one + many + 1 for one, many in zip(greedy, samples, strict=True)),
+            (longest_prompt(answers) + ideas) * (1 + len(spec.settings["examples"])),
+            None,
+        )
+
+    def job(self, spec: Spec, inputs: JobInputs) -> Measuring:
+        """The model is asked, and its words are weighed."""
+        weigher = Weigher(inputs.language_model(), inputs.options.batch_size)
+        settings = spec.settings
+        examples = tuple((inputs.answers[number], bool(label)) for number, label in settings["examples"])
+        prompts = PTruePrompts(weigher.model.tokenizer, settings["form"], settings["ideas"], examples, spec.span)
+        masses: list[float] = []
+        return Measuring(
+            lambda batch: measure_p_true(weigher, prompts, batch, masses), lambda: mass_seen("both options", masses)
+        )
+
+    def remarks(self, seen: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+        """Whether the model would have said something else."""
+        return mass_remarks(seen)
+
+    def values(self, given: ValueInputs[PTrueOptions]) -> Values:
+        """log p of each question."""
+        return Values([row["log_p"] for row in given.rows or ()])
+
+
+P_TRUE = register(PTrue())
+
+
+def measure_p_true(
+    weigher: Weigher, prompts: PTruePrompts, answered: Sequence[Answered], masses: list[float]
+) -> list[str]:
+    """``log_p``: log of the probability of the word or letter that says "true"; ``mass``: of it and its opposite, which
+    ``masses`` is given too."""
+    why_not = [_why_not(prompts, each) for each in answered]
+    asked = [prompts.tokens(each) if why is None else None for each, why in zip(answered, why_not, strict=True)]
+    found = iter(weigher.weigh([each for each in asked if each is not None], prompts.words))
+    lines = []
+    for each, prompt, why_none in zip(answered, asked, why_not, strict=True):
+        weighed = None if prompt is None else next(found)
+        if weighed is None or weighed[0] is None:
+            why = why_none or (TOO_LONG if weighed is None else NOT_FINITE)
+            lines.append(line(each, {"log_p": None, "mass": None}, why))
+            continue
+        mass = math.fsum(math.exp(each) for each in weighed if each is not None)
+        masses.append(mass)
+        lines.append(line(each, {"log_p": min(0.0, weighed[0]), "mass": short(min(1.0, mass))}))
+    return lines
+
+
+def _why_not(prompts: PTruePrompts, answered: Answered) -> str | None:
+    """Why the model is not asked about this answer."""
+    if answered.number in prompts.shown:
+        return EXAMPLE
+    no_answer = prompts.span == "answer" and is_only_thought(answered.main)
+    return NO_ANSWER if answered.main.is_nan or no_answer else None
+
+
+def chosen_examples(
+    answers: Sequence[Answered], labels: Mapping[str, Judgment], number: int, seed: int
+) -> list[list[Any]]:
+    """So many questions by number with their labels, drawn by the seed from those that were judged right or wrong.
+
+    Raises UsageError where there are not so many, or none would be left to ask about.
+    """
+    known = [
+        [each.number, labels[each.question.id].verdict is Verdict.CORRECT]
+        for each in answers
+        if each.question.id in labels and labels[each.question.id].verdict in (Verdict.CORRECT, Verdict.INCORRECT)
+    ]
+    if len(known) < number or len(answers) <= number:
+        raise UsageError(
+            f"--p-true-examples {number}: {len(known)} of {len(answers)} answers have a label, and examples are not "
+            "asked about; take fewer"
+        )
+    return sorted(random.Random(seed).sample(known, number))  # noqa: S311 - a choice, not a secret
+
+
+@dataclass(frozen=True)
+class PTruePrompts:
+    """Prompts that ask whether the main answer is true.
+
+    Attributes:
+        tokenizer: of the model that is asked.
+        form: ``true`` or ``letter``.
+        ideas: show the samples before the answer.
+        examples: questions with their label, shown before every other question.
+        span: which part of a generation is shown.
+    """
+
+    tokenizer: Any
+    form: str
+    ideas: bool = False
+    examples: tuple[tuple[Answered, bool], ...] = ()
+    span: Span = "answer"
+
+    @cached_property
+    def shown(self) -> frozenset[int]:
+        """The numbers of the questions that are examples; they are not asked about."""
+        return frozenset(each.number for each, _ in self.examples)
+
+    @cached_property
+    def words(self) -> tuple[Word, Word]:
+        """The ways to write "true", and its opposite. Raises UsageError where this tokenizer can't tell them apart."""
+        if self.form == "true":
+            found = spellings(self.tokenizer, "True"), spellings(self.tokenizer, "False")
+        else:
+            # Not in lower case: "a" is a word.
+            found = _as_it_is(self.tokenizer, "A"), _as_it_is(self.tokenizer, "B")
+        if len(without_longer((*found[0], *found[1]))) < len(found[0]) + len(found[1]):
+            raise UsageError("the tokenizer of this model writes both options of P(True) with the same tokens")
+        return found
+
+    @cached_property
+    def _controls(self) -> tuple[str, ...]:
+        from gpuherd.qa.prompts.special_tokens import control_texts
+
+        return control_texts(self.tokenizer)
+
+    def text(self, answered: Answered) -> str:
+        """The whole prompt; plain text, as in the codes that it follows, also for models that converse."""
+        apart = "\n" if self.form == "letter" else "\n\n"  # as jlko has it
+        shown = [f"{self._asked(each)} {self._word(label)}{apart}" for each, label in self.examples]
+        return "".join((*shown, self._asked(answered)))
+
+    def tokens(self, answered: Answered) -> PromptTokens:
+        """The prompt as tokens."""
+        return PromptTokens(answered.question.id, plain_ids(self.tokenizer, self.text(answered)))
+
+    def _asked(self, answered: Answered) -> str:
+        lines = [f"Question: {self._plain(answered.question.question)}"]
+        if self.ideas:
+            ideas = [self._said(each) for each in answered.samples]
+            if self.form == "letter":
+                # jlko's begin on the line of their heading, and have the answer itself among them.
+                lines.append(f"{_IDEAS[self.form]} " + "\n".join((*ideas, self._said(answered.main))))
+            else:
+                lines += [_IDEAS[self.form], *ideas]
+        lines += [f"Possible answer: {self._said(answered.main)}", _ASK.format(options=_OPTIONS[self.form])]
+        return "\n".join(lines)
+
+    def _word(self, label: bool) -> str:
+        return ("True" if label else "False") if self.form == "true" else ("A" if label else "B")
+
+    def _said(self, generation: Generation) -> str:
+        return self._plain(part_of(generation, self.span).text)
+
+    def _plain(self, text: str) -> str:
+        return one_line(text, self._controls)
+
+
+def _as_it_is(tokenizer: Any, word: str) -> Word:
+    ids = (tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (f" {word}", word))
+    return without_longer(each for each in ids if each)

@@ -1,0 +1,77 @@
+"""Files of results with some bytes changed or cut off: read as they are, or refused by name, never another error."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuherd.errors import BadModel
+from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.model_files import parquet_bytes
+from gpuherd.esd.results import read_parquet
+from gpuherd.esd.row import LayerRow
+from gpuherd.esd.spectrum_files import EigsWriter, read_eigs, read_spectra, sketch_of, spectra_bytes
+from gpuherd.esd.views import Origin, alpha_matrix, hdf5_bytes, read_hdf5, stats_rows
+
+ORIGIN = Origin("org/a", None, "", AnalysisOptions().convention_columns, "0.3.0")
+ROWS = [
+    LayerRow(longname=f"h.{index}.q", M=8, N=8, params=64, alpha=2.0, D=0.1, xmin=1.0, fit_status="ok")
+    for index in range(5)
+]
+EVALS = [np.sort(np.random.default_rng(index).pareto(2.0, 300)) for index in range(5)]
+
+
+def spectra() -> bytes:
+    sketches = {index: sketch_of(evals, 1e-5) for index, evals in enumerate(EVALS)}
+    return spectra_bytes("org/a", ORIGIN.convention, ROWS, sketches)
+
+
+def matrix() -> bytes:
+    return hdf5_bytes(ORIGIN, alpha_matrix((row.longname, row.alpha) for row in ROWS))
+
+
+def stats() -> bytes:
+    return parquet_bytes(stats_rows(ORIGIN, ROWS))
+
+
+def eigs() -> bytes:
+    file = io.BytesIO()
+    writer = EigsWriter(file, {"model_id": "org/a"})
+    for index, evals in enumerate(EVALS):
+        writer.add(index, f"h.{index}.q", evals)
+    writer.close()
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "read", "times"),
+    [
+        (spectra, read_spectra, 300),
+        (matrix, read_hdf5, 40),
+        (stats, read_parquet, 300),
+        (eigs, lambda path: list(read_eigs(path)), 300),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(
+    tmp_path: Path, data: Callable[[], bytes], read: Callable[[Path], object], times: int
+) -> None:
+    whole, path, chance = data(), tmp_path / "damaged", random.Random(1)
+    refused = 0
+    for turn in range(times):
+        bytes_ = bytearray(whole)
+        if turn % 5 == 0:
+            del bytes_[chance.randrange(len(bytes_)) :]
+        for _ in range(chance.choice((1, 3, 20)) if bytes_ else 0):
+            bytes_[chance.randrange(len(bytes_))] = chance.randrange(256)
+        path.write_bytes(bytes_)
+        try:
+            read(path)
+        except BadModel as problem:
+            assert str(path) in str(problem)
+            refused += 1
+    assert refused > times / 5
