@@ -14,11 +14,12 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.esd.conventions import differing, told
 from gpuherd.esd.results import StoredModel
+from gpuherd.esd.tails.registry import tails
 
 # Which matrices are analysed and what else is found out about them: alpha of a matrix depends on none of these.
 NOT_OF_ALPHA = frozenset(
-    {"embeddings", "layers", "exclude", "delta", "bootstrap", "tpl", "mp_fit", "randomize", "farms", "seed"}
-)
+    {"embeddings", "layers", "exclude", "delta", "bootstrap", "mp_fit", "randomize", "farms", "seed"}
+) | {tail.name for tail in tails()}
 
 
 @dataclass(frozen=True, slots=True)

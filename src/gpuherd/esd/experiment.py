@@ -34,6 +34,7 @@ from gpuherd.esd.plan import (
     run_directory,
     worker_command,
 )
+from gpuherd.esd.tails.registry import tails
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Failure, Outcome
 from gpuherd.report.tables import FailureLine, PlanLine, SummaryLine, print_plan, print_summary
@@ -101,10 +102,9 @@ class ESDExperiment(Stage[ExperimentOutcome]):
             MissingExtra: truncated power laws are asked for, and powerlaw 1.5 is not there.
             QueueBusy: another gpuherd works on the same folder.
         """
-        if self.config.tpl:
-            from gpuherd.esd.fits.truncated_power_law import require_powerlaw
-
-            require_powerlaw()
+        for tail in tails():
+            if getattr(self.config, tail.name):
+                tail.require()
         if self.config.dry_run:
             return super().run()
         self._check_convention()

@@ -18,10 +18,10 @@ from gpuherd.esd.fits.farms import fit_farms
 from gpuherd.esd.fits.marchenko_pastur import detx_tail, fit_marchenko_pastur
 from gpuherd.esd.fits.power_law import PowerLawFit, bootstrap_p_value, fit_by_settings, fit_clipped, generator
 from gpuherd.esd.fits.randomised import compare_with_random_order
-from gpuherd.esd.fits.truncated_power_law import fit_truncated_power_law
 from gpuherd.esd.row import Cell, LayerRow
 from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import LayerSpectrum, checked, layer_spectrum
+from gpuherd.esd.tails.registry import tails
 
 # --- Figures that compare with noise ----------------------------------------------------------------------------------
 #
@@ -170,8 +170,9 @@ def _with_power_law(row: LayerRow, evals: Float64, x: Float64, settings: FitSett
     if settings.bootstrap and fit.alpha is not None:
         rng = generator("bootstrap", settings.seed, row.longname)
         row = replace(row, p_value=bootstrap_p_value(x, fit, settings, rng))
-    if settings.tpl:
-        row = replace(row, **asdict(fit_truncated_power_law(x, settings)))
+    for tail in tails():
+        if getattr(settings, tail.name):
+            row = replace(row, **asdict(tail.fit(x, settings)))
     return _with_fit(row, evals, fit)
 
 

@@ -24,6 +24,7 @@ from gpuherd.esd.model_files import ManyModels
 from gpuherd.esd.results import text_tables
 from gpuherd.esd.row import LayerRow
 from gpuherd.esd.schema import kind_of_column
+from gpuherd.esd.tails.registry import tails
 from gpuherd.esd.views import FIT_OK, Origin
 from gpuherd.jobs.lock import DispatcherLock
 
@@ -44,13 +45,12 @@ KNOWN: Mapping[str, Any] = {
     "ks": "one-sided",
     "clip_xmax": False,
     "bootstrap": 0,
-    "tpl": False,
     "mp_fit": False,
     "randomize": False,
     "farms": False,
     "precision": "float32",
     "spectra_of": "weights",
-}
+} | {tail.name: False for tail in tails()}
 CONVENTION_OF_IMPORTS: Mapping[str, Any] = {name: KNOWN.get(name) for name in CONVENTION}
 
 NEEDED = ("model_id", "longname", "M", "N", "params", "alpha", "D", "num_evals", "norm")

@@ -6,15 +6,12 @@ Knows the columns, what they mean and their order. Computes nothing, imports no 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, make_dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuherd.esd.tails.registry import tails
 
 Cell = str | int | float | bool | None
-
-# The columns of LayerRow that are not figures to be averaged.
-NOT_METRICS = frozenset(
-    {"longname", "M", "N", "Q", "params", "fit_status", "tpl_status", "mp_status", "rand_status", "farms_status"}
-)
 
 
 def only_with(option: str) -> Any:
@@ -23,7 +20,48 @@ def only_with(option: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRow:
+class _PowerLawRow:
+    longname: str
+    M: int
+    N: int
+    Q: float | None = None
+    num_evals: int | None = None
+    matrix_rank: int | None = None
+    rank_loss: int | None = None
+    weak_rank_loss: int | None = None
+    params: int
+    alpha: float | None = None
+    alpha_lo: float | None = None
+    alpha_hi: float | None = None
+    sigma: float | None = None
+    D: float | None = None
+    xmin: float | None = None
+    xmax: float | None = None
+    num_pl_spikes: int | None = None
+    num_fingers: int | None = only_with("clip_xmax")
+    raw_alpha: float | None = only_with("clip_xmax")
+    p_value: float | None = only_with("bootstrap")
+
+
+if TYPE_CHECKING:
+    _WithTails = _PowerLawRow
+else:
+    _WithTails = make_dataclass(
+        "_WithTails",
+        [
+            (column, kind, only_with(tail.name))
+            for tail in tails()
+            for column, kind in (*((name, "float | None") for name in tail.columns), (tail.status, "str | None"))
+        ],
+        bases=(_PowerLawRow,),
+        frozen=True,
+        slots=True,
+        kw_only=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRow(_WithTails):
     """The figures of one weight matrix, in the order of the output columns. None means: there is no value.
 
     λ are all squared singular values of the matrix (for a convolution: half of those of each kernel slice, pooled),
@@ -50,11 +88,7 @@ class LayerRow:
         num_fingers: (clip_xmax) 0 where nothing was left out; else the number of largest x left out, less 1.
         raw_alpha: (clip_xmax) alpha of all x, nothing left out.
         p_value: (bootstrap) the share of samples of the fitted law whose own fit is farther off than D.
-        tpl_alpha: (tpl) exponent of the truncated power law x^-alpha e^(-lambda x).
-        tpl_lambda: (tpl) its rate of decay.
-        tpl_xmin: (tpl) the eigenvalue from which on it is fitted.
-        tpl_D: (tpl) its one-sided Kolmogorov-Smirnov distance.
-        tpl_status: (tpl) ``"ok"``, or why there is none.
+        tpl_alpha, …, tpl_status: (tpl, and each other tail distribution that is found) see its module in ``tails``.
         spectral_norm: max λ, the square of what mathematics calls so.
         sv_max: max σ, its root.
         sv_min: min σ.
@@ -78,31 +112,6 @@ class LayerRow:
         fit_status: ``"ok"``; else the reason why alpha (and all that needs it) is None.
     """
 
-    longname: str
-    M: int
-    N: int
-    Q: float | None = None
-    num_evals: int | None = None
-    matrix_rank: int | None = None
-    rank_loss: int | None = None
-    weak_rank_loss: int | None = None
-    params: int
-    alpha: float | None = None
-    alpha_lo: float | None = None
-    alpha_hi: float | None = None
-    sigma: float | None = None
-    D: float | None = None
-    xmin: float | None = None
-    xmax: float | None = None
-    num_pl_spikes: int | None = None
-    num_fingers: int | None = only_with("clip_xmax")
-    raw_alpha: float | None = only_with("clip_xmax")
-    p_value: float | None = only_with("bootstrap")
-    tpl_alpha: float | None = only_with("tpl")
-    tpl_lambda: float | None = only_with("tpl")
-    tpl_xmin: float | None = only_with("tpl")
-    tpl_D: float | None = only_with("tpl")  # noqa: N815 - D, as the other one
-    tpl_status: str | None = only_with("tpl")
     spectral_norm: float | None = None
     sv_max: float | None = None
     sv_min: float | None = None
@@ -152,3 +161,7 @@ class LayerRow:
             for column in fields(self)
             if options is None or "option" not in column.metadata or options.get(column.metadata["option"])
         }
+
+
+# The columns that are not figures to be averaged.
+NOT_METRICS = frozenset({"M", "N", "Q", "params"}) | {each.name for each in fields(LayerRow) if "str" in str(each.type)}

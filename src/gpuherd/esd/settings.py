@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, fields, make_dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from gpuherd.errors import UsageError
+from gpuherd.esd.tails.registry import tails
 from gpuherd.options import option
 from gpuherd.units import count, positive_int
 
@@ -77,14 +78,7 @@ _CONVERSIONS: dict[type, Callable[[Any], Any]] = {bool: _yes_or_no, int: _whole,
 
 
 @dataclass(frozen=True)
-class FitSettings:
-    """How the spectrum of a matrix is computed and fitted. The same settings for every row of a result, or the rows
-    can't be compared.
-
-    Raises:
-        UsageError: a value that is not allowed.
-    """
-
+class _PowerLawSettings:
     fix_fingers: Method = option(
         "xmin_mid",
         help="how the start of the power-law tail is chosen: at the median, near the peak of the histogram (in its "
@@ -133,7 +127,32 @@ class FitSettings:
         metavar="N",
         group="analysis",
     )
-    tpl: bool = option(False, help="fit a truncated power law too (needs gpuherd[tpl])", group="analysis")
+
+
+if TYPE_CHECKING:
+    # At run time every tail distribution that is found has its option. Type checkers know this one.
+    @dataclass(frozen=True)
+    class _WithTails(_PowerLawSettings):
+        tpl: bool = False
+
+else:
+    _WithTails = make_dataclass(
+        "_WithTails",
+        [(tail.name, bool, option(False, help=tail.help, group="analysis")) for tail in tails()],
+        bases=(_PowerLawSettings,),
+        frozen=True,
+    )
+
+
+@dataclass(frozen=True)
+class FitSettings(_WithTails):
+    """How the spectrum of a matrix is computed and fitted. The same settings for every row of a result, or the rows
+    can't be compared.
+
+    Raises:
+        UsageError: a value that is not allowed.
+    """
+
     mp_fit: bool = option(False, help="fit the Marchenko-Pastur law to the bulk too", group="analysis")
     randomize: bool = option(
         False, help="compare with the spectrum of the same weights in random order", group="analysis"

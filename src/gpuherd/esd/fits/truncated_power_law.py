@@ -29,7 +29,7 @@ from gpuherd.esd.settings import FitSettings
 # Its version is read without importing it, so that the option can be refused before any work.
 
 
-def require_powerlaw() -> None:
+def require() -> None:
     """Raises MissingExtra when the powerlaw package is not there in a version that this module can use."""
     try:
         version: str | None = importlib.metadata.version("powerlaw")
@@ -86,7 +86,7 @@ class TruncatedPowerLaw:
     tpl_status: str
 
 
-def fit_truncated_power_law(x: Float64, settings: FitSettings) -> TruncatedPowerLaw:
+def fit(x: Float64, settings: FitSettings) -> TruncatedPowerLaw:
     """Fits the law from each xmin that the method of ``settings`` chooses from; the first of least distance counts.
 
     Args:
@@ -116,7 +116,7 @@ def fit_truncated_power_law(x: Float64, settings: FitSettings) -> TruncatedPower
 @functools.cache
 def package_law() -> Any:
     """The package's truncated power law with its integrals in float64. Raises MissingExtra."""
-    require_powerlaw()
+    require()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import powerlaw

@@ -20,6 +20,7 @@ from gpuherd.esd.conventions import IMPORTED
 from gpuherd.esd.look.lineage import Kinship, Near, Profile, common_names, kinships
 from gpuherd.esd.look.results import RunResults, finite_or_none
 from gpuherd.esd.results import ModelTable
+from gpuherd.esd.tails.registry import tails
 from gpuherd.esd.views import FIT_OK, SKIPPED, WHOLE, place_of
 
 if TYPE_CHECKING:
@@ -122,10 +123,7 @@ MEANINGS = {
     "num_fingers": "0 where nothing was clipped, else the number of largest eigenvalues left out, less 1",
     "raw_alpha": "alpha of all eigenvalues, nothing clipped",
     "p_value": "share of samples of the fitted law that fit worse; a small one speaks against a power law",
-    "tpl_alpha": "exponent of the truncated power law λ^−alpha e^(−lambda λ)",
-    "tpl_lambda": "rate of decay of the truncated power law",
-    "tpl_xmin": "eigenvalue from which on the truncated power law is fitted",
-    "tpl_D": "one-sided Kolmogorov-Smirnov distance of the truncated power law",
+    **{column: meaning for tail in tails() for column, meaning in tail.columns.items()},
     "spectral_norm": "largest eigenvalue λ, the square of the largest singular value",
     "sv_max": "largest singular value, √λ",
     "sv_min": "smallest singular value",
@@ -158,6 +156,14 @@ MEANINGS = {
     "farms_D": "Kolmogorov-Smirnov distance of that fit",
     "farms_xmin": "xmin of that fit",
     "farms_num_evals": "eigenvalues of all windows above the threshold",
+}
+
+
+# A column that says why a fit is not there -> what was to be fitted.
+FITS = {tail.status: tail.title for tail in tails()} | {
+    "mp_status": "Marchenko–Pastur",
+    "rand_status": "random order",
+    "farms_status": "FARMS",
 }
 
 
@@ -273,6 +279,7 @@ class Contents:
             "meanings": {name: MEANINGS[name] for name in (*_CORE, *self._figures) if name in MEANINGS},
             "reasons": [shown(reason) for reason in reasons],
             "on_purpose": [reason.startswith(SKIPPED) for reason in reasons],
+            "fits": FITS,
             "pooled": _histogram([model.alpha for model in models]),
             "outliers": self._outliers(medians_),
             "failures": self.failures,

@@ -181,9 +181,7 @@ function outliersView() {
   ];
 }
 
-// "tpl_status" -> what it tells of.
-const FITS = { tpl_status: "truncated power law", mp_status: "Marchenko–Pastur", rand_status: "random order", farms_status: "FARMS" };
-const fitOf = (column) => FITS[column] ?? column.replace(/_status$/, "");
+const fitOf = (column) => index.fits[column] ?? column;
 
 const nameOf = ([number, layer]) => index.layouts[index.models[number].layout].names[layer];
 
