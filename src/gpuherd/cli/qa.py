@@ -373,13 +373,12 @@ def run_score(args: argparse.Namespace) -> int:
 
 def _print_scores(console: Console, scoring: Scoring, outcome: ScoreOutcome) -> None:
     from gpuherd.qa.scoring.report import left_out_lines, plan_lines, score_lines
-    from gpuherd.runs.stage import failure_lines
 
     if scoring.options.dry_run:
         lines = plan_lines(scoring.choice, scoring.missing, scoring.outlook)
-    elif outcome.stopped is not None:
-        lines = [f"failed  {job}: {why}" for job, why in failure_lines(outcome.stopped)]
-        if not outcome.stopped.unsolvable:
+    elif outcome.jobs is not None:
+        lines = [f"failed  {job}: {why}" for job, why in outcome.failures]
+        if not outcome.jobs.unsolvable:
             lines.append("not all measurements are done; the same command continues from here")
     else:
         lines = score_lines(console, scoring.source, outcome)

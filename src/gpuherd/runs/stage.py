@@ -212,33 +212,6 @@ class Stage(ABC, Generic[OutcomeT]):
         tidy(self._folder, [self._folder.root, *self.folders_of_results], began)
 
 
-def run_work(
-    jobs: Sequence[Job],
-    options: DispatchOptions,
-    folder: RunDirectory,
-    places: Sequence[Path],
-    console: Console,
-    *,
-    kind: str,
-    enqueue_only: bool = False,
-) -> Outcome:
-    """Runs jobs that are no stage of their own, in a run folder of theirs; the rest is as in a stage.
-
-    Args:
-        places: folders of the run where workers write.
-        kind: the beginning of the log file's name.
-
-    Raises what ``run_jobs`` raises.
-    """
-    began = clock.wall()
-    folder.create()
-    with run_log(folder.logs, datetime.now(), kind) as log, display(console) as shown:
-        outcome = run_jobs(jobs, options, folder, display=shown, enqueue_only=enqueue_only)
-        logger.info("%s; log: %s", outcome, log)
-    tidy(folder, places, began)
-    return outcome
-
-
 def tidy(folder: RunDirectory, places: Sequence[Path], began: float) -> None:
     """Removes half-written files of workers that were killed before this run began.
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from tests.qa import small_models
 from tests.qa.generation.conftest import begin_run
 
@@ -16,11 +17,10 @@ from gpuherd.qa.judging.verdicts import Judgment
 from gpuherd.qa.measures.evidence import Need
 from gpuherd.qa.runs import Run, run_of_path
 from gpuherd.qa.scoring import worker
-from gpuherd.qa.scoring.measuring import Work, finish, plan_work
+from gpuherd.qa.scoring.measuring import Measuring
 from gpuherd.qa.scoring.options import ScoreOptions, costly_needs, planned_specs
-from gpuherd.qa.statistics.files import Meta, Spec, Task, rows, write_task
+from gpuherd.qa.statistics.files import Meta, Spec, rows, statistic_named
 from gpuherd.qa.statistics.registry import Planning
-from gpuherd.runs.shards import kept_plan
 
 QUESTIONS, SAMPLES = 12, 4
 
@@ -54,13 +54,12 @@ def specs_of(
     return planned_specs(options, Planning(requested, run, labels))
 
 
-def begin(run: Run, spec: Spec, **options: Any) -> tuple[Work, list[list[str]]]:
+def begin(run: Run, spec: Spec, **options: Any) -> tuple[Measuring, list[list[str]]]:
     """Everything before the jobs of a statistic, and the words of each of their workers."""
-    work = plan_work(spec, ScoreOptions(**options), run, list(run.answers()))
-    write_task(work.folder, Task(spec, str(run.folder.root), run.answers_sha256))
-    shards = kept_plan(work.folder, f"{run.answers_sha256} {spec.name}", lambda: work.shards)
-    words = [job.argv for job in work.jobs(run.answers_sha256, simulate=False)]
-    assert len(words) == len(shards)
+    work = Measuring(spec, ScoreOptions(**options), run, list(run.answers()), Console(quiet=True))
+    work.begin()
+    words = [job.argv for job in work.jobs()]
+    assert len(words) == len(work.shards)
     return work, [list(each[each.index(worker.MODULE) + 1 :]) for each in words]
 
 
@@ -69,5 +68,6 @@ def measured(run: Run, spec: Spec, **options: Any) -> tuple[Meta, list[dict[str,
     work, words = begin(run, spec, **options)
     for each in words:
         assert worker.main(each) == ExitCode.OK
-    meta = finish(spec, work.folder, work.shards, run)
+    work.finish(None)
+    meta = statistic_named(run.folder, spec.name, run.answers_sha256)
     return meta, list(rows(run.folder, meta))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
@@ -20,115 +21,103 @@ from gpuherd.models.plan.workload import Workload
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.options import ScoreOptions
-from gpuherd.qa.statistics.files import Meta, Spec, Task, is_there, meta_values, statistic_named, write_task
+from gpuherd.qa.statistics.files import Meta, Spec, Task, is_there, meta_values, write_task
 from gpuherd.qa.statistics.registry import statistic_of
 from gpuherd.qa.statistics.similarity_model import encoder_of
 from gpuherd.runs.files import single_writer, write_lines, write_values
 from gpuherd.runs.shard_file import Shard
-from gpuherd.runs.shards import (
-    ShardedDirectory,
-    gathered_lines,
-    kept_plan,
-    number_of_shards,
-    plan_shards,
-    read_plan,
-    shard_records,
-)
+from gpuherd.runs.shards import ShardedDirectory, ShardedWork, gathered_lines, shard_records
 from gpuherd.runs.spec import versions
-from gpuherd.runs.stage import run_work
+from gpuherd.runs.stage import Stage, StageOutcome
 
 WORKER = "gpuherd.qa.scoring.worker"
 # Float32 activations of a batch of 2^15 tokens in a large encoder, with room to spare.
 _ENCODER_WORKSPACE_MB = 4096
 
 
-@dataclass(frozen=True)
-class Work:
-    """A statistic that is not there yet.
+class Measuring(Stage[StageOutcome]):
+    """Measures one statistic of a run by jobs, each of which has a part of the questions.
+
+    Making one plans the jobs and writes nothing. Raises what ``job_request`` raises; running it also CannotWrite and
+    Damaged.
 
     Attributes:
-        spec: which.
+        spec: the statistic.
         folder: of its jobs.
-        model, options: what the jobs load, and how.
-        asks: what each asks for.
-        shards: which questions each has.
-        workload: how much it does at once.
+        model: what the jobs load.
+        asks: what each job requests.
+        work: the questions as the jobs share them.
     """
 
-    spec: Spec
-    folder: ShardedDirectory
-    model: str
-    options: ScoreOptions
-    asks: JobRequest
-    shards: tuple[Shard, ...]
-    workload: Workload
+    kind = "score"
 
-    def jobs(self, identity: str, *, simulate: bool) -> list[Job]:
-        """A job for each shard. ``identity``: of the answers."""
+    def __init__(
+        self,
+        spec: Spec,
+        options: ScoreOptions,
+        run: Run,
+        answers: Sequence[Answered],
+        console: Console,
+        *,
+        simulate: bool = False,
+    ) -> None:
+        statistic = statistic_of(spec)
+        cost = statistic.cost(spec, answers)
+        self.spec, self.source, self._simulate = spec, run, simulate
+        self.folder = run.folder.work_of(spec.name)
+        self._workload = Workload(options.batch_size, cost.prompt_tokens, 1)
+        if statistic.by_encoder(spec):
+            self.model, self._job_options = spec.model, _encoder_options(options)
+            self.asks = _encoder_asks(spec, options)
+        else:
+            self.model, self._job_options = statistic.language_model(spec, options, run)
+            self.asks = job_request(self.model, self._job_options, self._workload, resources_for(options))
+        identity = f"{run.answers_sha256} {spec.name}"
+        batches = partial(plan_batches, rows=cost.questions or options.batch_size)
+        self.work = ShardedWork(self.folder, identity, cost.tokens, batches, options.shards)
+        super().__init__(self._job_options, self.folder, console, enqueue_only=options.enqueue_only)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Which questions each job has: as at the first start, or as it would be."""
+        return self.work.shards(self.asks.at_once)
+
+    def existing(self) -> StageOutcome | None:
+        return StageOutcome(already=True) if is_there(self.source.folder, self.spec.name) else None
+
+    def prepare(self) -> None:
+        """Nothing: the plan was made with the stage."""
+
+    def planned(self) -> StageOutcome:
+        return StageOutcome(never=() if self.outlook is None else self.outlook.never)
+
+    def begin(self) -> None:
+        write_task(self.folder, Task(self.spec, str(self.source.folder.root), self.source.answers_sha256))
+        self.work.begin(self.asks.at_once)
+
+    def jobs(self) -> Sequence[Job]:
         call = WorkerCall(
             module=WORKER,
             model=self.model,
             words=(),
-            workload=self.workload,
-            simulate=simulate,
-            identity=f"{identity} {self.spec.name}",
+            workload=self._workload,
+            simulate=self._simulate,
+            identity=self.work.identity,
             title=self.spec.name,
         )
-        return shard_jobs(call, self.shards, self.folder, self.asks, self.options)
+        return shard_jobs(call, self.shards, self.folder, self.asks, self._job_options)
 
+    @property
+    def folders_of_results(self) -> Sequence[Path]:
+        return (self.folder.shards,)
 
-def plan_work(spec: Spec, options: ScoreOptions, run: Run, answers: Sequence[Answered]) -> Work:
-    """What measuring it takes on this machine. Writes nothing. Raises what ``job_request`` raises."""
-    statistic = statistic_of(spec)
-    folder = run.folder.work_of(spec.name)
-    cost = statistic.cost(spec, answers)
-    workload = Workload(options.batch_size, cost.prompt_tokens, 1)
-    if statistic.by_encoder(spec):
-        model, of_jobs = spec.model, _encoder_options(options)
-        asks = _encoder_asks(spec, options)
-    else:
-        model, of_jobs = statistic.language_model(spec, options, run)
-        asks = job_request(model, of_jobs, workload, resources_for(options))
-    if folder.plan.exists():
-        shards = read_plan(folder)
-    else:
-        many = number_of_shards(len(answers), asks.at_once, options.shards)
-        shards = plan_shards(cost.tokens, many, partial(plan_batches, rows=cost.questions or options.batch_size))
-    return Work(spec, folder, model, of_jobs, asks, shards, workload)
-
-
-def carry_out(work: Work, run: Run, console: Console, *, simulate: bool) -> Outcome | None:
-    """Runs the jobs and writes the statistic. Returns how they ended; None where it was there already.
-
-    Raises what ``run_jobs`` raises, CannotWrite, Damaged.
-    """
-    if is_there(run.folder, work.spec.name):
-        return None
-    write_task(work.folder, Task(work.spec, str(run.folder.root), run.answers_sha256))
-    shards = kept_plan(
-        work.folder, f"{run.answers_sha256} {work.spec.name}", lambda: work.shards, wanted=work.options.shards
-    )
-    jobs = replace(work, shards=shards).jobs(run.answers_sha256, simulate=simulate)
-    outcome = run_work(
-        jobs,
-        work.options,
-        work.folder,
-        [work.folder.root, work.folder.shards],
-        console,
-        kind="score",
-        enqueue_only=work.options.enqueue_only,
-    )
-    if outcome.complete:
-        finish(work.spec, work.folder, shards, run)
-    return outcome
-
-
-def finish(spec: Spec, folder: ShardedDirectory, shards: Sequence[Shard], run: Run) -> Meta:
-    """Makes one file of the shards, and its description, unless somebody was first. Raises Damaged, CannotWrite."""
-    with single_writer(run.folder.statistics):
-        if not is_there(run.folder, spec.name):
-            _write(spec, folder, shards, run)
-    return statistic_named(run.folder, spec.name, run.answers_sha256)
+    def finish(self, jobs: Outcome | None) -> StageOutcome:
+        """Makes one file of the shards, and its description, unless another command was first."""
+        if jobs is None or jobs.complete:
+            with single_writer(self.source.folder.statistics):
+                if not is_there(self.source.folder, self.spec.name):
+                    _write(self.spec, self.folder, self.shards, self.source)
+        return StageOutcome(jobs)
 
 
 def _write(spec: Spec, folder: ShardedDirectory, shards: Sequence[Shard], run: Run) -> None:

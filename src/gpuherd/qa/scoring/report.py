@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gpuherd.jobs.feasibility import Outlook
     from gpuherd.qa.runs import Run
-    from gpuherd.qa.scoring.measuring import Work
+    from gpuherd.qa.scoring.measuring import Measuring
     from gpuherd.qa.scoring.options import Choice
     from gpuherd.qa.scoring.score import ScoreOutcome
 
@@ -31,7 +31,7 @@ _COLUMNS = (
 )
 
 
-def plan_lines(choice: Choice, missing: Sequence[Work], outlook: Outlook) -> list[str]:
+def plan_lines(choice: Choice, missing: Sequence[Measuring], outlook: Outlook) -> list[str]:
     """What would be computed, and what would be measured first."""
     families = Counter(each.name.partition(":")[0] for each in choice.measures)
     names = [name if number == 1 else f"{name} ({number})" for name, number in families.items()]

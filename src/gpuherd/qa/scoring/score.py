@@ -15,9 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
-from gpuherd.errors import ExitCode, UsageError
+from gpuherd.errors import UsageError
 from gpuherd.jobs.feasibility import Outlook, of_like
-from gpuherd.jobs.records import Outcome
 from gpuherd.qa.folder import QADirectory
 from gpuherd.qa.judging.files import JudgingMeta, judging_named, judgments
 from gpuherd.qa.judging.verdicts import Judgment, Verdict
@@ -36,45 +35,34 @@ from gpuherd.qa.scoring.files import (
     write_scoring,
 )
 from gpuherd.qa.scoring.files import scores as read_scores
-from gpuherd.qa.scoring.measuring import Work, carry_out, plan_work
+from gpuherd.qa.scoring.measuring import Measuring
 from gpuherd.qa.scoring.options import Choice, ScoreOptions, choose, meant, planned_specs, requested_needs, sources
 from gpuherd.qa.span import Span, has_thought, span_setting
 from gpuherd.qa.statistics.files import Meta, is_there, rows, statistic_named, statistics_of
 from gpuherd.qa.statistics.registry import Has, Planning, Row, ValueInputs, Values, statistics
 from gpuherd.runs.console import track
 from gpuherd.runs.spec import digest_of, versions
-from gpuherd.runs.stage import failure_lines
+from gpuherd.runs.stage import StageOutcome
 
 # What measures get of tokens: it goes to the answers that they are of.
 _OF_TOKENS = (Need.RELEVANCE, Need.SAMPLE_RELEVANCE)
 
 
 @dataclass(frozen=True)
-class ScoreOutcome:
-    """How a scoring ended.
+class ScoreOutcome(StageOutcome):
+    """How a scoring ended; ``jobs``: those of a statistic that did not all succeed, else None.
 
     Attributes:
         meta: what was written, None where nothing was.
         scores: the figures.
         left_out: measures that were meant and can't be computed, with the reason.
         remarks: what people should know of the statistics.
-        stopped: how the jobs ended that did not all succeed.
-        never: why jobs of a dry run could never run.
     """
 
     meta: ScoringMeta | None = None
     scores: ScoreTable | None = None
     left_out: tuple[tuple[str, str], ...] = ()
     remarks: tuple[str, ...] = ()
-    stopped: Outcome | None = None
-    never: tuple[str, ...] = ()
-
-    @property
-    def exit_code(self) -> ExitCode:
-        """0 where the table is there, or nothing was to be started and all could be."""
-        if self.stopped is not None:
-            return self.stopped.exit_code
-        return ExitCode.FAILED if self.never else ExitCode.OK
 
 
 class Scoring:
@@ -148,10 +136,10 @@ class Scoring:
         return self.options if self.judging is None else replace(self.options, judge=self.judging.name)
 
     @cached_property
-    def missing(self) -> tuple[Work, ...]:
+    def missing(self) -> tuple[Measuring, ...]:
         """The statistics that must be measured first. Raises what planning raises."""
         return tuple(
-            plan_work(spec, self.options, self.source, self.answers)
+            Measuring(spec, self.options, self.source, self.answers, self.console, simulate=self.simulate)
             for spec in self.choice.statistics
             if not is_there(self.folder, spec.name)
         )
@@ -171,9 +159,9 @@ class Scoring:
         if self.options.dry_run:
             return ScoreOutcome(left_out=self.choice.left_out, never=self.outlook.never)
         for work in self.missing:
-            outcome = carry_out(work, self.source, self.console, simulate=self.simulate)
-            if outcome is not None and not outcome.complete:
-                return ScoreOutcome(left_out=self.choice.left_out, stopped=outcome)
+            jobs = work.run().jobs
+            if jobs is not None and not jobs.complete:
+                return ScoreOutcome(jobs, left_out=self.choice.left_out)
         return self._computed()
 
     def to_dict(self, outcome: ScoreOutcome) -> dict[str, Any]:
@@ -203,8 +191,8 @@ class Scoring:
                     "sources": {str(need): source.said for need, source in sorted(self.choice.sources.items())},
                 }
             )
-        if outcome.stopped is not None:
-            values["failures"] = [{"job": job, "reason": why} for job, why in failure_lines(outcome.stopped)]
+        if outcome.jobs is not None:
+            values["failures"] = outcome.failure_values()
         if outcome.meta is not None and outcome.scores is not None:
             values |= {
                 "scoring": meta_values(outcome.meta),
@@ -242,7 +230,12 @@ class Scoring:
             scores = compute([each.name for each in self.choice.measures], track(self.console, evidences, "measures"))
             there = write_scoring(self.folder, self._with_counts(meta, scores), ScoreTable(scores.ids, scores.columns))
             self._check_same(there, meta)  # another command may have been first to take the name
-        return ScoreOutcome(there, read_scores(self.folder, there), self.choice.left_out, tuple(remarks))
+        return ScoreOutcome(
+            meta=there,
+            scores=read_scores(self.folder, there),
+            left_out=self.choice.left_out,
+            remarks=tuple(remarks),
+        )
 
     def _evidences(self, metas: Mapping[str, Meta]) -> tuple[list[Evidence], list[str]]:
         """What measures look at of each question, and what people should know of it."""
