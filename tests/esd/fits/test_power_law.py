@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -36,10 +37,12 @@ def trained_matrices() -> Iterator[npt.NDArray[np.floating]]:
                 yield tensor
 
 
-def test_dks_is_the_exhaustive_search_on_real_matrices() -> None:
-    """Every matrix of the encoder, embeddings included: index, alpha and D, from singular values by SVD in float64."""
+@pytest.mark.parametrize("each", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_dks_is_the_exhaustive_search_on_real_matrices(each: int) -> None:
+    """Every matrix of the encoder (each sixth in the fast suite, the largest embedding among them): index, alpha and D,
+    from singular values by SVD in float64."""
     count = 0
-    for W in trained_matrices():
+    for W in itertools.islice(trained_matrices(), 2 % each, None, each):
         count += 1
         by_svd = np.linalg.svd(W.astype(np.float64), compute_uv=False)[::-1] ** 2
         plain = every_candidate(by_svd[by_svd > 1e-5])
@@ -51,7 +54,7 @@ def test_dks_is_the_exhaustive_search_on_real_matrices() -> None:
             assert fit.num_tail == len(x) - best
             assert (fit.alpha, fit.D) == pytest.approx((plain.alphas[best], plain.distances(ks)[best]), rel=1e-9)
             assert (fit.alpha_lo, fit.alpha_hi) == pytest.approx(plain.interval(ks, best, 1e-3), rel=1e-9)
-    assert count >= 20
+    assert count >= 20 // each
 
 
 @pytest.mark.parametrize(
