@@ -123,15 +123,13 @@ async function modelView(number, layer, against) {
       ...["xmin", "num_evals", "stable_rank"].filter((key) => own.figures?.has(key)).map((key) => ({ word: key, kind: "num rare", why: index.meanings[key], key: (at) => own.figures.get(key)[at], cell: (at) => figure(own.figures.get(key)[at]) })),
       { word: "without a fit because", kind: "rare", key: (at) => reasonOf(about, at), cell: (at) => reasonOf(about, at) ?? "" },
     ] });
+  const summary = make("section", { class: "card" }, make("h2", {}, about.id), source ? make("div", { class: "soft" }, source) : null,
+    make("div", { class: "facts" }, ...facts.map(([value, word]) => make("span", {}, make("b", {}, value), ` ${word}`))), nearest, missing);
+  const all = make("section", { class: "card" }, make("h3", {}, "All matrices"), rows);
+  if (missing) return [summary, all]; // nothing to draw: a heat map would say that there is no fit
   drawLayer();
   await drawHeat();
   const small = make("section", { class: "card" }, make("h3", {}, "How alpha is distributed"), ...alphaHistogram([...(index.models.length > 1 ? [{ word: "all models", counts: index.pooled, colour: "var(--soft)", fill: true }] : []), { word: "this model", counts: alphaCounts(own.alpha), colour: LINES[0] }], { label: "histogram of alpha" }),
     legend([["this model", LINES[0]], ...(index.models.length > 1 ? [["all models of the run", "var(--soft)"]] : [])]));
-  return [
-      make("section", { class: "card" }, make("h2", {}, about.id), source ? make("div", { class: "soft" }, source) : null,
-        make("div", { class: "facts" }, ...facts.map(([value, word]) => make("span", {}, make("b", {}, value), ` ${word}`))), nearest, missing),
-      heat, panel,
-      depth ? make("div", { class: "pair" }, small, make("section", { class: "card" }, make("h3", {}, "Alpha over depth"), depth)) : small,
-      make("section", { class: "card" }, make("h3", {}, "All matrices"), rows),
-  ];
+  return [summary, heat, panel, depth ? make("div", { class: "pair" }, small, make("section", { class: "card" }, make("h3", {}, "Alpha over depth"), depth)) : small, all];
 }
