@@ -19,7 +19,7 @@ from gpuherd.engines.progress import Progress
 from gpuherd.errors import clean
 from gpuherd.jobs.attempts.failures import in_words
 from gpuherd.jobs.dispatcher_state import engine_name
-from gpuherd.jobs.job import ENDED, JobState
+from gpuherd.jobs.job import JobState
 from gpuherd.jobs.monitor.job_status import SHOWN_FIRST, Page
 from gpuherd.jobs.monitor.status import DispatcherStatus, InEngine, RunStatus, opened, snapshot
 from gpuherd.jobs.records import AttemptRow, Counts, JobStatus
@@ -329,9 +329,9 @@ def json_text(run: RunDirectory, page: Page, *, lines: bool = True) -> Iterator[
         head = as_json(taken.status)
         texts = (
             text
-            for ended, rows in groupby(taken.rows(f"*, {_TEXT_OF_ENDED} AS text"), lambda row: row["state"] in ENDED)
+            for ended, rows in groupby(taken.rows(of_ended=f"{_TEXT_OF_ENDED} AS text"), lambda row: len(row) == 1)
             for text in (
-                (_ascii(row["text"]) for row in rows) if ended else (_encode(_job(job)) for job in taken.jobs(rows))
+                (_ascii(text) for (text,) in rows) if ended else (_encode(_job(job)) for job in taken.jobs(rows))
             )
         )
         kept = [zlib.compress(piece.encode("ascii"), 1) for piece in _pieces(texts, ",\n    " if lines else ",")]

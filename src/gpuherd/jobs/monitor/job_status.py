@@ -20,7 +20,7 @@ from gpuherd.engines.registry import LOCAL
 from gpuherd.errors import clean
 from gpuherd.jobs import clock
 from gpuherd.jobs.dispatcher_state import DispatcherState, engine_name
-from gpuherd.jobs.job import JobState
+from gpuherd.jobs.job import ENDED, JobState
 from gpuherd.jobs.queue.reader import (
     FAMILIES,
     QueueReader,
@@ -74,12 +74,19 @@ def matching(reader: QueueReader, page: Page, submission: int, counts: Counts) -
 
 
 def rows_of(
-    reader: QueueReader, page: Page, submission: int, counts: Counts, longest_first: bool, columns: str = "*"
+    reader: QueueReader,
+    page: Page,
+    submission: int,
+    counts: Counts,
+    longest_first: bool,
+    columns: str = "*",
+    of_ended: str | None = None,
 ) -> Iterator[sqlite3.Row]:
     """The rows of the page, to be read one after the other within one snapshot. Of a long queue no more is read than
     the page holds, unless the page is a search.
 
-    ``columns``: what to read of each row; of waiting jobs all is read.
+    ``columns``: what to read of each row; of waiting jobs all is read. ``of_ended``: of jobs that have ended, where
+    that is something else.
     """
     skip, room = page.offset, page.limit
     for state in _states(page):
@@ -94,7 +101,8 @@ def rows_of(
                 where, values = _where(page, submission, state)
                 order = _order(state, longest_first)
                 chosen = f"SELECT id FROM jobs WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"  # noqa: S608
-                query = f"SELECT {columns} FROM jobs WHERE id IN ({chosen}) ORDER BY {order}"  # noqa: S608
+                wanted = columns if of_ended is None or state not in ENDED else of_ended
+                query = f"SELECT {wanted} FROM jobs WHERE id IN ({chosen}) ORDER BY {order}"  # noqa: S608
                 yield from reader.each(query, (*values, most, skip))
             room -= min(most, here - skip)
         skip = max(0, skip - here)

@@ -187,9 +187,10 @@ class StatusSnapshot:
             left_out={labels[uuid]: each.sentence for uuid, each in out.items()},
         )
 
-    def rows(self, columns: str = "*") -> Iterator[sqlite3.Row]:
-        """The rows of the page's jobs, in their order."""
-        return rows_of(self._reader, self._page, self._submission, self.status.counts, self._longest_first, columns)
+    def rows(self, columns: str = "*", of_ended: str | None = None) -> Iterator[sqlite3.Row]:
+        """The rows of the page's jobs, in their order; ``of_ended``: other columns of jobs that have ended."""
+        counts = self.status.counts
+        return rows_of(self._reader, self._page, self._submission, counts, self._longest_first, columns, of_ended)
 
     def jobs(self, rows: Iterable[sqlite3.Row]) -> Iterator[JobStatus]:
         """The jobs of these rows of the page, each once and in their order; also in a later snapshot than this one."""
