@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -34,9 +34,11 @@ from gpuherd.jobs.run_dir import RunDirectory
 
 if TYPE_CHECKING:
     from gpuherd.gpus.leases import Holder
+    from gpuherd.jobs.queue.reader import QueueReader
 
 
 PAGE = 200
+_SETTLED_S = 1.0  # file times are coarse: a younger file may change again without another time
 _LOG_LINES = 200
 
 
@@ -77,6 +79,9 @@ class Looker:
         self._driver = GpuReader()
         # A slow look may still run when the next begins, in another thread.
         self._one_at_a_time = threading.Lock()
+        # The page of the last look, and the text and state of the queue's files that it was read at.
+        self._page: RunStatus | None = None
+        self._page_at: object = None
 
     def look(self, text: str = "", chosen: str | None = None) -> Look:
         """The state now. ``text``: only jobs with it in their name; ``chosen``: the job whose log to read, by default
@@ -87,7 +92,7 @@ class Looker:
             holders = self._holders(machine)
             try:
                 with opened(self._run) as reader:
-                    status = status_of(self._run, reader, Page(text=text, limit=PAGE))
+                    status = self._status(reader, text)
                     running = status.jobs
                     if text:
                         running = status_of(self._run, reader, Page(states=(JobState.RUNNING,), limit=PAGE)).jobs
@@ -104,6 +109,21 @@ class Looker:
             log=() if job is None else _log(self._run, job),
         )
 
+    def _status(self, reader: QueueReader, text: str) -> RunStatus:
+        """The status of the run. Of a page that was read before, only jobs that have not ended are read again: while
+        the queue's files have not changed, no other job has."""
+        files = _stamp(self._run)
+        if self._page is None or files is None or self._page_at != (files, text):
+            status = status_of(self._run, reader, Page(text=text, limit=PAGE))
+        else:
+            states = (JobState.RUNNING, JobState.WAITING)
+            found = status_of(self._run, reader, Page(text=text, states=states, limit=PAGE))
+            changed = {job.id: job for job in found.jobs}
+            jobs = tuple(changed.get(job.id, job) for job in self._page.jobs)
+            status = replace(found, jobs=jobs, matching=self._page.matching)
+        self._page, self._page_at = status, (files, text)
+        return status
+
     def _holders(self, machine: Machine) -> dict[str, Holder]:
         from gpuherd.gpus.leases import LeaseFolder
 
@@ -115,6 +135,22 @@ class Looker:
             return {}
         found = {gpu.uuid: folder.holder(gpu.uuid) for gpu in machine.gpus}
         return {uuid: holder for uuid, holder in found.items() if holder is not None}
+
+
+def _stamp(run: RunDirectory) -> tuple[tuple[int, int, int], ...] | None:
+    """Differs whenever the queue has changed; None where a change just now could have the same time."""
+    stamps = []
+    for path in (run.queue, run.queue.with_name(f"{run.queue.name}-wal")):
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+        if time.time() - found.st_mtime < _SETTLED_S:
+            return None
+        stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+    return tuple(stamps)
 
 
 def _log(run: RunDirectory, job: JobStatus) -> tuple[str, ...]:
