@@ -265,23 +265,35 @@ class Contents:
 
     def index(self) -> dict[str, Any]:
         """All but the arrays of the models."""
-        models = self._results.models
-        medians_ = medians([model.alpha for model in models])
         reasons: dict[str, int] = {}
-        told = [
-            self._model(number, model, kin, reasons)
-            for number, (model, kin) in enumerate(zip(models, self._kinships, strict=True))
-        ]
         return {
-            "models": told,
+            "models": [
+                {**whole, **self._told(number, model, reasons)}
+                for number, (model, whole) in enumerate(zip(self._results.models, self._models, strict=True))
+            ],
+            **self._shared,
+            "reasons": [shown(reason) for reason in reasons],
+            "on_purpose": [reason.startswith(SKIPPED) for reason in reasons],
+        }
+
+    # The index is made twice: once to know how large it is, and once with what is left out for that.
+
+    @cached_property
+    def _models(self) -> list[dict[str, Any]]:
+        """What the page says of each model, whatever of it is left out."""
+        return [self._model(model, kin) for model, kin in zip(self._results.models, self._kinships, strict=True)]
+
+    @cached_property
+    def _shared(self) -> dict[str, Any]:
+        """What the index says of no single model, whatever is left out; behind ``_models``, which numbers the layouts."""
+        alphas = [model.alpha for model in self._results.models]
+        return {
             "layouts": self._told_layouts(),
             "figures": [printable(name) for name in self._figures],
             "meanings": {name: MEANINGS[name] for name in (*_CORE, *self._figures) if name in MEANINGS},
-            "reasons": [shown(reason) for reason in reasons],
-            "on_purpose": [reason.startswith(SKIPPED) for reason in reasons],
             "fits": FITS,
-            "pooled": _histogram([model.alpha for model in models]),
-            "outliers": self._outliers(medians_),
+            "pooled": _histogram(alphas),
+            "outliers": self._outliers(medians(alphas)),
             "failures": self.failures,
         }
 
@@ -297,7 +309,7 @@ class Contents:
             profiles.append(Profile(model.model_id, model.source_model, is_base, shared[model.names], model.alpha))
         return kinships(profiles)
 
-    def _model(self, number: int, model: ModelTable, kin: Kinship, reasons: dict[str, int]) -> dict[str, Any]:
+    def _model(self, model: ModelTable, kin: Kinship) -> dict[str, Any]:
         alpha, distance = model.alpha[np.isfinite(model.alpha)], model.figures["D"]
         distance = distance[np.isfinite(distance)]
         without = len(model.names) - model.fitted - model.skipped
@@ -322,6 +334,11 @@ class Contents:
             "nearest": _near(kin.nearest),
             "verdict": kin.verdict,
             "figures": [self._figures[name] for name in figures],
+        }
+
+    def _told(self, number: int, model: ModelTable, reasons: dict[str, int]) -> dict[str, Any]:
+        """What is left out of a model, and its matrices without a fit."""
+        return {
             "left_out": number in self.left_out,
             "stored": number in self.stored,
             "bad": [
