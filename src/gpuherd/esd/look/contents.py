@@ -285,7 +285,7 @@ class Contents:
 
     @cached_property
     def _shared(self) -> dict[str, Any]:
-        """What the index says of no single model, whatever is left out. ``_models``, which numbers layouts, comes first."""
+        """What the index says of no single model, whatever is left out. ``_models`` comes first: it numbers layouts."""
         alphas = [model.alpha for model in self._results.models]
         return {
             "layouts": self._told_layouts(),
