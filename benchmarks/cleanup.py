@@ -22,7 +22,7 @@ from gpuherd.errors import GpuherdError
 from gpuherd.jobs import Job, RunDirectory, run_jobs
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Event, EventKind
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 GPUS = 8
 MEMORY_MB = 10_000
@@ -69,7 +69,7 @@ def clean_up(jobs: int, folder: Path) -> list[float]:
     """Runs the jobs. For each the seconds until nothing of it was left."""
     (folder / "stay").write_text(_STAY)
     (folder / "fork").write_text(_FORK)
-    machine = Machine.create(folder / "machine", f"{GPUS}x40GB")
+    machine = SimulatedMachine.create(folder / "machine", f"{GPUS}x40GB")
     machine.activate()
     former = os.environ.get("GPUHERD_LEASE_DIR")
     os.environ["GPUHERD_LEASE_DIR"] = str(folder / "leases")
@@ -102,7 +102,7 @@ def _job(number: int, folder: Path) -> Job:
 class _Observer(threading.Thread):
     """Gives the processes their memory, and looks how long they are there after the end of their job."""
 
-    def __init__(self, machine: Machine, folder: Path):
+    def __init__(self, machine: SimulatedMachine, folder: Path):
         super().__init__(daemon=True)
         self._machine = machine
         self._folder = folder

@@ -33,11 +33,11 @@ from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_list import ModelRow, read_model_list
 from gpuherd.esd.plan import result_file
-from gpuherd.esd.row import LayerRow
+from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.views import FIT_OK, Origin, stats_rows, table_text
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.standin.driver import compiler
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 LIST = Path(__file__).parents[2] / "shared/data/model-lists/curated-3164.csv"
 GPUS, WORK_S = 8, 0.010
@@ -109,7 +109,7 @@ def run(*, quick: bool) -> dict[str, Any]:
         models = _list(whole, folder, 60 if quick else None)
         rows = read_model_list(models).rows
         _prepare(folder, rows)
-        environment = environment_of(Machine.create(folder / "machine", f"{GPUS}x40GB"), folder)
+        environment = environment_of(SimulatedMachine.create(folder / "machine", f"{GPUS}x40GB"), folder)
         return {"rows": len(rows), "dry_run": _dry_run(folder, models), "run": _run(folder, models, environment)}
 
 

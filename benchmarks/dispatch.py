@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks._peers import PEERS, PLACES, Absent, Task
 from gpuherd.standin.driver import compiler
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 # Writes "S <ns> <GPUs>" at once and "E <ns> <GPUs>" after sleeping: argv is the file and the seconds.
 _STAMP = r"""
@@ -170,7 +170,7 @@ def _quantile(ordered: list[float], share: float) -> float:
 
 def ours(task: Task) -> dict[str, float]:
     """gpuherd's own queue and dispatcher, in a fresh process, on eight stand-in GPUs."""
-    environment = environment_of(Machine.create(task.folder / "machine", f"{PLACES}x40GB"), task.folder)
+    environment = environment_of(SimulatedMachine.create(task.folder / "machine", f"{PLACES}x40GB"), task.folder)
     plan = task.folder / "plan.json"
     plan.write_text(json.dumps(task.commands))
     words = [sys.executable, "-c", _OURS, str(plan), str(task.folder), json.dumps(_STARTS_AT_ONCE)]
@@ -179,7 +179,7 @@ def ours(task: Task) -> dict[str, float]:
     return {"cpu_ms_a_job": cpu["own"] + cpu["jobs"], "own_cpu_ms_a_job": cpu["own"]}
 
 
-def environment_of(machine: Machine, folder: Path) -> dict[str, str]:
+def environment_of(machine: SimulatedMachine, folder: Path) -> dict[str, str]:
     """This process's, with the simulated machine and leases of its own."""
     return {**os.environ, **machine.environment(), "GPUHERD_LEASE_DIR": str(folder / "leases")}
 
@@ -194,7 +194,7 @@ def freed_by_a_stranger(folder: Path, stamp: str, *, samples: int) -> dict[str, 
     """
     place = folder / "stranger"
     place.mkdir()
-    machine = Machine.create(place / "machine", "1x40GB")
+    machine = SimulatedMachine.create(place / "machine", "1x40GB")
     events, chance = place / "events", random.Random(7)
     plan = place / "plan.json"
     plan.write_text(json.dumps([[stamp, str(events), "0.05"]] * samples))

@@ -122,8 +122,7 @@ def symmetric_solvers(n: int) -> dict[str, Any]:
     import scipy.linalg
     import torch
 
-    from gpuherd.esd.spectra.lapack import Lapack, aligned, installed_mkl, loaded_library
-    from gpuherd.esd.spectra.solvers import choice_for, cpu_vendor
+    from gpuherd.esd.spectra.solvers import Lapack, aligned, choice_for, cpu_vendor, installed_mkl, loaded_library
 
     W = np.random.default_rng(2).standard_normal((n, n))
     G = W @ W.T

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from benchmarks._peers import Absent, package
 from gpuherd.esd import FitSettings, LayerRow, analyse_layer, eigenvalues
+from gpuherd.esd.config import Method
 from gpuherd.esd.fits.power_law import peak_window
-from gpuherd.esd.settings import Method
 
 Matrix = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]

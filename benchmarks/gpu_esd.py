@@ -224,7 +224,7 @@ def grams(n: int, m: int, device: str) -> dict[str, Any]:
     import torch
 
     from gpuherd.esd.spectra.batching import panel_length
-    from gpuherd.esd.spectra.device import GramSum, ieee_float32
+    from gpuherd.esd.spectra.device import DeviceGramSum, ieee_float32
 
     figures: dict[str, Any] = {"shape": [n, m]}
     for dtype in (torch.bfloat16, torch.float32):
@@ -234,7 +234,7 @@ def grams(n: int, m: int, device: str) -> dict[str, Any]:
         for form in ("float64", "split", "float32"):
 
             def work(form: Any = form, panels: list[torch.Tensor] = panels) -> None:
-                total = GramSum(n, device, form)
+                total = DeviceGramSum(n, device, form)
                 for panel in panels:
                     total.add(panel)
                 total.result()
@@ -358,8 +358,8 @@ def lanes_here(model: Path, device: str, solver: Solver) -> dict[str, Any]:
     from gpuherd.esd import FitSettings
     from gpuherd.esd.fits.power_law import fit_power_law
     from gpuherd.esd.lanes import Lanes
-    from gpuherd.esd.on_device import Result
-    from gpuherd.esd.spectra.device import Arithmetic
+    from gpuherd.esd.on_device import MatrixResult
+    from gpuherd.esd.spectra.device import GramArithmetic
     from gpuherd.esd.spectra.pooled import spectrum_of
     from gpuherd.models.checkpoints.open import open_checkpoint
     from gpuherd.models.tensors.matrices import matrices
@@ -367,14 +367,14 @@ def lanes_here(model: Path, device: str, solver: Solver) -> dict[str, Any]:
     found = [matrix for matrix in matrices(open_checkpoint(model)) if matrix.skip is None]
     settings, alphas = FitSettings("DKS"), {}
 
-    def finish(result: Result) -> None:
+    def finish(result: MatrixResult) -> None:
         assert result.spectrum is not None
         evals = result.spectrum.evals
         alphas[result.index] = fit_power_law(evals[evals > settings.evals_thresh], "DKS").alpha
 
-    def on_cpu(index: int) -> Result:
-        return Result(index, spectrum_of(found[index]), None, "cpu")
+    def on_cpu(index: int) -> MatrixResult:
+        return MatrixResult(index, spectrum_of(found[index]), None, "cpu")
 
     started = time.perf_counter()
-    left = Lanes(found, range(len(found)), False, [device], [Arithmetic("float64", solver)], finish, on_cpu).run()
+    left = Lanes(found, range(len(found)), False, [device], [GramArithmetic("float64", solver)], finish, on_cpu).run()
     return {"wall_s": time.perf_counter() - started, "done": len(alphas), "left": len(left.alone) + len(left.on_cpu)}

@@ -23,7 +23,7 @@ from typing import Any
 from gpuherd.jobs import Job, RunDirectory, run_jobs
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Event, EventKind
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 GPU_MB = 80 * 1024
 
@@ -37,7 +37,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 def pack(folder: Path, *, jobs: int, gpus: int, hold_s: float, seed: int = 1) -> dict[str, Any]:
     """Runs ``jobs`` jobs on ``gpus`` stand-in GPUs. Each ramps for up to 2 s and holds its memory about ``hold_s``."""
     chance = random.Random(seed)
-    machine = Machine.create(folder / "machine", f"{gpus}x80GB")
+    machine = SimulatedMachine.create(folder / "machine", f"{gpus}x80GB")
     machine.activate()
     former = os.environ.get("GPUHERD_LEASE_DIR")
     os.environ["GPUHERD_LEASE_DIR"] = str(folder / "leases")

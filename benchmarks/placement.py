@@ -21,17 +21,17 @@ from typing import Any
 
 from benchmarks._device_maps import DeviceMap, by_accelerate, by_transformers, meta_model
 from gpuherd.cli import COMMANDS
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.known_models import known_model
+from gpuherd.models.describe.process import described
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import GIB, Reserve, Workload
+from gpuherd.models.memory.usage import CostTable
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec, parse_gpus
-from gpuherd.models.place.placement import ParallelOption
 from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.request import ParallelOption
 from gpuherd.models.place.result import MemoryPlan
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.from_config import architecture_of
-from gpuherd.models.plan.known import known_model
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.usage import CostTable
-from gpuherd.models.plan.workload import GIB, Reserve, Workload
 
 WORKLOAD = Workload(batch=8, prompt_tokens=512, new_tokens=64)
 
@@ -102,7 +102,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 
 def _row(case: Case) -> dict[str, Any]:
-    architecture, cards = architecture_of(case.config, case.model), parse_gpus(case.gpus)
+    architecture, cards = described(case.config, case.model), parse_gpus(case.gpus)
     judge = Judge(architecture, Precision(case.precision), cards)
     maps = _libraries(case, [card.free for card in cards])
     ours, over_all = judge.plan("auto"), judge.plan("layers")
@@ -257,12 +257,12 @@ def _plan_times(repeats: int) -> dict[str, Any]:
 
 
 _FROM_PYTHON = """
-from gpuherd.models.place.gpus import parse_cards
+from gpuherd.models.place.gpus import parse_gpus
 from gpuherd.models.place.planner import make_plan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import Workload
-make_plan(read_architecture("llama-3.1-70b"), parse_cards("4xA100-40"), Precision("bf16"), Workload(8))
+from gpuherd.models.memory.weights import Precision
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import Workload
+make_plan(read_architecture("llama-3.1-70b"), parse_gpus("4xA100-40"), Precision("bf16"), Workload(8))
 """
 
 

@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 GPUHERD = [sys.executable, "-m", "gpuherd"]
 # An installed program has its byte code.
@@ -101,7 +101,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="gpuherd-queue-size-") as name:
         folder = Path(name)
         place = folder / "queue"
-        machine = Machine.create(folder / "machine", "8x80GB")
+        machine = SimulatedMachine.create(folder / "machine", "8x80GB")
         for gpu in range(8):
             machine.occupy(gpu, 40_000)
         places = {"GPUHERD_QUEUE": str(place), "GPUHERD_LEASE_DIR": str(folder / "leases"), "XDG_CONFIG_HOME": name}

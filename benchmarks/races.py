@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.standin.driver import compiler, library_folder
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 GPUS = 8
 USERS = 16
@@ -93,7 +93,7 @@ def choosers(*, rounds: int) -> dict[str, Any]:
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(prefix="gpuherd-races-") as name:
             folder = Path(name)
-            machine = Machine.create(folder / "machine", f"{GPUS}x80GB")
+            machine = SimulatedMachine.create(folder / "machine", f"{GPUS}x80GB")
             environment = _environment(machine, folder / "leases")
             job = [sys.executable, "-m", "gpuherd.standin.job", "--memory-mb", "50000", "--ramp", "1", "--hold", "1"]
             options = {"max_checks": 2, "check_interval": 0.05, "max_gpus": 1}
@@ -135,7 +135,7 @@ class _Race:
         for file in (self._events, *(self._locks / str(gpu) for gpu in range(GPUS))):
             file.touch()
             file.chmod(0o666)
-        machine = Machine.create(place / "machine", f"{GPUS}x40GB")
+        machine = SimulatedMachine.create(place / "machine", f"{GPUS}x40GB")
         machine.path.chmod(0o666)
         for index, uuid in enumerate(machine.uuids):
             os.link(self._locks / str(index), self._locks / uuid)  # one lock by both names that a job may be told
@@ -198,7 +198,7 @@ class _Race:
             return process.wait()
 
 
-def _environment(machine: Machine, leases: Path) -> dict[str, str]:
+def _environment(machine: SimulatedMachine, leases: Path) -> dict[str, str]:
     return {**os.environ, **machine.environment(), "GPUHERD_LEASE_DIR": str(leases)}
 
 

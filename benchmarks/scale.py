@@ -28,7 +28,7 @@ from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import Job, JobState, Queue, RunDirectory
 from gpuherd.jobs.completion import Known, Settlement
-from gpuherd.jobs.monitor.job_status import Page
+from gpuherd.jobs.monitor.job_status import JobSelection
 from gpuherd.jobs.monitor.status import read_status
 from gpuherd.jobs.records import AttemptRecord, AttemptState, Begun, Handed, StartRecord
 from gpuherd.jobs.remote.protocol import (
@@ -158,9 +158,9 @@ class _Filled:
             self._hand_over(queue)
         clock("open", lambda: Queue(path, check=False).close(), 3)
         clock("open_and_check", lambda: Queue(path).close())
-        clock("status_page_of_40", lambda: read_status(self._folder, Page(limit=40)), 3)
-        clock("status_by_name", lambda: read_status(self._folder, Page(names=(jobs[-1].name,))), 3)
-        clock("status_search", lambda: read_status(self._folder, Page(text="job-00009", limit=40)))
+        clock("status_page_of_40", lambda: read_status(self._folder, JobSelection(limit=40)), 3)
+        clock("status_by_name", lambda: read_status(self._folder, JobSelection(names=(jobs[-1].name,))), 3)
+        clock("status_search", lambda: read_status(self._folder, JobSelection(text="job-00009", limit=40)))
         with Queue(path, check=False) as queue:
             clock("submit_again", lambda: queue.submit(jobs))
             clock("cancel_all", lambda: queue.cancel((), "someone"))

@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from gpuherd.qa.prompts.style import style_named
+from gpuherd.qa.prompts.maker import style_named
 from gpuherd.qa.record import Question
 
 BOS, EOS, PAD = 0, 1, 2
@@ -45,7 +45,7 @@ def make_student(folder: Path, problems: Sequence[Problem], learnt: int) -> None
     """A model that knows the results of the first ``learnt`` problems, the earlier ones better."""
     style = style_named("short")
     lessons = [
-        Lesson(style.plain(Question(str(place), each.text, (each.number,)), ()), f" {each.number}")
+        Lesson(style.prompt_text(Question(str(place), each.text, (each.number,)), ()), f" {each.number}")
         for place, each in enumerate(problems)
     ]
     tokenizer = make_tokenizer(folder, [f"{each.prompt}{each.reply}" for each in lessons], vocabulary=1500)

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.jobs import Queue
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import parse_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import MemoryPlan, format_blocks
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import Workload
 from gpuherd.units import gib
 
 MODEL, GPUS, BATCH = "llama-3.1-70b", "4x40GB", 8

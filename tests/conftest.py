@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,15 +13,27 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import warming
+from tests.forking import Forking
 
+from gpuherd import cli
 from gpuherd.gpus.visible import VARIABLES
 from gpuherd.standin import driver
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 MakeModel = Callable[..., Path]
 
 # Where users set their own number of threads, jobs are not given theirs: neither here nor on a test's nodes.
 os.environ.pop("OMP_NUM_THREADS", None)
+
+# Hundreds of tests start Python: without bytecode each start compiles our modules again, a fifth of its time. And
+# pytest rewrites all assertions again, half the time of collecting.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# More processes than cores compute at a time: idle threads sleep at once, here and in what is started.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 # No test hangs on the machine's speed.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,6 +47,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A handler is not inherited, and lets the suite itself live on.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What a worker of pytest-xdist does before it collects."""
+    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if worker is None:
+        return
+    warming.load_single_threaded()
+    if config.getoption("assertmode") == "rewrite":
+        warming.compile_share(config, int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -57,13 +80,23 @@ def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         driver.forget()
 
 
-@pytest.fixture
-def standin(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
-    """``standin("4x40GB")`` makes a simulated machine that this process and its children see until the test ends."""
-    machines: list[Machine] = []
+@pytest.fixture(scope="session")
+def forking_gpuherd() -> Iterator[Forking]:
+    """A process that has imported all commands, and forks to run one: the tenth of the time of a new process."""
+    commands = [f"gpuherd.cli.{path.stem}" for path in Path(str(cli.__file__)).parent.glob("[!_]*.py")]
+    # The loader looks at its path when a process starts: forks must find the stand-in driver there already.
+    libraries = str(driver.library_folder())
+    with Forking(*commands, OPENBLAS_NUM_THREADS="1", LD_LIBRARY_PATH=libraries) as made:
+        yield made
 
-    def make(spec: str = "4x40GB", *, attribute: bool = False) -> Machine:
-        machine = Machine.create(tmp_path / f"machine{len(machines)}", spec, attribute=attribute)
+
+@pytest.fixture
+def standin(tmp_path: Path) -> Iterator[Callable[..., SimulatedMachine]]:
+    """``standin("4x40GB")`` makes a simulated machine that this process and its children see until the test ends."""
+    machines: list[SimulatedMachine] = []
+
+    def make(spec: str = "4x40GB", *, attribute: bool = False) -> SimulatedMachine:
+        machine = SimulatedMachine.create(tmp_path / f"machine{len(machines)}", spec, attribute=attribute)
         machines.append(machine)
         machine.activate()
         return machine

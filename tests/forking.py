@@ -31,7 +31,7 @@ for line in sys.stdin:
     print(pid, flush=True)
 else:
     sys.exit()
-for number, path in enumerate((os.devnull, asked["out"], asked["err"])):
+for number, path in enumerate((asked["in"], asked["out"], asked["err"])):
     os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
 os.chdir(asked["cwd"])
 os.environ.clear()
@@ -64,7 +64,7 @@ class Program:
     def end(self) -> subprocess.CompletedProcess[str]:
         """Waits for its end."""
         code = self._server.ask({"wait": self.pid})
-        out, err = (Path(self._folder.name, name).read_text() for name in ("out", "err"))
+        out, err = (Path(self._folder.name, name).read_bytes().decode() for name in ("out", "err"))
         self._folder.cleanup()
         return subprocess.CompletedProcess([], code, out, err)
 
@@ -103,9 +103,23 @@ class Forking:
         code: str = "",
         words: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        given: str | None = None,
     ) -> Program:
-        """Starts a module as a program, or code, with this whole environment (by default ours)."""
+        """Starts a module as a program, or code, with this whole environment, in this folder (by default in ours), and
+        with this text as its input (by default none).
+        """
         folder = tempfile.TemporaryDirectory()
         out, err = (f"{folder.name}/{name}" for name in ("out", "err"))
-        asked = {"module": module, "code": code, "argv": list(words), "env": dict(os.environ if env is None else env)}
-        return Program(self, folder, self.ask({**asked, "cwd": os.getcwd(), "out": out, "err": err}))
+        asked: dict[str, object] = {
+            "module": module,
+            "code": code,
+            "argv": list(words),
+            "env": dict(os.environ if env is None else env),
+        }
+        source = os.devnull
+        if given is not None:
+            source = f"{folder.name}/in"
+            Path(source).write_text(given)
+        asked |= {"cwd": str(cwd or os.getcwd()), "in": source, "out": out, "err": err}
+        return Program(self, folder, self.ask(asked))

@@ -15,7 +15,7 @@ from benchmarks import gpu
 from benchmarks._peers import Absent
 from benchmarks.gpu import _table, driver
 
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 def test_without_a_gpu_it_lists_what_it_skips_and_ends_well(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def write_nvidia_smi(folder: Path, rows: list[list[str]]) -> None:
     ("power_w", "[N/A]", "power_w"),
 ])  # fmt: skip
 def test_the_table_of_gpus_is_compared_with_nvidia_smi(
-    standin: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    standin: Callable[..., SimulatedMachine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     field: str | None, shown: str, problem: str | None,
 ) -> None:  # fmt: skip
     standin("2x40GB", attribute=True)

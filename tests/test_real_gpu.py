@@ -23,7 +23,7 @@ def child(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 def cuda_names() -> list[str]:
     """The GPUs that CUDA shows, by the driver library; no torch is imported to find that there are none."""
-    shown = child("-c", "from gpuherd.esd.devices import cuda_devices; print(*cuda_devices().names, sep='\\n')")
+    shown = child("-c", "from gpuherd.esd.resources import cuda_devices; print(*cuda_devices().names, sep='\\n')")
     return shown.stdout.split("\n")[:-1] if shown.returncode == 0 and shown.stdout.strip() else []
 
 

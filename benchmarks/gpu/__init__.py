@@ -58,7 +58,7 @@ def run(*, quick: bool) -> dict[str, Any]:
 
 def gpu_names() -> list[str]:
     """The GPUs that the CUDA driver shows to this process."""
-    from gpuherd.esd.devices import cuda_devices
+    from gpuherd.esd.resources import cuda_devices
 
     return list(cuda_devices().names)
 

@@ -14,8 +14,8 @@ from benchmarks.gpu import ROOT, Measurement, needs, python
 FILES = (
     "tests/test_real_gpu.py",
     "tests/models/load/test_real_gpu.py",
-    "tests/models/plan/test_usage_gpu.py",
-    "tests/models/plan/test_training_gpu.py",
+    "tests/models/memory/test_usage_gpu.py",
+    "tests/models/memory/test_training_gpu.py",
 )
 
 

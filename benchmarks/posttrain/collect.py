@@ -18,7 +18,7 @@ from rich.console import Console
 from gpuherd.posttrain.rounds.options import RoundsOptions
 from gpuherd.posttrain.rounds.parallel import Collected, ParallelDataGenerator
 from gpuherd.posttrain.rounds.setup_check import make_model
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 def run(*, quick: bool) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         numbers = make_model(folder / "model", width=width, layers=6, heads=8, positions=256)
-        machine = Machine.create(folder / "machine", "2x80GB")
+        machine = SimulatedMachine.create(folder / "machine", "2x80GB")
         machine.activate()
         os.environ["GPUHERD_LEASE_DIR"] = str(folder / "leases")
         try:

@@ -125,7 +125,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def atomic_write(path: Path, data: bytes) -> None:
-    """Replaces ``path`` by ``data``: temporary file beside it, sync, rename, sync of the folder. Raises OSError.
+    """Replaces ``path`` by ``data``: temporary file there, sync, rename, sync of the folder. Raises OSError.
 
     A reader sees the old content or the new, never a part. A kill can leave a ``.<name>.*.tmp`` behind, nothing else.
     """
@@ -169,7 +169,7 @@ def private_write(path: Path, data: bytes) -> None:
 def remove_strays(folder: Path, before: float) -> None:
     """Removes what ``atomic_write`` left in ``folder`` when it was killed, if last written before this wall-clock time.
 
-    The caller knows that nobody who began before then still writes here.
+    The caller knows that no process that began before then still writes here.
     """
     for path in folder.glob(".*.tmp"):
         with suppress(OSError):
@@ -206,8 +206,8 @@ def aside(folder: Path) -> Path:
 
 
 @contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder beside ``folder`` to be filled; when the block ends it takes its place, synced. Raises OSError.
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder next to ``folder`` to be filled; when the block ends it takes its place, synced. Raises OSError.
 
     What stood there before is there until then (or, for the moment of the exchange, as ``.<name>.old``). When the block
     raises, it stays. A kill can leave ``.<name>.tmp`` behind, which the next start removes.
@@ -234,7 +234,7 @@ def publish(folder: Path) -> None:
         if path.is_dir():
             sync_folder(path)
         else:
-            _sync(path)
+            sync_file(path)
     sync_folder(temporary)
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
@@ -257,7 +257,8 @@ def settle(folder: Path) -> None:
             shutil.rmtree(stray)
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Puts a file's content on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

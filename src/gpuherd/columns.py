@@ -89,7 +89,7 @@ def _widths(columns: Sequence[Column], lengths: Sequence[Sequence[int]], width: 
     natural = [max([len(column.heading), *found[-1:]]) for column, found in zip(columns, lengths, strict=True)]
     if width is None:
         return list(natural)
-    wanted = [_wanted(column, found, most) for column, found, most in zip(columns, lengths, natural, strict=True)]
+    wanted = [_least_width(column, found, most) for column, found, most in zip(columns, lengths, natural, strict=True)]
     by_rank = sorted(range(len(columns)), key=lambda number: columns[number].rank)
     given: dict[int, int] = {}
     left = width + len(GAP)
@@ -106,7 +106,7 @@ def _widths(columns: Sequence[Column], lengths: Sequence[Sequence[int]], width: 
     return [given.get(number) for number in range(len(columns))]
 
 
-def _wanted(column: Column, lengths: Sequence[int], natural: int) -> int:
+def _least_width(column: Column, lengths: Sequence[int], natural: int) -> int:
     """The smallest width at which the column is worth showing."""
     if column.middle and column.least is None and lengths:
         return max(len(column.heading), lengths[(len(lengths) - 1) * _WHOLE_PERCENT // 100])

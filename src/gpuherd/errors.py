@@ -54,7 +54,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text as a message: one printable line, of words that nobody could read to their end only the beginning.
+    """The text as a message: one printable line; of very long words only the beginning.
 
     >>> one_line("'" + "9" * 10_000 + "' is not a whole number").partition("99…")[2]
     ' (10002 characters) is not a whole number'

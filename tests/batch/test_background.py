@@ -22,7 +22,7 @@ from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 FAST = ("--max-checks", "1", "--check-interval", "0.02")
 QUICK = DispatchOptions(max_checks=1, check_interval=0.02, max_gpus=8)
@@ -56,7 +56,7 @@ def add(script: str, tmp_path: Path, **said: object) -> str:
 
 
 def test_jobs_that_were_submitted_so_share_a_gpu(
-    own: RunDirectory, tmp_path: Path, standin: Callable[..., Machine]
+    own: RunDirectory, tmp_path: Path, standin: Callable[..., SimulatedMachine]
 ) -> None:
     standin("1x40GB")
     # Each waits for the other, so that both end only if they run together.
@@ -69,7 +69,7 @@ def test_jobs_that_were_submitted_so_share_a_gpu(
 
 
 def test_it_works_off_what_was_there_and_what_comes(
-    own: RunDirectory, tmp_path: Path, standin: Callable[..., Machine]
+    own: RunDirectory, tmp_path: Path, standin: Callable[..., SimulatedMachine]
 ) -> None:
     standin("2x40GB")
     first = add("echo $CUDA_VISIBLE_DEVICES >first", tmp_path)
@@ -137,7 +137,7 @@ def test_what_it_is_told_is_not_on_its_command_line(own: RunDirectory) -> None:
     assert b"secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-def test_a_start_that_fails_says_why(own: RunDirectory, standin: Callable[..., Machine]) -> None:
+def test_a_start_that_fails_says_why(own: RunDirectory, standin: Callable[..., SimulatedMachine]) -> None:
     standin("1x40GB")
     ran = gpuherd("up", "--gpu-list", "7")
     assert ran.returncode == ExitCode.USAGE

@@ -184,13 +184,13 @@ def test_any_text_gives_jobs_or_problems_with_lines(text: str) -> None:
         assert len({job.name for job in found}) == len(found)
 
 
-def test_a_hundred_thousand_lines_take_moments() -> None:
+def test_twenty_thousand_lines_take_moments() -> None:
     import time
 
     began = time.process_time()
-    found = jobs("".join(f"python train.py --seed {seed}\n" for seed in range(100_000)))
-    assert len(found) == 100_000
-    assert time.process_time() - began < 10
+    found = jobs("".join(f"python train.py --seed {seed}\n" for seed in range(20_000)))
+    assert len(found) == 20_000
+    assert time.process_time() - began < 2
 
 
 def test_errors_are_one_printable_line_each() -> None:

@@ -22,7 +22,7 @@ from gpuherd.errors import ExitCode
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.jobs.gpu.watch import watch_for_plan
 from gpuherd.jobs.options import GpuOptions
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 FAST = ("--max-checks", "2", "--check-interval", "0.02")
 COMMAND = (sys.executable, "-m", "gpuherd", "run")
@@ -37,12 +37,12 @@ def start(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*COMMAND, *FAST, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def held(machine: Machine) -> list[str]:
+def held(machine: SimulatedMachine) -> list[str]:
     folder = LeaseFolder.existing()
     return [] if folder is None else [uuid for uuid in machine.uuids if folder.holder(uuid) is not None]
 
 
-def test_it_becomes_the_command(standin: Callable[..., Machine]) -> None:
+def test_it_becomes_the_command(standin: Callable[..., SimulatedMachine]) -> None:
     machine = standin("4x40GB")
     script = 'echo "$1 $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $$"; exit 7'
     process = start("--num-gpus", "2", "--", "sh", "-c", script, "name", "two words")
@@ -53,7 +53,9 @@ def test_it_becomes_the_command(standin: Callable[..., Machine]) -> None:
     assert held(machine) == []
 
 
-def test_the_gpus_are_held_until_the_last_process_has_ended(standin: Callable[..., Machine], tmp_path: Path) -> None:
+def test_the_gpus_are_held_until_the_last_process_has_ended(
+    standin: Callable[..., SimulatedMachine], tmp_path: Path
+) -> None:
     machine = standin("2x40GB")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -71,7 +73,7 @@ def test_the_gpus_are_held_until_the_last_process_has_ended(standin: Callable[..
     process.communicate()
 
 
-def test_signals_are_the_commands_own(standin: Callable[..., Machine]) -> None:
+def test_signals_are_the_commands_own(standin: Callable[..., SimulatedMachine]) -> None:
     standin("1x40GB")
     process = start("--", "sh", "-c", 'trap "echo caught; exit 3" TERM; echo ready; while :; do sleep 0.02; done')
     assert process.stdout is not None
@@ -89,7 +91,7 @@ def test_signals_are_the_commands_own(standin: Callable[..., Machine]) -> None:
     process.stderr.close()
 
 
-def test_nothing_of_ours_leaks_into_the_command(standin: Callable[..., Machine]) -> None:
+def test_nothing_of_ours_leaks_into_the_command(standin: Callable[..., SimulatedMachine]) -> None:
     standin("2x40GB")
     names = {name for name in os.environ if name.startswith("GPUHERD_")}
     program = (
@@ -128,7 +130,9 @@ def test_nothing_of_ours_leaks_into_the_command(standin: Callable[..., Machine])
         ([], ExitCode.USAGE, "no command"),
     ],
 )
-def test_what_is_refused_at_once(standin: Callable[..., Machine], words: list[str], code: int, told: str) -> None:
+def test_what_is_refused_at_once(
+    standin: Callable[..., SimulatedMachine], words: list[str], code: int, told: str
+) -> None:
     machine = standin("2x40GB")
     ran = run(*words)
     assert ran.returncode == code, ran.stderr
@@ -137,7 +141,7 @@ def test_what_is_refused_at_once(standin: Callable[..., Machine], words: list[st
     assert held(machine) == []
 
 
-def test_a_program_that_the_kernel_refuses(standin: Callable[..., Machine], tmp_path: Path) -> None:
+def test_a_program_that_the_kernel_refuses(standin: Callable[..., SimulatedMachine], tmp_path: Path) -> None:
     machine = standin("1x40GB")
     program = tmp_path / "program"
     program.write_text("no program at all")
@@ -148,7 +152,7 @@ def test_a_program_that_the_kernel_refuses(standin: Callable[..., Machine], tmp_
     assert held(machine) == []
 
 
-def test_the_wait_can_have_an_end(standin: Callable[..., Machine]) -> None:
+def test_the_wait_can_have_an_end(standin: Callable[..., SimulatedMachine]) -> None:
     machine = standin("2x40GB")
     machine.set_ghost_memory(0, 30_000)
     machine.set_ghost_memory(1, 30_000)
@@ -165,7 +169,7 @@ def test_the_wait_can_have_an_end(standin: Callable[..., Machine]) -> None:
     assert ran.returncode == ExitCode.BUSY
 
 
-def test_it_starts_when_a_gpu_becomes_free(standin: Callable[..., Machine]) -> None:
+def test_it_starts_when_a_gpu_becomes_free(standin: Callable[..., SimulatedMachine]) -> None:
     machine = standin("1x40GB")
     machine.set_ghost_memory(0, 30_000)
     process = start("--", "sh", "-c", "echo began")
@@ -176,7 +180,7 @@ def test_it_starts_when_a_gpu_becomes_free(standin: Callable[..., Machine]) -> N
     assert (process.returncode, out) == (0, "began\n")
 
 
-def test_without_gpus_and_for_none(standin: Callable[..., Machine]) -> None:
+def test_without_gpus_and_for_none(standin: Callable[..., SimulatedMachine]) -> None:
     ran = run("--", "sh", "-c", 'echo "[$CUDA_VISIBLE_DEVICES]"')
     assert (ran.returncode, ran.stdout) == (0, "[]\n")
     assert "runs on the CPU" in ran.stderr
@@ -186,7 +190,7 @@ def test_without_gpus_and_for_none(standin: Callable[..., Machine]) -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "[]\n", "")
 
 
-def test_a_dry_run_starts_nothing(standin: Callable[..., Machine], tmp_path: Path) -> None:
+def test_a_dry_run_starts_nothing(standin: Callable[..., SimulatedMachine], tmp_path: Path) -> None:
     machine = standin("2x40GB")
     ran = run("--dry-run", "--", "touch", str(tmp_path / "file"))
     assert ran.stdout == "would run on GPU 0 after 2 checks, 0.02 s apart\n"
@@ -200,7 +204,7 @@ def test_a_dry_run_starts_nothing(standin: Callable[..., Machine], tmp_path: Pat
     assert held(machine) == []
 
 
-def test_many_at_once_never_have_the_same_gpu(standin: Callable[..., Machine], tmp_path: Path) -> None:
+def test_many_at_once_never_have_the_same_gpu(standin: Callable[..., SimulatedMachine], tmp_path: Path) -> None:
     standin("3x40GB")
     log = tmp_path / "log"
     script = f'echo "start $CUDA_VISIBLE_DEVICES" >>{log}; sleep 0.1; echo "end $CUDA_VISIBLE_DEVICES" >>{log}'
@@ -222,7 +226,7 @@ def test_many_at_once_never_have_the_same_gpu(standin: Callable[..., Machine], t
     assert starts == 8
 
 
-def test_ctrl_c_while_it_waits_leaves_nothing(standin: Callable[..., Machine]) -> None:
+def test_ctrl_c_while_it_waits_leaves_nothing(standin: Callable[..., SimulatedMachine]) -> None:
     machine = standin("1x40GB")
     machine.set_ghost_memory(0, 30_000)
     process = start("--", "true")
@@ -234,7 +238,7 @@ def test_ctrl_c_while_it_waits_leaves_nothing(standin: Callable[..., Machine]) -
     assert held(machine) == []
 
 
-def test_the_users_own_limit_holds_across_several(standin: Callable[..., Machine], tmp_path: Path) -> None:
+def test_the_users_own_limit_holds_across_several(standin: Callable[..., SimulatedMachine], tmp_path: Path) -> None:
     machine = standin("2x40GB")
     config = Path(os.environ["XDG_CONFIG_HOME"], "gpuherd", "config.toml")
     config.parent.mkdir(parents=True)
@@ -265,7 +269,7 @@ def test_the_users_own_limit_holds_across_several(standin: Callable[..., Machine
 
 
 def test_a_driver_that_is_late_is_waited_for_and_not_passed_over(
-    standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+    standin: Callable[..., SimulatedMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpuherd.jobs.gpu.watch.DRIVER_PAUSE_S", 0.05)
     machine = standin("1x40GB")
@@ -286,7 +290,7 @@ def test_a_driver_that_is_late_is_waited_for_and_not_passed_over(
 
 
 def test_a_plan_that_depends_on_the_gpus_waits_for_a_late_driver(
-    standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    standin: Callable[..., SimulatedMachine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("gpuherd.jobs.gpu.watch.DRIVER_PAUSE_S", 0.05)
     machine = standin("2x40GB")

@@ -8,11 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.forking import Forking
 from tests.patience import wait_until
 
 from gpuherd.batch.batch import PlannedJob, print_plan
@@ -24,10 +27,16 @@ from gpuherd.jobs.queue.store import Queue
 FAST = ("--check-interval", "0.02", "--max-checks", "1")
 
 
-def gpuherd(*words: str | Path, cwd: Path, given: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpuherd", *map(str, words)]
-    env = os.environ | {"COLUMNS": "80"}
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, input=given, timeout=100)
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def gpuherd(forking_gpuherd: Forking) -> Command:
+    def call(*words: str | Path, cwd: Path, given: str | None = None) -> Any:
+        env = os.environ | {"COLUMNS": "80"}
+        return forking_gpuherd.start(module="gpuherd", words=list(map(str, words)), env=env, cwd=cwd, given=given).end()
+
+    return call
 
 
 def attempts(out: Path) -> list[str]:
@@ -35,7 +44,7 @@ def attempts(out: Path) -> list[str]:
         return [f"{row.job} {row.state}" for row in queue.attempts()]
 
 
-def test_a_file_is_worked_off_and_gone_on_with(tmp_path: Path) -> None:
+def test_a_file_is_worked_off_and_gone_on_with(tmp_path: Path, gpuherd: Command) -> None:
     file = tmp_path / "commands.txt"
     file.write_text(
         """\
@@ -72,7 +81,7 @@ sh -c 'test -e flag'
     assert (tmp_path / "log").read_text().splitlines() == log
 
 
-def test_a_start_that_is_refused_leaves_the_record_of_the_run_that_is_there(tmp_path: Path) -> None:
+def test_a_start_that_is_refused_leaves_the_record_of_the_run_that_is_there(tmp_path: Path, gpuherd: Command) -> None:
     """It says what the queue beside it holds: it is written under the same lock as the queue is changed."""
     file, out = tmp_path / "commands.txt", tmp_path / "commands_results"
     file.write_text("true\n")
@@ -87,7 +96,7 @@ def test_a_start_that_is_refused_leaves_the_record_of_the_run_that_is_there(tmp_
     assert (out / "run.json").read_bytes() == before
 
 
-def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:
+def test_the_plan_of_a_dry_run(tmp_path: Path, gpuherd: Command) -> None:
     (tmp_path / "jobs.yaml").write_text(
         "jobs: [{name: t, command: 'echo {x}', matrix: {x: [1, 2]}, mem: 1GB}, {command: big, gpus: 3}]"
     )
@@ -104,7 +113,7 @@ def test_the_plan_of_a_dry_run(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".leases"] == ["jobs.yaml"]
 
 
-def test_a_file_with_an_error_in_each_line_does_not_flood_the_screen(tmp_path: Path) -> None:
+def test_a_file_with_an_error_in_each_line_does_not_flood_the_screen(tmp_path: Path, gpuherd: Command) -> None:
     (tmp_path / "jobs.txt").write_text("a | b\n" * 5000)
     ran = gpuherd("batch", "jobs.txt", "--json", cwd=tmp_path)
     assert ran.returncode == ExitCode.BAD_INPUT
@@ -113,7 +122,7 @@ def test_a_file_with_an_error_in_each_line_does_not_flood_the_screen(tmp_path: P
     assert len(json.loads(ran.stdout)["errors"]) == 5000
 
 
-def test_jobs_whose_file_says_so_share_a_gpu(tmp_path: Path) -> None:
+def test_jobs_whose_file_says_so_share_a_gpu(tmp_path: Path, gpuherd: Command) -> None:
     lines = [
         f"#gpuherd mem=1GB share timeout=30s retries=0\ntouch {one}; until [ -e {other} ]; do sleep 0.05; done\n"
         for one, other in (("a", "b"), ("b", "a"))
@@ -123,7 +132,7 @@ def test_jobs_whose_file_says_so_share_a_gpu(tmp_path: Path) -> None:
     assert ran.returncode == ExitCode.OK, ran.stdout
 
 
-def test_what_needs_a_job_that_can_not_run_is_refused_with_it(tmp_path: Path) -> None:
+def test_what_needs_a_job_that_can_not_run_is_refused_with_it(tmp_path: Path, gpuherd: Command) -> None:
     text = "#gpuherd name=big gpus=9\ntrue\n#gpuherd name=b needs=a\ntrue\n#gpuherd name=a needs=big\ntrue\ntrue\n"
     (tmp_path / "jobs.txt").write_text(text)
     words = ("--simulate", "2x40GB", "batch", "jobs.txt", "--dry-run", "--json")
@@ -151,7 +160,7 @@ def test_a_plan_has_a_line_a_job_on_a_terminal_and_every_job_in_a_pipe() -> None
     assert out.getvalue().splitlines()[100].endswith("w w '")
 
 
-def test_commands_on_standard_input_with_a_shell(tmp_path: Path) -> None:
+def test_commands_on_standard_input_with_a_shell(tmp_path: Path, gpuherd: Command) -> None:
     ran = gpuherd(
         "batch",
         "-",
@@ -188,7 +197,7 @@ def test_commands_on_standard_input_with_a_shell(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_refused_before_anything_starts(
-    tmp_path: Path, content: str | None, words: list[str], code: int, told: list[str]
+    tmp_path: Path, content: str | None, words: list[str], code: int, told: list[str], gpuherd: Command
 ) -> None:
     if content is not None:
         (tmp_path / "commands.txt").write_text(content)
@@ -202,7 +211,7 @@ def test_what_is_refused_before_anything_starts(
         assert error["exit_code"] == code
 
 
-def test_a_job_that_could_never_run_is_refused_and_the_others_run(tmp_path: Path) -> None:
+def test_a_job_that_could_never_run_is_refused_and_the_others_run(tmp_path: Path, gpuherd: Command) -> None:
     (tmp_path / "commands.txt").write_text("#gpuherd gpus=9 name=never\ntrue\n#gpuherd mem=50GB\ntrue\ntrue\n")
     ran = gpuherd("--simulate", "2x40GB", "batch", "commands.txt", *FAST, "--json", cwd=tmp_path)
     told = json.loads(ran.stdout)
@@ -212,7 +221,7 @@ def test_a_job_that_could_never_run_is_refused_and_the_others_run(tmp_path: Path
     assert "asks for 51200 MB" in reasons["line-0004"]
 
 
-def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_killed_run_is_gone_on_with(tmp_path: Path, gpuherd: Command) -> None:
     (tmp_path / "commands.txt").write_text("sh -c 'echo one >>log; sleep 1; echo end >>log'\nsh -c 'echo two >>log'\n")
     words = [sys.executable, "-m", "gpuherd", "batch", "commands.txt", "--cpu-jobs", "1"]
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL)
@@ -224,7 +233,7 @@ def test_a_killed_run_is_gone_on_with(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().split() == ["one", "end", "two"]
 
 
-def test_jobs_share_where_they_say_how_much_they_need(tmp_path: Path) -> None:
+def test_jobs_share_where_they_say_how_much_they_need(tmp_path: Path, gpuherd: Command) -> None:
     (tmp_path / "commands.txt").write_text("#gpuherd mem=1GB\ntrue\n#gpuherd mem=1GB gpus=2\ntrue\ntrue\n")
     ran = gpuherd("--simulate", "2x40GB", "batch", "commands.txt", "--share", *FAST, cwd=tmp_path)
     assert ran.returncode == 0, ran.stdout
@@ -236,7 +245,7 @@ def test_jobs_share_where_they_say_how_much_they_need(tmp_path: Path) -> None:
         }
 
 
-def test_the_users_settings_are_the_defaults(tmp_path: Path) -> None:
+def test_the_users_settings_are_the_defaults(tmp_path: Path, gpuherd: Command) -> None:
     config = Path(os.environ["XDG_CONFIG_HOME"], "gpuherd", "config.toml")
     config.parent.mkdir(parents=True)
     config.write_text("[defaults]\nmax_gpus = 1\ngpus_per_job = 2\n")

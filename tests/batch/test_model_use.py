@@ -71,7 +71,7 @@ def test_a_job_that_shares_may_take_its_memory_from_the_plan() -> None:
 
 
 def test_nobody_to_plan_it_is_an_error_and_no_guess() -> None:
-    with pytest.raises(UsageError, match="names a model, and nobody here can plan it"):
+    with pytest.raises(UsageError, match="names a model, and nothing here can plan it"):
         job_fields({"model": "one-1b"})
 
 

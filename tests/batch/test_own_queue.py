@@ -7,14 +7,14 @@ import os
 import shutil
 import stat
 import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.forking import Forking
 
 from gpuherd.batch.daemon import down, up
 from gpuherd.batch.user_queue import folder, in_use, open_folder, submit, with_surroundings
@@ -25,7 +25,7 @@ from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import user_file
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +35,20 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def gpuherd(*words: str, **how: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpuherd", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **how)  # type: ignore[call-overload,no-any-return]
+forking: Forking
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forking(forking_gpuherd: Forking) -> None:
+    """Commands are forks of one process."""
+    global forking
+    forking = forking_gpuherd
+
+
+def gpuherd(
+    *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return forking.start(module="gpuherd", words=words, env=env, cwd=cwd).end()
 
 
 def queued(own: Path) -> Queue:
@@ -223,7 +234,7 @@ def test_a_program_that_is_not_there_is_told_and_taken(own: Path) -> None:
         assert len(queue.states()) == 2
 
 
-def test_what_can_never_run_here_is_refused_by_a_dry_run(standin: Callable[..., Machine]) -> None:
+def test_what_can_never_run_here_is_refused_by_a_dry_run(standin: Callable[..., SimulatedMachine]) -> None:
     standin("2x40GB")
     for words, message in (
         (("--num-gpus", "3"), "the job asks for 3 GPUs; there are 2 to use"),
@@ -237,7 +248,9 @@ def test_what_can_never_run_here_is_refused_by_a_dry_run(standin: Callable[..., 
     assert gpuherd("submit", "--num-gpus", "3", "--", "z").returncode == 0
 
 
-def test_submit_refuses_what_the_dispatcher_at_work_could_never_run(own: Path, standin: Callable[..., Machine]) -> None:
+def test_submit_refuses_what_the_dispatcher_at_work_could_never_run(
+    own: Path, standin: Callable[..., SimulatedMachine]
+) -> None:
     standin("2x40GB")
     assert gpuherd("submit", "--name", "first", "--", "true").returncode == 0
     up(DispatchOptions(max_checks=1, check_interval=0.01, max_gpus=2))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 SHOWN = 'echo "$ROCR_VISIBLE_DEVICES $HIP_VISIBLE_DEVICES ${CUDA_VISIBLE_DEVICES-unset}"'
 
 

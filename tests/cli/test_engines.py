@@ -12,7 +12,7 @@ from tests.jobs.remote.conftest import Cluster, cluster
 from tests.patience import wait_until
 from tests.posttrain import tiny
 from tests.qa.conftest import made_once
-from tests.qa.judging.conftest import capitals_run
+from tests.qa.grading.conftest import capitals_run
 
 from gpuherd.batch.options import RunOptions
 from gpuherd.batch.run_remote import refuse_if_never

@@ -19,13 +19,13 @@ from tests.qa.conftest import made_once
 from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode
 from gpuherd.jobs import JobState, Queue, RunDirectory
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 MakeModel = Callable[..., Path]
 
 
 @pytest.fixture
-def on(standin: Callable[..., Machine]) -> list[str]:
+def on(standin: Callable[..., SimulatedMachine]) -> list[str]:
     return ["--simulate", str(standin("4x40GB").path)]
 
 

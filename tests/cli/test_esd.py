@@ -6,14 +6,15 @@ import csv
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tests.forking import Forking
 
 from gpuherd.errors import ExitCode
 from gpuherd.esd.views import read_table
@@ -24,14 +25,17 @@ Row = tuple[str | Path, str, str]
 FAST = ("--check-interval", "0.02", "--max-checks", "2")
 
 
-def gpuherd(
-    *words: str | Path, simulate: str | None = None, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gpuherd"]
-    command += ["--simulate", simulate] if simulate is not None else []
-    env = os.environ | {"COLUMNS": "80"}
-    words_ = [*command, *map(str, words)]
-    return subprocess.run(words_, capture_output=True, text=True, env=env, cwd=cwd, timeout=110, check=False)
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def gpuherd(forking_gpuherd: Forking) -> Command:
+    def call(*words: str | Path, simulate: str | None = None, cwd: Path | None = None) -> Any:
+        machine = ["--simulate", simulate] if simulate is not None else []
+        env = os.environ | {"COLUMNS": "80"}
+        return forking_gpuherd.start(module="gpuherd", words=[*machine, *map(str, words)], env=env, cwd=cwd).end()
+
+    return call
 
 
 def write_list(
@@ -50,7 +54,9 @@ def attempts(out: Path) -> list[str]:
         return [f"{row.job.rpartition('.')[0]} {row.state}" for row in queue.attempts()]
 
 
-def test_a_list_on_simulated_gpus(tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -> None:
+def test_a_list_on_simulated_gpus(
+    tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel, gpuherd: Command
+) -> None:
     base = make_model("base")
     adapter = make_adapter("lora", base=base)
     models = write_list(
@@ -123,7 +129,7 @@ def bad_models(tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel) -
 
 
 def test_every_bad_row_is_told_and_the_rest_runs(
-    tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel
+    tmp_path: Path, make_model: MakeModel, make_adapter: MakeModel, gpuherd: Command
 ) -> None:
     good = make_model("good")
     bad = bad_models(tmp_path, make_model, make_adapter)
@@ -167,7 +173,7 @@ def test_every_bad_row_is_told_and_the_rest_runs(
     ],
 )
 def test_what_is_refused_before_anything_starts(
-    tmp_path: Path, make_model: MakeModel, words: list[str], code: ExitCode, told: str
+    tmp_path: Path, make_model: MakeModel, words: list[str], code: ExitCode, told: str, gpuherd: Command
 ) -> None:
     (tmp_path / "empty.csv").touch()
     write_list(tmp_path / "columns.csv", [("a", "")], "model_id,base_model_relation")
@@ -182,7 +188,7 @@ def test_what_is_refused_before_anything_starts(
     assert attempts(out) == []
 
 
-def test_the_plan_of_a_dry_run(tmp_path: Path, make_model: MakeModel) -> None:
+def test_the_plan_of_a_dry_run(tmp_path: Path, make_model: MakeModel, gpuherd: Command) -> None:
     models = write_list(tmp_path / "models.csv", [(make_model("a"), "base", ""), ("org/b", "cousin", "")])
     out = tmp_path / "out"
     ran = gpuherd("esd", "--model-list", models, "--output-dir", out, "--dry-run")
@@ -197,7 +203,7 @@ def test_the_plan_of_a_dry_run(tmp_path: Path, make_model: MakeModel) -> None:
     assert [line["row"] for line in told["refused"]] == [3]
 
 
-def test_json_has_standard_output_for_itself(tmp_path: Path, make_model: MakeModel) -> None:
+def test_json_has_standard_output_for_itself(tmp_path: Path, make_model: MakeModel, gpuherd: Command) -> None:
     model = make_model("a")
     words = ("esd", "--single-model", model, "--output-dir", tmp_path / "out", "--device-map", "cpu", "--json")
     ran = gpuherd(*words)
@@ -210,7 +216,7 @@ def test_json_has_standard_output_for_itself(tmp_path: Path, make_model: MakeMod
     assert Path(told["models"][0]["stats"]).exists()
 
 
-def test_json_also_tells_what_stopped_it(tmp_path: Path) -> None:
+def test_json_also_tells_what_stopped_it(tmp_path: Path, gpuherd: Command) -> None:
     ran = gpuherd("esd", "--single-model", "./absent", "--output-dir", tmp_path / "out", "--json", cwd=tmp_path)
     assert ran.returncode == ExitCode.MISSING
     told = json.loads(ran.stdout)
@@ -218,7 +224,9 @@ def test_json_also_tells_what_stopped_it(tmp_path: Path) -> None:
     assert told["error"] in ran.stderr
 
 
-def test_a_failed_model_is_told_with_its_reason_and_log(tmp_path: Path, make_model: MakeModel) -> None:
+def test_a_failed_model_is_told_with_its_reason_and_log(
+    tmp_path: Path, make_model: MakeModel, gpuherd: Command
+) -> None:
     zero = make_model("zero", fill=0.0)
     models = write_list(tmp_path / "models.csv", [(make_model("a"), "", ""), (zero, "", "")])
     out = tmp_path / "out"
@@ -231,7 +239,7 @@ def test_a_failed_model_is_told_with_its_reason_and_log(tmp_path: Path, make_mod
     assert len(read_table(out / "esd_results_summary.csv")) == 1
 
 
-def test_another_convention_in_the_same_folder(tmp_path: Path, make_model: MakeModel) -> None:
+def test_another_convention_in_the_same_folder(tmp_path: Path, make_model: MakeModel, gpuherd: Command) -> None:
     words = ("esd", "--single-model", make_model("a"), "--output-dir", tmp_path / "out", "--device-map", "cpu")
     assert gpuherd(*words).returncode == 0
     refused = gpuherd(*words, "--fix-fingers", "DKS")
@@ -245,7 +253,7 @@ def test_another_convention_in_the_same_folder(tmp_path: Path, make_model: MakeM
     assert {row["fix_fingers"] for row in read_table(tmp_path / "out" / "esd_results_summary.csv")} == {"DKS"}
 
 
-def test_two_lists_in_one_folder_share_a_summary(tmp_path: Path, make_model: MakeModel) -> None:
+def test_two_lists_in_one_folder_share_a_summary(tmp_path: Path, make_model: MakeModel, gpuherd: Command) -> None:
     out = tmp_path / "out"
     header = "model_id,base_model_relation,source_model,note"
     for name in ("a", "b"):
@@ -255,7 +263,7 @@ def test_two_lists_in_one_folder_share_a_summary(tmp_path: Path, make_model: Mak
     assert [row["note"] for row in summary] == ["note b", "note a"]
 
 
-def test_help_shows_every_option_with_examples() -> None:
+def test_help_shows_every_option_with_examples(gpuherd: Command) -> None:
     ran = gpuherd("esd", "--help")
     assert ran.returncode == 0
     flags = "--model-list --single-model --output-dir --log-dir --overwrite --limit --fix-fingers --evals-thresh --bins"

@@ -17,7 +17,7 @@ from gpuherd.esd.comparison import NOT_OF_ALPHA
 from gpuherd.esd.config import CONVENTION, AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.results import find, read_model
-from gpuherd.esd.row import LayerRow
+from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.views import Origin, stats_rows, table_text
 
 OTHER = AnalysisOptions(fix_fingers="DKS")

@@ -13,8 +13,7 @@ import pytest
 from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.esd.config import ExperimentConfig
-from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.resuming import EarlierRun, earlier_run, resumed
+from gpuherd.esd.folder import EarlierRun, ESDDirectory, earlier_run, resumed
 from gpuherd.esd.views import read_table
 
 MakeModel = Callable[..., Path]

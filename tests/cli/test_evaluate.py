@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 from tests.qa.evaluation.evaluable import judge, make_run, right_ones, score, sha256_of
-from tests.qa.judging.judgings import some_judgments, some_meta
+from tests.qa.grading.judgings import some_judgments, some_meta
 
 from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, MissingExtra, UsageError
 from gpuherd.options import option_fields, spellings
 from gpuherd.qa.evaluation.config import EvaluateOptions
-from gpuherd.qa.evaluation.files import BadEvaluation, read_evaluation
+from gpuherd.qa.evaluation.result import BadEvaluation, read_evaluation
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.files import BadJudging, Kind, write_judging
+from gpuherd.qa.grading.files import BadJudging, JudgeKind, write_judging
 from gpuherd.qa.runs import DamagedRun, NoSuchRun
 from gpuherd.qa.scoring.files import BadScoring, scores
 
@@ -126,7 +126,7 @@ def test_options_reach_the_figures(made: QADirectory, capsys: pytest.CaptureFixt
 
 
 def test_several_judges_and_what_speaks_against_them(made: QADirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    judge(made, "+" * 90, "llm_yes-11111111", kind=Kind.MODEL)
+    judge(made, "+" * 90, "llm_yes-11111111", kind=JudgeKind.MODEL)
     with pytest.raises(UsageError, match="several judgings: exact-00000000, llm_yes-11111111"):
         evaluate(made)
     assert evaluate(made, "--judge", "exact", "llm_yes") == ExitCode.OK
@@ -146,7 +146,7 @@ def test_several_judges_and_what_speaks_against_them(made: QADirectory, capsys: 
 
 
 def test_judgings_beside_each_other(made: QADirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    judge(made, LABELS[1:] + "+", "squad-33333333", kind=Kind.SQUAD)
+    judge(made, LABELS[1:] + "+", "squad-33333333", kind=JudgeKind.SQUAD)
     assert evaluate(made, "--judge", "squad", "exact") == ExitCode.OK
     told = capsys.readouterr().out
     head, first, *_ = told[told.rindex("AUROC ") :].splitlines()
@@ -221,7 +221,7 @@ def test_warnings_are_of_the_answers_that_are_evaluated(made: QADirectory, capsy
     labels = right_ones(90, 5)
     names = [f"q{number}" for number in range(90)]
     said = [*some_judgments(labels), *some_judgments("-" * 90, names, which="sample-0")]
-    about = some_meta("squad-44444444", kind=Kind.SQUAD, answers="all", answers_sha256=sha256_of(made))
+    about = some_meta("squad-44444444", kind=JudgeKind.SQUAD, answers="all", answers_sha256=sha256_of(made))
     write_judging(made, about, said)
     assert evaluate(made, "--judge", "squad", "--confidence", "0.9") == ExitCode.OK
     told = capsys.readouterr().out
@@ -277,7 +277,7 @@ def test_runs_of_samples_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_a_judging_of_other_answers_is_refused(made: QADirectory) -> None:
-    judge(made, LABELS, "squad-22222222", kind=Kind.SQUAD, which="sample-0", answers="samples")
+    judge(made, LABELS, "squad-22222222", kind=JudgeKind.SQUAD, which="sample-0", answers="samples")
     with pytest.raises(UsageError, match="squad-22222222 is of samples"):
         evaluate(made, "--judge", "squad")
 

@@ -18,18 +18,18 @@ from typing import Any
 import pytest
 from tests.qa import small_models
 from tests.qa.conftest import made_once
-from tests.qa.generation.conftest import begin_run
+from tests.qa.generate.conftest import begin_run
 
 from gpuherd.cli.main import run as in_process
 from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.process_tree import tagged
 from gpuherd.errors import ExitCode, MissingModel, UsageError
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.models.plan.precision import Precision
-from gpuherd.qa.data.question_set import MissingQuestions
-from gpuherd.qa.generation.config import GenerateConfig
+from gpuherd.models.memory.weights import Precision
+from gpuherd.qa.data.questions import MissingQuestions
+from gpuherd.qa.generate.config import GenerateConfig
 from gpuherd.qa.runs import NoSuchRun, open_run
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 FAST = ("--check-interval=0.02", "--max-checks=1", "--max-new-tokens=12")
 
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Path]:
     """A simulated machine of four GPUs, which outlives the commands that are killed on it."""
-    made = Machine.create(tmp_path / "machine", "4x40GB", attribute=True)
+    made = SimulatedMachine.create(tmp_path / "machine", "4x40GB", attribute=True)
     yield made.path
 
 
@@ -105,7 +105,11 @@ ASKED: dict[str, Any] = {
 
 @pytest.mark.timeout(400)
 def test_a_run_that_was_killed_equals_an_undisturbed_one(
-    model: Path, data: Path, tmp_path: Path, standin: Callable[..., Machine], capsys: pytest.CaptureFixture[str]
+    model: Path,
+    data: Path,
+    tmp_path: Path,
+    standin: Callable[..., SimulatedMachine],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The command goes on behind what a killed worker has left: here a batch and a half, in bytes. (Real kills, at any
     moment and many of them, are slow: below.)"""

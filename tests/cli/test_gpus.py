@@ -1,4 +1,4 @@
-"""``gpuherd gpus`` as users run it: a new process, its output, its exit code."""
+"""``gpuherd gpus`` as users run it: a process of its own, its output, its exit code."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forking import Forking
 
 from gpuherd.errors import ExitCode
 from gpuherd.gpus.leases import LeaseFolder, LeaseNote
@@ -25,18 +26,26 @@ from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.gpu.health import Health, to_json
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.standin.machine import Machine as Simulated
+from gpuherd.standin.machine import SimulatedMachine as Simulated
 
 Standin = Callable[..., Simulated]
 # The command's own module under the shared parser: other commands have tests of their own.
 RUN = "from gpuherd.cli.main import main; main()"
 
 
+forking: Forking
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forking(forking_gpuherd: Forking) -> None:
+    """Commands that end by themselves are forks of one process."""
+    global forking
+    forking = forking_gpuherd
+
+
 def gpus(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "80", **variables}
-    return subprocess.run(
-        [sys.executable, "-c", RUN, "gpus", *words], capture_output=True, text=True, check=False, env=environment
-    )
+    return forking.start(module="gpuherd", words=("gpus", *words), env=environment).end()
 
 
 def table(*words: str, **variables: str) -> str:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 from tests.qa.conftest import made_once
-from tests.qa.judging import small_judge
-from tests.qa.judging.conftest import answered, capitals_run, write_run
-from tests.qa.judging.serving import answer_in, chat, serving
+from tests.qa.grading import small_judge
+from tests.qa.grading.conftest import answered, capitals_run, write_run
+from tests.qa.grading.serving import answer_in, chat, serving
 
 from gpuherd.cli.main import run
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.files import judging_named, judgings_of, judgments
-from gpuherd.qa.judging.verdicts import Verdict
+from gpuherd.qa.grading.files import judging_named, judgings_of, judgments
+from gpuherd.qa.grading.verdicts import Verdict
 from gpuherd.qa.record import Question
 from gpuherd.qa.runs import NoSuchRun
 

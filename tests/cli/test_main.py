@@ -7,13 +7,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.forking import Forking
 
-from gpuherd import __version__, cli
+from gpuherd import __version__
 from gpuherd.cli import COMMANDS
 from gpuherd.cli.main import main, run
 from gpuherd.errors import ExitCode, UsageError
@@ -27,17 +27,10 @@ HEAVY = ("torch", "numpy", "scipy", "rich", "psutil", "sqlite3", "huggingface_hu
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def forking() -> Iterator[Forking]:
-    commands = [f"gpuherd.cli.{path.stem}" for path in Path(str(cli.__file__)).parent.glob("[!_]*.py")]
-    with Forking(*commands) as made:
-        yield made
-
-
 @pytest.fixture
-def gpuherd(forking: Forking) -> Command:
+def gpuherd(forking_gpuherd: Forking) -> Command:
     """The program in a process of its own."""
-    return lambda *words: forking.start(module="gpuherd", words=words).end()
+    return lambda *words: forking_gpuherd.start(module="gpuherd", words=words).end()
 
 
 def test_help_lists_every_command_with_examples(gpuherd: Command) -> None:
@@ -91,6 +84,32 @@ def test_help_imports_nothing_heavy() -> None:
     assert shown.stdout == "[]\n"
 
 
+def test_a_plan_of_a_known_model_loads_no_training_and_nothing_heavy() -> None:
+    """A cold ``gpuherd plan`` is quick because it loads little: nothing of trainings, of --check or of model files."""
+    program = (
+        "import json, sys\n"
+        "from gpuherd.cli.main import run\n"
+        "run(['plan', 'llama-3.1-70b', *sys.argv[1:]])\n"
+        "print(json.dumps([name for name in sys.modules]))"
+    )
+
+    def loaded(*words: str) -> list[str]:
+        shown = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+        names: list[str] = json.loads(shown.stdout.splitlines()[-1])
+        return names
+
+    def unwanted(names: list[str]) -> set[str]:
+        heavy = {"transformers", "tokenizers", "requests", "importlib.metadata", *HEAVY} & set(names)
+        rooms = ("gpuherd.models.load", "gpuherd.models.checkpoints", "gpuherd.models.lora", "gpuherd.models.tensors")
+        ours = {name for name in names if name.startswith(rooms)}
+        return heavy | ours | {name for name in names if name.startswith("gpuherd.models.") and "training" in name}
+
+    assert unwanted(loaded()) == set()
+    assert unwanted(loaded("--gpus", "4x40GB")) == set()
+    trained = unwanted(loaded("--gpus", "8x80GB", "--train", "sft", "--strategy", "fsdp"))
+    assert {"gpuherd.models.place.training", "gpuherd.models.place.training_page"} <= trained
+
+
 def test_the_list_of_commands_loads_none_of_them() -> None:
     program = (
         "import sys\n"
@@ -138,7 +157,9 @@ def test_an_unknown_log_level_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         configure_console()
 
 
-@pytest.mark.parametrize("words", [("gpus",), ("gpus", "--json"), ("completion", "bash")])
+@pytest.mark.parametrize(
+    "words", [("gpus",), ("gpus", "--json"), pytest.param(("completion", "bash"), marks=pytest.mark.slow)]
+)
 def test_nobody_may_read_and_the_streams_may_be_closed(words: tuple[str, ...]) -> None:
     def shell(how: str) -> subprocess.CompletedProcess[str]:
         line = f'"$@" {how}'
@@ -257,7 +278,7 @@ def test_a_default_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
         assert not re.findall(r"\(default[^()]*\) \(default[^()]*\)", told), command
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_what_the_encoding_of_the_output_lacks_ends_nothing(tmp_path: Path, encoding: str) -> None:
     """A job's own words may hold anything, and a run must not end for one of them."""
     jobs, folder = tmp_path / "jobs.txt", tmp_path / "run"

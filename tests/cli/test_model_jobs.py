@@ -15,12 +15,12 @@ from gpuherd.errors import BadModel, ExitCode, JobCannotFit, UsageError
 from gpuherd.jobs import Queue
 from gpuherd.jobs.job import ModelUse
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.models.load.job_options import WorkOptions
 from gpuherd.models.load.jobs import job_request, resources_for
-from gpuherd.models.plan.workload import Workload
-from gpuherd.standin.machine import Machine
+from gpuherd.models.load.options import WorkOptions
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[[str], Machine]
+Standin = Callable[[str], SimulatedMachine]
 
 
 @pytest.fixture

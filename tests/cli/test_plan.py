@@ -19,19 +19,18 @@ import pytest
 from gpuherd.cli.main import build_parser, run
 from gpuherd.cli.plan import agrees, check_lines, worker_words
 from gpuherd.errors import BadModel, ExitCode, GpuherdError, UsageError
-from gpuherd.models.load.worker import WorkerOptions
-from gpuherd.models.place.commands import PlanRequest
-from gpuherd.models.place.drawing import Window, plain
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.load.worker import LoadWorkerOptions
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import parse_gpus
+from gpuherd.models.place.page import Window, text_of
 from gpuherd.models.place.planner import make_plan
-from gpuherd.models.place.request import PlanOptions, TrainingOptions
+from gpuherd.models.place.request import PlanOptions, PlanRequest, TrainingOptions
 from gpuherd.models.place.result import MemoryPlan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
 from gpuherd.options import Parser, add_options, build
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 Capture = pytest.CaptureFixture[str]
 
 SMALL = {
@@ -219,7 +218,7 @@ def test_a_bad_model_harms_no_other(capsys: Capture) -> None:
 def test_an_encoder_reads_texts_and_writes_no_answers(capsys: Capture, small: Callable[..., Path]) -> None:
     folder = small("bert", model_type="bert", max_position_embeddings=512, type_vocab_size=2, dtype="float32")
     text = told(capsys, str(folder), "--gpus", "1x8GB")
-    assert " texts of 512 tokens" in " ".join(text.splitlines()[:2])
+    assert " texts of 512 tokens" in " ".join(text.split())
     assert "made for at most" not in text
 
 
@@ -425,7 +424,7 @@ def test_a_config_of_strangers_is_printable(capsys: Capture, small: Callable[...
 def checked_words(*, here: bool = False, simulate: str | None = None, **options: Any) -> list[str]:
     """The words of the worker for a plan of Llama-3.1-8B on four GPUs."""
     chosen = PlanOptions(gpus="4x40GB", **options)
-    asked = PlanRequest(("llama-3.1-8b-8bit",), ("llama-3.1-8b",), chosen, TrainingOptions(), simulate, here)
+    asked = PlanRequest(("llama-3.1-8b-8bit",), chosen, TrainingOptions(), simulate, here)
     plan = make_plan(read_architecture("llama-3.1-8b"), parse_gpus("4x10GB"), Precision.INT8, chosen.workload())
     assert isinstance(plan, MemoryPlan)
     return worker_words(plan, asked, Path("map.json"), Path("report.json"))
@@ -446,8 +445,8 @@ def test_a_check_of_gpus_that_are_not_here_pretends_them(here: bool, simulate: s
     words = checked_words(here=here, simulate=simulate, batch=3, adapter="org/lora")
     assert words[:4] == [sys.executable, "-m", "gpuherd.models.load.worker", "llama-3.1-8b"]
     parser = Parser()
-    add_options(parser, WorkerOptions)
-    options = build(WorkerOptions, parser.parse_args(words[4:]))
+    add_options(parser, LoadWorkerOptions)
+    options = build(LoadWorkerOptions, parser.parse_args(words[4:]))
     assert (options.simulate, options.device_map, options.json) == (True, "map.json", "report.json")
     assert (options.batch, options.prompt_tokens, options.new_tokens) == (3, 512, 64)
     assert (options.dtype, options.adapter) == ("int8", "org/lora")
@@ -468,13 +467,13 @@ REPORT: dict[str, Any] = {
 
 
 def test_a_check_in_words() -> None:
-    text = "\n".join(plain(line) for line in check_lines(REPORT, Window(80)))
+    text = "\n".join(text_of(line) for line in check_lines(REPORT, Window(80)))
     assert "take the memory it predicts" in " ".join(text.split())
     assert " ".join(text.split()).count("GPU 0 1,000 1,001 +0.100 % embedding, layers 0-2") == 1
     assert "cpu\\x1b" in text
     bad = {**REPORT, "trial": {"finite": True, "within_plan": False}}
     assert not agrees(bad)
-    text = "\n".join(plain(line) for line in check_lines(bad, Window(80)))
+    text = "\n".join(text_of(line) for line in check_lines(bad, Window(80)))
     assert "it is NOT as planned" in " ".join(text.split())
 
 

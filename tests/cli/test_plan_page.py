@@ -7,12 +7,12 @@ import re
 import pytest
 from tests.cli.plan_page import PAGE, output, shown
 
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import parse_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import MemoryPlan, weights_bytes
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import Workload
 
 TEXT = PAGE.read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| (\S+) \| (\S+) \| \d* ?\| ([\d.]+) \| (\S+): (.+) \|$", re.MULTILINE)

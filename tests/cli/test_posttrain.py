@@ -24,7 +24,7 @@ from gpuherd.engines.process_tree import tagged
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 FAST = ("--check-interval=0.02", "--max-checks=1")
 
@@ -57,7 +57,10 @@ def words(models: tuple[str, str], output: Path, *more: str) -> list[str]:
 
 
 def test_the_plan_as_a_tree(
-    models: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], standin: Callable[..., Machine]
+    models: tuple[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    standin: Callable[..., SimulatedMachine],
 ) -> None:
     machine = ["--simulate", str(standin("4x40GB").path)]
     command = [*machine, *words(models, tmp_path / "out", "--dry-run", "algos=[QSharp,GRPO]", *FAST)]
@@ -138,7 +141,7 @@ def adders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Path]:
     """A simulated machine of four GPUs, which outlives the commands that are killed on it."""
-    made = Machine.create(tmp_path / "machine", "4x40GB", attribute=True)
+    made = SimulatedMachine.create(tmp_path / "machine", "4x40GB", attribute=True)
     yield made.path
 
 

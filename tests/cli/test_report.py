@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.esd.look.runs import put_small_run
+from tests.esd.report.runs import put_small_run
 from tests.qa.evaluation.evaluable import judge, make_run, right_ones, score
 
 from gpuherd.cli.main import run
@@ -106,7 +106,7 @@ def test_what_can_not_be_drawn_is_told(run_folder: Path) -> None:
         run([*plot, "--layer", "x", "--output", "x.gif"])
     with pytest.raises(UsageError, match=r"model\.embed_tokens has no spectrum: not analysed: embedding"):
         run([*plot, "--model", "org/base", "--layer", "*embed_tokens"])
-    (run_folder / "spectra" / "org--base.npz").unlink()
+    (run_folder / "stats" / "org--base.parquet").unlink()
     with pytest.raises(UsageError, match="holds no spectra of 'org/base'"):
         run([*plot, "--model", "org/base", "--layer", "x"])
 

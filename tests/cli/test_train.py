@@ -27,7 +27,7 @@ from gpuherd.posttrain.learning.launching import Where, placed
 from gpuherd.posttrain.learning.preparing import prepare
 from gpuherd.posttrain.learning.reading import read_config
 from gpuherd.posttrain.training.curves import read_curves
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 SUMS = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(12)]
 FAST = ("--check-interval=0.02", "--max-checks=1")
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Path]:
     """A simulated machine of four GPUs, which outlives the commands that are killed on it."""
-    yield Machine.create(tmp_path / "machine", "4x40GB", attribute=True).path
+    yield SimulatedMachine.create(tmp_path / "machine", "4x40GB", attribute=True).path
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_two_gpus_train_as_one_does(tmp_path: Path, file: Path, machine: Path, s
 @pytest.mark.timeout(900)
 def test_what_does_not_fit_is_refused_before_it_starts(tmp_path: Path, file: Path) -> None:
     large = ("training.batch_size=8192", "training.num_rollouts_per_iteration=8192", "grpo.group_size=1024")
-    small = Machine.create(tmp_path / "small", "1x1GB", attribute=True).path
+    small = SimulatedMachine.create(tmp_path / "small", "1x1GB", attribute=True).path
     code, said = done(small, "--config", str(file), "--output", str(tmp_path / "out"), *large)
     assert code == JobCannotFit.exit_code and ("what would fit" in said or "choose a smaller model" in said)
     assert not (tmp_path / "out").exists()

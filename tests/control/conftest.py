@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forking import Forking
 from tests.patience import wait_until
 
 from gpuherd.errors import UsageError
@@ -113,14 +114,12 @@ class Said:
 
 
 @pytest.fixture
-def gpuherd(tmp_path: Path) -> Callable[..., Said]:
+def gpuherd(tmp_path: Path, forking_gpuherd: Forking) -> Callable[..., Said]:
     """``gpuherd("status", "run")`` as a user calls it, in an empty home."""
 
     def call(*words: str, **variables: str) -> Said:
         environment = {**os.environ, "HOME": str(tmp_path), "COLUMNS": "100", **variables}
-        done = subprocess.run(
-            [sys.executable, "-m", "gpuherd", *words], capture_output=True, check=False, env=environment, timeout=100
-        )
-        return Said(done.returncode, done.stdout.decode(), done.stderr.decode())
+        done = forking_gpuherd.start(module="gpuherd", words=words, env=environment).end()
+        return Said(done.returncode, done.stdout, done.stderr)
 
     return call

@@ -21,7 +21,7 @@ from tests.patience import Gate
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs import JobState
 from gpuherd.jobs.attempts.failures import tail
-from gpuherd.jobs.monitor.logs import Growing, follow, read, shown, start_of_last
+from gpuherd.jobs.monitor.logs import Growing, follow, read, start_of_last, terminal_line
 
 Command = Callable[..., Any]
 NewJob = Callable[..., dict[str, Any]]
@@ -232,9 +232,9 @@ def test_a_line_without_end_is_passed_on_in_parts(tmp_path: Path) -> None:
 
 
 def test_what_is_shown_of_a_line() -> None:
-    assert shown("a\rb\r") == "b"
-    assert shown("\ta\u202eb\udcff") == "        a b"
-    assert len(shown("x" * 10_000)) == 4096
+    assert terminal_line("a\rb\r") == "b"
+    assert terminal_line("\ta\u202eb\udcff") == "        a b"
+    assert len(terminal_line("x" * 10_000)) == 4096
 
 
 def test_a_reader_that_follows_does_not_hold_up_a_writer(bench: Any, job: NewJob) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from gpuherd.errors import ExitCode
 from gpuherd.jobs import Job, JobState, Queue
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 Command = Callable[..., Any]
 NewJob = Callable[..., dict[str, Any]]
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 
 
 def test_cancel(bench: Any, job: NewJob, gpuherd: Command, tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable
 
 from gpuherd.jobs import JobState, RunDirectory
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 from gpuherd.top.app import TopApp
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 NewJob = Callable[..., dict[str, Any]]
 Play = Callable[[Pilot[None]], Coroutine[Any, Any, None]]
 

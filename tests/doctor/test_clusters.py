@@ -82,7 +82,7 @@ def test_accounting_that_is_off_is_a_warning() -> None:
 
 
 def partition(name: str, *, default: bool = False, gpus: int = 0) -> site.Partition:
-    node = site.Node(name="n1", state="idle", cpus=1, memory_mb=1, gpus={"": gpus} if gpus else {})
+    node = site.SlurmNode(name="n1", state="idle", cpus=1, memory_mb=1, gpus={"": gpus} if gpus else {})
     return site.Partition(name=name, state="up", default=default, max_time_s=None, nodes=(node,))
 
 
@@ -114,7 +114,7 @@ def test_ray_that_nobody_answers_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ray.find_ray("nonsense")[1].status is Status.FAIL
     for address in ("127.0.0.1:1", "http://127.0.0.1:1"):
         found = ray.find_ray(address)[1]
-        assert (found.status, found.detail) == (Status.FAIL, f"nobody answers at {address}")
+        assert (found.status, found.detail) == (Status.FAIL, f"nothing answers at {address}")
 
 
 def test_a_ray_cluster() -> None:

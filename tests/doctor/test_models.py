@@ -12,7 +12,7 @@ from gpuherd.doctor.models import judge_cpu, judge_gpu, judge_simulated, on_cpu,
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.gpus.query import GpuReader
 from gpuherd.gpus.state import Gpu
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 GPU = Gpu(2, "GPU-abc", "A100", total_mb=40_000, used_mb=0, free_mb=40_000)
 MIG = Gpu(2, "MIG-def", "A100 MIG", total_mb=9, used_mb=0, free_mb=9, mig_parent="GPU-abc", mig_position=0)
@@ -63,7 +63,7 @@ def test_runs_on_the_cpu() -> None:
     assert (result.status, result.detail) == (Status.OK, "loaded and run on the CPU in a process of its own")
 
 
-def test_tries_free_gpus_only_and_under_a_lease(standin: Callable[..., Machine]) -> None:
+def test_tries_free_gpus_only_and_under_a_lease(standin: Callable[..., SimulatedMachine]) -> None:
     machine = standin("3x40GB")
     machine.occupy(0, 3000)
     with LeaseFolder.default().acquire(machine.uuids[1]) or pytest.fail("not taken"):

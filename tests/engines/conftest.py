@@ -9,7 +9,7 @@ import pytest
 from tests.engines import sites
 from tests.engines.sites import Site
 
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def _ray_site() -> Iterator[Site]:
 
 @pytest.fixture
 def site(
-    request: pytest.FixtureRequest, standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, standin: Callable[..., SimulatedMachine], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Site]:
     """The engine that the test names by ``@pytest.mark.parametrize("site", [...], indirect=True)``."""
     with ExitStack() as held:

@@ -14,7 +14,7 @@ from tests.gridengine.configuration import Plan as GridEnginePlan
 from tests.slurm import cluster as slurm
 from tests.slurm.configuration import Plan as SlurmPlan
 
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Site:
 
 
 @contextmanager
-def local(standin: Callable[..., Machine]) -> Iterator[Site]:
+def local(standin: Callable[..., SimulatedMachine]) -> Iterator[Site]:
     """This machine with 8 simulated GPUs."""
     standin("8x40GB")
     wrong = (("--partition", "main"), "--partition is for --engine slurm, and this is local")

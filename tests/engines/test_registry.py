@@ -14,7 +14,7 @@ import pytest
 import gpuherd
 from gpuherd.engines.options import ENGINES, EngineOptions
 from gpuherd.engines.registry import LOCAL, ClusterOptions, EngineSpec, LocalOptions, find, names, specs, title
-from gpuherd.engines.world import NodeSide, node_side
+from gpuherd.engines.world import NodeSide, RankStarter, node_side
 from gpuherd.errors import UsageError
 
 PACKAGE = Path(gpuherd.__file__).parent
@@ -36,6 +36,9 @@ class _Lab(EngineSpec):
     name, title, about, options = "lab", "Lab", "the lab's cluster", LabOptions
     examples = {"batch": "  gpuherd batch commands.txt --engine lab --lab-queue long\\n"}
     variables = ("LAB_",)
+
+    def connect(self, options, lead, join):
+        raise NotImplementedError
 
 ENGINE = _Lab()
 """,
@@ -148,6 +151,20 @@ def test_an_engine_of_another_distribution_takes_part(outside: Path, tmp_path: P
     shown = python("import sys\nfrom gpuherd.cli.main import main\nmain()", "batch", "--help", path=outside)
     assert "--engine local|slurm|ray" in shown and "|lab" in shown and "--lab-queue NAME" in shown
     assert "--engine lab --lab-queue long" in shown and "or the lab's cluster" in " ".join(shown.split())
+
+
+def test_an_engine_without_a_connection_is_refused_when_it_is_loaded(outside: Path) -> None:
+    spec = outside / "lab_engine/spec.py"
+    spec.write_text(spec.read_text().replace("def connect", "def other"))
+    program = "try:\n    import gpuherd.engines.options\nexcept TypeError as problem:\n    print(problem)"
+    assert "abstract class _Lab" in python(program, path=outside)
+
+
+@pytest.mark.parametrize("missing", ["start_ranks", "rank"])
+def test_a_node_side_that_starts_ranks_has_all_of_it(missing: str) -> None:
+    side = type("_Side", (RankStarter,), {name: None for name in ("start_ranks", "rank") if name != missing})
+    with pytest.raises(TypeError, match=f"abstract class _Side.*{missing}"):
+        side()
 
 
 def test_two_engines_agree_on_an_option_of_both(outside: Path) -> None:

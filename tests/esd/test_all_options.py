@@ -8,12 +8,15 @@ from typing import Any
 
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.model_files import ModelFiles
-from gpuherd.esd.results import read_parquet
-from gpuherd.esd.row import NOT_METRICS, LayerRow
-from gpuherd.esd.views import Origin, read_table, summarise
+from gpuherd.esd.model_files import ModelResultFiles
+from gpuherd.esd.results import read_model, read_parquet
+from gpuherd.esd.schema import NOT_METRICS, LayerRow
+from gpuherd.esd.summary import summarise
+from gpuherd.esd.tails import tails
+from gpuherd.esd.views import Origin, read_table
 
-EVERYTHING = AnalysisOptions(clip_xmax=True, bootstrap=5, tpl=True, mp_fit=True, randomize=True, farms=True)
+FURTHER: dict[str, Any] = {tail.name: True for tail in tails()}
+EVERYTHING = AnalysisOptions(clip_xmax=True, bootstrap=5, mp_fit=True, randomize=True, farms=True, **FURTHER)
 
 
 def full_row(name: str) -> LayerRow:
@@ -26,7 +29,9 @@ def full_row(name: str) -> LayerRow:
 def test_every_column_of_every_option(tmp_path: Path) -> None:
     rows = [full_row("h.0.q"), full_row("h.1.q")]
     origin = Origin("org/a", None, "", EVERYTHING.convention_columns, "0.3.0")
-    with ModelFiles(ESDDirectory(tmp_path), "org/a", ["h.0.q", "h.1.q"], evals_thresh=0.0, save_eigs=False) as files:
+    with ModelResultFiles(
+        ESDDirectory(tmp_path), "org/a", ["h.0.q", "h.1.q"], evals_thresh=0.0, save_eigs=False
+    ) as files:
         files.write(origin, rows, "tensor\n")
     text, typed = read_table(files.paths.stats), read_parquet(files.paths.parquet)
     names = [f.name for f in fields(LayerRow)]
@@ -34,6 +39,6 @@ def test_every_column_of_every_option(tmp_path: Path) -> None:
     for name in names:
         assert type(typed[0][name]) is type(getattr(rows[0], name)), name
         assert text[0][name] == str(getattr(rows[0], name))
-    columns = summarise(text, {}).columns()
+    columns = summarise(read_model(files.paths.stats), {}).columns()
     assert {f"{name}_mean" for name in names if name not in NOT_METRICS} <= columns.keys()
     assert all(columns[f"{name}_mean"] in (7, 2.5) for name in names if name not in NOT_METRICS)

@@ -16,7 +16,7 @@ from gpuherd.esd.results import StoredLayer
 
 
 def layer(name: str, alpha: float | None, *, params: int = 100, evals: int = 768, status: str = "ok") -> StoredLayer:
-    return StoredLayer(name, 10, 10, params, evals, alpha, None, status, {})
+    return StoredLayer(name, params, evals, alpha, status)
 
 
 def model(alphas: list[float], params: list[int] | None = None, per_block: int = 2) -> list[StoredLayer]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.esd.views import Place, alpha_matrix, place_of
+from gpuherd.esd.views import LayerPlace, alpha_matrix, place_of
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from gpuherd.esd.views import Place, alpha_matrix, place_of
     ],
 )
 def test_the_place_of_a_name(longname: str, place: tuple[str, int | None, str]) -> None:
-    assert place_of(longname) == Place(*place)
+    assert place_of(longname) == LayerPlace(*place)
 
 
 NAMES = st.lists(

@@ -20,9 +20,8 @@ from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.fits.farms import fit_farms
 from gpuherd.esd.fits.marchenko_pastur import detx_tail, fit_marchenko_pastur
 from gpuherd.esd.fits.randomised import compare_with_random_order
-from gpuherd.esd.layer import with_figures
-from gpuherd.esd.pipeline import analyse_matrices
-from gpuherd.esd.row import NOT_METRICS
+from gpuherd.esd.pipeline import analyse_matrices, with_figures
+from gpuherd.esd.schema import NOT_METRICS
 from gpuherd.esd.spectra.pooled import layer_spectrum
 from gpuherd.esd.views import read_table
 from gpuherd.models.names import safe_filename

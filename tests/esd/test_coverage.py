@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from gpuherd.errors import BadModel, UsageError
+from gpuherd.esd.config import FitSettings
 from gpuherd.esd.pipeline import analyse_matrices
-from gpuherd.esd.row import LayerRow
+from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.selection import (
     TensorCoverage,
     coverage,
@@ -23,7 +24,6 @@ from gpuherd.esd.selection import (
     totals,
     without_unchanged,
 )
-from gpuherd.esd.settings import FitSettings
 from gpuherd.models.subject import Subject, count_analysed, count_weights, examine, open_subject
 
 Build = Callable[[dict[str, torch.Tensor]], Path]

@@ -9,14 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.esd.old_spectra import old_arrays
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.config import AnalysisOptions
+from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_files import parquet_bytes
-from gpuherd.esd.results import read_parquet
-from gpuherd.esd.row import LayerRow
-from gpuherd.esd.spectrum_files import EigsWriter, read_eigs, read_spectra, sketch_of, spectra_bytes
-from gpuherd.esd.views import Origin, alpha_matrix, hdf5_bytes, read_hdf5, stats_rows
+from gpuherd.esd.results import read_parquet, stored_spectra
+from gpuherd.esd.schema import LayerRow
+from gpuherd.esd.spectrum_files import EigsWriter, read_eigs, read_spectra, sketch_of
+from gpuherd.esd.views import Origin, about_text, alpha_matrix, hdf5_bytes, read_hdf5, stats_rows
 
 ORIGIN = Origin("org/a", None, "", AnalysisOptions().convention_columns, "0.3.0")
 ROWS = [
@@ -28,11 +30,22 @@ EVALS = [np.sort(np.random.default_rng(index).pareto(2.0, 300)) for index in ran
 
 def spectra() -> bytes:
     sketches = {index: sketch_of(evals, 1e-5) for index, evals in enumerate(EVALS)}
-    return spectra_bytes("org/a", ORIGIN.convention, ROWS, sketches)
+    return parquet_bytes(stats_rows(ORIGIN, ROWS), sketches)
+
+
+def old_spectra() -> bytes:
+    out = io.BytesIO()
+    sketches = {row.longname: sketch_of(evals, 1e-5) for row, evals in zip(ROWS, EVALS, strict=True)}
+    np.savez_compressed(out, **old_arrays("org/a", sketches))
+    return out.getvalue()
+
+
+def read_stored(path: Path) -> object:
+    return stored_spectra(ESDDirectory(path.parent.parent), path.stem)
 
 
 def matrix() -> bytes:
-    return hdf5_bytes(ORIGIN, alpha_matrix((row.longname, row.alpha) for row in ROWS))
+    return hdf5_bytes(about_text(ORIGIN.lineage), alpha_matrix((row.longname, row.alpha) for row in ROWS))
 
 
 def stats() -> bytes:
@@ -51,7 +64,8 @@ def eigs() -> bytes:
 @pytest.mark.parametrize(
     ("data", "read", "times"),
     [
-        (spectra, read_spectra, 300),
+        (spectra, read_stored, 300),
+        (old_spectra, read_spectra, 300),
         (matrix, read_hdf5, 40),
         (stats, read_parquet, 300),
         (eigs, lambda path: list(read_eigs(path)), 300),
@@ -60,7 +74,8 @@ def eigs() -> bytes:
 def test_a_damaged_file_is_refused_by_name(
     tmp_path: Path, data: Callable[[], bytes], read: Callable[[Path], object], times: int
 ) -> None:
-    whole, path, chance = data(), tmp_path / "damaged", random.Random(1)
+    whole, path, chance = data(), tmp_path / "stats" / "damaged.parquet", random.Random(1)
+    path.parent.mkdir()
     refused = 0
     for turn in range(times):
         bytes_ = bytearray(whole)
@@ -75,3 +90,17 @@ def test_a_damaged_file_is_refused_by_name(
             assert str(path) in str(problem)
             refused += 1
     assert refused > times / 5
+
+
+def test_a_text_without_an_end_is_refused(tmp_path: Path) -> None:
+    """libhdf5 never comes back from free space of no size, and a time limit can't reach it there."""
+    whole = bytearray(matrix())
+    at = whole.index(b"GCOL") + 16
+    while number := int.from_bytes(whole[at : at + 2], "little"):
+        assert number < 100
+        at += 16 + -(-int.from_bytes(whole[at + 8 : at + 16], "little") // 8) * 8
+    whole[at + 8 : at + 16] = bytes(8)
+    path = tmp_path / "damaged.h5"
+    path.write_bytes(whole)
+    with pytest.raises(BadModel, match=r"damaged\.h5 holds no matrix of alphas: its free space has no size"):
+        read_hdf5(path)

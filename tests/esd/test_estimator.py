@@ -12,7 +12,7 @@ import torch
 
 from gpuherd.errors import UsageError
 from gpuherd.esd import net_esd_estimator
-from gpuherd.esd.estimator import EPSILON, KEYS
+from gpuherd.esd.api import EPSILON, KEYS
 
 Float64 = npt.NDArray[np.float64]
 ONE_TO_TEN = np.arange(1.0, 11.0)

@@ -24,9 +24,9 @@ from gpuherd.engines.process_tree import tagged
 from gpuherd.errors import ExitCode, MissingModel, QueueBusy
 from gpuherd.esd import ESDExperiment, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.gathering import gather
 from gpuherd.esd.model_list import ModelRow
 from gpuherd.esd.plan import make_job, worker_command
+from gpuherd.esd.summary import gather
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptState
@@ -267,9 +267,9 @@ def saved(out: Path) -> Counter[str]:
 
 
 def test_sigkill_of_the_command_loses_nothing(tmp_path: Path, make_model: MakeModel) -> None:
-    models = write_list(tmp_path / "models.csv", [make_model(f"m{n}", seed=n, width=16) for n in range(6)])
+    models = write_list(tmp_path / "models.csv", [make_model(f"m{n}", seed=n, width=16) for n in range(4)])
     calm, stormy = killed_and_started_again(tmp_path, models, kills=2, seed=1)
-    check_nothing_was_lost_or_done_twice(calm, stormy, 6)
+    check_nothing_was_lost_or_done_twice(calm, stormy, 4)
     assert set(saved(stormy).values()) == {1}
 
 

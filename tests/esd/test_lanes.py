@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from gpuherd.esd.lanes import Lanes
-from gpuherd.esd.on_device import Result
+from gpuherd.esd.on_device import MatrixResult
 from gpuherd.esd.spectra.batching import HOST_SIDE
-from gpuherd.esd.spectra.device import Arithmetic
+from gpuherd.esd.spectra.device import GramArithmetic
 from gpuherd.esd.spectra.pooled import spectrum_of
 from gpuherd.models.tensors.matrices import WeightMatrix
 from gpuherd.models.tensors.source import FloatArray
@@ -21,20 +21,21 @@ def matrix(name: str, weights: FloatArray) -> WeightMatrix:
 
 
 @pytest.mark.parametrize(
-    "arithmetic", [Arithmetic("float64", "device"), Arithmetic("float64", "band"), Arithmetic("split", "band")]
+    "arithmetic",
+    [GramArithmetic("float64", "device"), GramArithmetic("float64", "band"), GramArithmetic("split", "band")],
 )
 @pytest.mark.parametrize("needs_weights", [False, True])
-def test_every_arithmetic_gives_the_spectra_of_the_cpu(arithmetic: Arithmetic, needs_weights: bool) -> None:
+def test_every_arithmetic_gives_the_spectra_of_the_cpu(arithmetic: GramArithmetic, needs_weights: bool) -> None:
     random = np.random.default_rng(0)
     shapes = [(N, 400), (500, N), (N, N), (20, 30), (N + 30, 2000)]
     matrices = [matrix(f"m{n}", random.standard_t(3, shape).astype(np.float32)) for n, shape in enumerate(shapes)]
     matrices.append(matrix("low", np.ones((N, N), np.float32)))
-    done: dict[int, Result] = {}
+    done: dict[int, MatrixResult] = {}
 
-    def on_cpu(index: int) -> Result:
-        return Result(index, spectrum_of(matrices[index]), None, "cpu")
+    def on_cpu(index: int) -> MatrixResult:
+        return MatrixResult(index, spectrum_of(matrices[index]), None, "cpu")
 
-    def finish(result: Result) -> None:
+    def finish(result: MatrixResult) -> None:
         done[result.index] = result
 
     devices = ("cpu:0", "cpu:0")
@@ -55,10 +56,10 @@ def test_pieces_larger_than_a_readers_share_keep_nobody_waiting(devices: int) ->
     random = np.random.default_rng(0)
     matrices = [matrix(f"m{n}", random.standard_normal((N + n % 2, 300)).astype(np.float32)) for n in range(40)]
     done: list[int] = []
-    arithmetic = [Arithmetic("float64", "device")] * devices
+    arithmetic = [GramArithmetic("float64", "device")] * devices
     names = ["cpu:0"] * devices
 
-    def finish(result: Result) -> None:
+    def finish(result: MatrixResult) -> None:
         done.append(result.index)
 
     lanes = Lanes(matrices, range(40), False, names, arithmetic, finish, never, read_ahead_bytes=4000)
@@ -67,5 +68,5 @@ def test_pieces_larger_than_a_readers_share_keep_nobody_waiting(devices: int) ->
     assert sorted(done) == list(range(40))
 
 
-def never(index: int) -> Result:
+def never(index: int) -> MatrixResult:
     raise AssertionError(f"matrix {index} is for the device")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import BadModelList
-from gpuherd.esd.model_list import RELATION_WORDS, ModelList, Relation, read_model_list, relation_of, shown
+from gpuherd.esd.model_list import RELATION_WORDS, ModelList, Relation, quoted_cell, read_model_list, relation_of
 
 HEADER = "model_id,base_model_relation,source_model\n"
 
@@ -104,9 +104,9 @@ def test_a_bad_row_is_one_sentence_and_the_rest_is_read(tmp_path: Path, row: str
     problem = found.problems[0]
     assert problem.line == 3
 
-    assert re.search(told, problem.text), problem.text
-    assert "\n" not in problem.text
-    assert len(problem.text) < 400
+    assert re.search(told, problem.reason), problem.reason
+    assert "\n" not in problem.reason
+    assert len(problem.reason) < 400
 
 
 def test_a_row_after_a_cell_with_a_line_break_has_its_own_line_number(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_limit_counts_rows_good_and_bad(tmp_path: Path) -> None:
 
 @given(st.text(max_size=400))
 def test_shown_text_is_one_short_line_of_ascii(text: str) -> None:
-    line = shown(text)
+    line = quoted_cell(text)
     assert line.isprintable()
     assert len(line) <= 75
 
@@ -186,4 +186,4 @@ def test_the_public_lists(name: str) -> None:
         pytest.skip("the public model lists are not on this machine")
     found = read_model_list(path)
     assert len(found.rows) > 100
-    assert not [problem for problem in found.problems if "relation" in problem.text]
+    assert not [problem for problem in found.problems if "relation" in problem.reason]

@@ -7,19 +7,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuherd.esd.on_device import Work, alone, compute_group, piece_bytes, read_pieces, settle, size_of, staged
+from gpuherd.esd.on_device import (
+    MatrixWork,
+    compute_group,
+    piece_bytes,
+    process_single,
+    read_pieces,
+    settle,
+    size_of,
+    staged,
+)
 from gpuherd.esd.spectra.batching import HOST_SIDE, Size, lane_bytes, panel_length
-from gpuherd.esd.spectra.device import Arithmetic
+from gpuherd.esd.spectra.device import GramArithmetic
 from gpuherd.esd.spectra.pooled import spectrum_of
-from gpuherd.models.tensors.fused import Layout
-from gpuherd.models.tensors.matrices import Part, WeightMatrix
+from gpuherd.models.tensors.fused import FusedLayout
+from gpuherd.models.tensors.matrices import MatrixPart, WeightMatrix
 from gpuherd.models.tensors.source import FloatArray
 
 DEVICE = "cpu:0"
 
 
 def matrix(
-    shape: tuple[int, int], seed: int = 0, positions: int = 1, part: Part | None = None, factors: bool = False
+    shape: tuple[int, int], seed: int = 0, positions: int = 1, part: MatrixPart | None = None, factors: bool = False
 ) -> WeightMatrix:
     weights: list[FloatArray] = list(np.random.default_rng(seed).standard_t(3, (positions, *shape)).astype(np.float32))
     return WeightMatrix(
@@ -30,7 +39,7 @@ def matrix(
         None,
         lambda: weights,
         tensor="fused",
-        part=part or Part(),
+        part=part or MatrixPart(),
         factors=list if factors else None,
     )
 
@@ -45,7 +54,7 @@ def test_what_a_plan_knows_of_a_matrix() -> None:
 
 
 def test_parts_that_are_read_together_go_together() -> None:
-    part = Part(2, Layout(1, 4, (("_q", 8), ("_k", 8))), 1)
+    part = MatrixPart(2, FusedLayout(1, 4, (("_q", 8), ("_k", 8))), 1)
     together = matrix((300, 400), part=part)
     assert size_of(0, together, None).bundle == ("fused", 2)
     assert size_of(0, replace(together, stream=lambda most: iter(())), None).bundle is None
@@ -68,17 +77,17 @@ def test_what_is_sent_keeps_its_precision() -> None:
     assert (staged(read_only, DEVICE).numpy() == 3).all()
 
 
-@pytest.mark.parametrize("arithmetic", [Arithmetic("float64", "device"), Arithmetic("split", "band")])
+@pytest.mark.parametrize("arithmetic", [GramArithmetic("float64", "device"), GramArithmetic("split", "band")])
 @pytest.mark.parametrize("batch", [1, 2, 100])
 @pytest.mark.parametrize("whole", [False, True])
-def test_groups_give_the_spectra_of_the_cpu(arithmetic: Arithmetic, batch: int, whole: bool) -> None:
+def test_groups_give_the_spectra_of_the_cpu(arithmetic: GramArithmetic, batch: int, whole: bool) -> None:
     shapes = [(60, 90), (90, 60), (60, 60), (70, 200)]
     matrices = [matrix(shape, seed) for seed, shape in enumerate(shapes)]
     matrices.insert(2, matrix((60, 80), 7, positions=5))
     work = []
     for index, each in enumerate(matrices):
         slices = whole or each.kind == "conv"
-        work.append(Work(10 + index, each, read_pieces(each, DEVICE, slices), slices))
+        work.append(MatrixWork(10 + index, each, read_pieces(each, DEVICE, slices), slices))
     results = [settle(each) for each in compute_group(work, DEVICE, arithmetic, lambda side: batch)]
     assert [result.index for result in results] == [10, 11, 12, 13, 14]
     for result, each in zip(results, matrices, strict=True):
@@ -92,14 +101,14 @@ def test_groups_give_the_spectra_of_the_cpu(arithmetic: Arithmetic, batch: int, 
 def test_one_that_cannot_be_resolved_leaves_the_others_of_its_group() -> None:
     low = np.ones((60, 80), np.float32)
     matrices = [matrix((60, 80), 1), replace(matrix((60, 80), 2), slices=lambda: [low]), matrix((60, 80), 3)]
-    work = [Work(n, each, read_pieces(each, DEVICE, whole=False), False) for n, each in enumerate(matrices)]
-    computed = compute_group(work, DEVICE, Arithmetic("float64", "device"), lambda side: 8)
+    work = [MatrixWork(n, each, read_pieces(each, DEVICE, whole=False), False) for n, each in enumerate(matrices)]
+    computed = compute_group(work, DEVICE, GramArithmetic("float64", "device"), lambda side: 8)
     results = [settle(each) for each in computed]
     assert [result.spectrum is None for result in results] == [False, True, False]
 
 
 def test_alone_leaves_to_the_cpu_what_it_is_better_at() -> None:
     small, large = matrix((HOST_SIDE, 400)), matrix((HOST_SIDE + 1, 400))
-    assert alone(0, small, "float64", needs_weights=False, device=DEVICE).spectrum is None
-    result = alone(4, large, "float64", needs_weights=True, device=DEVICE)
+    assert process_single(0, small, "float64", needs_weights=False, device=DEVICE).spectrum is None
+    result = process_single(4, large, "float64", needs_weights=True, device=DEVICE)
     assert (result.index, result.spectrum is None, result.weights is None) == (4, False, False)

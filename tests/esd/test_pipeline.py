@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import save_file
 
 from gpuherd.errors import BadModel
-from gpuherd.esd.devices import CudaDevices, NoCuda, choose_devices
+from gpuherd.esd.config import FitSettings
 from gpuherd.esd.pipeline import analyse_matrices
-from gpuherd.esd.row import LayerRow
-from gpuherd.esd.settings import FitSettings
+from gpuherd.esd.resources import CudaDevices, CudaUnavailable, choose_devices
+from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.spectra.batching import HOST_SIDE
 from gpuherd.esd.spectra.pooled import LayerSpectrum
 from gpuherd.models.checkpoints.open import open_checkpoint
@@ -235,7 +235,7 @@ def test_which_devices_are_used() -> None:
     assert choose_devices("auto", NONE, unasked, all_gpus=True) == (("cpu",), NONE.problem)
     assert choose_devices("cpu", TWO, unasked, all_gpus=True)[0] == ("cpu",)
     assert choose_devices("auto", TWO, lambda: "CPU-only build", all_gpus=True) == (("cpu",), "CPU-only build")
-    with pytest.raises(NoCuda, match="no CUDA driver"):
+    with pytest.raises(CudaUnavailable, match="no CUDA driver"):
         choose_devices("cuda", NONE, unasked, all_gpus=True)
-    with pytest.raises(NoCuda, match="CPU-only"):
+    with pytest.raises(CudaUnavailable, match="CPU-only"):
         choose_devices("cuda", TWO, lambda: "CPU-only build", all_gpus=True)

@@ -16,12 +16,11 @@ from tests.models.local_hub import play, running
 from gpuherd.errors import UsageError
 from gpuherd.esd.config import ExperimentConfig, SpectraOf
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.model_list import ModelRow
+from gpuherd.esd.model_list import ModelRow, RefusedRow
 from gpuherd.esd.plan import (
     CUDA_CONTEXT_MB,
     HEARTBEAT_S,
     PlannedModel,
-    Refusal,
     gpu_memory_mb,
     gpus_needed,
     job_name,
@@ -114,7 +113,7 @@ def test_only_our_own_worker_is_expected_to_tell_its_progress() -> None:
 # What is refused before a GPU is taken, and what the headers tell.
 
 
-def planned(row: ModelRow, **options: Any) -> PlannedModel | Refusal:
+def planned(row: ModelRow, **options: Any) -> PlannedModel | RefusedRow:
     """What the plan of a list with this one row says."""
     path: Path = options.pop("path")
     with path.open("w", newline="") as file:
@@ -122,7 +121,7 @@ def planned(row: ModelRow, **options: Any) -> PlannedModel | Refusal:
         writer.writerow(["model_id", "base_model_relation", "source_model"])
         writer.writerow([row.model_id, row.relation, row.source_model or ""])
     plan = make_plan(ExperimentConfig(model_list=path, **options), lambda rows, _: rows)
-    found: list[PlannedModel | Refusal] = [*plan.models, *plan.refused]
+    found: list[PlannedModel | RefusedRow] = [*plan.models, *plan.refused]
     (only,) = found
     return only
 
@@ -144,7 +143,7 @@ def test_spectra_that_a_model_has_not_are_refused(
     for model, relation, source, spectra_of, told in cases:
         row = ModelRow(line=2, model_id=model, source_model=source, relation=relation)
         refused = planned(row, path=tmp_path / "l.csv", spectra_of=spectra_of)
-        assert isinstance(refused, Refusal), (model, spectra_of)
+        assert isinstance(refused, RefusedRow), (model, spectra_of)
         assert told in refused.reason
     possible: list[tuple[str, str, str | None, str]] = [
         (adapter, "lora", None, "ba"),
@@ -163,7 +162,7 @@ def test_spectra_that_a_model_has_not_are_refused(
 def test_a_pattern_that_matches_nothing_refuses_the_row(tmp_path: Path, make_model: MakeModel) -> None:
     row = ModelRow(line=2, model_id=str(make_model("a")))
     refused = planned(row, path=tmp_path / "l.csv", layers=("q_prj",))
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, RefusedRow)
     assert "--layers 'q_prj' matches no tensor" in refused.reason and "q_proj" in refused.reason
     kept = planned(row, path=tmp_path / "l.csv", layers=("*q_proj",), exclude=("*.layers.0.*",))
     assert isinstance(kept, PlannedModel)
@@ -202,15 +201,15 @@ def test_a_single_model_with_a_base(make_model: MakeModel, make_adapter: MakeMod
 
 
 def test_patterns_reach_the_worker_as_they_are(tmp_path: Path) -> None:
-    from gpuherd.esd.worker import WorkerOptions
+    from gpuherd.esd.worker import ESDWorkerOptions
     from gpuherd.options import Parser, add_options, build
 
     patterns = ("*.q_proj", "a b'c", "[!x]?")
     config = ExperimentConfig(single_model="org/a", layers=patterns, exclude=("*",), spectra_of="delta")
     words = worker_command(config, PLANNED.row, ESDDirectory(tmp_path))
     parser = Parser(prog="worker")
-    add_options(parser, WorkerOptions)
-    options = build(WorkerOptions, parser.parse_args(words[4:]))
+    add_options(parser, ESDWorkerOptions)
+    options = build(ESDWorkerOptions, parser.parse_args(words[4:]))
     assert (options.layers, options.exclude, options.spectra_of) == (patterns, ("*",), "delta")
     assert options.convention == config.convention
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuherd.esd.reading import Delivery, ReadAhead, Stopped
+from gpuherd.esd.lanes import Delivery, LanesStopped, ReadAhead
 
 
 def reader(*deliveries: tuple[Delivery[bytes], list[bytes]]) -> threading.Thread:
@@ -87,7 +87,7 @@ def test_stopping_wakes_the_reader_and_all_who_wait() -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert ahead.stopped
-    with pytest.raises(Stopped):
+    with pytest.raises(LanesStopped):
         list(first)
-    with pytest.raises(Stopped):
+    with pytest.raises(LanesStopped):
         list(second)

@@ -19,10 +19,10 @@ import pytest
 from gpuherd.errors import BadModel, CannotWrite
 from gpuherd.esd.config import AnalysisOptions
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.layer import with_figures
-from gpuherd.esd.model_files import ModelFiles, ModelPaths
+from gpuherd.esd.model_files import ModelPaths, ModelResultFiles
+from gpuherd.esd.pipeline import with_figures
 from gpuherd.esd.results import read_alphas, read_parquet, read_sketches
-from gpuherd.esd.row import LayerRow
+from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.spectra.pooled import LayerSpectrum
 from gpuherd.esd.spectrum_files import GROUP_BYTES, read_eigs, read_eigs_of, read_spectra
 from gpuherd.esd.views import Origin, read_hdf5, read_table, stored_text
@@ -58,7 +58,7 @@ def write(
     origin: Origin = ORIGIN,
 ) -> ModelPaths:
     names = [row.longname for row in rows]
-    with ModelFiles(ESDDirectory(root), "org/a", names, evals_thresh=1e-5, save_eigs=save_eigs) as files:
+    with ModelResultFiles(ESDDirectory(root), "org/a", names, evals_thresh=1e-5, save_eigs=save_eigs) as files:
         for index, spectrum in enumerate(spectra):
             files.keep_spectrum(index, spectrum)
         files.write(origin, rows, "tensor\n")
@@ -152,7 +152,7 @@ def test_no_eigenvalues_unless_asked_for_and_none_of_an_earlier_analysis(tmp_pat
 
 def test_what_is_not_written_leaves_no_trace(tmp_path: Path) -> None:
     rows, spectra = analysed()
-    files = ModelFiles(ESDDirectory(tmp_path), "org/a", NAMES, evals_thresh=1e-5, save_eigs=True)
+    files = ModelResultFiles(ESDDirectory(tmp_path), "org/a", NAMES, evals_thresh=1e-5, save_eigs=True)
     with pytest.raises(RuntimeError, match="stop"), files:
         files.keep_spectrum(0, spectra[0])
         raise RuntimeError("stop")
@@ -168,7 +168,7 @@ def test_what_is_not_written_leaves_no_trace(tmp_path: Path) -> None:
 def test_a_folder_that_cant_be_made_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "metrics").write_text("in the way")
     with pytest.raises(CannotWrite, match="metrics"):
-        ModelFiles(ESDDirectory(tmp_path), "org/a", NAMES, evals_thresh=1e-5, save_eigs=False)
+        ModelResultFiles(ESDDirectory(tmp_path), "org/a", NAMES, evals_thresh=1e-5, save_eigs=False)
 
 
 def test_many_matrices_are_written_in_groups_and_each_is_found(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_many_matrices_are_written_in_groups_and_each_is_found(tmp_path: Path) -
     names = [f"h.{index}" for index in range(number)]
     rows = [LayerRow(longname=name, M=n, N=n, params=n * n) for name in names]
     order = [3, *(index for index in range(number) if index != 3)]
-    with ModelFiles(ESDDirectory(tmp_path), "m", names, evals_thresh=1e-5, save_eigs=True) as files:
+    with ModelResultFiles(ESDDirectory(tmp_path), "m", names, evals_thresh=1e-5, save_eigs=True) as files:
         for index in order:
             files.keep_spectrum(index, LayerSpectrum(evals[index]))
         files.write(ORIGIN, rows, "tensor\n")
@@ -216,8 +216,8 @@ def test_a_missing_library_is_told_at_the_beginning(tmp_path: Path, library: str
     code = (
         f"import sys; sys.modules[{library!r}] = None\n"
         "from gpuherd.esd.folder import ESDDirectory\n"
-        "from gpuherd.esd.model_files import ModelFiles\n"
-        "ModelFiles(ESDDirectory(sys.argv[1]), 'm', [], evals_thresh=0.0, save_eigs=False)"
+        "from gpuherd.esd.model_files import ModelResultFiles\n"
+        "ModelResultFiles(ESDDirectory(sys.argv[1]), 'm', [], evals_thresh=0.0, save_eigs=False)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert f"MissingExtra: {library} is not installed; pip install 'gpuherd[esd]'" in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuherd.esd.config import ExperimentConfig
-from gpuherd.esd.resuming import EarlierRun, resumed
+from gpuherd.esd.folder import EarlierRun, resumed
 
 
 def test_words_for_another_engine_are_left_behind(tmp_path: Path) -> None:

@@ -15,20 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.row import LayerRow
-from gpuherd.esd.schema import CONVENTION_COLUMNS, LINEAGE_COLUMNS, column
+from gpuherd.esd.results import ModelTable, read_model
+from gpuherd.esd.schema import CONVENTION_COLUMNS, LINEAGE_COLUMNS, LayerRow, column
+from gpuherd.esd.summary import summarise
 from gpuherd.esd.views import (
     Origin,
     cell_text,
     csv_rows,
     has_fit,
     no_fit_reason,
-    plain,
     read_table,
     stats_rows,
     stored_text,
-    summarise,
     table_text,
+    unescape_cell,
 )
 
 ORIGIN = Origin("org/a", "org/b", "adapter", AnalysisOptions().convention_columns, "0.1.0")
@@ -64,6 +64,11 @@ def written(tmp_path: Path, *rows: LayerRow, origin: Origin = ORIGIN) -> list[di
     return read_table(path)
 
 
+def model(tmp_path: Path, *rows: LayerRow) -> ModelTable:
+    written(tmp_path, *rows)
+    return read_model(tmp_path / "stats.csv")
+
+
 def test_columns_are_lineage_then_figures_then_convention() -> None:
     header = table_text(stats_rows(ORIGIN, [layer()])).splitlines()[0].split(",")
     always = [column.name for column in fields(LayerRow) if "option" not in column.metadata]
@@ -97,7 +102,7 @@ PLAIN_CELL = PLAIN_TEXT.filter(lambda text: "\r" not in text)
 @given(PLAIN_TEXT)
 def test_text_reads_back_and_is_no_formula(text: str) -> None:
     cell = cell_text(text)
-    assert plain(cell) == text.replace("\r\n", "\n").replace("\r", "\n")
+    assert unescape_cell(cell) == text.replace("\r\n", "\n").replace("\r", "\n")
     if cell[:1] in ("=", "+", "-", "@", "\t"):
         float(cell)  # the only such text is a number
 
@@ -156,7 +161,7 @@ def test_the_same_rows_give_the_same_bytes() -> None:
 
 
 def test_summary_takes_layers_with_a_fit_only(tmp_path: Path) -> None:
-    rows = written(
+    of = model(
         tmp_path,
         layer("a", alpha=2.0),
         layer("b", alpha=4.0),
@@ -164,7 +169,7 @@ def test_summary_takes_layers_with_a_fit_only(tmp_path: Path) -> None:
         layer("d", status="too few eigenvalues", alpha=None, norm=1000.0),
         layer("e", status="not analysed: embedding", alpha=None),
     )
-    summary = summarise(rows, {"params": "7", "note": "x"})
+    summary = summarise(of, {"params": "7", "note": "x"})
     assert (summary.layers, summary.without_fit, summary.skipped, summary.params) == (2, 2, 1, 4 * 32)
     assert summary.metrics["alpha_mean"] == 3.0
     assert summary.metrics["alpha_std"] == statistics.stdev([2.0, 4.0])
@@ -183,28 +188,28 @@ def test_summary_takes_layers_with_a_fit_only(tmp_path: Path) -> None:
 
 
 def test_summary_counts_layers_of_too_much_and_too_little_training(tmp_path: Path) -> None:
-    rows = written(tmp_path, *(layer(str(alpha), alpha=alpha) for alpha in (1.5, 1.9, 2.0, 6.0, 6.1)))
-    columns = summarise(rows, {}, 0.75).columns()
+    of = model(tmp_path, *(layer(str(alpha), alpha=alpha) for alpha in (1.5, 1.9, 2.0, 6.0, 6.1)))
+    columns = summarise(of, {}, 0.75).columns()
     assert (columns["layers_alpha_below_2"], columns["layers_alpha_above_6"]) == (2, 1)
     assert (columns["alpha_median"], columns["params_share"]) == (2.0, 0.75)
 
 
 def test_a_count_below_zero_is_a_count_too(tmp_path: Path) -> None:
-    rows = written(tmp_path, *(replace(layer(str(gap)), ERG_gap=gap) for gap in (-3, 5)))
-    metrics = summarise(rows, {}).metrics
+    of = model(tmp_path, *(replace(layer(str(gap)), ERG_gap=gap) for gap in (-3, 5)))
+    metrics = summarise(of, {}).metrics
     assert (repr(metrics["ERG_gap_min"]), repr(metrics["ERG_gap_max"])) == ("-3", "5")
 
 
 def test_one_layer_has_no_deviation(tmp_path: Path) -> None:
-    metrics = summarise(written(tmp_path, layer()), {}).metrics
+    metrics = summarise(model(tmp_path, layer()), {}).metrics
     assert metrics["alpha_std"] is None
     assert metrics["alpha_mean"] == metrics["alpha_min"] == metrics["alpha_max"] == 3.0
 
 
 @given(st.lists(st.floats(-1e307, 1e307), min_size=2, max_size=20))
 def test_statistics_never_overflow(tmp_path_factory: pytest.TempPathFactory, norms: list[float]) -> None:
-    rows = written(tmp_path_factory.mktemp("s"), *(layer(norm=norm) for norm in norms))
-    metrics = summarise(rows, {}).metrics
+    of = model(tmp_path_factory.mktemp("s"), *(layer(norm=norm) for norm in norms))
+    metrics = summarise(of, {}).metrics
     mean, std = metrics["norm_mean"], metrics["norm_std"]
     assert mean is not None
     assert std is not None

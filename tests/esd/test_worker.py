@@ -347,7 +347,7 @@ def test_a_kill_at_any_instant_leaves_the_old_results_or_the_new_or_none(
 def test_out_of_memory_has_its_own_code(tmp_path: Path, make_model: MakeModel) -> None:
     model = make_model("wide", width=3000, layers=1)
     limited = (
-        "import resource, sys; import numpy, scipy.linalg; from gpuherd.esd import worker, layer;"
+        "import resource, sys; import numpy, scipy.linalg; from gpuherd.esd import pipeline, worker;"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize();"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 40 * 2**20, resource.RLIM_INFINITY));"
         "sys.exit(worker.main(sys.argv[1:]))"
@@ -410,3 +410,9 @@ def test_the_worker_begins_without_numpy() -> None:
     """The number of BLAS threads is settled before numpy's libraries read it."""
     code = "import sys; from gpuherd.esd import worker; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_the_worker_settles_its_threads_before_numpy_comes() -> None:
+    program = "import sys, gpuherd.esd.worker; print('numpy' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout == "False\n"

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import ExitCode
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 _LAUNCHER = Path(__file__).with_name("launcher.py")
 _PATIENCE_S = 90.0
@@ -112,7 +112,7 @@ class _Run:
         self.locks = folder / "locks"
         self.locks.mkdir()
         (folder / "results").mkdir()
-        self.machine = Machine.create(folder / "machine", f"{chance.choice((2, 4, 8))}x40GB")
+        self.machine = SimulatedMachine.create(folder / "machine", f"{chance.choice((2, 4, 8))}x40GB")
         for index, uuid in enumerate(self.machine.uuids):
             # Behind a broken GPU a job is told the UUID in place of the index: one file, one lock, two names.
             (self.locks / str(index)).touch()

@@ -15,7 +15,7 @@ from tests.patience import wait_until
 
 from gpuherd.engines.process_tree import tagged
 from gpuherd.jobs import Queue
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 # Runs the jobs of a JSON file; its exit code is the outcome's.
 _DISPATCHER = """
@@ -127,5 +127,5 @@ def find_overlaps() -> Callable[[list[list[str]]], list[str]]:
 
 
 @pytest.fixture
-def four_gpus(standin: Callable[..., Machine]) -> Machine:
+def four_gpus(standin: Callable[..., SimulatedMachine]) -> SimulatedMachine:
     return standin("4x40GB")

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import Gate
 
 from gpuherd.errors import ExitCode
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 NewUser = Callable[[str], Any]
 Overlaps = Callable[[list[list[str]]], list[str]]
@@ -30,7 +31,9 @@ def kill(process: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 60))])
-def test_killed_at_random_instants(new_user: NewUser, four_gpus: Machine, find_overlaps: Overlaps, seed: int) -> None:
+def test_killed_at_random_instants(
+    new_user: NewUser, four_gpus: SimulatedMachine, find_overlaps: Overlaps, seed: int
+) -> None:
     chance = random.Random(seed)
     user = new_user("run")
     jobs = [user.job(f"j{i}", chance.choice([0, 0.02, 0.1])) for i in range(30)]
@@ -57,17 +60,27 @@ def test_killed_at_random_instants(new_user: NewUser, four_gpus: Machine, find_o
     assert user.processes() == []
 
 
-def test_a_running_job_is_taken_over_with_its_exit_status(new_user: NewUser, four_gpus: Machine) -> None:
+def test_a_running_job_is_taken_over_with_its_exit_status(
+    new_user: NewUser, four_gpus: SimulatedMachine, tmp_path: Path
+) -> None:
     """Three fates while nobody watches: runs on, ends well, fails."""
-    user = new_user("run")
-    jobs = [user.job("long", 9), user.job("short", 0.4), user.job("bad", 0.4, retries=0)]
+    user, gate = new_user("run"), Gate(tmp_path / "gate")
+    jobs = [user.job("long"), user.job("short", 0.4), user.job("bad", 0.4, retries=0)]
+    ends = f"echo end run-long >>{user.events}; : >{jobs[0]['result']}"
+    jobs[0]["argv"] = ["/bin/sh", "-c", f"echo start run-long >>{user.events}; {gate.wait}; {ends}"]
     jobs[2]["argv"] = ["/bin/sh", "-c", f"echo start run-bad >>{user.events}; sleep 0.4; echo 'KeyError: 3'; exit 65"]
     process = user.start(jobs)
     user.wait_until(lambda: sum(line[0] == "start" for line in user.lines()) == 3)
     kill(process)
     time.sleep(0.6)
-    code, told = user.run([*jobs[:2], {**jobs[2], "priority": 1}])
-    assert code == ExitCode.FAILED
+    process, told = user.start([*jobs[:2], {**jobs[2], "priority": 1}]), ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        told += line
+        if line.startswith("adopted long"):
+            gate.open()
+    assert process.wait(60) == ExitCode.FAILED
+    process.stdout.close()
     assert "adopted long: left running by an earlier gpuherd; taken over" in told
     assert "failed bad: failed (bad input): exit code 65: KeyError: 3" in told
     assert "done short" in told
@@ -75,7 +88,7 @@ def test_a_running_job_is_taken_over_with_its_exit_status(new_user: NewUser, fou
 
 
 def test_a_gpu_of_a_running_job_stays_taken_after_the_dispatchers_death(
-    new_user: NewUser, four_gpus: Machine, find_overlaps: Overlaps
+    new_user: NewUser, four_gpus: SimulatedMachine, find_overlaps: Overlaps
 ) -> None:
     """The lease is the job's own: another user's dispatcher keeps off, though the first one is dead."""
     alice, bob = new_user("alice"), new_user("bob")
@@ -90,7 +103,7 @@ def test_a_gpu_of_a_running_job_stays_taken_after_the_dispatchers_death(
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_killed_worker_is_tried_again(new_user: NewUser, four_gpus: Machine) -> None:
+def test_a_killed_worker_is_tried_again(new_user: NewUser, four_gpus: SimulatedMachine) -> None:
     user = new_user("run")
     process = user.start([user.job("j", 0.5)])
     user.wait_until(lambda: len(user.lines()) == 1)
@@ -103,7 +116,7 @@ def test_a_killed_worker_is_tried_again(new_user: NewUser, four_gpus: Machine) -
     assert [line[0] for line in user.lines()] == ["start", "start", "end"]
 
 
-def test_dispatcher_and_job_killed_together(new_user: NewUser, four_gpus: Machine) -> None:
+def test_dispatcher_and_job_killed_together(new_user: NewUser, four_gpus: SimulatedMachine) -> None:
     user = new_user("run")
     process = user.start([user.job("j", 0.5)])
     user.wait_until(lambda: len(user.lines()) == 1)
@@ -118,7 +131,9 @@ def test_dispatcher_and_job_killed_together(new_user: NewUser, four_gpus: Machin
     assert [line[0] for line in user.lines()] == ["start", "start", "end"]
 
 
-def test_after_a_reboot_what_ran_is_queued_again_without_losing_a_try(new_user: NewUser, four_gpus: Machine) -> None:
+def test_after_a_reboot_what_ran_is_queued_again_without_losing_a_try(
+    new_user: NewUser, four_gpus: SimulatedMachine
+) -> None:
     user = new_user("run")
     process = user.start([user.job("j", 0.4)])
     user.wait_until(lambda: len(user.lines()) == 1)
@@ -134,7 +149,7 @@ def test_after_a_reboot_what_ran_is_queued_again_without_losing_a_try(new_user: 
     assert "requeued j: the machine was restarted while it ran" in told
 
 
-def test_an_attempt_without_go_ahead_is_queued_again(new_user: NewUser, four_gpus: Machine) -> None:
+def test_an_attempt_without_go_ahead_is_queued_again(new_user: NewUser, four_gpus: SimulatedMachine) -> None:
     """The instant between the record and the go-ahead, which no random kill is sure to hit."""
     user = new_user("run")
     assert user.run([user.job("j", 0)])[0] == 0
@@ -150,7 +165,7 @@ def test_an_attempt_without_go_ahead_is_queued_again(new_user: NewUser, four_gpu
     assert Counter(line[0] for line in user.lines()) == {"start": 2, "end": 2}
 
 
-def test_the_first_interrupt_drains(new_user: NewUser, four_gpus: Machine) -> None:
+def test_the_first_interrupt_drains(new_user: NewUser, four_gpus: SimulatedMachine) -> None:
     user = new_user("run")
     jobs = [user.job(f"j{i}", 0.5) for i in range(8)]
     process = user.start(jobs)
@@ -166,7 +181,7 @@ def test_the_first_interrupt_drains(new_user: NewUser, four_gpus: Machine) -> No
 
 @pytest.mark.parametrize(("signals", "code"), [((signal.SIGINT, signal.SIGINT), 130), ((signal.SIGTERM,), 143)])
 def test_stopping_puts_running_jobs_back(
-    new_user: NewUser, four_gpus: Machine, signals: tuple[int, ...], code: int
+    new_user: NewUser, four_gpus: SimulatedMachine, signals: tuple[int, ...], code: int
 ) -> None:
     user = new_user("run")
     jobs = [user.job(f"j{i}", 30) for i in range(5)]
@@ -186,7 +201,7 @@ def test_stopping_puts_running_jobs_back(
     assert all(line[0] == "start" for line in user.lines())
 
 
-def test_draining_costs_no_processor_time(new_user: NewUser, four_gpus: Machine) -> None:
+def test_draining_costs_no_processor_time(new_user: NewUser, four_gpus: SimulatedMachine) -> None:
     """Jobs end while nothing new may be started: no reason for the loop to turn."""
     user = new_user("run")
     process = user.start([user.job("short", 0.6), *(user.job(f"j{i}", 2.5) for i in range(5))])
@@ -200,7 +215,9 @@ def test_draining_costs_no_processor_time(new_user: NewUser, four_gpus: Machine)
     assert process.returncode == ExitCode.INTERRUPTED
 
 
-def test_an_interrupt_that_was_ignored_from_the_start_stays_ignored(new_user: NewUser, four_gpus: Machine) -> None:
+def test_an_interrupt_that_was_ignored_from_the_start_stays_ignored(
+    new_user: NewUser, four_gpus: SimulatedMachine
+) -> None:
     """In the background of a script: Ctrl-C at the terminal is for the script."""
     user = new_user("run")
     process = user.start([user.job("j", 0.5), user.job("k", 0.1, needs=["j"])], ignore_interrupt=True)

@@ -14,15 +14,20 @@ from typing import Any
 
 import pytest
 
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 @pytest.mark.parametrize(
-    ("jobs", "users"), [(40, 2), pytest.param(200, 2, id="acceptance"), pytest.param(100, 4, marks=pytest.mark.slow)]
+    ("jobs", "users"),
+    [
+        (40, 2),
+        pytest.param(200, 2, id="acceptance", marks=pytest.mark.slow),
+        pytest.param(100, 4, marks=pytest.mark.slow),
+    ],
 )
 def test_no_gpu_is_ever_used_by_two(
     new_user: Callable[[str], Any],
-    four_gpus: Machine,
+    four_gpus: SimulatedMachine,
     find_overlaps: Callable[[list[list[str]]], list[str]],
     jobs: int,
     users: int,
@@ -59,7 +64,7 @@ def open_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("jobs", "kill_seed"),
     [
-        pytest.param(60, None, id="short"),
+        pytest.param(60, None, id="short", marks=pytest.mark.slow),
         pytest.param(60, 1, id="short-killed"),
         pytest.param(200, None, id="acceptance", marks=pytest.mark.slow),
         *(pytest.param(200, seed, marks=pytest.mark.slow) for seed in range(2, 8)),
@@ -67,7 +72,7 @@ def open_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 )
 def test_two_uids_never_use_one_gpu_together(
     open_place: Path,
-    standin: Callable[..., Machine],
+    standin: Callable[..., SimulatedMachine],
     new_user: Callable[[str], Any],
     find_overlaps: Callable[[list[list[str]]], list[str]],
     jobs: int,

@@ -21,7 +21,7 @@ from gpuherd.gpus.amdsmi import AmdSmi
 from gpuherd.gpus.query import GpuReader, machine
 from gpuherd.gpus.state import Maker
 from gpuherd.standin import driver
-from gpuherd.standin.machine import Machine as Simulated
+from gpuherd.standin.machine import SimulatedMachine as Simulated
 
 Standin = Callable[..., Simulated]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.standin.machine import Machine as Simulated
+from gpuherd.standin.machine import SimulatedMachine as Simulated
 
 Standin = Callable[..., Simulated]
 GUIDE = Path(__file__).parents[2] / "docs" / "gpus.md"

@@ -20,7 +20,7 @@ from gpuherd.gpus.nvml import multiprocessors
 from gpuherd.gpus.query import GpuReader, machine
 from gpuherd.gpus.state import GpuProcess, Proximity
 from gpuherd.standin import driver as build
-from gpuherd.standin.machine import Machine as Simulated
+from gpuherd.standin.machine import SimulatedMachine as Simulated
 
 Standin = Callable[..., Simulated]
 

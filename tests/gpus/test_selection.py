@@ -13,7 +13,7 @@ import gpuherd.gpus as api
 from gpuherd.errors import JobCannotFit, NoSuchGpu
 from gpuherd.gpus.query import PAUSES_S
 from gpuherd.gpus.state import Proximity
-from gpuherd.standin.machine import Machine as Simulated
+from gpuherd.standin.machine import SimulatedMachine as Simulated
 
 Standin = Callable[..., Simulated]
 

@@ -14,7 +14,7 @@ from tests.slurm.running import handle_of, has_handle, labels, run, sh, start, s
 
 from gpuherd.engines.gridengine.engine import find_grid_engine
 from gpuherd.engines.gridengine.options import GridEngineOptions
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 slow = pytest.mark.slow
 OwnCluster = Callable[[Plan], Cluster]
@@ -61,7 +61,7 @@ def test_deleted_by_somebody_it_is_cancelled_for_good(gridengine: Cluster, share
 
 @slow
 def test_where_the_site_does_not_say_which_gpus_gpuherds_leases_do(
-    own_gridengine: OwnCluster, shared: Path, standin: Callable[..., Machine]
+    own_gridengine: OwnCluster, shared: Path, standin: Callable[..., SimulatedMachine]
 ) -> None:
     """The node's driver is the stand-in's, with 4 GPUs; both jobs run at once."""
     standin("4x40GB")

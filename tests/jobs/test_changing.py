@@ -21,9 +21,9 @@ from gpuherd.jobs import Dispatcher, DispatchOptions, Job, Queue, RunDirectory
 from gpuherd.jobs.control.client import poke
 from gpuherd.jobs.control.server import changed_defaults
 from gpuherd.jobs.settings import user_file
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 _LAUNCHER = Path(__file__).parents[1] / "faults" / "launcher.py"
 
 

@@ -19,7 +19,7 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs import Dispatcher, DispatchOptions, Job, Outcome, Queue, RunDirectory
 from gpuherd.jobs.control.client import poke, send
 from gpuherd.jobs.control.messages import ControlKind, Request, Response
-from gpuherd.jobs.lock import DispatcherLock, Role
+from gpuherd.jobs.lock import DispatcherLock, LockRole
 
 
 def sh(name: str, script: str, **more: object) -> Job:
@@ -372,7 +372,7 @@ def test_a_dispatcher_that_does_not_react_is_said_so_and_the_wish_stands(tmp_pat
 
 def test_a_dispatcher_waits_for_one_who_only_does_what_was_asked(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    lock = DispatcherLock(path, Role.CONTROL)
+    lock = DispatcherLock(path, LockRole.CONTROL)
     assert DispatcherLock.holder(path) is None
     began = time.monotonic()
     threading.Timer(0.3, lock.close).start()
@@ -385,7 +385,7 @@ def test_a_dispatcher_waits_for_one_who_only_does_what_was_asked(tmp_path: Path)
 def test_a_lock_that_is_just_given_back_is_waited_for(tmp_path: Path) -> None:
     """Its file is empty for a moment, however long its holder was waited for before."""
     path = tmp_path / "lock"
-    lock = DispatcherLock(path, Role.CONTROL)
+    lock = DispatcherLock(path, LockRole.CONTROL)
     threading.Timer(0.2, path.write_text, [""]).start()
     threading.Timer(0.3, lock.close).start()
     DispatcherLock(path).close()

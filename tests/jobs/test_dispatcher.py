@@ -20,9 +20,9 @@ from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.jobs import Event, EventKind, FailureClass, GpuOptions, Job, Outcome, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.jobs.records import RunSnapshot
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 FAST = GpuOptions(max_checks=2, check_interval=0.02, cpu_jobs=2)
 
 
@@ -228,10 +228,10 @@ def test_a_gpu_that_someone_uses_is_left_alone_until_it_is_free(run: Run, standi
 def test_the_first_start_takes_max_checks_and_the_next_only_one(run: Run, standin: Standin) -> None:
     standin("1x40GB")
     began = time.monotonic()
-    jobs = [sh(f"j{i}", "true", gpus=1) for i in range(4)]
-    assert run(jobs, GpuOptions(max_checks=3, check_interval=4.0)).done == 4
+    jobs = [sh(f"j{i}", "true", gpus=1) for i in range(6)]
+    assert run(jobs, GpuOptions(max_checks=3, check_interval=2.0)).done == 6
     took = time.monotonic() - began
-    assert 8.0 <= took < 16.0  # three checks for the second job, too, would make it 16 s
+    assert 4.0 <= took < 12.0  # three checks for each job would make it 24 s
 
 
 def test_a_gpu_leased_by_another_gpuherd_is_left_alone(run: Run, standin: Standin) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.jobs.attempts import diagnosed
 
 from gpuherd.errors import clean
-from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass, back_off_s, telling_line
+from gpuherd.jobs.attempts.failures import Diagnosis, FailureClass, back_off_s, error_line
 from gpuherd.jobs.attempts.time_limits import LimitKind, Passed
 from gpuherd.runs.worker import is_out_of_memory
 
@@ -73,10 +73,10 @@ def test_the_reason_is_the_line_that_tells() -> None:
         'Loading layer 1\nTraceback (most recent call last):\n  File "x.py", line 3, in <module>\n'
         "ValueError: shape mismatch\n\nKilled\n"
     )
-    assert telling_line(log) == "ValueError: shape mismatch"
+    assert error_line(log) == "ValueError: shape mismatch"
     assert diagnosed(code=1, log_tail=log).reason == "ValueError: shape mismatch"
-    assert telling_line("all went well\nbye\n") == "bye"
-    assert telling_line(" \n\t\n") is None
+    assert error_line("all went well\nbye\n") == "bye"
+    assert error_line(" \n\t\n") is None
     assert "SIGKILL" in diagnosed(signal=9, log_tail="step 5\nKilled\n").reason
     assert "step 5" in diagnosed(signal=9, log_tail="step 5\nKilled\n").reason
 

@@ -12,18 +12,18 @@ from gpuherd.gpus.leases import LeaseFolder, LeaseNote
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import GpuOptions
 from gpuherd.jobs.settings import Policy, Settings
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 OPTIONS = GpuOptions(max_checks=3, check_interval=1.0)
 
 
 @pytest.fixture
-def machine(standin: Callable[..., Machine]) -> Machine:
+def machine(standin: Callable[..., SimulatedMachine]) -> SimulatedMachine:
     return standin("2x40GB")
 
 
 @pytest.fixture
-def watch(machine: Machine) -> GpuWatch:
+def watch(machine: SimulatedMachine) -> GpuWatch:
     return GpuWatch(OPTIONS, "queue")
 
 
@@ -34,7 +34,9 @@ def verdicts(watch: GpuWatch, *, now: float) -> list[str | None]:
 # --- quick looks --------------------------------------------------------------------------------------------------
 
 
-def test_between_two_checks_only_a_change_of_memory_is_worth_a_full_look(watch: GpuWatch, machine: Machine) -> None:
+def test_between_two_checks_only_a_change_of_memory_is_worth_a_full_look(
+    watch: GpuWatch, machine: SimulatedMachine
+) -> None:
     occupation = machine.occupy(0, 20_000)
     machine.occupy(1, 20_000)
     assert watch.look(100.0, ())
@@ -46,7 +48,7 @@ def test_between_two_checks_only_a_change_of_memory_is_worth_a_full_look(watch: 
     assert verdicts(watch, now=100.2) == ["free for 1 of 3 checks", "20000 MB used (threshold 500)"]
 
 
-def test_how_often_it_wants_to_look(machine: Machine) -> None:
+def test_how_often_it_wants_to_look(machine: SimulatedMachine) -> None:
     eager = GpuWatch(GpuOptions(max_checks=1, check_interval=60.0), "queue")
     machine.occupy(0, 20_000)
     machine.occupy(1, 20_000)
@@ -59,7 +61,7 @@ def test_how_often_it_wants_to_look(machine: Machine) -> None:
     assert patient.look_in_s(104.7) == pytest.approx(0.3)
 
 
-def test_a_full_look_that_is_due_soon_is_made_together_with_a_cheap_one(machine: Machine) -> None:
+def test_a_full_look_that_is_due_soon_is_made_together_with_a_cheap_one(machine: SimulatedMachine) -> None:
     """To wake up a second time costs more than to look."""
     watch = GpuWatch(GpuOptions(max_checks=61, check_interval=1.0), "queue")
     for gpu in (0, 1):
@@ -76,7 +78,7 @@ def test_a_full_look_that_is_due_soon_is_made_together_with_a_cheap_one(machine:
     assert calls(105.0) == 2
 
 
-def test_a_lease_that_is_given_back_is_noticed_by_a_quick_look(machine: Machine) -> None:
+def test_a_lease_that_is_given_back_is_noticed_by_a_quick_look(machine: SimulatedMachine) -> None:
     watch = GpuWatch(GpuOptions(max_checks=1, check_interval=5.0), "queue")
     lease = LeaseFolder.default().acquire(machine.uuid(0))
     assert lease is not None
@@ -91,7 +93,7 @@ def test_a_lease_that_is_given_back_is_noticed_by_a_quick_look(machine: Machine)
 # --- limits, policy, leases that nobody uses -------------------------------------------------------------------------
 
 
-def test_gpus_that_the_policy_keeps_for_others(machine: Machine) -> None:
+def test_gpus_that_the_policy_keeps_for_others(machine: SimulatedMachine) -> None:
     policy = Policy(exclude_gpus=("0",), path=Path("/etc/gpuherd/policy.toml"))
     assert [gpu.label for gpu in GpuWatch(OPTIONS, "queue", Settings(policy=policy)).gpus] == ["1"]
     with pytest.raises(NoSuchGpu, match=r"GPU 0 is not for gpuherd to use: exclude_gpus in /etc"):
@@ -100,7 +102,7 @@ def test_gpus_that_the_policy_keeps_for_others(machine: Machine) -> None:
     assert "keeps all GPUs" in str(GpuWatch(OPTIONS, "queue", Settings(policy=all_of_them)).problem)
 
 
-def test_a_limit_holds_over_all_of_ones_runs(machine: Machine) -> None:
+def test_a_limit_holds_over_all_of_ones_runs(machine: SimulatedMachine) -> None:
     settings = Settings(max_gpus=1)
     here, there = GpuWatch(OPTIONS, "queue", settings), GpuWatch(OPTIONS, "other", settings)
     for watch in (here, there):
@@ -122,7 +124,7 @@ def test_a_limit_holds_over_all_of_ones_runs(machine: Machine) -> None:
     again[0].close()
 
 
-def test_other_options_hold_at_once_and_what_is_known_stays(watch: GpuWatch, machine: Machine) -> None:
+def test_other_options_hold_at_once_and_what_is_known_stays(watch: GpuWatch, machine: SimulatedMachine) -> None:
     for now in (100.0, 101.0):
         watch.look(now, ())
     watch.change(GpuOptions(max_checks=2, check_interval=1.0, gpu_list=(1,)), Settings())
@@ -132,7 +134,7 @@ def test_other_options_hold_at_once_and_what_is_known_stays(watch: GpuWatch, mac
     assert [gpu.label for gpu in watch.gpus] == ["1"]
 
 
-def test_a_lease_that_nobody_uses_is_told_of_and_passed_over_in_the_end(machine: Machine) -> None:
+def test_a_lease_that_nobody_uses_is_told_of_and_passed_over_in_the_end(machine: SimulatedMachine) -> None:
     settings = Settings(policy=Policy(idle_lease_s=600.0))
     watch = GpuWatch(GpuOptions(max_checks=1, gpu_list=(0,)), "queue", settings)
     with LeaseFolder.default().acquire(machine.uuid(0), LeaseNote("forgotten")) or pytest.fail("free"):
@@ -156,7 +158,7 @@ def test_a_lease_that_nobody_uses_is_told_of_and_passed_over_in_the_end(machine:
         watch.rest()
 
 
-def test_who_waits_no_more_is_in_nobodys_way(machine: Machine) -> None:
+def test_who_waits_no_more_is_in_nobodys_way(machine: SimulatedMachine) -> None:
     watch = GpuWatch(GpuOptions(max_checks=1, gpu_list=(0,)), "queue", Settings(policy=Policy(idle_lease_s=600.0)))
     lease = LeaseFolder.default().acquire(machine.uuid(0))
     assert lease is not None

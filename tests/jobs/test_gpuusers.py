@@ -15,7 +15,7 @@ import pytest
 from gpuherd.gpus import nvml
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import GpuOptions
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 TAG = "queue/7"
 SLEEP = "import time; time.sleep(60)"
@@ -29,12 +29,12 @@ time.sleep(60)
 
 
 @pytest.fixture
-def machine(standin: Callable[..., Machine]) -> Machine:
+def machine(standin: Callable[..., SimulatedMachine]) -> SimulatedMachine:
     return standin("2x40GB")
 
 
 @pytest.fixture
-def watch(machine: Machine) -> GpuWatch:
+def watch(machine: SimulatedMachine) -> GpuWatch:
     return GpuWatch(GpuOptions(max_checks=1), "queue")
 
 
@@ -59,11 +59,11 @@ def running(tag: str | None, code: str = SLEEP) -> Iterator[tuple[int, int]]:
         process.communicate()
 
 
-def own(machine: Machine, *tags: str) -> dict[str, tuple[str, ...]]:
+def own(machine: SimulatedMachine, *tags: str) -> dict[str, tuple[str, ...]]:
     return {machine.uuid(0): tags or (TAG,)}
 
 
-def test_our_job_is_no_stranger_and_another_process_is(watch: GpuWatch, machine: Machine) -> None:
+def test_our_job_is_no_stranger_and_another_process_is(watch: GpuWatch, machine: SimulatedMachine) -> None:
     with running(TAG) as (ours, _), running(None) as (other, _):
         machine.occupy(0, 3_000, pid=ours)
         machine.occupy(1, 9_000, pid=other)  # on a GPU where we have nothing
@@ -75,21 +75,23 @@ def test_our_job_is_no_stranger_and_another_process_is(watch: GpuWatch, machine:
         assert watch.usage.peaks == {TAG: 3_000}
 
 
-def test_a_job_of_another_queue_is_a_stranger(watch: GpuWatch, machine: Machine) -> None:
+def test_a_job_of_another_queue_is_a_stranger(watch: GpuWatch, machine: SimulatedMachine) -> None:
     with running("other/7") as (pid, _):
         machine.occupy(0, 900, pid=pid)
         assert [stranger.pid for stranger in watch.strangers(own(machine))] == [pid]
         assert watch.strangers(own(machine, "other/7")) == ()
 
 
-def test_what_our_job_starts_without_its_environment_is_ours_as_well(watch: GpuWatch, machine: Machine) -> None:
+def test_what_our_job_starts_without_its_environment_is_ours_as_well(
+    watch: GpuWatch, machine: SimulatedMachine
+) -> None:
     with running(TAG, DETACHES) as (_, child):
         machine.occupy(0, 900, pid=child)
         assert watch.strangers(own(machine)) == ()
         assert watch.usage.peaks == {TAG: 900}
 
 
-def test_displays_and_processes_that_have_gone_are_no_strangers(watch: GpuWatch, machine: Machine) -> None:
+def test_displays_and_processes_that_have_gone_are_no_strangers(watch: GpuWatch, machine: SimulatedMachine) -> None:
     machine.occupy(0, 100, graphics=True)
     with running(None) as (pid, _):
         machine.occupy(0, 900, pid=pid)
@@ -97,7 +99,7 @@ def test_displays_and_processes_that_have_gone_are_no_strangers(watch: GpuWatch,
     assert watch.strangers(own(machine)) == ()
 
 
-def test_the_peak_is_the_most_on_one_gpu_and_stays(watch: GpuWatch, machine: Machine) -> None:
+def test_the_peak_is_the_most_on_one_gpu_and_stays(watch: GpuWatch, machine: SimulatedMachine) -> None:
     both = {machine.uuid(0): (TAG, "queue/8"), machine.uuid(1): (TAG,)}
     with running(TAG) as (one, _), running(TAG) as (two, _), running("queue/8") as (three, _):
         large = machine.occupy(0, 5_000, pid=one)
@@ -113,7 +115,7 @@ def test_the_peak_is_the_most_on_one_gpu_and_stays(watch: GpuWatch, machine: Mac
         assert watch.usage.peaks == {TAG: 6_000}  # what has ended is forgotten
 
 
-def test_where_pids_are_hidden_memory_tells(watch: GpuWatch, machine: Machine) -> None:
+def test_where_pids_are_hidden_memory_tells(watch: GpuWatch, machine: SimulatedMachine) -> None:
     """As in a container: the driver lists nobody."""
     machine.set_ghost_memory(0, 300)
     watch.look(100.0, ())
@@ -130,7 +132,7 @@ def test_where_pids_are_hidden_memory_tells(watch: GpuWatch, machine: Machine) -
 
 
 def test_where_the_driver_hides_memory_of_processes_the_only_jobs_is_all_that_has_come(
-    watch: GpuWatch, machine: Machine
+    watch: GpuWatch, machine: SimulatedMachine
 ) -> None:
     watch.look(100.0, ())
     watch.still_free([machine.uuid(0)], 100.0)
@@ -144,11 +146,11 @@ def test_where_the_driver_hides_memory_of_processes_the_only_jobs_is_all_that_ha
 # --- what the driver says against a GPU --------------------------------------------------------------------------
 
 
-def test_a_sound_gpu_has_no_problem(watch: GpuWatch, machine: Machine) -> None:
+def test_a_sound_gpu_has_no_problem(watch: GpuWatch, machine: SimulatedMachine) -> None:
     assert watch.gpu_problem([machine.uuid(0), machine.uuid(1)]) is None
 
 
-def test_errors_since_our_job_took_the_gpu_are_told(machine: Machine) -> None:
+def test_errors_since_our_job_took_the_gpu_are_told(machine: SimulatedMachine) -> None:
     machine.set_ecc_errors(0, 5)
     watch = GpuWatch(GpuOptions(max_checks=1), "queue")
     watch.look(100.0, ())
@@ -163,12 +165,14 @@ def test_errors_since_our_job_took_the_gpu_are_told(machine: Machine) -> None:
     assert watch.gpu_problem(machine.uuids) == "GPU 1: Xid 79 (it has fallen off the bus)"
 
 
-def test_an_error_that_a_program_makes_by_itself_says_nothing_of_the_gpu(watch: GpuWatch, machine: Machine) -> None:
+def test_an_error_that_a_program_makes_by_itself_says_nothing_of_the_gpu(
+    watch: GpuWatch, machine: SimulatedMachine
+) -> None:
     machine.xid(0, 31)
     assert watch.gpu_problem(machine.uuids) is None
     assert nvml.fault(31) is None
 
 
-def test_a_lost_gpu_is_told(watch: GpuWatch, machine: Machine) -> None:
+def test_a_lost_gpu_is_told(watch: GpuWatch, machine: SimulatedMachine) -> None:
     machine.lose(1)
     assert "GPU 1: it has fallen off the bus" in str(watch.gpu_problem(machine.uuids))

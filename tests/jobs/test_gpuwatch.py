@@ -15,23 +15,23 @@ from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.jobs.dispatcher_state import DispatcherState, GpuState
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.jobs.options import GpuOptions
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 OPTIONS = GpuOptions(max_checks=3, check_interval=1.0)
 
 
 @pytest.fixture
-def machine(standin: Callable[..., Machine]) -> Machine:
+def machine(standin: Callable[..., SimulatedMachine]) -> SimulatedMachine:
     return standin("2x40GB")
 
 
 @pytest.fixture
-def watch(machine: Machine) -> GpuWatch:
+def watch(machine: SimulatedMachine) -> GpuWatch:
     return GpuWatch(OPTIONS, "queue")
 
 
 @pytest.fixture
-def ours(machine: Machine) -> Iterator[subprocess.Popen[bytes]]:
+def ours(machine: SimulatedMachine) -> Iterator[subprocess.Popen[bytes]]:
     child = subprocess.Popen(
         [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "GPUHERD_ATTEMPT": "queue/1"}
     )
@@ -53,7 +53,7 @@ def test_free_after_as_many_looks_as_asked(watch: GpuWatch) -> None:
     assert verdicts(watch) == [None, None]
 
 
-def test_the_most_that_a_job_could_have_is_that_of_gpus_that_work(standin: Callable[..., Machine]) -> None:
+def test_the_most_that_a_job_could_have_is_that_of_gpus_that_work(standin: Callable[..., SimulatedMachine]) -> None:
     """What was learned is asked for up to that: on a GPU that has failed a job would wait for ever."""
     machine = standin("1x80GB+1x40GB+1x24GB")
     watch = GpuWatch(OPTIONS, "queue")
@@ -63,7 +63,7 @@ def test_the_most_that_a_job_could_have_is_that_of_gpus_that_work(standin: Calla
     assert [watch.most_mb(gpus) for gpus in (1, 2, 3)] == [40_960, 24_576, None]
 
 
-def test_mig_instances_are_for_jobs_on_one_gpu(standin: Callable[..., Machine]) -> None:
+def test_mig_instances_are_for_jobs_on_one_gpu(standin: Callable[..., SimulatedMachine]) -> None:
     standin("1x40GB+1x80GB").split_mig(1, [20_000, 50_000])
     watch = GpuWatch(OPTIONS, "queue")
     assert [watch.most_mb(gpus) for gpus in (1, 2)] == [50_000, None]
@@ -78,7 +78,7 @@ def test_a_hole_in_the_row_begins_it_anew(watch: GpuWatch) -> None:
     assert verdicts(watch, now=200.0) == ["free for 1 of 3 checks"] * 2
 
 
-def test_a_gpu_that_was_free_an_hour_ago_is_not_free_now(watch: GpuWatch, machine: Machine) -> None:
+def test_a_gpu_that_was_free_an_hour_ago_is_not_free_now(watch: GpuWatch, machine: SimulatedMachine) -> None:
     """While nothing waits nobody looks; what was seen before that says nothing when a job comes back to be tried."""
     for now in (100.0, 101.0, 102.0):
         watch.look(now, ())
@@ -89,7 +89,7 @@ def test_a_gpu_that_was_free_an_hour_ago_is_not_free_now(watch: GpuWatch, machin
     assert verdicts(watch, now=3_700.0) == ["free for 1 of 3 checks", None]
 
 
-def test_a_stranger_ends_the_row_and_is_named(watch: GpuWatch, machine: Machine) -> None:
+def test_a_stranger_ends_the_row_and_is_named(watch: GpuWatch, machine: SimulatedMachine) -> None:
     for now in (100.0, 101.0, 102.0):
         watch.look(now, ())
     occupation = machine.occupy(0, 900)
@@ -100,7 +100,9 @@ def test_a_stranger_ends_the_row_and_is_named(watch: GpuWatch, machine: Machine)
     assert verdicts(watch)[0] == "free for 1 of 3 checks"
 
 
-def test_someone_who_came_between_check_and_start_is_seen_under_the_lease(watch: GpuWatch, machine: Machine) -> None:
+def test_someone_who_came_between_check_and_start_is_seen_under_the_lease(
+    watch: GpuWatch, machine: SimulatedMachine
+) -> None:
     for now in (100.0, 101.0, 102.0):
         watch.look(now, ())
     leases = watch.leases.take(watch.gpus, "j", 102.0)
@@ -112,7 +114,7 @@ def test_someone_who_came_between_check_and_start_is_seen_under_the_lease(watch:
     assert verdicts(watch) == [None, "5000 MB used (threshold 500)"]
 
 
-def test_a_lease_that_another_has_is_not_got_and_named(watch: GpuWatch, machine: Machine) -> None:
+def test_a_lease_that_another_has_is_not_got_and_named(watch: GpuWatch, machine: SimulatedMachine) -> None:
     for now in (100.0, 101.0, 102.0):
         watch.look(now, ())
     other = LeaseFolder.default().acquire(machine.uuid(1))
@@ -128,7 +130,7 @@ def test_a_lease_that_another_has_is_not_got_and_named(watch: GpuWatch, machine:
     assert verdicts(watch) == [None, None]
 
 
-def test_a_gpu_that_our_job_left_needs_one_clean_look(watch: GpuWatch, machine: Machine) -> None:
+def test_a_gpu_that_our_job_left_needs_one_clean_look(watch: GpuWatch, machine: SimulatedMachine) -> None:
     watch.look(100.0, (machine.uuid(0),))
     occupation = machine.occupy(0, 3_000, pid=os.getpid())
     watch.released((machine.uuid(0),), 100.5)
@@ -140,7 +142,7 @@ def test_a_gpu_that_our_job_left_needs_one_clean_look(watch: GpuWatch, machine: 
 
 
 def test_what_our_job_left_running_does_not_count_as_a_stranger(
-    watch: GpuWatch, machine: Machine, ours: subprocess.Popen[bytes]
+    watch: GpuWatch, machine: SimulatedMachine, ours: subprocess.Popen[bytes]
 ) -> None:
     time.sleep(0.05)
     machine.occupy(0, 3_000, pid=ours.pid)
@@ -157,7 +159,7 @@ def test_what_our_job_left_running_does_not_count_as_a_stranger(
     assert verdicts(watch)[0] is None
 
 
-def test_a_gpu_that_falls_off_the_bus(watch: GpuWatch, machine: Machine) -> None:
+def test_a_gpu_that_falls_off_the_bus(watch: GpuWatch, machine: SimulatedMachine) -> None:
     for now in (100.0, 101.0, 102.0):
         watch.look(now, ())
     machine.lose(0)
@@ -167,7 +169,7 @@ def test_a_gpu_that_falls_off_the_bus(watch: GpuWatch, machine: Machine) -> None
 
 
 def test_a_gpu_that_our_job_has_just_left_will_come_back_until_it_is_free_or_a_stranger_has_it(
-    watch: GpuWatch, machine: Machine
+    watch: GpuWatch, machine: SimulatedMachine
 ) -> None:
     """So that a large job which waits for it loses no other GPU to a small one in the moment between."""
 
@@ -184,14 +186,14 @@ def test_a_gpu_that_our_job_has_just_left_will_come_back_until_it_is_free_or_a_s
     assert returning() == [False, False]
 
 
-def test_while_all_gpus_are_ours_nobody_is_looked_for(watch: GpuWatch, machine: Machine) -> None:
+def test_while_all_gpus_are_ours_nobody_is_looked_for(watch: GpuWatch, machine: SimulatedMachine) -> None:
     watch.look(100.0, machine.uuids)
     assert watch.look_in_s(100.0) > 1.0
     watch.released([machine.uuid(0)], 100.5)
     assert watch.look_in_s(100.5) <= 1.0
 
 
-def test_what_was_seen_for_another_reason_is_still_noticed(watch: GpuWatch, machine: Machine) -> None:
+def test_what_was_seen_for_another_reason_is_still_noticed(watch: GpuWatch, machine: SimulatedMachine) -> None:
     """A look for strangers on our own GPUs may be the first to see that another GPU is free by now."""
     stranger = machine.occupy(0, 10_000)
     machine.occupy(1, 10_000)
@@ -205,7 +207,7 @@ def test_what_was_seen_for_another_reason_is_still_noticed(watch: GpuWatch, mach
 
 @pytest.mark.parametrize("chosen", [(), ("1",)])
 def test_a_gpu_that_could_not_be_read_at_the_start_is_had_when_it_is_back(
-    machine: Machine, chosen: tuple[str, ...]
+    machine: SimulatedMachine, chosen: tuple[str, ...]
 ) -> None:
     machine.lose(1)
     watch = GpuWatch(replace(OPTIONS, gpu_list=chosen), "queue")
@@ -228,7 +230,7 @@ def looks_until_free(watch: GpuWatch, most: int = 12, *, began: float = 100.0) -
     return None
 
 
-def test_where_nobody_else_is_two_checks_are_enough(machine: Machine) -> None:
+def test_where_nobody_else_is_two_checks_are_enough(machine: SimulatedMachine) -> None:
     machine.occupy(1, 4000, pid=os.getpid())
     assert looks_until_free(GpuWatch(GpuOptions(gpu_list=("0",)), "queue")) == 2
     assert looks_until_free(GpuWatch(GpuOptions(gpu_list=("0",), max_checks=4), "queue")) == 4, "as the user says"
@@ -236,7 +238,7 @@ def test_where_nobody_else_is_two_checks_are_enough(machine: Machine) -> None:
 
 @pytest.mark.parametrize("hidden", [False, True])
 def test_where_somebody_else_is_on_any_gpu_ten_checks_are_made_for_ten_minutes_more(
-    machine: Machine, hidden: bool
+    machine: SimulatedMachine, hidden: bool
 ) -> None:
     machine.hide_pids(hidden)
     theirs = machine.occupy(1, 4000)
@@ -254,7 +256,7 @@ def test_where_somebody_else_is_on_any_gpu_ten_checks_are_made_for_ten_minutes_m
 
 
 def test_a_lease_that_another_user_took_lately_asks_for_ten_checks(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
+    machine: SimulatedMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LeaseFolder.default().acquire(machine.uuids[1]) or pytest.fail("free"):
         folder = LeaseFolder.default()

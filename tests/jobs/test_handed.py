@@ -28,7 +28,7 @@ from gpuherd.jobs.monitor.prometheus import exposition
 from gpuherd.jobs.monitor.status import InEngine, RunStatus, opened, read_status
 from gpuherd.jobs.records import AttemptState, Begun, Handed, JobStatus, StartRecord
 from gpuherd.top import look as picture
-from gpuherd.top.look import History, Look
+from gpuherd.top.look import GpuHistory, Snapshot
 
 
 class Cluster:
@@ -159,11 +159,11 @@ def test_the_table_and_the_screen_show_them(cluster: Cluster) -> None:
     status = cluster.status()
     Console(file=file, width=100, color_system=None).print(as_table(status))
     assert [line.split()[0] for line in file.getvalue().splitlines()[5:]] == ["handed", "handed", "running", "done"]
-    look = Look(at=0.0, machine=Machine(gpus=(), problem="no driver"), status=status, log_of="in-line")
+    look = Snapshot(at=0.0, machine=Machine(gpus=(), problem="no driver"), status=status, log_of="in-line")
     assert picture.log_title(look).plain == "Log of in-line · attempt 1 · SLURM 17_1"
     assert picture.log_text(look).plain == "It has not begun: waits in SLURM"
     assert picture.log_title(replace(look, log_of="begun")).plain == "Log of begun · attempt 1 · GPU n1:0,n1:1"
-    assert picture.gpu_lines(look, History(), 80)[0].plain == "No GPUs: no driver. Jobs run in SLURM."
+    assert picture.gpu_lines(look, GpuHistory(), 80)[0].plain == "No GPUs: no driver. Jobs run in SLURM."
 
 
 def test_the_log_of_one_in_the_line(cluster: Cluster) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.jobs.attempts import running_job
 
 from gpuherd.engines.progress import Progress
-from gpuherd.jobs.monitor.display import PlainDisplay, cells, display, render, summary
+from gpuherd.jobs.monitor.display import LineDisplay, cells, display, render, summary
 from gpuherd.jobs.records import Counts, Event, EventKind, RunSnapshot
 
 HOSTILE = "org/[bold]m\x1b[2J\x1b]0;x\x07\nodel"
@@ -78,7 +78,7 @@ def test_plain_lines_when_it_is_no_terminal() -> None:
     console = Console(file=io.StringIO(), width=40)
     event = Event(kind=EventKind.FAILED, at=0.0, text=f"{HOSTILE}: failed [red]" + "x" * 100)
     with display(console, plain_every_s=0.0) as shown:
-        assert isinstance(shown, PlainDisplay)
+        assert isinstance(shown, LineDisplay)
         shown.event(event)
         shown.snapshot(SNAPSHOT)
     assert isinstance(console.file, io.StringIO)
@@ -88,7 +88,7 @@ def test_plain_lines_when_it_is_no_terminal() -> None:
 
 def test_counts_come_only_now_and_then() -> None:
     console = Console(file=io.StringIO(), width=40)
-    shown = PlainDisplay(console, 3600.0)
+    shown = LineDisplay(console, 3600.0)
     shown.snapshot(SNAPSHOT)
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == ""

@@ -17,10 +17,10 @@ from tests.jobs.attempts import attempt_of
 from gpuherd.engines.local.process import Exit
 from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.attempts.supervise import lost
-from gpuherd.jobs.monitor.metrics import Distribution, gpu_metrics
+from gpuherd.jobs.monitor.metrics import Durations, gpu_metrics
 from gpuherd.jobs.monitor.status import opened
 from gpuherd.jobs.records import QueuedJob
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def test_a_run_without_jobs_has_no_figures_rather_than_noughts(figures: Figures)
 
 def test_percentiles_are_those_of_the_nearest_rank() -> None:
     values = [float(i) for i in range(1, 101)]
-    assert [Distribution(values).quantile(p) for p in (1, 50, 90, 99, 100)] == [1.0, 50.0, 90.0, 99.0, 100.0]
-    assert Distribution([7.0]).quantile(1) == Distribution([7.0]).quantile(99) == 7.0
+    assert [Durations(values).quantile(p) for p in (1, 50, 90, 99, 100)] == [1.0, 50.0, 90.0, 99.0, 100.0]
+    assert Durations([7.0]).quantile(1) == Durations([7.0]).quantile(99) == 7.0
 
 
 def test_a_requeue_is_no_retry_and_an_unfinished_job_has_no_turnaround(figures: Figures) -> None:
@@ -181,7 +181,9 @@ def test_an_end_that_nobody_saw_is_dated_back_to_when_it_was() -> None:
     assert (end.mono, end.at) == (57.0, 1007.0)
 
 
-def test_the_figures_of_a_real_run_are_those_of_its_attempts(tmp_path: Path, standin: Callable[[str], Machine]) -> None:
+def test_the_figures_of_a_real_run_are_those_of_its_attempts(
+    tmp_path: Path, standin: Callable[[str], SimulatedMachine]
+) -> None:
     """Retries, several GPUs a job, sharing; each figure once more, from the table alone."""
     standin("2x40GB")
     jobs = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.patience import wait_until
 
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 # Runs one job, which does nothing, and tells when it has begun to wait.
 _WAITER = """
@@ -51,7 +51,7 @@ def cpu_settles(pid: int) -> bool:
     return cpu_s(pid) - before < 0.02
 
 
-def measure(machine: Machine, tmp_path: Path, times: int) -> list[float]:
+def measure(machine: SimulatedMachine, tmp_path: Path, times: int) -> list[float]:
     """Seconds from the moment at which a stranger has freed the GPU to that at which our job runs on it."""
     latencies = []
     for number in range(times):
@@ -66,7 +66,7 @@ def measure(machine: Machine, tmp_path: Path, times: int) -> list[float]:
     return sorted(latencies)
 
 
-def test_a_gpu_that_a_stranger_frees_is_taken_at_once(standin: Callable[..., Machine], tmp_path: Path) -> None:
+def test_a_gpu_that_a_stranger_frees_is_taken_at_once(standin: Callable[..., SimulatedMachine], tmp_path: Path) -> None:
     """Loose, for machines with other work; the figure for the record is benchmarks/dispatch.py's."""
     latencies = measure(standin("1x40GB"), tmp_path, 4)
     # A look a second, which it was once, would make three of four under half a second a rare thing.
@@ -74,12 +74,12 @@ def test_a_gpu_that_a_stranger_frees_is_taken_at_once(standin: Callable[..., Mac
 
 
 @pytest.mark.slow
-def test_noticing_meets_its_target(standin: Callable[..., Machine], tmp_path: Path) -> None:
+def test_noticing_meets_its_target(standin: Callable[..., SimulatedMachine], tmp_path: Path) -> None:
     latencies = measure(standin("1x40GB"), tmp_path, 40)
     assert latencies[int(0.95 * len(latencies))] <= 0.150, latencies
 
 
-def test_waiting_costs_little(standin: Callable[..., Machine], tmp_path: Path) -> None:
+def test_waiting_costs_little(standin: Callable[..., SimulatedMachine], tmp_path: Path) -> None:
     machine = standin("8x40GB")
     for gpu in range(8):
         machine.occupy(gpu, 20_000)

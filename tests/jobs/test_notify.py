@@ -28,7 +28,16 @@ from tests.patience import wait_until
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs import Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.control.client import poke
-from gpuherd.jobs.monitor.notify import BUNDLE_S, Bundle, Channels, NotDelivered, Notice, Notifier, Webhook, run_command
+from gpuherd.jobs.monitor.notify import (
+    BUNDLE_S,
+    Channels,
+    NotDelivered,
+    Notice,
+    Notifier,
+    PendingFailures,
+    Webhook,
+    run_command,
+)
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Event, EventKind, Outcome
 
@@ -89,7 +98,7 @@ def test_a_run_that_was_stopped_or_broke_off(channels: Channels, told: Path) -> 
 
 @given(st.lists(st.one_of(st.just("tick"), st.text(min_size=1)), max_size=60), st.floats(0, 100))
 def test_bundles_lose_nothing_and_go_once_a_minute(happens: list[str], step: float) -> None:
-    bundle, now, sent = Bundle(), 0.0, []
+    bundle, now, sent = PendingFailures(), 0.0, []
     number = 0
     for word in happens:
         now += step

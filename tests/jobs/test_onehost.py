@@ -22,7 +22,7 @@ from gpuherd.jobs import lock as mounts
 from gpuherd.jobs import lock as onehost
 from gpuherd.jobs.control.client import send
 from gpuherd.jobs.control.messages import ControlKind, Request
-from gpuherd.jobs.lock import DispatcherLock, Hold, Machine, QueueElsewhere, refuse_elsewhere
+from gpuherd.jobs.lock import DispatcherLock, Hold, QueueElsewhere, QueueMachine, refuse_elsewhere
 from gpuherd.jobs.monitor.logs import follow
 from gpuherd.jobs.monitor.status import read_status
 from gpuherd.jobs.options import DispatchOptions
@@ -57,7 +57,7 @@ def marker(run: RunDirectory) -> Path:
 
 def other_machine(run: RunDirectory, *, touched_s_ago: float = 1.0) -> Path:
     """What another machine leaves that has the queue open."""
-    told = Machine("n1", OTHER_BOOT, 4711, run.queue.stat().st_ino)
+    told = QueueMachine("n1", OTHER_BOOT, 4711, run.queue.stat().st_ino)
     marker(run).write_text(json.dumps(asdict(told)))
     then = time.time() - touched_s_ago
     os.utime(marker(run), (then, then))
@@ -257,7 +257,7 @@ def test_who_found_a_stale_one_late_leaves_alone_what_is_there_by_then(
 ) -> None:
     """A third machine takes over between our look and our hand."""
     other_machine(run, touched_s_ago=100)
-    look, third = onehost._read_host, Machine("n2", OTHER_BOOT.replace("4", "5"), 12, run.queue.stat().st_ino)
+    look, third = onehost._read_host, QueueMachine("n2", OTHER_BOOT.replace("4", "5"), 12, run.queue.stat().st_ino)
     looks = []
 
     def read_and_be_overtaken(queue: Path) -> onehost._Found | None:
@@ -365,7 +365,7 @@ def test_a_whole_run_has_it_for_as_long_as_it_lasts(shared: Path) -> None:
 
 def test_what_a_killed_process_of_this_machine_left_holds_nobody_up(run: RunDirectory) -> None:
     gone = 2**22 + 1  # above the highest pid that there can be
-    told = Machine("here", boot_id(), gone, run.queue.stat().st_ino)
+    told = QueueMachine("here", boot_id(), gone, run.queue.stat().st_ino)
     marker(run).write_text(json.dumps(asdict(told)))
     with closing(Queue(run.queue)):
         assert json.loads(marker(run).read_text())["pid"] == os.getpid()

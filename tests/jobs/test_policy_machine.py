@@ -24,9 +24,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from gpuherd.gpus.choose import choose
 from gpuherd.gpus.state import Gpu
@@ -575,8 +585,14 @@ class World(RuleBasedStateMachine):
 
 TestPolicy = World.TestCase
 TestPolicy.settings = settings(
-    max_examples=200, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+@pytest.mark.slow
+def test_many_worlds() -> None:
+    """The same, of more worlds."""
+    run_state_machine_as_test(World, settings=settings(TestPolicy.settings, max_examples=1000))
 
 
 KINDS = st.tuples(
@@ -588,7 +604,7 @@ KINDS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     sizes=st.sampled_from([[4], [8], [4, 4], [3, 5], [4, 2, 4]]),
     small=st.integers(0, 2),

@@ -50,7 +50,7 @@ def plainly(free: list[int], jobs: Sequence[WaitingJob]) -> list[tuple[int, int]
     return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     crowded=st.lists(
         st.tuples(st.integers(0, MACHINES - 1), st.integers(1, EACH)), max_size=30, unique_by=lambda x: x[0]

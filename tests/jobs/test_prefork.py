@@ -16,9 +16,9 @@ from pathlib import Path
 from gpuherd.engines.process_tree import everyone
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.jobs import ControlKind, DispatchOptions, Job, Queue, Request, RunDirectory, run_jobs, send
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 FAST = {"max_checks": 1, "check_interval": 0.02}
 _TICKS_A_S = os.sysconf("SC_CLK_TCK")
 # Works jobs off in a process of its own: argv is the folder, and the jobs' seconds.

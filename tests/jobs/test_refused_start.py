@@ -13,7 +13,7 @@ from gpuherd.errors import GpuherdError, JobCannotFit, NoSuchGpu, QueueBusy, Usa
 from gpuherd.jobs import DispatchOptions, GpuOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 BEFORE = {"bad": JobState.FAILED, "later": JobState.WAITING}
 
@@ -23,7 +23,7 @@ def job(name: str, script: str = "true", gpus: int = 1) -> Job:
 
 
 @pytest.fixture
-def run(tmp_path: Path, standin: Callable[..., Machine]) -> RunDirectory:
+def run(tmp_path: Path, standin: Callable[..., SimulatedMachine]) -> RunDirectory:
     """A folder in which a job has failed; another has been added since."""
     standin("2x40GB")
     directory = RunDirectory(tmp_path / "run")

@@ -19,9 +19,9 @@ from tests.small_disk import fill, mounted
 from gpuherd.jobs import DispatchOptions, Event, EventKind, Job, Outcome, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.records import QueuedJob, ResourceRequest, RunSnapshot
 from gpuherd.jobs.scheduler.memory import FamilyMemory
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 FAST: dict[str, object] = {"max_checks": 1, "check_interval": 0.02, "cpu_jobs": 4}
 
 
@@ -69,6 +69,20 @@ class Run:
             found = next(record.process for record in queue.running() if record.queued.job.name == job)
         assert found is not None
         return found.pid
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispatcher looks at GPUs and disks four times as often as usual, and a stranger counts as soon."""
+    for name in (
+        "gpu.manager.WATCH_EVERY_S",
+        "gpu.usage.PRESENCE_S",
+        "attempts.preempt.DISK_CHECK_S",
+        "dispatcher._SPACE_AGAIN_S",
+    ):
+        module, _, constant = f"gpuherd.jobs.{name}".rpartition(".")
+        usual = getattr(sys.modules[module], constant)
+        monkeypatch.setattr(f"{module}.{constant}", usual / 4)
 
 
 @pytest.fixture

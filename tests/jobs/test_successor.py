@@ -20,9 +20,9 @@ from gpuherd.jobs import DispatchOptions, Job, Queue, RunDirectory, run_jobs
 from gpuherd.jobs.control.client import send
 from gpuherd.jobs.control.messages import ControlKind, Request
 from gpuherd.jobs.settings import user_file
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 
 # Works off the jobs of a JSON file.
 _DISPATCHER = """
@@ -210,12 +210,13 @@ def test_jobs_that_share_a_gpu_and_were_taken_over_are_not_crowded(folder: Folde
         assert sum(mb for begin, end, mb in spans if begin <= moment < end) <= 40_960
 
 
-def test_an_end_and_what_it_teaches_are_one(tmp_path: Path, standin: Standin) -> None:
+def test_an_end_and_what_it_teaches_are_one(tmp_path: Path, standin: Standin, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever goes wrong between the two: neither is there, and the next dispatcher has both."""
+    monkeypatch.setattr("gpuherd.jobs.gpu.manager.WATCH_EVERY_S", 0.2)
     standin("1x40GB")
     run = RunDirectory(tmp_path / "run")
     job = Job(
-        name="j", argv=(sys.executable, "-m", "gpuherd.standin.job", "--memory-mb", "5000", "--hold", "5.0"), family="f"
+        name="j", argv=(sys.executable, "-m", "gpuherd.standin.job", "--memory-mb", "5000", "--hold", "2.0"), family="f"
     )
     run.create()
     with Queue(run.queue), closing(sqlite3.connect(run.queue)) as db:

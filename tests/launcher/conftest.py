@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -74,7 +74,7 @@ class Sweeps:
 
 
 @pytest.fixture
-def sweeps(tmp_path: Path, standin: Callable[..., Machine]) -> Iterator[Sweeps]:
+def sweeps(tmp_path: Path, standin: Callable[..., SimulatedMachine]) -> Iterator[Sweeps]:
     """Sweeps on a machine with 4 simulated GPUs."""
     standin("4x40GB")
     paths = [ROOT / "src", ROOT / "launcher" / "src", HERE / "plugins"]

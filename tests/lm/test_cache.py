@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from gpuherd.lm.cache import Beginning  # noqa: E402
-from gpuherd.lm.forward import Reading, causal_model, padded  # noqa: E402
+from gpuherd.lm.forward import BatchReading, causal_model, padded  # noqa: E402
 from gpuherd.lm.model import LanguageModel  # noqa: E402
 
 
@@ -29,14 +29,14 @@ from gpuherd.lm.model import LanguageModel  # noqa: E402
 )  # fmt: skip
 def test_models_whose_layers_call_the_attention_they_are_told_keep_it_once(kind: str, once: bool) -> None:
     module = random_module(kind, KINDS[kind])
-    assert causal_model(module).keeps_beginnings_once is once
+    assert causal_model(module).shares_prefix is once
     assert module.config._attn_implementation != "gpuherd_shared_beginning"
 
 
 def test_an_attention_that_was_asked_for_is_not_replaced() -> None:
     module = random_module("mixtral", KINDS["mixtral"])
     module.set_attn_implementation("eager")
-    assert not causal_model(module).keeps_beginnings_once
+    assert not causal_model(module).shares_prefix
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 4])
@@ -54,7 +54,7 @@ def test_what_a_token_takes_is_that_of_plain_attention(key_heads: int) -> None:
 
 def test_a_cache_has_the_beginning_once_and_rows_of_their_own(trained: Path) -> None:
     model = causal_model(transformers.AutoModelForCausalLM.from_pretrained(trained).eval())
-    reading = Reading(model, 1)
+    reading = BatchReading(model, 1)
     with torch.inference_mode():
         reading.read(*padded(model, [list(range(10, 60))]))
         reading.repeat(8)

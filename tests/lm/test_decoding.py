@@ -12,7 +12,7 @@ import pytest
 from tests.qa.small_models import INSTRUCTION, facts, plain_prompt, random_llama, random_model
 
 from gpuherd.errors import BadModel, ExitCode, UsageError
-from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
+from gpuherd.lm.backend import Decoded, Decoding, Finish, Generation, PromptTokens
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -52,7 +52,7 @@ def prompts(tokenizer: Any, count: int) -> list[PromptTokens]:
     ]
 
 
-def answers(decoded: Sequence[Decoded]) -> list[Tokens]:
+def answers(decoded: Sequence[Decoded]) -> list[Generation]:
     return [each for one in decoded for each in (one.greedy, *one.samples) if each is not None]
 
 
@@ -182,7 +182,7 @@ def test_an_answer_ends_at_the_first_of_several_end_tokens(llama: LanguageModel)
         assert one.token_ids == whole.token_ids[:place]
         assert one.log_probs == pytest.approx(whole.log_probs[:place], abs=1e-5)
         assert one.end_log_prob == pytest.approx(whole.log_probs[place], abs=1e-5)
-        assert not one.stopped
+        assert one.finish is Finish.EOS
 
 
 def test_the_end_token_counts_among_the_new_ones(llama: LanguageModel) -> None:
@@ -241,15 +241,15 @@ def test_stop_strings_end_an_answer_before_them(llama: LanguageModel, stop: tupl
     stopped = answers(
         llama.decode(asked, Decoding(max_new_tokens=16, end_ids=(1,), seed=2, samples=2, temperature=2.0, stop=stop))
     )
-    assert any(each.stopped for each in stopped) or stop == ("\n\n",)
+    assert any(each.finish is Finish.STOP for each in stopped) or stop == ("\n\n",)
     for one, whole in zip(stopped, free, strict=True):
         places = [place for each in stop if (place := whole.text.find(each)) >= 0]
-        assert one.stopped is bool(places)
+        assert (one.finish is Finish.STOP) is bool(places)
         assert one.text == whole.text[: min(places, default=len(whole.text))]
         assert one.token_ids == whole.token_ids[: len(one.token_ids)]
         assert one.log_probs == pytest.approx(whole.log_probs[: len(one.token_ids)], abs=1e-5)
         assert (one.ends or (0,))[-1] == len(one.text)
-        if one.stopped:
+        if one.finish is Finish.STOP:
             assert one.end_id is None
             assert one.end_log_prob is None
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from gpuherd.lm.backend import Decoding
-from gpuherd.lm.sampling import Key, draw_key
+from gpuherd.lm.decoding import Key, draw_key
 
 torch = pytest.importorskip("torch")
 
-from gpuherd.lm import sampling  # noqa: E402
-from gpuherd.lm.sampling import choose, exponentials, race, warped  # noqa: E402
+from gpuherd.lm import decoding  # noqa: E402
+from gpuherd.lm.decoding import choose, exponentials, gumbel_max, warped  # noqa: E402
 
 DRAWS = 20_000
 
@@ -38,13 +38,13 @@ def p_value(counts: Any, probabilities: Any) -> float:
 @pytest.mark.parametrize("vocabulary", [5, 129])
 def test_draws_have_the_distribution(vocabulary: int) -> None:
     log_probs = torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)).mul(2).log_softmax(-1)
-    drawn = race(log_probs.expand(DRAWS, -1), keys(DRAWS))
+    drawn = gumbel_max(log_probs.expand(DRAWS, -1), keys(DRAWS))
     assert p_value(drawn.bincount(minlength=vocabulary), log_probs.exp()) > 1e-4
 
 
 def test_the_test_of_the_distribution_would_see_a_wrong_one() -> None:
     log_probs = torch.randn(40, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
-    drawn = race(log_probs.expand(DRAWS, -1) * 1.1, keys(DRAWS))
+    drawn = gumbel_max(log_probs.expand(DRAWS, -1) * 1.1, keys(DRAWS))
     assert p_value(drawn.bincount(minlength=40), log_probs.exp()) < 1e-6
 
 
@@ -84,7 +84,7 @@ def test_equal_ones_at_the_bound_of_top_k_stay() -> None:
 def test_what_cannot_be_is_never_drawn() -> None:
     weights = torch.full((DRAWS, 300), -math.inf)
     weights[:, (3, 200)] = 0.0
-    drawn = race(weights, keys(DRAWS)).bincount(minlength=300)
+    drawn = gumbel_max(weights, keys(DRAWS)).bincount(minlength=300)
     assert drawn[3] + drawn[200] == DRAWS
     assert abs(int(drawn[3]) - DRAWS / 2) < 6 * math.sqrt(DRAWS / 4)
 
@@ -101,10 +101,10 @@ def test_waiting_times_are_exponential_and_independent() -> None:
 
 def test_the_highest_of_all_numbers_draws_no_token_without_weight(monkeypatch: pytest.MonkeyPatch) -> None:
     """31 bits that float32 rounds to 1, of which the waiting time would be infinite."""
-    monkeypatch.setattr(sampling, "_mixed", lambda bits: torch.full_like(bits, 0x7FFFFFFF))
+    monkeypatch.setattr(decoding, "_mixed", lambda bits: torch.full_like(bits, 0x7FFFFFFF))
     weights = torch.full((2, 300), -math.inf)
     weights[0, 200] = weights[1, 299] = 0.0
-    assert race(weights, [(0, 0), (0, 1)]).tolist() == [200, 299]
+    assert gumbel_max(weights, [(0, 0), (0, 1)]).tolist() == [200, 299]
     assert exponentials([(0, 0)], 3, "cpu").isfinite().all()
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.qa.small_models import make_tokenizer
 
-from gpuherd.lm.text import Growing, cut, decoded
+from gpuherd.lm.tokens import Detokenizer, cut, decode_tokens
 
 pytest.importorskip("transformers")
 
@@ -35,8 +35,8 @@ def sentence_pieces() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
-def grown(tokenizer: Any, token_ids: list[int]) -> Growing:
-    growing = Growing(tokenizer)
+def grown(tokenizer: Any, token_ids: list[int]) -> Detokenizer:
+    growing = Detokenizer(tokenizer)
     for each in token_ids:
         growing.add(each)
     return growing
@@ -51,7 +51,7 @@ def pieces(text: str, ends: tuple[int, ...]) -> list[str]:
 def test_any_tokens_divide_their_text(kind: str, request: pytest.FixtureRequest, token_ids: list[int]) -> None:
     tokenizer = request.getfixturevalue(kind)
     text, ends = grown(tokenizer, token_ids).divided()
-    assert text == decoded(tokenizer, token_ids)
+    assert text == decode_tokens(tokenizer, token_ids)
     assert len(ends) == len(token_ids)
     assert list(ends) == sorted(ends)
     assert "".join(pieces(text, ends)) == text
@@ -63,7 +63,7 @@ def test_any_text_comes_back_and_a_token_taken_out_is_its_piece_taken_out(byte_l
     whole, ends = grown(byte_level, token_ids).divided()
     assert whole == text
     for place, piece in enumerate(pieces(whole, ends)):
-        without = decoded(byte_level, [*token_ids[:place], *token_ids[place + 1 :]])
+        without = decode_tokens(byte_level, [*token_ids[:place], *token_ids[place + 1 :]])
         if "\N{REPLACEMENT CHARACTER}" not in without:  # no character was cut in half
             others = pieces(whole, ends)
             assert without == "".join(others[:place] + others[place + 1 :]), piece
@@ -119,7 +119,7 @@ def test_long_answers_take_time_in_proportion(byte_level: Any) -> None:
 def test_a_stop_string_is_found_when_its_last_token_comes(
     byte_level: Any, text: str, stop: tuple[str, ...], place: int
 ) -> None:
-    growing = Growing(byte_level)
+    growing = Detokenizer(byte_level)
     found = None
     for each in byte_level(text, add_special_tokens=False)["input_ids"]:
         growing.add(each)
@@ -131,7 +131,7 @@ def test_a_stop_string_is_found_when_its_last_token_comes(
 
 
 def test_a_stop_string_is_found_before_half_a_character(byte_level: Any) -> None:
-    growing = Growing(byte_level)
+    growing = Detokenizer(byte_level)
     half = byte_level("🦙", add_special_tokens=False)["input_ids"][0]
     for each in (*byte_level("a\n", add_special_tokens=False)["input_ids"], half):
         growing.add(each)

@@ -13,21 +13,19 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from gpuherd.errors import MissingExtra, UsageError
-from gpuherd.lm.backend import Decoding
+from gpuherd.lm.backend import Decoding, Finish
 from gpuherd.lm.vllm import (
     chosen,
     drawn_settings,
     engine_settings,
+    generation_of,
     greedy_settings,
     require,
     seed_of,
-    tokens_of,
     visible_gpus,
 )
 from gpuherd.models.load.identity import reference
 from gpuherd.models.load.options import ModelOptions
-from gpuherd.qa.generation.answers import generation_of
-from gpuherd.qa.record import Finish
 
 HOW = Decoding(samples=3, temperature=0.7, top_p=0.9, top_k=20, max_new_tokens=9, end_ids=(1, 6), stop=("\n",), seed=4)
 
@@ -75,8 +73,7 @@ def test_log_probs_are_float32_and_none_where_not_finite() -> None:
 
 def test_an_answer_ends_before_its_end_token(tokenizer: Any) -> None:
     ids = tokenizer(" New Delhi", add_special_tokens=False)["input_ids"]
-    tokens = tokens_of(tokenizer, [*ids, 6], [-0.5] * len(ids) + [-0.25], HOW)
-    generation = generation_of(tokens)
+    generation = generation_of(tokenizer, [*ids, 6], [-0.5] * len(ids) + [-0.25], HOW)
     assert generation.text == " New Delhi" and list(generation.token_ids) == ids
     assert (generation.end_id, generation.end_log_prob, generation.finish) == (6, -0.25, Finish.EOS)
     assert "".join(generation.pieces) == generation.text
@@ -84,15 +81,14 @@ def test_an_answer_ends_before_its_end_token(tokenizer: Any) -> None:
 
 def test_an_answer_ends_before_its_stop_string(tokenizer: Any) -> None:
     ids = tokenizer(" Paris\nQuestion", add_special_tokens=False)["input_ids"]
-    tokens = tokens_of(tokenizer, ids, [-0.5] * len(ids), HOW)
-    generation = generation_of(tokens)
+    generation = generation_of(tokenizer, ids, [-0.5] * len(ids), HOW)
     assert generation.text == " Paris" and generation.finish is Finish.STOP and generation.end_id is None
     assert len(generation.log_probs) == len(generation.token_ids) == len(generation.ends)
 
 
 def test_an_answer_that_is_cut_by_its_length(tokenizer: Any) -> None:
     ids = tokenizer(" Paris", add_special_tokens=False)["input_ids"]
-    assert generation_of(tokens_of(tokenizer, ids, [-0.5] * len(ids), HOW)).finish is Finish.LENGTH
+    assert generation_of(tokenizer, ids, [-0.5] * len(ids), HOW).finish is Finish.LENGTH
 
 
 def test_gpus_that_a_job_was_given() -> None:

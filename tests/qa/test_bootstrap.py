@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpuherd.qa.bootstrap import NO_SPREAD, TOO_FEW_RESAMPLES, Floats, Plan, bca_tails, figures, left_out, resamples
-from gpuherd.qa.evaluation.ranking import auroc, grouped, ranked
+from gpuherd.qa.bootstrap import (
+    NO_SPREAD,
+    TOO_FEW_RESAMPLES,
+    BootstrapPlan,
+    Floats,
+    bca_tails,
+    figures,
+    left_out,
+    resamples,
+)
+from gpuherd.qa.evaluation.metrics import auroc, grouped, ranked
 
 
 def mean_of(values: np.ndarray):  # type: ignore[no-untyped-def]
@@ -56,7 +65,7 @@ def test_percentile_and_bca_are_scipys_on_the_same_resamples() -> None:
         expected = of_scipy(
             (values,), np.mean, n_resamples=0, method=name, bootstrap_result=Given(), confidence_level=0.9
         ).confidence_interval
-        found = figures(mean_of(values), 40, Plan(2000, 0.9, method, 9))["mean"]
+        found = figures(mean_of(values), 40, BootstrapPlan(2000, 0.9, method, 9))["mean"]
         assert found.interval is not None
         assert found.value == pytest.approx(values.mean(), abs=1e-12)
         assert (found.interval.low, found.interval.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
@@ -69,27 +78,27 @@ def test_resamples_of_one_class_are_dropped_and_counted() -> None:
     def statistic(weights: np.ndarray) -> dict[str, Floats]:
         return {"auroc": auroc(grouped(order, weights))}
 
-    found = figures(statistic, 30, Plan(1000))["auroc"]
+    found = figures(statistic, 30, BootstrapPlan(1000))["auroc"]
     weights = np.concatenate(list(resamples(30, 1000, 0)))
     assert found.dropped == np.sum(weights[:, 0] == 0) > 300
     assert found.interval is not None
 
 
 def test_where_hardly_any_resample_serves_there_is_no_interval() -> None:
-    found = figures(lambda weights: {"x": np.where(weights[:, 0] == 1, 1.0 * weights[:, 1], np.nan)}, 30, Plan(200))[
-        "x"
-    ]
+    found = figures(
+        lambda weights: {"x": np.where(weights[:, 0] == 1, 1.0 * weights[:, 1], np.nan)}, 30, BootstrapPlan(200)
+    )["x"]
     assert (found.value, found.interval, found.note) == (1.0, None, TOO_FEW_RESAMPLES)
     assert found.dropped > 100
 
 
 def test_figures_that_never_differ_have_no_interval() -> None:
-    found = figures(lambda weights: {"x": np.full(weights.shape[0], 0.25)}, 10, Plan(100))["x"]
+    found = figures(lambda weights: {"x": np.full(weights.shape[0], 0.25)}, 10, BootstrapPlan(100))["x"]
     assert (found.value, found.interval, found.note) == (0.25, None, NO_SPREAD)
 
 
 def test_an_undefined_figure_is_none() -> None:
-    found = figures(lambda weights: {"x": np.full(weights.shape[0], np.nan)}, 10, Plan(100))["x"]
+    found = figures(lambda weights: {"x": np.full(weights.shape[0], np.nan)}, 10, BootstrapPlan(100))["x"]
     assert found.value is None and found.interval is None and found.note is not None
 
 
@@ -101,7 +110,7 @@ def test_bca_is_left_where_it_is_not_defined() -> None:
     one_rules = np.array([0.0] * 99 + [1.0])  # so skewed that quantiles of 1e-12 would turn round
     assert bca_tails(1.5, spread, one_rules, (1e-12, 1 - 1e-12)) is None
     assert bca_tails(1.5, spread, one_rules, (0.025, 0.975)) is not None
-    one_sided = figures(lambda w: {"x": np.where(w.max(axis=1) > 1, 1.0 * w[:, 0], -1.0)}, 8, Plan(300))["x"]
+    one_sided = figures(lambda w: {"x": np.where(w.max(axis=1) > 1, 1.0 * w[:, 0], -1.0)}, 8, BootstrapPlan(300))["x"]
     assert one_sided.interval is not None
     assert one_sided.note is not None and "percentile" in one_sided.note
 
@@ -126,7 +135,7 @@ def test_intervals_of_an_auroc_hold_the_truth_as_often_as_they_say(n: int, share
             return {"auroc": auroc(grouped(order, weights))}
 
         for method in held:
-            interval = figures(statistic, n, Plan(400, method=method))["auroc"].interval
+            interval = figures(statistic, n, BootstrapPlan(400, method=method))["auroc"].interval
             assert interval is not None
             held[method] += truth in interval
     assert all(0.89 <= count / 300 <= 0.98 for count in held.values()), held

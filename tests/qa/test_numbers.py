@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.qa.judging.conftest import answered, write_run
+from tests.qa.grading.conftest import answered, write_run
 
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import UsageError
-from gpuherd.qa.generation.summary import done_lines
-from gpuherd.qa.judging.math_answers import same_results
-from gpuherd.qa.judging.rules import RULES, normalised
-from gpuherd.qa.judging.verdicts import Verdict
+from gpuherd.qa.generate.experiment import done_lines
+from gpuherd.qa.grading.formulas import same_results
+from gpuherd.qa.grading.rules import RULES, normalised
+from gpuherd.qa.grading.verdicts import Verdict
 from gpuherd.qa.measures import rouge
 from gpuherd.qa.numbers import mostly_numbers, number_of, rule_for, spelt
 from gpuherd.qa.record import Question, question_values
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.options import ScoreOptions
-from gpuherd.qa.scoring.score import Scoring
+from gpuherd.qa.scoring.score import ScoringStage
 
 RIGHT, WRONG = Verdict.CORRECT, Verdict.INCORRECT
 
@@ -96,7 +96,7 @@ def numeric(tmp_path: Path) -> Run:
 
 def sets(run: Run, **options: Any) -> tuple[object, ...]:
     options = {"measures": ("semantic-sets",), **options}
-    outcome = Scoring(str(run.folder.root), ScoreOptions(**options), console=Console(quiet=True)).run()
+    outcome = ScoringStage(str(run.folder.root), ScoreOptions(**options), console=Console(quiet=True)).run()
     assert outcome.scores is not None and outcome.meta is not None
     assert outcome.meta.settings["equivalence"]["by"] == (options.get("equivalence") or "math")
     return outcome.scores.columns["semantic-sets"]
@@ -107,7 +107,7 @@ def test_equivalence_by_value_is_chosen_where_references_are_numbers(tmp_path: P
     assert sets(run) == (2.0, 1.0, 2.0)
     assert sets(run, equivalence="exact") == (2.0, 3.0, 1.0), "1.5 and 15.0 are apart from 15, and -3 is 3"
     words = write_run(tmp_path / "runs" / "words", [answered(0, Question("q", "?", ("Paris",)), "a", ("1.5", "15"))])
-    made = Scoring(str(words.folder.root), ScoreOptions(), console=Console(quiet=True))
+    made = ScoringStage(str(words.folder.root), ScoreOptions(), console=Console(quiet=True))
     assert made.options.equivalence == "exact"
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.qa.record import Answered, BadRecord, Finish, Generation, Prompted, Question, answered_of, line_of
+from gpuherd.lm.backend import Finish, Generation
+from gpuherd.qa.record import Answered, BadRecord, Prompted, Question, answered_of, line_of
 
 FLOAT32 = st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32)
 TEXT = st.text(st.characters(codec="utf-8"), max_size=20)

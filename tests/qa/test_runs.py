@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.qa.generation.conftest import begin_run
+from tests.qa.generate.conftest import begin_run
 
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.models.checkpoints.stored import FileStamp
 from gpuherd.models.load import identity
 from gpuherd.qa.folder import FORMAT
-from gpuherd.qa.generation.config import GenerateConfig
+from gpuherd.qa.generate.config import GenerateConfig
 from gpuherd.qa.runs import (
     DamagedRun,
     NewerRun,

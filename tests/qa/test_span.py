@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.qa.judging.conftest import write_run
+from tests.qa.grading.conftest import write_run
 from tests.qa.small_models import make_tokenizer
 
 from gpuherd.cli.main import run as gpuherd
 from gpuherd.errors import ExitCode, UsageError
-from gpuherd.lm.text import CHANNEL_TOKENS, Growing, decoded
-from gpuherd.qa.judging.files import RULES, Kind
-from gpuherd.qa.judging.items import items_of
-from gpuherd.qa.judging.stage import judge_by_rule
-from gpuherd.qa.judging.verdicts import Verdict
+from gpuherd.lm.backend import Finish, Generation
+from gpuherd.lm.tokens import CHANNEL_TOKENS, Detokenizer, decode_tokens
+from gpuherd.qa.grading.files import RULES, JudgeKind
+from gpuherd.qa.grading.stage import items_of, judge_by_rule
+from gpuherd.qa.grading.verdicts import Verdict
 from gpuherd.qa.measures.evidence import answer_of
-from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, answered_of, line_of
+from gpuherd.qa.record import Answered, Prompted, Question, answered_of, line_of
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring.files import scores, scoring_named
 from gpuherd.qa.scoring.options import ScoreOptions
-from gpuherd.qa.scoring.score import Scoring
+from gpuherd.qa.scoring.score import ScoringStage
 from gpuherd.qa.span import (
     SPANS,
     Span,
@@ -39,7 +39,7 @@ from gpuherd.qa.span import (
     with_closed_thought,
     without_thoughts,
 )
-from gpuherd.qa.statistics.files import Spec
+from gpuherd.qa.statistics.files import StatisticSpec
 from gpuherd.qa.statistics.p_true import PTruePrompts
 
 ASKED = Question("q", "2 + 3?", ("5",))
@@ -151,15 +151,15 @@ def test_a_texts_channels_and_tags_stay_where_they_are_special_tokens(tmp_path: 
     ids = tokenizer("5", add_special_tokens=False)["input_ids"]
     tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]", "[INST]"]})
     brackets = tokenizer.convert_tokens_to_ids(["[THINK]", "[/THINK]", "[INST]"])
-    assert decoded(tokenizer, [0, brackets[0], *ids, brackets[1], brackets[2], *ids, 1]) == "[THINK]5[/THINK]5"
+    assert decode_tokens(tokenizer, [0, brackets[0], *ids, brackets[1], brackets[2], *ids, 1]) == "[THINK]5[/THINK]5"
 
     other = make_tokenizer(tmp_path)
     other.add_special_tokens({"additional_special_tokens": ["<|end|>", "<|start|>"]})
-    assert decoded(other, [*ids, *other.convert_tokens_to_ids(["<|end|>", "<|start|>"])]) == "5"
+    assert decode_tokens(other, [*ids, *other.convert_tokens_to_ids(["<|end|>", "<|start|>"])]) == "5"
     channels = make_tokenizer(tmp_path)
     channels.add_special_tokens({"additional_special_tokens": [*CHANNEL_TOKENS, "<|return|>"]})
     text = "<|channel|>analysis<|message|>5?<|end|>" + FINAL
-    growing = Growing(channels)
+    growing = Detokenizer(channels)
     for each in channels(text + "<|return|>", add_special_tokens=False)["input_ids"]:
         growing.add(each)
     whole, ends = growing.divided()
@@ -231,7 +231,7 @@ def test_that_a_text_begins_in_a_thought_is_kept_and_old_lines_are_read() -> Non
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_a_thought_that_was_not_closed_is_never_correct(kind: Kind) -> None:
+def test_a_thought_that_was_not_closed_is_never_correct(kind: JudgeKind) -> None:
     rows = [
         Answered(0, ASKED, Prompted("0" * 64, 3), generation("<think>", "so it is ", "5", finish=Finish.LENGTH)),
         Answered(1, ASKED, Prompted("0" * 64, 3), generation("so it is ", "5", finish=Finish.LENGTH, in_thought=True)),
@@ -243,8 +243,8 @@ def test_a_thought_that_was_not_closed_is_never_correct(kind: Kind) -> None:
     assert "thought was not closed" in str(found[0].note)
 
 
-def score(run: Run, **options: Any) -> Scoring:
-    return Scoring(str(run.folder.root), ScoreOptions(**options), console=Console(quiet=True))
+def score(run: Run, **options: Any) -> ScoringStage:
+    return ScoringStage(str(run.folder.root), ScoreOptions(**options), console=Console(quiet=True))
 
 
 def columns(run: Run, **options: Any) -> dict[str, tuple[float | None, ...]]:
@@ -293,8 +293,8 @@ def test_the_command_takes_the_span(thinking: Run, capsys: pytest.CaptureFixture
 
 
 def test_a_statistic_of_another_span_is_another_one() -> None:
-    whole = Spec("similarity", "m", "1", {"with_question": True})
-    answer = Spec("similarity", "m", "1", {"with_question": True, "span": "answer"})
+    whole = StatisticSpec("similarity", "m", "1", {"with_question": True})
+    answer = StatisticSpec("similarity", "m", "1", {"with_question": True, "span": "answer"})
     assert (whole.span, answer.span) == ("both", "answer") and whole.name != answer.name
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gpuherd.report.packing import packed_floats, packed_json
+from gpuherd.report.page import packed_floats, packed_json
 
 
 def inflated(text: str) -> bytes:

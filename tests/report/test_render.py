@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import MissingExtra
-from gpuherd.report.bundle import vega_bundle
 from gpuherd.report.charts import Axis, Line, line_chart, stroke
 from gpuherd.report.nodes import card, element
-from gpuherd.report.page import PageContents, View, frame_bytes, packed_views, render_page
+from gpuherd.report.page import PageContents, View, frame_bytes, packed_views, render_page, vega_bundle
 
 HOSTILE = "</p></script><script>{{ 7 * 7 }}\ud800"
 

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 
 from gpuherd.errors import CannotWrite
-from gpuherd.runs.files import sha256_of, single_writer, write_lines, write_once, write_values, writing_once
+from gpuherd.runs.files import create_file, creating_file, sha256_of, single_writer, write_lines, write_values
 
 
 @pytest.fixture(params=[None, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK], ids=str, autouse=True)
@@ -25,29 +25,29 @@ def _links(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_first_one_stays_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "run" / "run.json"
-    assert write_once(path, b"first") == b"first"
-    assert write_once(path, b"second") == b"first"
+    assert create_file(path, b"first") == b"first"
+    assert create_file(path, b"second") == b"first"
     assert [each.name for each in path.parent.iterdir()] == ["run.json"]
 
 
 def test_nothing_is_there_where_the_writing_failed(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), writing_once(tmp_path / "shards.json") as file:
+    with pytest.raises(ZeroDivisionError), creating_file(tmp_path / "shards.json") as file:
         file.write(b"half")
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
 
 
 def test_one_that_came_first_while_we_wrote(tmp_path: Path) -> None:
-    with writing_once(tmp_path / "shards.json") as file:
+    with creating_file(tmp_path / "shards.json") as file:
         file.write(b"late")
-        write_once(tmp_path / "shards.json", b"early")
+        create_file(tmp_path / "shards.json", b"early")
     assert (tmp_path / "shards.json").read_bytes() == b"early"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CannotWrite, match="can't write"):
-        write_once(tmp_path / "file" / "run.json", b"")
+        create_file(tmp_path / "file" / "run.json", b"")
 
 
 def test_lines_and_values_are_there_as_a_whole(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.runs.records import line_of, plain, read
+from gpuherd.runs.records import jsonable, line_of, read
 
 
 class Colour(StrEnum):
@@ -65,7 +65,7 @@ houses = st.builds(
 @given(houses, st.booleans())
 def test_what_is_written_is_read_again(house: House, short: bool) -> None:
     as_lists = [Place] if short else []
-    values = json.loads(json.dumps(plain(house, as_lists), allow_nan=False))
+    values = json.loads(json.dumps(jsonable(house, as_lists), allow_nan=False))
     assert read(House, values, as_lists) == house
     assert isinstance(values["walls"], list) and all(isinstance(each, list) is short for each in values["walls"])
 
@@ -96,7 +96,7 @@ HOUSE = House("h", 1, True, Colour.RED, None, (), {})
     ],
 )
 def test_what_it_is_not_is_refused(field: str, value: Any) -> None:
-    good = plain(HOUSE)
+    good = jsonable(HOUSE)
     assert read(House, good) == HOUSE
     with pytest.raises((TypeError, ValueError, KeyError)):
         read(House, {**good, field: value})
@@ -110,7 +110,7 @@ def test_numbers_that_nothing_can_hold_are_no_surprise_later(value: int) -> None
 
 
 def test_lists_of_fields_have_each_field_once() -> None:
-    good = plain(replace(HOUSE, at=Place(1.0, None)), [Place])
+    good = jsonable(replace(HOUSE, at=Place(1.0, None)), [Place])
     assert good["at"] == [1.0, None]
     for wrong in ([1.0], [1.0, None, 2.0]):
         with pytest.raises(ValueError):
@@ -118,7 +118,7 @@ def test_lists_of_fields_have_each_field_once() -> None:
 
 
 def test_whole_numbers_among_figures_become_figures() -> None:
-    found = read(House, {**plain(HOUSE), "figures": [1, 2.5], "known": [3, None]})
+    found = read(House, {**jsonable(HOUSE), "figures": [1, 2.5], "known": [3, None]})
     assert found.figures == (1.0, 2.5) and isinstance(found.figures[0], float)
     assert found.known == (3.0, None) and isinstance(found.known[0], float)
 

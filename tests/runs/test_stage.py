@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gpuherd.errors import Enqueued, ExitCode
+from gpuherd.errors import Enqueued, ExitCode, UsageError
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Outcome
@@ -52,11 +52,11 @@ class Counting(Stage[Counted]):
         self.steps.append("prepare")
 
     def planned(self) -> Counted:
-        return Counted(never=() if self.outlook is None else self.outlook.never)
+        return Counted(never=self.never)
 
     def begin(self) -> None:
         self.steps.append("begin")
-        self.root.mkdir(exist_ok=True)
+        self.root.mkdir(parents=True, exist_ok=True)
 
     def before_jobs(self) -> None:
         self.steps.append("before jobs")
@@ -113,6 +113,44 @@ def test_a_job_that_fails_is_told_and_the_others_count(tmp_path: Path) -> None:
     assert title == "job-1" and "bad input" in reason
     assert outcome.failure_values() == [{"job": title, "reason": reason}]
     assert Counting(tmp_path / "run", [0, 0]).run().exit_code is ExitCode.OK
+
+
+class Summing(Stage[Counted]):
+    """Needs a stage of jobs, and counts its files here."""
+
+    kind = "summing"
+
+    def __init__(self, root: Path, codes: Sequence[int], *, dry_run: bool = False) -> None:
+        self.counting = Counting(root / "counting", codes)
+        self.finished_with: list[Outcome | None] = []
+        super().__init__(DispatchOptions(), RunDirectory(root), Console(file=io.StringIO()), dry_run=dry_run)
+
+    def needs(self) -> Sequence[Counting]:
+        return [self.counting]
+
+    def finish(self, jobs: Outcome | None) -> Counted:
+        self.finished_with.append(jobs)
+        return Counted(jobs, len(list(self.counting.root.glob("*.txt"))))
+
+
+def test_the_stages_that_it_needs_run_first(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    failed = Summing(root, [0, 65])
+    outcome = failed.run()
+    assert outcome.exit_code is ExitCode.FAILED and failed.finished_with == [outcome.jobs] and outcome.failures
+    done = Summing(root, [0, 0])
+    outcome = done.run()
+    assert (outcome.exit_code, outcome.files, done.finished_with) == (ExitCode.OK, 2, [None])
+    again = Summing(root, [0, 0])
+    assert again.run().files == 2 and again.counting.steps == ["existing"]
+
+
+def test_a_dry_run_is_about_the_jobs_of_the_stages_that_it_needs(tmp_path: Path) -> None:
+    stage = Summing(tmp_path / "run", [0, 0, 0], dry_run=True)
+    with pytest.raises(UsageError, match="summing has no dry run"):
+        stage.run()
+    assert stage.outlook is not None and stage.outlook.counts == {1: 3} and not stage.finished_with
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_is_only_queued_is_not_finished(tmp_path: Path) -> None:

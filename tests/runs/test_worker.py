@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import BadModel, CannotWrite, ExitCode
-from gpuherd.models.load.job_options import ShardOptions
-from gpuherd.runs.files import write_once, writing_once
+from gpuherd.models.load.options import ShardOptions
+from gpuherd.runs.files import create_file, creating_file
 from gpuherd.runs.worker import run_worker
 
 WORDS = ["--model=m", "--folder=f", "--shard=3"]
@@ -57,30 +57,30 @@ def test_exit_codes(
 
 def test_the_first_of_two_writers_stays(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "once.json"
-    with writing_once(path) as file:
+    with creating_file(path) as file:
         file.write(b"slow")
-        assert write_once(path, b"quick") == b"quick"
+        assert create_file(path, b"quick") == b"quick"
     assert path.read_bytes() == b"quick"
-    assert write_once(path, b"later") == b"quick"
+    assert create_file(path, b"later") == b"quick"
     assert [each.name for each in path.parent.iterdir()] == ["once.json"]
 
 
 def test_others_may_read_it_as_far_as_the_user_lets_them(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        write_once(tmp_path / "mine.json", b"{}")
+        create_file(tmp_path / "mine.json", b"{}")
     finally:
         os.umask(before)
-    write_once(tmp_path / "ours.json", b"{}")
+    create_file(tmp_path / "ours.json", b"{}")
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("mine.json", "ours.json")]
     assert modes == [0o600, 0o666 & ~before]
 
 
 def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no"), writing_once(tmp_path / "once") as file:
+    with pytest.raises(ValueError, match="no"), creating_file(tmp_path / "once") as file:
         file.write(b"half")
         raise ValueError("no")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotWrite, match="can't write"):
-        write_once(tmp_path / "file" / "below", b"")
+        create_file(tmp_path / "file" / "below", b"")

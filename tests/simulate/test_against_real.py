@@ -16,7 +16,7 @@ from gpuherd.simulate.engine import Simulation
 from gpuherd.simulate.options import Rules
 from gpuherd.simulate.results import History
 from gpuherd.simulate.workload import Session, Trial, Work, machine, read_queue, replayed
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 def jobs_of(kinds: Sequence[tuple[float, int, int]]) -> list[Job]:
@@ -59,7 +59,7 @@ def closest_ends_s(history: History) -> float:
 SHORT = [(1.0, 1, 0), (1.35, 1, 0), (2.1, 2, 0), (1.2, 1, 0), (1.6, 1, 0), (0.8, 2, 1), (1.45, 1, 0), (2.55, 1, 0)]
 
 
-def test_a_small_run_goes_as_simulated(standin: Callable[..., Machine], tmp_path: Path) -> None:
+def test_a_small_run_goes_as_simulated(standin: Callable[..., SimulatedMachine], tmp_path: Path) -> None:
     standin("4x40GB")
     jobs = jobs_of(SHORT)
     rules = Rules(max_checks=4, check_interval=0.1)
@@ -82,7 +82,9 @@ def test_a_small_run_goes_as_simulated(standin: Callable[..., Machine], tmp_path
 
 
 @pytest.mark.slow
-def test_a_longer_run_beside_a_stranger_goes_as_simulated(standin: Callable[..., Machine], tmp_path: Path) -> None:
+def test_a_longer_run_beside_a_stranger_goes_as_simulated(
+    standin: Callable[..., SimulatedMachine], tmp_path: Path
+) -> None:
     lengths = [2.0 + 0.83 * (number * 7 % 11) for number in range(24)]
     kinds = [(length, 2 if number % 6 == 5 else 1, 0) for number, length in enumerate(lengths)]
     real = standin("4x40GB")

@@ -22,12 +22,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from tests.aftermath import Aftermath
+from tests.ports import AddressInUse, free_ports
 from tests.processes import LEASH, SPACES, born, children
 from tests.slurm.configuration import Layout, Plan
 
@@ -284,7 +285,9 @@ class Cluster:
         while not condition():
             dead = [name for name, each in self.daemons.items() if each.process.poll() is not None]
             if dead or time.monotonic() > deadline:
-                raise RuntimeError(f"waited for {what}; ended: {dead}\n{self.logs()}")
+                logs = self.logs()
+                kind = AddressInUse if dead and "already in use" in logs.lower() else RuntimeError
+                raise kind(f"waited for {what}; ended: {dead}\n{logs}")
             time.sleep(0.05)
 
     def __enter__(self) -> Cluster:
@@ -301,26 +304,27 @@ def prepare(folder: Path, plan: Plan, *, tied: bool = True) -> Cluster:
         raise Unavailable(reason)
     names = ["slurmctld", "slurmdbd", "database", *(f"n{number}" for number in range(1, plan.nodes + 1))]
     network = f"10.{random.randint(100, 250)}.{random.randint(0, 250)}" if plan.apart else None
-    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     return Cluster(Layout(folder, plan, ports, network), tied)
 
 
 @contextmanager
 def cluster(plan: Plan) -> Iterator[Cluster]:
     """A cluster in a folder of its own that every user of this machine can read; gone without a trace afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="gpuherd-slurm-", dir="/tmp"))
-    try:
-        made = prepare(folder, plan)
-    except Unavailable:
-        folder.rmdir()
-        raise
-    aftermath = Aftermath(folder, *made.devices)
-    try:
-        with made:
-            made.start()
-            yield made
-    finally:
-        aftermath.sweep()
+    made = None
+    while made is None:
+        with suppress(AddressInUse), ExitStack() as cleanup:
+            folder = Path(tempfile.mkdtemp(prefix="gpuherd-slurm-", dir="/tmp"))
+            try:
+                prepared = prepare(folder, plan)
+            except Unavailable:
+                folder.rmdir()
+                raise
+            cleanup.callback(Aftermath(folder, *prepared.devices).sweep)
+            cleanup.enter_context(prepared).start()
+            made, remains = prepared, cleanup.pop_all()
+    with remains:
+        yield made
 
 
 def take_down(folder: Path) -> None:
@@ -336,17 +340,6 @@ def take_down(folder: Path) -> None:
     for device in known["devices"]:
         subprocess.run(["ip", "link", "del", device], capture_output=True)
     shutil.rmtree(folder)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports below those that the kernel gives to clients, each free a moment ago."""
-    found: set[int] = set()
-    while len(found) < count:
-        port = random.randint(12000, 31000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("", port))
-            found.add(port)
-    return list(found)
 
 
 def _answers(port: int) -> bool:

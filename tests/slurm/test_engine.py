@@ -77,9 +77,10 @@ def test_a_chain_and_one_that_can_never_go_on(slurm: Cluster, hand: HandTo) -> N
 def test_cancelled_by_us_and_by_an_administrator(slurm: Cluster, hand: HandTo) -> None:
     to = hand()
     gate = Gate(to.folder / "gate")
-    ours, theirs, waiting = (to.over("bash", "-c", gate.wait)[0] for _ in range(3))
-    slurm.command("scontrol", "hold", to.handle(waiting))
+    ours, theirs = (to.over("bash", "-c", gate.wait)[0] for _ in range(2))
     to.until_running(ours, theirs)
+    (waiting,) = to.over("bash", "-c", gate.wait, placement=Placement(gpus=8))  # as many as there are: it can't start
+    slurm.command("scontrol", "hold", to.handle(waiting))
     assert (to.sighting(waiting).phase, to.sighting(waiting).reason) == (Phase.WAITING, "JobHeldAdmin")
     to.engine.cancel([to.handle(ours), to.handle(waiting)])
     slurm.command("setpriv", "--reuid=65534", "--clear-groups", "scancel", to.handle(theirs))

@@ -12,9 +12,9 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 TAKES_200_MB = "import time; block = bytearray(200 << 20); print('ready', flush=True); time.sleep(60)"
 
 
@@ -77,7 +77,7 @@ def test_other_processes_do_not_show(gpus: list[Any], environment: dict[str, str
 
 
 def test_what_a_job_has_claimed_itself_is_not_counted_twice(standin: Standin, gpus: list[Any]) -> None:
-    machine = Machine.open(os.environ["GPUHERD_STANDIN"])
+    machine = SimulatedMachine.open(os.environ["GPUHERD_STANDIN"])
     with start(TAKES_200_MB, CUDA_VISIBLE_DEVICES="0", GPUHERD_ATTEMPT="q/1") as job:
         machine.occupy(0, 3000, pid=job.pid)
         assert used_mb(gpus[0]) == 3000

@@ -42,7 +42,15 @@ def test_compiles_once(empty_cache: Path) -> None:
     assert list(empty_cache.iterdir()) == [folder]
 
 
-def test_many_at_once_get_the_same_whole_folder(empty_cache: Path) -> None:
+def test_many_at_once_get_the_same_whole_folder(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a compiler that writes any library at once: what is compiled does not matter here."""
+    (tmp_path / "bin").mkdir()
+    quick = tmp_path / "bin" / "cc"
+    quick.write_text('#!/bin/sh\nuntil [ "$1" = -o ]; do shift; done\nsleep 0.05\necho library >"$2"\n')
+    quick.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{quick.parent}:{os.environ['PATH']}")
     code = "from gpuherd.standin import driver; print(driver.library_folder())"
     processes = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ)
@@ -63,6 +71,22 @@ def test_compiles_without_warnings(tmp_path: Path) -> None:
         subprocess.run([*words, *flags, "-o", str(tmp_path / "out.so"), str(path)], check=True)
 
 
+def test_the_ziglang_wheel_compiles_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without linking, for which zig first compiles a library of its own."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "no-home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = driver.compiler()
+    assert words == [sys.executable, "-m", "ziglang", "cc"]
+    for source in driver._SOURCES.values():
+        made = tmp_path / f"{source}.o"
+        path = Path(driver.__file__).with_name(source)
+        flags = [each for each in driver._FLAGS if each != "-shared"]
+        subprocess.run([*words, *flags, "-c", "-o", str(made), str(path)], check=True)
+        assert made.stat().st_size > 0
+
+
+@pytest.mark.slow
 def test_the_ziglang_wheel_is_compiler_enough(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("HOME", str(empty_cache / "no-home"))

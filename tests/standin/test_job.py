@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tests.patience import wait_until
 
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 
 
 def start(*words: str, **environment: str) -> subprocess.Popen[str]:
@@ -66,8 +66,8 @@ def test_a_program_killed_while_it_changes_the_machine_does_no_harm(standin: Sta
     machine = standin("1x40GB")
     code = """
 import os, sys
-from gpuherd.standin.machine import Machine
-machine = Machine.open(os.environ["GPUHERD_STANDIN"])
+from gpuherd.standin.machine import SimulatedMachine
+machine = SimulatedMachine.open(os.environ["GPUHERD_STANDIN"])
 print("ready", flush=True)
 while True:
     machine.occupy(0, 10_000, pid=os.getpid()).release()

@@ -20,9 +20,9 @@ from gpuherd.errors import UsageError
 from gpuherd.gpus.state import SIMULATED
 from gpuherd.standin import driver
 from gpuherd.standin import state as layout
-from gpuherd.standin.machine import Machine, OutOfMemory
+from gpuherd.standin.machine import OutOfMemory, SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 MB = 1 << 20
 
 
@@ -87,9 +87,9 @@ def test_lists_the_gpus_of_the_spec(standin: Standin) -> None:
 
 
 def test_machines_never_share_a_uuid(tmp_path: Path) -> None:
-    machines = [Machine.create(tmp_path / str(i), "8x40GB") for i in range(3)]
+    machines = [SimulatedMachine.create(tmp_path / str(i), "8x40GB") for i in range(3)]
     assert len({uuid for machine in machines for uuid in machine.uuids}) == 24
-    assert Machine.open(tmp_path / "1").uuids == machines[1].uuids
+    assert SimulatedMachine.open(tmp_path / "1").uuids == machines[1].uuids
     # What was recorded of them is known for what it is.
     assert all(uuid.endswith(f"-{SIMULATED}") for machine in machines for uuid in machine.uuids)
 

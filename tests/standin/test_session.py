@@ -14,7 +14,7 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.standin import activate
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 ACTIVATE = "import sys\nfrom gpuherd.standin import activate\nmachine = activate(sys.argv[1])\n"
 
@@ -101,7 +101,7 @@ def test_what_a_killed_command_left_is_swept_away_by_the_next(runtime: Path) -> 
 
 
 def test_a_state_file_is_shared_and_stays_with_its_leases(runtime: Path, tmp_path: Path) -> None:
-    machine = Machine.create(tmp_path / "mine", "2x40GB")
+    machine = SimulatedMachine.create(tmp_path / "mine", "2x40GB")
     code = "import os\nprint(*machine.uuids, os.environ['GPUHERD_LEASE_DIR'])"
     out, _ = simulate(str(machine.path), code).communicate()
     assert out.split() == [*machine.uuids, str(tmp_path / "mine.leases")]

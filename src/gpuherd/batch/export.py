@@ -179,8 +179,8 @@ def of(path: str, *, shell: bool, gpus: int, planner: Planner | None = None) -> 
 def _folder_of(run: RunDirectory) -> str:
     """The folder in which the run's command was started, from its record; else the current one."""
     try:
-        told = json.loads(run.run_json.read_text(encoding="utf-8"))
-        folder = told.get("cwd") if isinstance(told, dict) else None
+        record = json.loads(run.run_json.read_text(encoding="utf-8"))
+        folder = record.get("cwd") if isinstance(record, dict) else None
     except (OSError, ValueError):
         folder = None
     return folder if isinstance(folder, str) and folder.startswith("/") else str(Path.cwd())

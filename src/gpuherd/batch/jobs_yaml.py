@@ -107,11 +107,11 @@ def read_tree(text: str) -> Node:
         raise _wrong(0, f"no YAML: {problem}") from None
 
 
-def plain(node: Node) -> Any:
+def as_data(node: Node) -> Any:
     """The node as dicts, lists, texts and None."""
     if isinstance(node, Mapping):
-        return {key: plain(item) for key, item in node.items.items()}
-    return [plain(item) for item in node.items] if isinstance(node, Sequence) else node.value
+        return {key: as_data(item) for key, item in node.items.items()}
+    return [as_data(item) for item in node.items] if isinstance(node, Sequence) else node.value
 
 
 class _Reader:
@@ -291,7 +291,7 @@ def read_engine(text: str) -> dict[str, Any]:
 
 
 def _engine(top: Mapping) -> dict[str, Any]:
-    return read_block(plain(top.items["engine"])) if "engine" in top.items else {}
+    return read_block(as_data(top.items["engine"])) if "engine" in top.items else {}
 
 
 def _entries(top: Node) -> list[Node]:

@@ -22,7 +22,7 @@ from typing import NoReturn
 from gpuherd.batch.options import RunOptions
 from gpuherd.batch.run import NoGpuFree, replace_process
 from gpuherd.batch.user_queue import folder, open_folder
-from gpuherd.engines.base import Command, EngineMissing, Placement, Replacement
+from gpuherd.engines.base import CommandRequest, EngineMissing, Placement, Replacement
 from gpuherd.engines.options import engine_values
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, JobCannotFit, UsageError
 from gpuherd.jobs import clock
@@ -41,7 +41,7 @@ _ENDS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATE
 _UNREAD = 128 + signal.SIGPIPE
 
 
-def asked(options: RunOptions) -> Placement:
+def placement_of(options: RunOptions) -> Placement:
     """The resources that the command requests from the engine."""
     return Placement(
         gpus=options.gpus,
@@ -57,7 +57,7 @@ def why_never(options: RunOptions) -> str | None:
     """Why the cluster can never grant it, None where it can. Raises what its engine's ``check`` raises."""
     from gpuherd.jobs.remote.dispatcher import opened
 
-    wanted = asked(options)
+    wanted = placement_of(options)
     with opened(options) as engine:
         return None if engine is None else engine.check([wanted]).get(wanted)
 
@@ -75,9 +75,9 @@ def refuse_if_never(options: RunOptions) -> None:
 def replacement(options: RunOptions, argv: Sequence[str], tell: Callable[[str], None]) -> Replacement | None:
     """The engine's program that runs the command; None where the command becomes a job that is followed. Raises as
     ``Foreground.replacement``."""
-    command = Command(
+    command = CommandRequest(
         argv=tuple(argv),
-        placement=asked(options),
+        placement=placement_of(options),
         name=options.name or "gpuherd-run",
         wait_s=0.0 if options.no_wait else options.wait,
         tell=tell,

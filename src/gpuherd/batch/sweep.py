@@ -169,7 +169,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class SteppedRange:
     """``low``, ``low + step`` and so on, ``count`` numbers, all equally likely. Exact: 0.1, 0.2, 0.3.
 
     >>> list(Steps(Fraction("0.1"), Fraction("0.1"), 3, whole=False).values())
@@ -343,9 +343,9 @@ def _between(given: Mapping[str, str]) -> Distribution:
         step = _number(given, "step")
         if step <= 0:
             raise BadParameter(f"step={given['step']} is not above 0", "step")
-        return Steps(low, step, int((high - low) // step) + 1, whole)
+        return SteppedRange(low, step, int((high - low) // step) + 1, whole)
     if whole:
-        return WholeLog(int(low), int(high)) if log else Steps(low, Fraction(1), int(high - low) + 1, whole)
+        return WholeLog(int(low), int(high)) if log else SteppedRange(low, Fraction(1), int(high - low) + 1, whole)
     return Between(float(low), float(high), log)
 
 

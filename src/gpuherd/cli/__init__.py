@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, Command] = {
     "esd export": Command("esd", "print learning-rate factors or sparsities by layer"),
     "esd import": Command("esd", "convert published results into a results folder"),
     "esd plot": Command("esd", "draw the spectra of layers, or all alphas of a model"),
+    "esd views": Command("esd", "make CSV files, tables of alphas and the summary again"),
     "plan": Command("plan", "check whether a model fits on GPUs, and what would fit if it does not"),
     "merge": Command("merge", "merge a LoRA adapter into its base model"),
     "generate": Command("qa", "answer the questions of a data set with a model, on free GPUs"),

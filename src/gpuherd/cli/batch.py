@@ -389,7 +389,7 @@ def _run_on_cluster(
         run_remote.become(found, inherited)
     command = None if found is None else list(found.argv)
     never = None if inside is not None else run_remote.why_never(options)
-    request = run_remote.asked(options)
+    request = run_remote.placement_of(options)
     if as_json:
         values = {"argv": argv, "engine": options.engine, "asks": asdict(request), "becomes": command}
         print_json(values | {"never": never})

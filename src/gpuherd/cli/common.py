@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gpuherd.columns import Column
     from gpuherd.jobs.run_dir import RunDirectory
-    from gpuherd.models.place.drawing import Line, Window
+    from gpuherd.models.place.page import Line, Window
 
 
 def print_json(value: Any, *, allow_nan: bool = False) -> None:
@@ -165,7 +165,7 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
 
 def plan_window() -> Window:
     """The width of the terminal (or COLUMNS), and whether the encoding of the output has block characters."""
-    from gpuherd.models.place.drawing import Window
+    from gpuherd.models.place.page import Window
 
     try:
         "█░…·".encode(sys.stdout.encoding or "utf-8")
@@ -192,12 +192,12 @@ _STYLES = {
 
 def print_lines(lines: Sequence[Line]) -> None:
     """Prints the lines of a plan; on a terminal in colours."""
-    from gpuherd.models.place.drawing import plain
+    from gpuherd.models.place.page import text_of
 
     if not sys.stdout.isatty():
         encoding = sys.stdout.encoding or "utf-8"
         for line in lines:
-            print(plain(line).encode(encoding, "backslashreplace").decode(encoding))
+            print(text_of(line).encode(encoding, "backslashreplace").decode(encoding))
         return
     from rich.console import Console
     from rich.text import Text

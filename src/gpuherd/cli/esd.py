@@ -22,7 +22,8 @@ from gpuherd.cli.job_start import load_for
 from gpuherd.columns import Column
 from gpuherd.errors import BadModel, ExitCode, UsageError, naming_extras, printable
 from gpuherd.esd.config import ExperimentConfig
-from gpuherd.esd.look.plot import KINDS
+from gpuherd.esd.folder import VIEWS
+from gpuherd.esd.report.plot import KINDS
 from gpuherd.options import Parser, add_options, build, option_fields
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from gpuherd.esd.allocation import By, Curve
     from gpuherd.esd.comparison import Comparison, Match
     from gpuherd.esd.published import Imported
-    from gpuherd.esd.results import StoredModel
+    from gpuherd.esd.remake import Remade
+    from gpuherd.esd.results import ModelTable
 
 
 ESD = """\
@@ -84,8 +86,7 @@ def run_esd(args: argparse.Namespace) -> int:
 def _load_resumed(args: argparse.Namespace) -> None:
     """Puts the options of the run to continue into ``args``, and changes to the folder where it was started, to which
     the paths in its list are relative."""
-    from gpuherd.esd.folder import ESDDirectory
-    from gpuherd.esd.resuming import earlier_run, resumed
+    from gpuherd.esd.folder import ESDDirectory, earlier_run, resumed
 
     names = [field.name for field, _ in option_fields(ExperimentConfig)]
     given = {name: getattr(args, name) for name in names if name in args}
@@ -158,6 +159,70 @@ def _import_line(each: Imported) -> str:
     return printable(f"{each.model_id}: {each.fits} of {each.layers} matrices with a fit")
 
 
+ESD_VIEWS = """\
+Makes the views of a run's results again from its data set (stats/*.parquet): missing or damaged CSV files in stats/,
+the tables of alphas in metrics/ and esd_results_summary.csv. Files that are as they should be are not written; a CSV
+file that was changed by hand is kept, and the other views follow it.
+
+examples:
+  gpuherd esd views results --dry-run           which files are missing or differ
+  gpuherd esd views results
+  gpuherd esd views results --only summary
+
+Exit codes: 0 all views are there, 1 some results can't be read, 2 wrong usage or no results.
+"""
+
+
+def add_esd_views(parser: Parser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", help="the run's folder (its --output-dir)")
+    parser.add_argument(
+        "--only", choices=VIEWS, nargs="+", metavar="VIEW", help=f"make only some views: {', '.join(VIEWS)}"
+    )
+    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="list what would be written, write nothing")
+    add_json(parser, "what was written")
+
+
+def run_esd_views(args: argparse.Namespace) -> int:
+    """Makes the views. Returns 0, or 1 if some results can't be read."""
+    from gpuherd.esd.folder import ESDDirectory
+    from gpuherd.esd.remake import make_views
+
+    directory = ESDDirectory(args.folder)
+    if not directory.root.is_dir():
+        raise UsageError(f"there is no folder {args.folder}; name the --output-dir of a gpuherd esd run")
+    with progress_bar() as bar:
+        done = make_views(
+            directory, args.only or VIEWS, dry_run=args.dry_run, on_progress=progress_of(bar, "making views")
+        )
+    problems = [problem for view in done.values() for problem in view.problems]
+    if args.json:
+        views = {
+            kind: {
+                "written": list(map(str, view.written)),
+                "unchanged": view.unchanged,
+                "kept": list(map(str, view.kept)),
+            }
+            for kind, view in done.items()
+        }
+        print_json({"output_dir": str(directory.root), "dry_run": args.dry_run, "views": views, "problems": problems})
+    else:
+        for kind, view in done.items():
+            _print_view(kind, view, dry_run=args.dry_run)
+        for problem in problems:
+            print(printable(f"unreadable  {problem}"))
+    return ExitCode.FAILED if problems else ExitCode.OK
+
+
+def _print_view(kind: str, view: Remade, *, dry_run: bool) -> None:
+    print(f"{kind}: {len(view.written)} {'to write' if dry_run else 'written'}, {view.unchanged} unchanged")
+    for path in view.written[:_MOST_FILES] if dry_run else ():
+        print(f"  {printable(str(path))}")
+    if dry_run and len(view.written) > _MOST_FILES:
+        print(f"  … and {len(view.written) - _MOST_FILES} more; --json has all")
+    for path in view.kept:
+        print(printable(f"  kept, because it was changed by hand: {path}"))
+
+
 ESD_PLOT = """\
 Draws the spectrum of each matching layer in log-log with its fitted power law and xmin, or all alphas of a model by
 layer and module.
@@ -169,6 +234,7 @@ examples:
 """
 
 _EXTRAS = {"matplotlib": "page", "numpy": "esd"}
+_MOST_FILES = 20  # of a dry run
 
 
 def add_esd_plot(parser: Parser) -> None:
@@ -190,7 +256,7 @@ def run_esd_plot(args: argparse.Namespace) -> int:
     """Draws and writes the picture."""
     with naming_extras(_EXTRAS):
         drawn, figure = _draw(args)
-        from gpuherd.report.pictures import check_format, picture_bytes
+        from gpuherd.report.charts import check_format, picture_bytes
 
         data = picture_bytes(figure, check_format(args.output.name))
     path = args.output.absolute()
@@ -205,16 +271,16 @@ def run_esd_plot(args: argparse.Namespace) -> int:
 def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
     """The names of what is drawn, for ``--json``, and the figure. Raises UsageError, MissingModel."""
     from gpuherd.esd.folder import ESDDirectory
-    from gpuherd.esd.look.plot import alpha_figure, matching, spectra_figure, title_of
-    from gpuherd.esd.look.results import finite_or_none
-    from gpuherd.esd.results import model_in, read_model, table_of
-    from gpuherd.report.pictures import check_format
+    from gpuherd.esd.report.plot import alpha_figure, matching, spectra_figure, title_of
+    from gpuherd.esd.report.reading import finite_or_none
+    from gpuherd.esd.results import has_spectra, model_in, read_model, stored_spectra
+    from gpuherd.report.charts import check_format
 
     check_format(args.output.name)
     if args.kind != "alpha" and args.layer is None:
         raise UsageError("say which layers: --layer '*.q_proj' (or --kind alpha for all alphas)")
     directory = ESDDirectory(args.run_folder)
-    model = table_of(read_model(model_in(directory, args.model)))
+    model = read_model(model_in(directory, args.model))
     title = title_of(model.model_id, model.convention)
     if args.kind == "alpha":
         if args.layer is not None:
@@ -222,15 +288,12 @@ def _draw(args: argparse.Namespace) -> tuple[dict[str, object], Figure]:
         alphas = [(name, finite_or_none(float(alpha))) for name, alpha in zip(model.names, model.alpha, strict=True)]
         return {"model": model.model_id}, alpha_figure(alphas, title)
 
-    from gpuherd.esd.spectrum_files import read_spectra
-
-    path = directory.spectra / f"{model.stem}.npz"
-    if not path.exists():
+    if not has_spectra(directory, model.stem):
         raise UsageError(
             f"{directory.root} holds no spectra of {model.model_id!r}: imported results have none; "
             "analyse it again with gpuherd esd --overwrite"
         )
-    stored = read_spectra(path).layers
+    stored = stored_spectra(directory, model.stem).layers
     drawable = {layer.longname for layer in stored}
     pairs = zip(model.names, model.status, strict=True)
     layers = matching(stored, args.layer, {name: status for name, status in pairs if name not in drawable})
@@ -282,9 +345,9 @@ def add_esd_compare(parser: Parser) -> None:
 def run_esd_compare(args: argparse.Namespace) -> int:
     """Compares. Returns 0, or 1 if no matrix has a valid fit in both."""
     from gpuherd.esd.comparison import compare, matched
-    from gpuherd.esd.results import find, read_model
+    from gpuherd.esd.results import find, read_models
 
-    match = matched([read_model(path) for path in find(args.a)], [read_model(path) for path in find(args.b)])
+    match = matched(read_models(find(args.a)), read_models(find(args.b)))
     done = [compare(one, other, across_conventions=args.across_conventions) for one, other in match.pairs]
     if not done:
         raise UsageError(f"{args.a} and {args.b} have no model in common; compare two by name: RUN:model")
@@ -402,10 +465,12 @@ def add_esd_export(parser: Parser) -> None:
 def run_esd_export(args: argparse.Namespace) -> int:
     """Prints the table."""
     _refuse_options_of_other_method(args)
+    from gpuherd.esd.folder import as_text
+
     model = _model(args)
     about, rows = _tempbalance(args, model) if args.tempbalance else _alphapruning(args, model)
     if args.json:
-        record = {"model": model.model_id, "convention": dict(model.convention)} | about | {"layers": rows}
+        record = {"model": model.model_id, "convention": as_text(model.convention)} | about | {"layers": rows}
         print_json(record)
     elif args.csv:
         from gpuherd.esd.views import table_text
@@ -425,7 +490,7 @@ def _refuse_options_of_other_method(args: argparse.Namespace) -> None:
         raise UsageError(f"--lr {args.lr:g} must be a positive number")
 
 
-def _model(args: argparse.Namespace) -> StoredModel:
+def _model(args: argparse.Namespace) -> ModelTable:
     from gpuherd.esd.folder import ESDDirectory
     from gpuherd.esd.results import find, model_in, read_model
 
@@ -436,7 +501,7 @@ def _model(args: argparse.Namespace) -> StoredModel:
     return read_model(find(args.run_words)[0])
 
 
-def _tempbalance(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _tempbalance(args: argparse.Namespace, model: ModelTable) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     from gpuherd.esd.allocation import factors
 
     mapping: Curve = args.mapping or "linear"
@@ -449,7 +514,7 @@ def _tempbalance(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str
     return {"method": "tempbalance", "mapping": mapping, "lr": args.lr}, rows
 
 
-def _alphapruning(args: argparse.Namespace, model: StoredModel) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _alphapruning(args: argparse.Namespace, model: ModelTable) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     from gpuherd.esd.allocation import EPSILON, sparsities
 
     target = DEFAULT_SPARSITY if args.sparsity is None else args.sparsity
@@ -462,7 +527,7 @@ def _alphapruning(args: argparse.Namespace, model: StoredModel) -> tuple[dict[st
     return {"method": "alphapruning", "sparsity": target, "by": by, "epsilon": epsilon}, rows
 
 
-def _print_table(model: StoredModel, about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+def _print_table(model: ModelTable, about: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     names = [name for name in rows[0] if name != "longname"] if rows else []
     words = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None and name != "method")
     print(printable(f"{model.model_id}: {about['method']}, {words}"))

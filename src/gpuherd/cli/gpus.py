@@ -59,7 +59,7 @@ def add_gpus(parser: Parser) -> None:
 
 
 @dataclass(frozen=True)
-class Row:
+class GpuRow:
     """A GPU and what is known of it. ``visible``: the environment shows it to jobs that are started from here;
     ``excluded``: the machine's policy forbids gpuherd to use it; ``left_out``: queues that leave it out for a while."""
 
@@ -77,13 +77,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class View:
+class MachineView:
     """The state of the machine at one time. ``lease_problem``: why it is not known what gpuherd holds, if so;
     ``limits``: what this user may hold now; ``held``: how many GPUs they hold; ``warnings``: about the settings files
     and about queues that can't be read."""
 
     machine: Machine
-    rows: tuple[Row, ...]
+    rows: tuple[GpuRow, ...]
     threshold_mb: int
     lease_problem: str | None
     at: float
@@ -123,7 +123,7 @@ def _queues(args: argparse.Namespace) -> tuple[RunDirectory, ...]:
     return named if own.root in [run.root for run in named] else (own, *named)
 
 
-def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -> View:
+def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = ()) -> MachineView:
     """Queries the driver, the leases, the settings and the queues."""
     from gpuherd.errors import CannotWrite
     from gpuherd.gpus.idle import IdleRule, check
@@ -142,7 +142,7 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
     visible = {gpu.uuid for gpu in visible_in(machine.gpus, os.environ)}
     rule = IdleRule(memory_threshold_mb=threshold_mb)
     rows = tuple(
-        Row(
+        GpuRow(
             gpu=gpu,
             check=check(gpu, rule),
             holder=None if leases is None else leases.holder(gpu.uuid),
@@ -152,7 +152,7 @@ def look(driver: GpuReader, threshold_mb: int, queues: Sequence[RunDirectory] = 
         )
         for gpu in machine.gpus
     )
-    return View(machine, rows, threshold_mb, lease_problem, time.time(), limits, held, (*warnings, *unread))
+    return MachineView(machine, rows, threshold_mb, lease_problem, time.time(), limits, held, (*warnings, *unread))
 
 
 def _left_out(queues: Sequence[RunDirectory]) -> tuple[list[dict[str, LeftOut]], list[str]]:
@@ -185,7 +185,7 @@ def _limits() -> tuple[Allowance, tuple[str, ...]]:
     return allowance(settings, user_name(os.geteuid()), datetime.now()), settings.warnings
 
 
-def as_json(view: View) -> dict[str, Any]:
+def as_json(view: MachineView) -> dict[str, Any]:
     """The machine as plain data; the schema is in docs/gpus.md."""
     return {
         "time": view.at,
@@ -205,7 +205,7 @@ def as_json(view: View) -> dict[str, Any]:
     }
 
 
-def _row_as_json(row: Row) -> dict[str, Any]:
+def _row_as_json(row: GpuRow) -> dict[str, Any]:
     gpu = asdict(row.gpu)
     for peer, values in zip(row.gpu.peers, gpu["peers"], strict=True):
         values["proximity"] = peer.proximity.name.lower()
@@ -224,14 +224,14 @@ def _row_as_json(row: Row) -> dict[str, Any]:
     }
 
 
-def _why_not(row: Row) -> str:
+def _why_not(row: GpuRow) -> str:
     """Why a GPU without users is not free; empty if it is."""
     if row.excluded:
         return "kept from gpuherd by this machine's policy"
     return "" if row.holder is None else "taken by gpuherd"
 
 
-def as_table(view: View) -> RenderableType:
+def as_table(view: MachineView) -> RenderableType:
     """The machine for people: a table, or a sentence if there are no GPUs."""
     from rich.console import Group
     from rich.text import Text
@@ -247,7 +247,7 @@ class _GpuTable:
     """The table, laid out when its width is known. Numbers are never cut. In a narrow window the reasons get more
     lines, and in a narrower one the least useful columns are left out, so that there is room for the state."""
 
-    view: View
+    view: MachineView
 
     def __rich_console__(self, _console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         from rich.table import Table
@@ -282,7 +282,7 @@ def _columns_in(width: int) -> tuple[list[str], int]:
     return (kept[-1:] + kept[:-1] if kept[-1:] == ["Name"] else kept), room
 
 
-def _cells(row: Row, names: Mapping[str, str]) -> Mapping[str, RenderableType]:
+def _cells(row: GpuRow, names: Mapping[str, str]) -> Mapping[str, RenderableType]:
     from rich.text import Text
 
     gpu = row.gpu
@@ -301,7 +301,7 @@ def _figure(value: float | None, unit: str) -> str:
     return "N/A" if value is None else f"{value:.0f} {unit}"
 
 
-def _state(row: Row, now: float) -> Text:
+def _state(row: GpuRow, now: float) -> Text:
     """Free or held, or busy or unusable with the reason, and one line per process."""
     from rich.text import Text
 
@@ -336,7 +336,7 @@ def _state(row: Row, now: float) -> Text:
     return text
 
 
-def _notes(view: View) -> list[Text]:
+def _notes(view: MachineView) -> list[Text]:
     """Messages below the table: warnings, limits, hidden GPUs."""
     from rich.text import Text
 

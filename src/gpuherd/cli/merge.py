@@ -59,17 +59,17 @@ def run_merge(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> int:
     from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.lora.adapter import adapter_base, check_adapter, is_adapter
-    from gpuherd.models.names import parse_model, shown
+    from gpuherd.models.names import parse_model, quoted
 
     shard_bytes = _shard_bytes(args.shard_size)
     output = _output(args.output_dir)
     adapter = locate(parse_model(args.adapter), for_loading=True)
     if not is_adapter(adapter):
-        raise BadModel(f"{shown(args.adapter)} is no adapter: it has no adapter_config.json, or whole model weights")
+        raise BadModel(f"{quoted(args.adapter)} is no adapter: it has no adapter_config.json, or whole model weights")
     adapter = adapter if adapter.is_dir() else adapter.parent
     base = args.base_model or adapter_base(adapter)
     if not base:
-        raise UsageError(f"{shown(args.adapter)} names no base model; give it by --base-model")
+        raise UsageError(f"{quoted(args.adapter)} names no base model; give it by --base-model")
     check_adapter(adapter)  # before its base is downloaded
     dtype = None if args.dtype is None else _FORMATS[args.dtype]
     if args.dry_run:
@@ -134,7 +134,7 @@ def _dry_run(ref: ModelRef, adapter: Path, output: Path, dtype: str | None, shar
     """What a merge would write. For a base that is not on this machine, only headers are downloaded."""
     from gpuherd.models.checkpoints.hub import cached_copy
     from gpuherd.models.checkpoints.hub_headers import read_remote
-    from gpuherd.models.lora.merge import already_there, check_room, prepare_merge, prepare_merge_of_headers
+    from gpuherd.models.lora.merge import already_there, check_disk_space, prepare_merge, prepare_merge_of_headers
 
     path = ref.path or cached_copy(ref)
     if path is not None:
@@ -146,13 +146,13 @@ def _dry_run(ref: ModelRef, adapter: Path, output: Path, dtype: str | None, shar
             # An interrupted download, which the merge would continue.
         else:
             result = todo.result(output, was_there=already_there(output, todo.fingerprint))
-            check_room(0 if result.was_there else result.nbytes, output)
+            check_disk_space(0 if result.was_there else result.plan.nbytes, output)
             return result
     remote = read_remote(ref)
     result = prepare_merge_of_headers(
         remote.config, remote.tensors, adapter, output, dtype=dtype, shard_bytes=shard_bytes
     )
-    check_room(result.nbytes, output)
+    check_disk_space(result.plan.nbytes, output)
     return result
 
 
@@ -163,11 +163,11 @@ def _record(result: MergeResult, base: str, args: argparse.Namespace) -> dict[st
         "output_dir": str(result.output),
         "dry_run": bool(args.dry_run),
         "was_there": result.was_there,
-        "dtype": _SHORT[result.dtype],
-        "tensors": result.tensors,
-        "changed": list(result.changed),
-        "params": result.params,
-        "bytes": result.nbytes,
+        "dtype": _SHORT[result.plan.dtype],
+        "tensors": len(result.plan.tensors),
+        "changed": result.plan.changed,
+        "params": result.plan.params,
+        "bytes": result.plan.nbytes,
         "bytes_kept_of_an_earlier_try": result.kept_bytes,
         "files": list(result.files),
     }
@@ -176,10 +176,11 @@ def _record(result: MergeResult, base: str, args: argparse.Namespace) -> dict[st
 def _lines(result: MergeResult, base: str, args: argparse.Namespace) -> Iterator[str]:
     done = "would be merged" if args.dry_run and not result.was_there else "is merged"
     yield f"{args.adapter} {done} into {base}: {result.output}" + (" (was there already)" if result.was_there else "")
+    plan = result.plan
     files = {0: "as many files as the base has", 1: "one file"}.get(len(result.files), f"{len(result.files)} files")
     yield (
-        f"{len(result.changed)} of {result.tensors} tensors changed, {result.params:,} parameters in "
-        f"{_SHORT[result.dtype]}, {result.nbytes / _GB:.1f} GiB in {files}"
+        f"{len(plan.changed)} of {len(plan.tensors)} tensors changed, {plan.params:,} parameters in "
+        f"{_SHORT[plan.dtype]}, {plan.nbytes / _GB:.1f} GiB in {files}"
     )
     if result.kept_bytes:
         yield f"{result.kept_bytes / _GB:.1f} GiB were there from an earlier try"

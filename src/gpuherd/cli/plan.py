@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.cli.common import add_json, plan_window, print_json, print_lines, print_note
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras, printable
-from gpuherd.models.place.drawing import Line, Span, Window, wrapped
-from gpuherd.models.place.request import AUTO, PlanOptions, TrainingOptions
+from gpuherd.models.place.request import AUTO, PlanOptions, PlanRequest, TrainingOptions
 from gpuherd.options import Parser, add_options, build
 
 if TYPE_CHECKING:
-    from gpuherd.models.place.commands import PlanRequest
+    from gpuherd.models.describe.description import Architecture
+    from gpuherd.models.memory.weights import Precision
     from gpuherd.models.place.gpus import GpuSpec
-    from gpuherd.models.place.placement import ParallelOption
+    from gpuherd.models.place.page import Line, Window
     from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-    from gpuherd.models.plan.architecture import Architecture
-    from gpuherd.models.plan.precision import Precision
 
 PLAN = """\
 Computes before anything is loaded whether a model fits on GPUs: the memory of each GPU to the byte, how many answers at
@@ -71,15 +67,11 @@ class Gpus:
 
 def run_plan(args: argparse.Namespace) -> int:
     """Plans and prints. Returns 0 if everything fits, 1 if not."""
-    from gpuherd.models.place.commands import PlanRequest
-    from gpuherd.models.plan.naming import split_precision
-
     options, training = build(PlanOptions, args), build(TrainingOptions, args)
     training.refuse_without_train()
     gpus = _gpus(options)
     request = PlanRequest(
         models=tuple(args.models),
-        without_dtype=tuple(split_precision(model)[0] for model in args.models),
         options=options,
         training=training,
         simulate=args.simulate,
@@ -123,23 +115,23 @@ def _gpus(options: PlanOptions) -> Gpus:
 # ---- plans -----------------------------------------------------------------------------------------------------------
 
 
-def _read(model: str, options: PlanOptions) -> tuple[Architecture, Precision | None]:
+def _read(model: str, options: PlanOptions, *, training: bool = False) -> tuple[Architecture, Precision | None]:
     """The architecture, and the data type that ``--dtype`` or the suffix of the name asks for; None if neither does.
 
     Raises UsageError if they ask for different ones.
     """
+    from gpuherd.models.describe.reading import EXTRAS, read_architecture
+    from gpuherd.models.memory.weights import split_precision
     from gpuherd.models.place.request import agreed_precision
-    from gpuherd.models.plan.naming import split_precision
-    from gpuherd.models.plan.reading import EXTRAS, read_architecture
 
     name, suffix = split_precision(model)
     precision = agreed_precision(model, suffix, options.dtype)
-    architecture = read_architecture(name)
+    architecture = read_architecture(name, training=training)
     if options.adapter is not None:
         with naming_extras(EXTRAS, "plans of adapters need"):
             from gpuherd.models.checkpoints.hub import locate
+            from gpuherd.models.describe.reading import with_adapter
             from gpuherd.models.names import parse_model
-            from gpuherd.models.plan.adapters import with_adapter
 
             architecture = with_adapter(architecture, locate(parse_model(options.adapter)))
     return architecture, precision
@@ -158,16 +150,10 @@ def _plan(
         precision,
         options.workload(),
         options.kept(),
-        parallel=_parallel(options),
+        parallel=options.parallel or "auto",
         count=options.gpus_per_job,
         advise=advise,
     )
-
-
-def _parallel(options: PlanOptions) -> ParallelOption:
-    from gpuherd.models.place.placement import PARALLEL_OPTIONS
-
-    return next((each for each in PARALLEL_OPTIONS if each == options.parallel), "auto")
 
 
 def _plan_one(request: PlanRequest, gpus: Gpus, as_json: bool, with_check: bool) -> int:
@@ -176,7 +162,8 @@ def _plan_one(request: PlanRequest, gpus: Gpus, as_json: bool, with_check: bool)
     result = _plan(request.models[0], request.options, gpus.specs)
     report: dict[str, Any] | None = None
     if not as_json:
-        from gpuherd.models.place.render import RenderContext, render_plan
+        from gpuherd.models.place.answers_page import render_plan
+        from gpuherd.models.place.page import RenderContext
 
         print_lines(render_plan(result, RenderContext(gpus.specs, request, gpus.remarks), plan_window()))
     if with_check and isinstance(result, MemoryPlan):
@@ -184,7 +171,7 @@ def _plan_one(request: PlanRequest, gpus: Gpus, as_json: bool, with_check: bool)
         if not as_json:
             print_lines(check_lines(report, plan_window()))
     if as_json:
-        from gpuherd.models.place.to_dict import plan_to_dict
+        from gpuherd.models.place.answers_page import plan_to_dict
 
         plan = plan_to_dict(result, request)
         _print_plans([{**plan, "check": report} if with_check else plan], gpus)
@@ -194,18 +181,17 @@ def _plan_one(request: PlanRequest, gpus: Gpus, as_json: bool, with_check: bool)
 
 def _plan_several(request: PlanRequest, gpus: Gpus, as_json: bool) -> int:
     """One line per model. A model that can't be planned does not stop the others; the first one sets the exit code."""
-    from gpuherd.models.place.render import ModelRow, render_models
+    from gpuherd.models.place.answers_page import PlannedModelRow, plan_to_dict, render_models
     from gpuherd.models.place.result import MemoryPlan
-    from gpuherd.models.place.to_dict import plan_to_dict
 
-    rows: list[ModelRow] = []
+    rows: list[PlannedModelRow] = []
     problems: list[GpuherdError] = []
     for model in request.models:
         try:
-            rows.append(ModelRow(model, _plan(model, request.options, gpus.specs, advise=as_json)))
+            rows.append(PlannedModelRow(model, _plan(model, request.options, gpus.specs, advise=as_json)))
         except GpuherdError as problem:
             problems.append(problem)
-            rows.append(ModelRow(model, None, str(problem)))
+            rows.append(PlannedModelRow(model, None, str(problem)))
     if as_json:
         plans = [
             {"model": {"name": row.model}, "fits": None, "error": row.problem}
@@ -223,15 +209,15 @@ def _plan_several(request: PlanRequest, gpus: Gpus, as_json: bool) -> int:
 
 def _for_model(request: PlanRequest, number: int) -> PlanRequest:
     """The request for one of its models."""
-    return replace(request, models=(request.models[number],), without_dtype=(request.without_dtype[number],))
+    return replace(request, models=(request.models[number],))
 
 
 def _plan_on_common_gpus(request: PlanRequest, as_json: bool) -> int:
     """The need of each model on common GPUs."""
+    from gpuherd.models.place.answers_page import common_gpus_to_dict, render_common_gpus
+    from gpuherd.models.place.page import model_to_dict
     from gpuherd.models.place.planner import plan_on_common_gpus, precisions_to_compare
-    from gpuherd.models.place.render import render_common_gpus
     from gpuherd.models.place.request import resolve_precision
-    from gpuherd.models.place.to_dict import common_gpus_to_dict, model_to_dict
 
     options, found = request.options, []
     for number, model in enumerate(request.models):
@@ -241,7 +227,7 @@ def _plan_on_common_gpus(request: PlanRequest, as_json: bool) -> int:
             precisions_to_compare(precision) if options.dtype is None else (precision,),
             options.workload(),
             options.kept(),
-            parallel=_parallel(options),
+            parallel=options.parallel or "auto",
             count=options.gpus_per_job,
         )
         found.append((architecture, rows, _for_model(request, number)))
@@ -258,11 +244,15 @@ def _plan_on_common_gpus(request: PlanRequest, as_json: bool) -> int:
 
 def _plan_training(request: PlanRequest, gpus: Gpus, as_json: bool) -> int:
     """A training of one model. Raises UsageError for several models, and for options that apply only to answers."""
-    from gpuherd.models.place.render import RenderContext, render_plan, render_training_on_common_gpus
-    from gpuherd.models.place.result import TrainingPlan
-    from gpuherd.models.place.to_dict import model_to_dict, plan_to_dict, training_on_common_gpus_to_dict
-    from gpuherd.models.place.training import make_training_plan, train_on_common_gpus
-    from gpuherd.models.plan.reading import read_architecture
+    from gpuherd.models.describe.reading import read_architecture
+    from gpuherd.models.place.page import RenderContext, model_to_dict
+    from gpuherd.models.place.training import TrainingPlan, make_training_plan, train_on_common_gpus
+    from gpuherd.models.place.training_page import (
+        render_training_on_common_gpus,
+        render_training_plan,
+        training_on_common_gpus_to_dict,
+        training_plan_to_dict,
+    )
 
     options, training = request.options, request.training
     if len(request.models) > 1:
@@ -271,7 +261,7 @@ def _plan_training(request: PlanRequest, gpus: Gpus, as_json: bool) -> int:
         raise UsageError("--parallel applies to answers; for a training use --strategy single, ddp or fsdp")
     if options.adapter is not None:
         raise UsageError("--adapter is loaded for answers; to train an adapter use --lora RANK")
-    architecture, dtype = _read(request.models[0], options)
+    architecture, dtype = _read(request.models[0], options, training=True)
     job = training.job(options, dtype)
     reward = None if training.reward is None else read_architecture(training.reward)
     if not gpus.specs:
@@ -285,9 +275,9 @@ def _plan_training(request: PlanRequest, gpus: Gpus, as_json: bool) -> int:
         architecture, gpus.specs, job, options.kept(), count=options.gpus_per_job, reward=reward
     )
     if as_json:
-        _print_plans([plan_to_dict(result, request)], gpus)
+        _print_plans([training_plan_to_dict(result, request)], gpus)
     else:
-        print_lines(render_plan(result, RenderContext(gpus.specs, request, gpus.remarks), plan_window()))
+        print_lines(render_training_plan(result, RenderContext(gpus.specs, request, gpus.remarks), plan_window()))
     return ExitCode.OK if isinstance(result, TrainingPlan) else ExitCode.FAILED
 
 
@@ -314,7 +304,7 @@ def _print_plans(plans: list[dict[str, Any]], gpus: Gpus | None = None) -> None:
     if gpus is None:
         print_json({"fits": None, "plans": plans})
         return
-    from gpuherd.models.place.to_dict import gpu_to_dict
+    from gpuherd.models.place.page import gpu_to_dict
 
     print_json(
         {
@@ -347,6 +337,9 @@ def check(plan: MemoryPlan, request: PlanRequest, *, quiet: bool) -> dict[str, A
         UsageError: tensor parallelism has no device map to load by.
         CheckFailed: the worker failed.
     """
+    import subprocess
+    import tempfile
+
     if plan.parallel == "tensor":
         raise UsageError("--check loads by a device map, and with --parallel tensor there is none")
     with tempfile.TemporaryDirectory(prefix="gpuherd-check-") as folder:
@@ -366,7 +359,7 @@ def check(plan: MemoryPlan, request: PlanRequest, *, quiet: bool) -> dict[str, A
 def worker_words(plan: MemoryPlan, request: PlanRequest, device_map: Path, report: Path) -> list[str]:
     """The command that loads a model by its device map and writes the report; under ``gpuherd run`` for GPUs of this
     machine."""
-    from gpuherd.models.plan.precision import Precision
+    from gpuherd.models.memory.weights import Precision
 
     simulated = not request.here or request.simulate is not None
     worker = [sys.executable, "-m", "gpuherd.models.load.worker", request.without_dtype[0]]
@@ -392,7 +385,7 @@ def agrees(report: dict[str, Any]) -> bool:
 def check_lines(report: dict[str, Any], window: Window) -> list[Line]:
     """Predicted and real memory in one table, below the verdict."""
     from gpuherd.columns import Column
-    from gpuherd.models.place.drawing import table
+    from gpuherd.models.place.page import StyledText, table, wrapped
 
     columns = (
         Column("on", 0),
@@ -412,7 +405,7 @@ def check_lines(report: dict[str, Any], window: Window) -> list[Line]:
     return [
         (),
         *wrapped(verdict, window, "good" if good else "bad"),
-        (Span(head, "head"),),
+        (StyledText(head, "head"),),
         *body,
         *[line for note in report["notes"] for line in wrapped(note, window, "note", first="note: ")],
     ]

@@ -24,19 +24,18 @@ from gpuherd.errors import BadModel, ExitCode, MissingExtra, MissingModel, Usage
 from gpuherd.options import Parser, add_options, build, option_fields
 from gpuherd.qa.evaluation.config import EvaluateOptions
 from gpuherd.qa.folder import DEFAULT_RUNS_DIR, RunsOptions
-from gpuherd.qa.generation.config import GenerateConfig
-from gpuherd.qa.judging.config import JudgeConfig
+from gpuherd.qa.generate.config import GenerateConfig
+from gpuherd.qa.grading.config import JudgeConfig
 from gpuherd.qa.scoring.options import ScoreOptions
-from gpuherd.report.pictures import check_format, picture_bytes
+from gpuherd.report.charts import check_format, picture_bytes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gpuherd.qa.evaluation.experiment import Evaluated
-    from gpuherd.qa.evaluation.result import ByJudge, Evaluation
-    from gpuherd.qa.judging.audit import Audited
+    from gpuherd.qa.evaluation.result import ByJudge, RunEvaluation
+    from gpuherd.qa.grading.audit import Audited
     from gpuherd.qa.runs import Run, RunLine
-    from gpuherd.qa.scoring.score import ScoreOutcome, Scoring
+    from gpuherd.qa.scoring.score import ScoreOutcome, ScoringStage
 
 
 GENERATE = """\
@@ -77,7 +76,7 @@ def run_generate(args: argparse.Namespace) -> int:
     load_for(args, GenerateConfig)
     config = build(GenerateConfig, args)
 
-    from gpuherd.qa.generation.experiment import GenerateExperiment, as_json
+    from gpuherd.qa.generate.experiment import GenerateExperiment, as_json
 
     experiment = GenerateExperiment(config, console=console_for(args), simulate=args.simulate is not None)
     outcome = experiment.run()
@@ -89,7 +88,7 @@ def run_generate(args: argparse.Namespace) -> int:
 def _load_resumed(args: argparse.Namespace) -> None:
     """Puts the options of the run to continue into ``args``."""
     from gpuherd.qa.folder import QADirectory
-    from gpuherd.qa.generation.begun import begun_record, resumed
+    from gpuherd.qa.generate.prepared import begun_record, resumed
     from gpuherd.qa.runs import folder_of
 
     given = _given(GenerateConfig, args)
@@ -175,9 +174,8 @@ def run_judge(args: argparse.Namespace) -> int:
 
 
 def _audit(args: argparse.Namespace, opened: Run, console: Console) -> int:
-    from gpuherd.qa.judging.audit import audits
-    from gpuherd.qa.judging.files import judging_named, judgings_of
-    from gpuherd.qa.judging.telling import audit_lines
+    from gpuherd.qa.grading.audit import audit_lines, audits
+    from gpuherd.qa.grading.files import judging_named, judgings_of
     from gpuherd.qa.numbers import rule_for
 
     named = [judging_named(opened.folder, name) for name in args.audit]
@@ -196,14 +194,13 @@ def _audit(args: argparse.Namespace, opened: Run, console: Console) -> int:
 def _judge(
     args: argparse.Namespace, opened: Run, config: JudgeConfig, given: Mapping[str, Any], console: Console
 ) -> int:
-    from gpuherd.qa.judging.audit import audits
-    from gpuherd.qa.judging.config import judge_named
-    from gpuherd.qa.judging.judging import judge_run, plan_judging
-    from gpuherd.qa.judging.telling import audit_lines, made_lines, plan_lines
+    from gpuherd.qa.grading.audit import audit_lines, audits
+    from gpuherd.qa.grading.config import judge_named
+    from gpuherd.qa.grading.judge import judge_run, outcome_lines, plan_judging, plan_lines
 
     judge = judge_named(args.judge, config.judge_model)
-    if judge.told is not None:
-        print_verbatim(console, [judge.told])
+    if judge.notice is not None:
+        print_verbatim(console, [judge.notice])
     if config.dry_run:
         planned = plan_judging(judge, opened, config, given=given)
         if args.json:
@@ -218,13 +215,13 @@ def _judge(
             {
                 "exit_code": int(made.exit_code),
                 "already": made.already,
-                "asked": made.asked,
+                "asked": made.judged_cases,
                 **_audit_values(audited),
                 "failures": [{"job": job, "reason": reason} for job, reason in made.failures],
             }
         )
     else:
-        print_verbatim(console, made_lines(opened, made))
+        print_verbatim(console, outcome_lines(opened, made))
         if audited is not None:
             print_verbatim(console, audit_lines(audited, window(console)))
     return made.exit_code
@@ -232,12 +229,12 @@ def _judge(
 
 def _audit_values(audited: Audited | None) -> dict[str, Any]:
     """A judging and its audit for ``--json``; None for each without a judging."""
-    from gpuherd.qa.judging.files import meta_values
+    from gpuherd.qa.grading.files import JUDGINGS
 
     if audited is None:
         return {"judging": None, "audit": None, "unparsed": None}
     return {
-        "judging": meta_values(audited.meta),
+        "judging": JUDGINGS.values(audited.meta),
         "audit": audited.audit.as_dict(),
         "unparsed": [{"count": count, "like": note} for count, note in audited.reasons],
     }
@@ -356,9 +353,9 @@ def run_score(args: argparse.Namespace) -> int:
     load_for(args, ScoreOptions)
     options = build(ScoreOptions, args)
 
-    from gpuherd.qa.scoring.score import Scoring
+    from gpuherd.qa.scoring.score import ScoringStage
 
-    scoring = Scoring(args.run_id, options, console=console, simulate=args.simulate is not None)
+    scoring = ScoringStage(args.run_id, options, console=console, simulate=args.simulate is not None)
     outcome = scoring.run()
     if args.csv is not None and outcome.scores is not None:
         from gpuherd.qa.scoring.files import csv_text
@@ -371,11 +368,11 @@ def run_score(args: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
-def _print_scores(console: Console, scoring: Scoring, outcome: ScoreOutcome) -> None:
-    from gpuherd.qa.scoring.report import left_out_lines, plan_lines, score_lines
+def _print_scores(console: Console, scoring: ScoringStage, outcome: ScoreOutcome) -> None:
+    from gpuherd.qa.scoring.score import left_out_lines, score_lines
 
-    if scoring.options.dry_run:
-        lines = plan_lines(scoring.choice, scoring.missing, scoring.outlook)
+    if scoring.outlook is not None:
+        lines = scoring.plan_lines()
     elif outcome.jobs is not None:
         lines = [f"failed  {job}: {why}" for job, why in outcome.failures]
         if not outcome.jobs.unsolvable:
@@ -442,36 +439,36 @@ def run_evaluate(args: argparse.Namespace) -> int:
     if options.plot is not None:
         check_format(options.plot.name)
     with naming_extras({"numpy": "qa", "scipy": "qa"}, "the figures of an evaluation take"):
-        from gpuherd.qa.evaluation.experiment import evaluated
-        from gpuherd.qa.evaluation.files import write_csv, write_evaluation
+        from rich.console import Console
 
-        evaluation = evaluated(args.run_id, options)
-    path, table = write_evaluation(evaluation.folder, evaluation.result)
+        from gpuherd.qa.evaluation.result import values_of, write_csv
+        from gpuherd.qa.evaluation.stage import EvaluationStage
+
+        stage = EvaluationStage(args.run_id, options, Console(stderr=True))
+        outcome = stage.run()
     if options.csv is not None:
-        write_csv(options.csv, evaluation.result)
-    page = _page(evaluation, options)
-    plot = _plot(evaluation, options)
+        write_csv(options.csv, outcome.evaluation)
+    page = _page(stage.source, outcome.evaluation, options)
+    plot = _plot(outcome.evaluation, options)
     if args.json:
-        from gpuherd.qa.evaluation.files import values_of
-
-        print_json(values_of(evaluation.result))
+        print_json(values_of(outcome.evaluation))
     else:
-        _print(evaluation.result)
-        for each in (path, table, page, plot):
+        _print(outcome.evaluation)
+        for each in (outcome.file, outcome.table, page, plot):
             if each is not None:
                 print(each)
-    return ExitCode.OK if any(judge.both_classes for judge in evaluation.result.judges) else ExitCode.FAILED
+    return outcome.exit_code
 
 
-def _page(evaluation: Evaluated, options: EvaluateOptions) -> Path | None:
+def _page(run: Run, evaluation: RunEvaluation, options: EvaluateOptions) -> Path | None:
     """Writes the page; None with ``--no-page``, or if its libraries are missing and ``--page`` does not require it."""
     if options.no_page:
         return None
-    path = evaluation.folder.evaluation(evaluation.result.name, ".html")
-    from gpuherd.qa.look.page import write_page
+    path = run.folder.evaluation(evaluation.name, ".html")
+    from gpuherd.qa.report.page import write_page
 
     try:
-        write_page(evaluation.run, evaluation.result, path)
+        write_page(run, evaluation, path)
     except MissingExtra as missing:
         if options.page:
             raise
@@ -480,18 +477,18 @@ def _page(evaluation: Evaluated, options: EvaluateOptions) -> Path | None:
     return path
 
 
-def _plot(evaluation: Evaluated, options: EvaluateOptions) -> Path | None:
+def _plot(evaluation: RunEvaluation, options: EvaluateOptions) -> Path | None:
     """Draws the figure of ``--plot``. Raises MissingExtra, CannotWrite, and UsageError if there is nothing to draw."""
     if options.plot is None:
         return None
-    from gpuherd.qa.look.plot import evaluation_figure
+    from gpuherd.qa.report.plot import evaluation_figure
 
-    data = picture_bytes(evaluation_figure(evaluation.result), check_format(options.plot.name))
+    data = picture_bytes(evaluation_figure(evaluation), check_format(options.plot.name))
     write_file(options.plot.absolute(), data, "--plot")
     return options.plot
 
 
-def _print(evaluation: Evaluation) -> None:
+def _print(evaluation: RunEvaluation) -> None:
     from gpuherd.qa.evaluation import report
 
     for line in report.heading(evaluation):

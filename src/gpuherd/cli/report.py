@@ -60,9 +60,9 @@ def add_report(parser: Parser) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Writes the page. Returns 0 also if models of the run have failed: the page shows that."""
-    from gpuherd.posttrain.look.kinds import made_by
+    from gpuherd.posttrain.report.kinds import output_kind
 
-    is_training = made_by(Path(args.run_folder)) is not None
+    is_training = output_kind(Path(args.run_folder)) is not None
     folder = None if is_training else _answers_folder(args.run_folder, build(RunsOptions, args).runs_dir)
     if args.plot is not None and not is_training:
         other = "gpuherd evaluate RUN --plot FILE" if folder is not None else "gpuherd esd plot RUN"
@@ -82,10 +82,10 @@ def run_report(args: argparse.Namespace) -> int:
 def _report_training(args: argparse.Namespace) -> int:
     """The page of a run of ``gpuherd posttrain``, or of an output of ``gpuherd train``, and its figure."""
     with naming_extras(_EXTRAS):
-        from gpuherd.posttrain.look.page import write_page
-        from gpuherd.posttrain.look.plot import run_figure
-        from gpuherd.posttrain.look.reading import read_run
-        from gpuherd.report.pictures import check_format, picture_bytes
+        from gpuherd.posttrain.report.page import write_page
+        from gpuherd.posttrain.report.plot import run_figure
+        from gpuherd.posttrain.report.reading import read_run
+        from gpuherd.report.charts import check_format, picture_bytes
 
         picture = None if args.plot is None else check_format(args.plot.name)
         with progress_bar() as bar:
@@ -110,8 +110,8 @@ def _report_training(args: argparse.Namespace) -> int:
 def _report_spectra(args: argparse.Namespace) -> int:
     """The page of a run of ``gpuherd esd``."""
     with naming_extras(_EXTRAS):
-        from gpuherd.esd.look.page import make_page
-        from gpuherd.esd.look.results import read_results
+        from gpuherd.esd.report.page import make_page
+        from gpuherd.esd.report.reading import read_results
 
         with progress_bar() as bar:
             results = read_results(Path(args.run_folder), progress_of(bar, "reading"))
@@ -135,8 +135,8 @@ def _report_answers(args: argparse.Namespace, folder: Path) -> int:
 
     console = Console(stderr=True) if sys.stderr.isatty() else None
     with naming_extras(_EXTRAS):
-        from gpuherd.qa.look.page import write_page
-        from gpuherd.qa.look.reading import evaluation_of
+        from gpuherd.qa.report.page import write_page
+        from gpuherd.qa.report.reading import evaluation_of
         from gpuherd.qa.runs import run_of_path
 
         opened = run_of_path(folder)

@@ -14,7 +14,7 @@ from gpuherd.options import Parser
 from gpuherd.units import positive_int
 
 if TYPE_CHECKING:
-    from gpuherd.jobs.monitor.job_status import Page
+    from gpuherd.jobs.monitor.job_status import JobSelection
     from gpuherd.jobs.monitor.logs import Part
 
 STATUS = """\
@@ -62,13 +62,13 @@ def run_status(args: argparse.Namespace) -> int:
     )
 
 
-def _page(args: argparse.Namespace) -> Page:
+def _page(args: argparse.Namespace) -> JobSelection:
     from gpuherd.jobs.job import JobState
-    from gpuherd.jobs.monitor.job_status import EVERYTHING, Page
+    from gpuherd.jobs.monitor.job_status import EVERYTHING, JobSelection
 
     states = tuple(JobState(word) for word in args.state)
     every = args.everything or args.json or states or args.match
-    return Page(states=states, text=args.match, limit=EVERYTHING.limit, each=None if every else _JOBS_PER_STATE)
+    return JobSelection(states=states, text=args.match, limit=EVERYTHING.limit, each=None if every else _JOBS_PER_STATE)
 
 
 LOGS = """\
@@ -127,7 +127,7 @@ def _print_log_json(parts: list[Part]) -> None:
 
 
 def _print_part(part: Part, *, as_json: bool, after_newline: bool) -> None:
-    from gpuherd.jobs.monitor.logs import shown
+    from gpuherd.jobs.monitor.logs import terminal_line
 
     if as_json:
         for line in part.lines:
@@ -136,7 +136,7 @@ def _print_part(part: Part, *, as_json: bool, after_newline: bool) -> None:
         if part.begins and part.attempt > 1:
             print(f"--- attempt {part.attempt} ---")
         for line in part.lines:
-            print(shown(line))
+            print(terminal_line(line))
     else:
         # Byte for byte as the job wrote it, except that each attempt begins on a line of its own.
         start = "\n" if part.begins and not after_newline else ""

@@ -38,14 +38,14 @@ _TORCH_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CheckStep:
     """Checks that run together. ``title`` is shown while they run."""
 
     title: str
     run: Callable[[], list[CheckResult]]
 
 
-def steps(*, simulated: bool, compiler: list[str] | None, options: EngineOptions | None = None) -> Iterator[Step]:
+def steps(*, simulated: bool, compiler: list[str] | None, options: EngineOptions | None = None) -> Iterator[CheckStep]:
     """All checks of this machine, in the order in which they explain each other.
 
     Args:
@@ -56,18 +56,18 @@ def steps(*, simulated: bool, compiler: list[str] | None, options: EngineOptions
     machine = GpuReader().snapshot(topology=True)
     inherited, shown = value_in(os.environ, machine.maker), visible_in(machine.gpus, os.environ)
     torch = version_of("torch")
-    yield Step("versions", lambda: [python(), _libraries()])
+    yield CheckStep("versions", lambda: [python(), _libraries()])
     cards = find_nvidia_cards()
-    yield Step(f"the {machine.maker} driver", lambda: [driver(machine, cards, simulated=simulated)])
-    yield Step("torch", lambda: [_torch(torch, machine, simulated=simulated)])
-    yield Step("visible GPUs", lambda: [visibility(inherited, machine, shown)])
-    yield Step("who uses the GPUs", lambda: _usage(shown))
-    yield Step("the interconnect", lambda: [interconnect(shown)] if machine.gpus else [])
+    yield CheckStep(f"the {machine.maker} driver", lambda: [driver(machine, cards, simulated=simulated)])
+    yield CheckStep("torch", lambda: [_torch(torch, machine, simulated=simulated)])
+    yield CheckStep("visible GPUs", lambda: [visibility(inherited, machine, shown)])
+    yield CheckStep("who uses the GPUs", lambda: _usage(shown))
+    yield CheckStep("the interconnect", lambda: [interconnect(shown)] if machine.gpus else [])
     if torch is not None:
-        yield Step("a small model on each device", lambda: _models(shown, simulated=simulated))
-    yield Step("options", lambda: [_config(), find_settings()])
-    yield Step("disk and leases", lambda: [*_disks(), find_leases(), simulation(compiler)])
-    yield Step("clusters", lambda: _clusters(options))
+        yield CheckStep("a small model on each device", lambda: _models(shown, simulated=simulated))
+    yield CheckStep("options", lambda: [_config(), find_settings()])
+    yield CheckStep("disk and leases", lambda: [*_disks(), find_leases(), simulation(compiler)])
+    yield CheckStep("clusters", lambda: _clusters(options))
 
 
 def _clusters(options: EngineOptions | None) -> list[CheckResult]:

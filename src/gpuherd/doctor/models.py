@@ -78,19 +78,19 @@ def judge_gpu(gpu: Gpu, answer: Answer) -> CheckResult:
     name = f"model on GPU {gpu.label}"
     if answer.error is not None:
         return CheckResult(name, Status.FAIL, f"could not load and run it: {answer.error}", _REPAIR)
-    told, shown = answer.values, visible.setting(visible.environment((gpu,)))
-    if told["devices"] != 1:
-        detail = f"with {shown} torch sees {told['devices']} GPUs in place of one"
+    report, shown = answer.values, visible.setting(visible.environment((gpu,)))
+    if report["devices"] != 1:
+        detail = f"with {shown} torch sees {report['devices']} GPUs in place of one"
         return CheckResult(name, Status.FAIL, detail, _REPAIR)
-    uuid: str | None = told["uuid"]
+    uuid: str | None = report["uuid"]
     if uuid is not None and not _same_gpu(gpu, uuid):
         detail = f"with {shown} torch met another GPU ({uuid}, not {gpu.uuid})"
         remedy = "report this, with the output of gpuherd gpus --json: jobs would run on the wrong GPU"
         return CheckResult(name, Status.FAIL, detail, remedy)
-    if not told["relative_error"] <= _MOST_ERROR:
-        detail = f"it computes wrong numbers there: {told['relative_error']:.2g} relative to the CPU's"
+    if not report["relative_error"] <= _MOST_ERROR:
+        detail = f"it computes wrong numbers there: {report['relative_error']:.2g} relative to the CPU's"
         return CheckResult(name, Status.FAIL, detail, "have the GPU's memory tested; use the other GPUs till then")
-    where = f"as {told['device']} on {told['name']}"
+    where = f"as {report['device']} on {report['name']}"
     which = "UUID is right" if uuid is not None else "this torch does not tell the UUID"
     return CheckResult(name, Status.OK, f"loaded and run {where} in a process of its own; {which}")
 

@@ -218,7 +218,7 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
+class CommandRequest:
     """A command of ``gpuherd run``.
 
     Attributes:
@@ -266,7 +266,7 @@ class Inside:
 class Foreground(Protocol):
     """What an engine can do in the session that a command was typed in; a module may be one."""
 
-    def replacement(self, command: Command, options: EngineOptions) -> Replacement:
+    def replacement(self, command: CommandRequest, options: EngineOptions) -> Replacement:
         """The engine's program that runs a command in the foreground. Raises JobCannotFit, UsageError, EngineMissing,
         EngineAway."""
         ...

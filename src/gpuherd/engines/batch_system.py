@@ -133,8 +133,10 @@ class BatchSystem:
                 errors="replace",
             )
         except subprocess.TimeoutExpired as late:
-            told = self.said((late.stderr or b"").decode(errors="replace"))
-            raise EngineAway(f"{words[0]} took more than {limit_s:g} s" + (f" ({told})" if told else "")) from late
+            message = self.said((late.stderr or b"").decode(errors="replace"))
+            raise EngineAway(
+                f"{words[0]} took more than {limit_s:g} s" + (f" ({message})" if message else "")
+            ) from late
         except OSError as problem:
             raise EngineAway(f"{words[0]} can't be started: {problem}") from problem
         return Done(done.returncode, done.stdout, done.stderr)
@@ -220,9 +222,7 @@ class BatchSystem:
                 candidates = jobs.get(job, [])
             # An array whose waiting rest was cancelled names no place any more; its row then stands for the places that
             # no other row names. Its places that have begun go on.
-            speaking = [row for row in candidates if row.speaks_of(place)] or [
-                row for row in candidates if row.is_whole
-            ]
+            speaking = [row for row in candidates if row.speaks_of(place)] or [row for row in candidates if row.is_job]
             if speaking:
                 found[ticket] = max(reversed(speaking), key=lambda row: int(row.job))
         return found
@@ -278,13 +278,13 @@ class JobRow:
         return self.places is not None and any(place in each for each in self.places)
 
     @property
-    def is_whole(self) -> bool:
+    def is_job(self) -> bool:
         """Whether it is about the job as a whole, which may be a single parcel."""
         return self.places is None
 
     def handle(self, place: int) -> str:
         """The id of the parcel at this place."""
-        return self.system.handle(self.job, None if self.is_whole and place == 0 else place)
+        return self.system.handle(self.job, None if self.is_job and place == 0 else place)
 
 
 def job_number(printed: str) -> str | None:

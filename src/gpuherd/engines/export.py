@@ -33,7 +33,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class ExportGroup:
     """Jobs with the same placement that follow the same jobs.
 
     Attributes:
@@ -49,12 +49,12 @@ class Group:
     behind: tuple[int, ...] = ()
 
 
-def groups_of(jobs: Sequence[ExportJob], most: int = MOST_IN_GROUP) -> tuple[Group, ...]:
+def groups_of(jobs: Sequence[ExportJob], most: int = MOST_IN_GROUP) -> tuple[ExportGroup, ...]:
     """The jobs in groups of at most ``most``, each group behind all that it needs."""
     together: dict[tuple[int, Placement, frozenset[int]], list[int]] = {}
     for number, job in enumerate(jobs):
         together.setdefault((job.round, job.placement, frozenset(job.needs)), []).append(number)
-    groups: list[Group] = []
+    groups: list[ExportGroup] = []
     places: dict[int, Place] = {}
     earlier: tuple[int, ...] = ()
     # By round: a group of a round may have been begun before one of the round before it, where it only needs others.
@@ -67,7 +67,7 @@ def groups_of(jobs: Sequence[ExportJob], most: int = MOST_IN_GROUP) -> tuple[Gro
                 places |= {member: Place(len(groups), index) for index, member in enumerate(part)}
                 its = tuple(jobs[member] for member in part)
                 name = _name(len(groups) + 1, its)
-                groups.append(Group(name=name, placement=placement, jobs=its, after=after, behind=earlier))
+                groups.append(ExportGroup(name=name, placement=placement, jobs=its, after=after, behind=earlier))
         earlier = tuple(range(first, len(groups)))
     return tuple(groups)
 
@@ -76,7 +76,7 @@ def _round_of(together: tuple[tuple[int, Placement, frozenset[int]], list[int]])
     return together[0][0]
 
 
-def whole_groups(after: Sequence[Place], groups: Sequence[Group]) -> tuple[set[int], tuple[Place, ...]]:
+def grouped_dependencies(after: Sequence[Place], groups: Sequence[ExportGroup]) -> tuple[set[int], tuple[Place, ...]]:
     """The same as groups of which every job is needed, and single jobs of others."""
     counts = Counter(place.group for place in after)
     whole = {group for group, count in counts.items() if count == len(groups[group].jobs)}
@@ -164,7 +164,7 @@ class ClusterFiles(ABC):
     submit_comments: str
     submit_setup: str
 
-    def __init__(self, groups: Sequence[Group]):
+    def __init__(self, groups: Sequence[ExportGroup]):
         self.groups = groups
 
     def files(self) -> Mapping[str, str]:
@@ -179,23 +179,23 @@ class ClusterFiles(ABC):
     # --- what a subclass says ---------------------------------------------------------------------------------------
 
     @abstractmethod
-    def directives(self, group: Group) -> Sequence[str]:
+    def directives(self, group: ExportGroup) -> Sequence[str]:
         """The options of a group, one a line."""
 
     @abstractmethod
-    def line_number(self, group: Group) -> str:
+    def line_number(self, group: ExportGroup) -> str:
         """The line of a job in the file of commands, as bash computes it."""
 
     @abstractmethod
-    def before(self, group: Group) -> Sequence[str]:
+    def before(self, group: ExportGroup) -> Sequence[str]:
         """Lines of bash that run first."""
 
     @abstractmethod
-    def run(self, group: Group) -> str:
+    def run(self, group: ExportGroup) -> str:
         """The lines that run the job, whose line is in ``$line``."""
 
     @abstractmethod
-    def submission(self, number: int, group: Group) -> Sequence[str]:
+    def submission(self, number: int, group: ExportGroup) -> Sequence[str]:
         """The words that submit the group of this number, counted from 0. They print the job's number; those of groups
         before are in ``$job_1`` and so on."""
 
@@ -205,7 +205,7 @@ class ClusterFiles(ABC):
 
     # --- the texts --------------------------------------------------------------------------------------------------
 
-    def _script(self, group: Group) -> str:
+    def _script(self, group: ExportGroup) -> str:
         lines = [
             "#!/bin/bash",
             f"# {_jobs(len(group.jobs))}, one a line of {group.name}.commands. To be submitted from this folder, as"

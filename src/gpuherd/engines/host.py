@@ -36,7 +36,7 @@ def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
 
     What the kernel can give back at once counts as free: its cache of files, on the machine and in the group.
     """
-    free = _least(_group_room, "MemAvailable:", proc, groups)
+    free = _least(_group_free, "MemAvailable:", proc, groups)
     return None if free is None else max(0, free)
 
 
@@ -82,7 +82,7 @@ def _cpu_quota(folder: Path) -> float | None:
     return int(words[0]) / int(words[1])
 
 
-def _group_room(folder: Path) -> int | None:
+def _group_free(folder: Path) -> int | None:
     """Bytes left in the group, None where it has no limit."""
     for limit_file, used_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         limit, used = _text(folder / limit_file).strip(), _text(folder / used_file).strip()

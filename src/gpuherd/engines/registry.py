@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields
@@ -175,12 +176,12 @@ class Exporter(NamedTuple):
     ignores: frozenset[str] = frozenset({"engine", "at_most"})
 
 
-class EngineSpec:
+class EngineSpec(ABC):
     """An engine as its folder registers it: ``engines/NAME/spec.py`` holds one instance, ``ENGINE``.
 
-    A subclass sets the attributes and overrides the methods that it has something for; each default means "this engine
-    does not have that". The module is imported at every start that has options of engines: it imports this
-    module only, and everything else inside of its methods.
+    A subclass sets the attributes, defines ``connect`` and overrides the other methods that it has something for; each
+    default means "this engine does not have that". The module is imported at every start that has options of engines:
+    it imports this module only, and everything else inside of its methods.
 
     What a *node* has to know of the engine is a ``world.NodeSide`` named ``NODE`` in the folder's module ``node``.
 
@@ -227,10 +228,10 @@ class EngineSpec:
 
     # --- jobs
 
+    @abstractmethod
     def connect(self, options: EngineOptions, lead: Lead, join: Join) -> Engine:
         """The connection. ``lead`` and ``join`` run a node's part of an attempt (``jobs.remote.agent``); an engine
         whose nodes start ``Batch.command`` does not need them. Raises EngineMissing, EngineAway and UsageError."""
-        raise NotImplementedError
 
     def tasks(self, options: EngineOptions) -> int:  # noqa: ARG002
         """Processes of a job that the engine starts on each node (``Placement.tasks``)."""
@@ -241,7 +242,7 @@ class EngineSpec:
         return None
 
     def launcher(self, options: EngineOptions) -> str | None:  # noqa: ARG002
-        """How the processes of a job are brought together, as ``NodeSide.start_ranks`` takes it (SLURM: ``--mpi``)."""
+        """How the processes of a job find each other, as ``RankStarter.start_ranks`` takes it (SLURM: ``--mpi``)."""
         return None
 
     def at_once(self, options: EngineOptions) -> int | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class NodeFailure:
     """The first failure among an attempt's nodes: on which, and how.
 
     ``code`` and ``signal`` are None both when the node was lost, which says nothing about the job.
@@ -95,7 +96,7 @@ class Others(Protocol):
         """Whether all of them have ended."""
         ...
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> NodeFailure | None:
         """The first that failed, None while none has."""
         ...
 
@@ -106,20 +107,19 @@ class Others(Protocol):
 
 # ``lead`` and ``join`` of ``jobs.remote.agent``, which run a node's part of an attempt.
 Lead = Callable[..., int]
-Join = Callable[..., Failure | None]
+Join = Callable[..., NodeFailure | None]
 
 
 class NodeSide:
     """An engine's side on a node: ``NODE`` in the folder's module ``node``.
 
-    This class is that of an engine that starts a single process for an attempt and sets no variables. The module is
-    imported when an attempt begins: it imports little.
+    This class is that of an engine that starts a single process for an attempt and sets no variables; an engine that
+    starts several has a ``RankStarter``. The module is imported when an attempt begins: it imports little.
 
     Attributes:
         own_environment_wins: a job inherits the environment of the process on the node, which has that of the command
             that submitted it and what the user's ``--setup`` has changed; else what was submitted goes over the node's.
-        starts_ranks: whether the engine starts the processes of an attempt over several nodes, or of several processes,
-            by ``start_ranks``.
+        starts_ranks: whether this is a ``RankStarter``.
     """
 
     own_environment_wins = False
@@ -137,19 +137,25 @@ class NodeSide:
         """The engine's id of the attempt (``Ticket.handle``)."""
         return None
 
+
+class RankStarter(NodeSide, ABC):
+    """The node side of an engine that starts an attempt's processes, on several nodes or several on one node."""
+
+    starts_ranks = True
+
+    @abstractmethod
     def start_ranks(self, nodes: int, tasks: int, launcher: str | None, variables: Mapping[str, str]) -> list[str]:
         """The command that, run by the leader on the first node, starts the words behind it on each of the nodes, so
         many times on each, and ends all when one of them fails. ``launcher``: ``EngineSpec.launcher``."""
-        raise NotImplementedError
 
     def end_ranks(self, variables: Mapping[str, str]) -> bool:  # noqa: ARG002
         """Sends SIGTERM to all that ``start_ranks`` has started, on all nodes. False where that can't be done: then the
         command gets the signal."""
         return False
 
+    @abstractmethod
     def rank(self, variables: Mapping[str, str], port: int) -> Rank:
         """Which of the processes of ``start_ranks`` this is. Raises UsageError where the variables do not say."""
-        raise NotImplementedError
 
 
 def node_side(engine: str) -> NodeSide:

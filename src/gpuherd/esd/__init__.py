@@ -10,29 +10,27 @@ from typing import TYPE_CHECKING
 from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
-    from gpuherd.esd.api import analyze_matrix, analyze_model
-    from gpuherd.esd.config import ExperimentConfig
-    from gpuherd.esd.estimator import net_esd_estimator
+    from gpuherd.esd.api import analyze_matrix, analyze_model, net_esd_estimator
+    from gpuherd.esd.config import ExperimentConfig, FitSettings
     from gpuherd.esd.experiment import ESDExperiment
     from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
-    from gpuherd.esd.layer import analyse_layer
-    from gpuherd.esd.row import LayerRow
-    from gpuherd.esd.settings import FitSettings
+    from gpuherd.esd.pipeline import analyse_layer
+    from gpuherd.esd.schema import LayerRow
     from gpuherd.esd.spectra.eigenvalues import eigenvalues
 
 # Public name -> the module of this room that defines it.
 _HOME = {
     "ESDExperiment": "experiment",
     "ExperimentConfig": "config",
-    "FitSettings": "settings",
-    "LayerRow": "row",
+    "FitSettings": "config",
+    "LayerRow": "schema",
     "PowerLawFit": "fits.power_law",
-    "analyse_layer": "layer",
+    "analyse_layer": "pipeline",
     "analyze_matrix": "api",
     "analyze_model": "api",
     "eigenvalues": "spectra.eigenvalues",
     "fit_power_law": "fits.power_law",
-    "net_esd_estimator": "estimator",
+    "net_esd_estimator": "api",
 }
 
 __all__ = [

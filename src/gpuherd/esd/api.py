@@ -1,21 +1,33 @@
 """The Python way to an analysis: a model, a module in memory or a single matrix in, a table or a row out.
 
-No queue, no files: what ``gpuherd esd`` does in a worker, in this process. Knows how things given by hand become the
-matrices of ``models`` and how rows become a pandas table.
+No queue, no files: what ``gpuherd esd`` does in a worker, in this process. ``net_esd_estimator`` is the guides'
+function by its own names (Model-Zoo's net_esd; TempBalance has one of the same name), on our eigenvalues and our
+exact search; its definitions differ from the columns of ``LayerRow``: docs/esd.md says where. What it marks by -1 is
+None here.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from gpuherd import __version__
-from gpuherd.errors import BadModel, naming_extras
-from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
+from gpuherd.errors import BadModel, UsageError, naming_extras
+from gpuherd.esd.config import AnalysisOptions, FitSettings, Precision
+from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
+from gpuherd.esd.pipeline import analyse_layer, analyse_matrices
+from gpuherd.esd.resources import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.schema import kind_of_column
-from gpuherd.esd.settings import FitSettings
+from gpuherd.esd.selection import selected, without_unchanged
+from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked
 from gpuherd.esd.views import Origin, stats_rows
 
 if TYPE_CHECKING:
@@ -24,10 +36,10 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
-    from gpuherd.esd.row import LayerRow
-    from gpuherd.esd.spectra.pooled import LayerSpectrum
+    from gpuherd.esd.schema import LayerRow
     from gpuherd.models.tensors.matrices import WeightMatrix
     from gpuherd.models.tensors.source import TensorSource
+
 
 Progress = Callable[[int, int], None]
 
@@ -87,8 +99,6 @@ def analyze_matrix(
         UsageError: a setting that is not allowed.
         ValueError: these are no real numbers on two to five axes.
     """
-    from gpuherd.esd.layer import analyse_layer
-
     chosen = FitSettings(**settings)
     slices = _slices(weights)
     return analyse_layer(name, slices.matrices, chosen, device=device, conv=slices.conv)
@@ -112,7 +122,6 @@ def _is_module(model: Any) -> bool:
 
 
 def _of_module(module: Any, base: object, options: AnalysisOptions) -> _Opened:
-    from gpuherd.esd.selection import selected
     from gpuherd.models.checkpoints.module import module_source
     from gpuherd.models.tensors.kinds import adapter_factor
     from gpuherd.models.tensors.matrices import matrices
@@ -132,7 +141,6 @@ def _of_module(module: Any, base: object, options: AnalysisOptions) -> _Opened:
 def _of_name(
     model: str | os.PathLike[str] | Any, base: str | os.PathLike[str] | None, options: AnalysisOptions
 ) -> _Opened:
-    from gpuherd.esd.selection import selected
     from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.names import parse_model
     from gpuherd.models.subject import base_of, open_subject
@@ -149,8 +157,6 @@ def _of_name(
 
 
 def _table(opened: _Opened, options: AnalysisOptions, progress: Progress | None) -> pd.DataFrame:
-    from gpuherd.esd.pipeline import analyse_matrices
-
     parallel = not options.no_parallel_gpu
     devices, _ = choose_devices(options.device_map, cuda_devices(), torch_problem, all_gpus=parallel)
     eigs: dict[int, npt.NDArray[np.float64]] = {}
@@ -159,14 +165,14 @@ def _table(opened: _Opened, options: AnalysisOptions, progress: Progress | None)
         if options.save_eigs and spectrum.problem is None:
             eigs[index] = spectrum.evals
 
-    def tell(done: int) -> None:
+    def matrix_done(done: int) -> None:
         if progress is not None:
             progress(done, len(opened.matrices))
 
-    rows = analyse_matrices(opened.matrices, options, devices, parallel=parallel, on_progress=tell, on_spectrum=keep)
+    rows = analyse_matrices(
+        opened.matrices, options, devices, parallel=parallel, on_progress=matrix_done, on_spectrum=keep
+    )
     if options.spectra_of == "delta":
-        from gpuherd.esd.selection import without_unchanged
-
         rows = without_unchanged(rows)
     origin = Origin(opened.model_id, opened.base, "", options.convention_columns, __version__)
     table = _as_pandas(stats_rows(origin, rows))
@@ -214,3 +220,251 @@ def _slices(weights: Any) -> _Slices:
 def _need_pandas() -> None:
     with naming_extras({"pandas": "esd,pandas"}, "analyze_model needs"):
         import pandas  # noqa: F401 - said before hours of work, not after
+
+
+# ---- the guides' function
+
+Float64 = npt.NDArray[np.float64]
+
+logger = logging.getLogger(__name__)
+
+KEYS = (
+    "D", "M", "N", "alpha", "alpha_weighted", "entropy", "log_alpha_norm", "log_norm", "log_spectral_norm", "longname",
+    "matrix_rank", "norm", "num_evals", "spectral_norm", "stable_rank", "xmax", "xmin", "params", "eigs",
+)  # fmt: skip
+# What that function adds to every p of the entropy, and to the rank.
+EPSILON = 6e-5
+# Kinds of layers, and the shape of a Linear layer from which on it counts as a classifier.
+LAYER_TYPES = ("conv1d", "conv2d", "linear")
+CLASSIFIER_ASPECT = 8
+FixFingers = Literal["xmin_mid", "xmin_peak", "DKS"]
+
+
+def net_esd_estimator(
+    net: torch.nn.Module,
+    EVALS_THRESH: float = 1e-5,
+    bins: int = 100,
+    fix_fingers: FixFingers | None = None,
+    xmin_pos: float = 2,
+    conv_norm: float = 0.5,
+    filter_zeros: bool = False,
+    parallel: bool = True,
+    device_ids: Sequence[int] | None = None,
+    max_workers: int | None = None,
+    filter_type: bool = True,
+    use_svd: bool = False,
+    save_eigs: bool = True,
+    compute_dtype: Precision = "float64",
+) -> dict[str, list[Any]]:
+    """Spectra and power laws of a network's layers, as the guides' function of this name gives them.
+
+    Args:
+        net: the network; only read.
+        EVALS_THRESH: with ``filter_zeros``: eigenvalues up to this are left out (of all figures), if any are above it.
+        bins: of the histogram for ``xmin_peak``.
+        fix_fingers: where the tail starts: ``xmin_mid``, ``xmin_peak`` (candidates in [0.95 p, 1.5 p]), or by search
+            over all eigenvalues (None or ``DKS``).
+        xmin_pos: ``xmin_mid`` starts it at eigenvalue n // xmin_pos.
+        conv_norm: every eigenvalue of a convolution is multiplied by this.
+        filter_zeros: see ``EVALS_THRESH``.
+        parallel: compute on GPUs, where there are any; else on the CPU.
+        device_ids: which GPUs; all that are visible.
+        max_workers: at most so many of them.
+        filter_type: layers of the types Linear, Conv1d, Conv1D and Conv2d only, and no Linear layer eight times as long
+            as wide. False: every matrix that gpuherd finds, embeddings and fused experts too.
+        use_svd: singular values by SVD on the CPU and not by the Gram matrix: much slower, the same to 12 digits.
+        save_eigs: False: ``eigs`` holds None for each layer.
+        compute_dtype: ``float64``, or ``float32`` as that function has it.
+
+    Returns:
+        Lists of equal length, an entry a layer in the network's order, by the names in ``KEYS``. ``xmin`` and ``xmax``
+        are the least and the largest eigenvalue that was kept, NOT where the fit starts. ``eigs`` are float64 arrays,
+        ascending. An entry is None where there is no such figure: no valid fit, or a layer of NaN or zeros; which, is
+        in the log. Layers of one eigenvalue are left out. Fused attention is split as gpuherd does everywhere: into
+        ``_q``, ``_k`` and ``_v`` by its true layout.
+
+    Raises:
+        UsageError: an argument that is not allowed.
+        BadModel: the network's weights can't be read.
+        MissingExtra: torch is not installed.
+    """
+    method = _method(fix_fingers)
+    if not 0 < conv_norm < math.inf:
+        raise UsageError(f"conv_norm={conv_norm!r} must be a positive number")
+    settings = FitSettings(
+        fix_fingers="xmin_mid", evals_thresh=EVALS_THRESH, bins=bins, xmin_pos=xmin_pos, precision=compute_dtype
+    )
+    layers = _layers(net, filter_type)
+    choice = _FitChoice(EVALS_THRESH if filter_zeros else None, method, bins, xmin_pos, conv_norm)
+    epsilon = float(np.finfo(np.float32 if compute_dtype == "float32" else np.float64).eps)
+    kept: dict[int, dict[str, Any]] = {}
+
+    def keep(index: int, spectrum: LayerSpectrum) -> None:
+        figures = _figures(layers[index], spectrum, choice, epsilon)
+        if figures is not None:
+            kept[index] = figures if save_eigs else figures | {"eigs": None}
+
+    matrices = [layer.matrix for layer in layers]
+    if use_svd:
+        for index, matrix in enumerate(matrices):
+            keep(index, _by_svd(matrix, np.dtype(compute_dtype)))
+    else:
+        devices = _devices(parallel, device_ids, max_workers)
+        analyse_matrices(matrices, settings, devices, parallel=True, on_progress=_untold, on_spectrum=keep)
+    return {key: [kept[index][key] for index in sorted(kept)] for key in KEYS}
+
+
+@dataclass(frozen=True, slots=True)
+class _FitChoice:
+    """How eigenvalues are kept and fitted. ``threshold`` is None where all are kept."""
+
+    threshold: float | None
+    method: FixFingers
+    bins: int
+    xmin_pos: float
+    conv_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class _NetLayer:
+    """A matrix, and how many numbers that function counts for it: its weights, and the bias of an undivided layer."""
+
+    matrix: WeightMatrix
+    params: int
+
+
+def _method(fix_fingers: str | None) -> FixFingers:
+    if fix_fingers in (None, "DKS"):
+        return "DKS"
+    if fix_fingers == "xmin_mid" or fix_fingers == "xmin_peak":
+        return fix_fingers  # type: ignore[return-value]
+    raise UsageError(f"fix_fingers={fix_fingers!r}; possible: None, 'DKS', 'xmin_mid', 'xmin_peak'")
+
+
+def _layers(net: torch.nn.Module, filter_type: bool) -> list[_NetLayer]:
+    """The matrices in the order of the network."""
+    from gpuherd.models.checkpoints.module import module_source
+    from gpuherd.models.tensors.matrices import matrices
+
+    source = module_source(net)
+    place = {name: index for index, name in enumerate(source.tensors)}
+    modules = dict(net.named_modules())
+    found = [each for each in matrices(source, embeddings=not filter_type) if each.skip is None]
+    whole = Counter(each.tensor for each in found)
+    layers = []
+    for matrix in sorted(found, key=lambda each: place[each.tensor]):
+        module = modules.get(matrix.tensor.removesuffix(".weight").removesuffix("weight"))
+        if filter_type and not _counts(module, source.tensors[matrix.tensor].shape):
+            continue
+        bias = getattr(module, "bias", None) if whole[matrix.tensor] == 1 else None
+        trained = getattr(bias, "requires_grad", False)
+        layers.append(_NetLayer(matrix, matrix.params + (math.prod(bias.shape) if bias is not None and trained else 0)))
+    return layers
+
+
+def _counts(module: torch.nn.Module | None, shape: Sequence[int]) -> bool:
+    """Whether that function looks at a layer of this type and shape; a long and narrow Linear is a classifier to it."""
+    kind = type(module).__name__.lower()
+    classifier = kind == "linear" and max(shape) >= CLASSIFIER_ASPECT * min(shape)
+    return kind in LAYER_TYPES and not classifier
+
+
+def _devices(parallel: bool, device_ids: Sequence[int] | None, max_workers: int | None) -> tuple[str, ...]:
+    if max_workers is not None and max_workers < 1:
+        raise UsageError(f"max_workers={max_workers}; the least is 1")
+    if device_ids is not None and not device_ids:
+        raise UsageError("device_ids is empty; None means all, parallel=False the CPU")
+    if not parallel:
+        return ("cpu",)
+    devices, _ = choose_devices("auto", cuda_devices(), torch_problem, all_gpus=True)
+    if devices == ("cpu",):
+        return devices
+    chosen = devices if device_ids is None else tuple(f"cuda:{index}" for index in device_ids)
+    unknown = [device for device in chosen if device not in devices]
+    if unknown:
+        raise UsageError(f"device_ids: there is no {unknown[0]}; there are {', '.join(devices)}")
+    return tuple(dict.fromkeys(chosen))[:max_workers]
+
+
+def _untold(done: int) -> None:
+    """Ignores progress: the caller gave no function for it."""
+    logger.debug("%d layers done", done)
+
+
+def _by_svd(matrix: WeightMatrix, dtype: np.dtype[Any]) -> LayerSpectrum:
+    slices = [np.asarray(each, dtype) for each in matrix.slices()]
+    if not all(np.isfinite(each).all() for each in slices):
+        return LayerSpectrum(np.empty(0), "some of the weights are NaN or infinite")
+    values = np.concatenate([np.linalg.svd(each, compute_uv=False) for each in slices]).astype(np.float64)
+    return checked(np.sort(values**2) * (CONV_NORM if matrix.kind == "conv" else 1.0))
+
+
+def _figures(layer: _NetLayer, spectrum: LayerSpectrum, choice: _FitChoice, epsilon: float) -> dict[str, Any] | None:
+    """The figures of one layer by ``KEYS``; None for a layer of one eigenvalue."""
+    matrix = layer.matrix
+    rows, columns = matrix.shape
+    about = {"longname": matrix.longname, "M": rows, "N": columns, "params": layer.params}
+    if spectrum.problem is not None:
+        if min(rows, columns) * (matrix.params // (rows * columns)) < 2:
+            return None
+        logger.warning("%s: %s", matrix.longname, spectrum.problem)
+        return dict.fromkeys(KEYS) | about | {"eigs": np.empty(0), "num_evals": 0}
+    evals = spectrum.evals * (choice.conv_norm / CONV_NORM) if matrix.kind == "conv" else spectrum.evals
+    above = evals[evals > choice.threshold] if choice.threshold is not None else evals
+    kept = above if len(above) else evals
+    if len(kept) < 2:
+        return None
+    fit = _fit(kept, choice)
+    if fit.alpha is None:
+        logger.warning("%s: %s", matrix.longname, fit.status)
+    return about | _of_spectrum(kept, columns, epsilon) | _of_fit(kept, fit)
+
+
+def _of_spectrum(kept: Float64, columns: int, epsilon: float) -> dict[str, Any]:
+    norm, largest = float(kept.sum()), float(kept[-1])
+    sigma = np.sqrt(kept)
+    rank = int(np.count_nonzero(sigma > sigma[-1] * columns * epsilon))
+    return {
+        "num_evals": len(kept),
+        "norm": norm,
+        "log_norm": math.log10(norm),
+        "spectral_norm": largest,
+        "log_spectral_norm": math.log10(largest),
+        "stable_rank": norm / largest,
+        "matrix_rank": rank,
+        "entropy": _entropy(kept / norm, rank),
+        "xmin": float(kept[0]),
+        "xmax": largest,
+        "eigs": kept,
+    }
+
+
+def _entropy(p: Float64, rank: int) -> float | None:
+    """-sum (p + e) ln (p + e) / ln (rank + e) with that function's e; it can be more than 1."""
+    if rank < 2:
+        return None
+    q = p + EPSILON
+    return float(-(q * np.log(q)).sum() / math.log(rank + EPSILON))
+
+
+def _of_fit(kept: Float64, fit: PowerLawFit) -> dict[str, Any]:
+    if fit.alpha is None:
+        return dict.fromkeys(("alpha", "D", "alpha_weighted", "log_alpha_norm"))
+    logs = fit.alpha * np.log(kept[kept > 0])
+    return {
+        "alpha": fit.alpha,
+        "D": fit.D,
+        "alpha_weighted": fit.alpha * math.log10(float(kept[-1])),
+        "log_alpha_norm": float((logs[-1] + np.log(np.exp(logs - logs[-1]).sum())) / math.log(10.0)),
+    }
+
+
+def _fit(kept: Float64, choice: _FitChoice) -> PowerLawFit:
+    """The fit to all kept eigenvalues. Zeros among them count where the tail is chosen by its place."""
+    if choice.method != "xmin_mid":
+        return fit_power_law(kept[kept > 0], choice.method, bins=choice.bins)
+    tail = kept[min(int(len(kept) // choice.xmin_pos), len(kept) - 2) :]
+    if tail[0] <= 0:
+        return PowerLawFit(None, None, None, None, None, None, "the eigenvalue in the middle is zero")
+    # Of this tail the first is xmin.
+    return fit_power_law(tail, "xmin_mid", xmin_pos=2.0 * len(tail))

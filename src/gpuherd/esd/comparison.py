@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.esd.conventions import differing, told
-from gpuherd.esd.results import StoredModel
-from gpuherd.esd.tails.registry import tails
+from gpuherd.esd.folder import as_text, differing, format_convention
+from gpuherd.esd.results import ModelTable
+from gpuherd.esd.tails import tails
 
 # Which matrices are analysed and what else is found out about them: alpha of a matrix depends on none of these.
 NOT_OF_ALPHA = frozenset(
@@ -88,18 +88,19 @@ class Comparison:
         }
 
 
-def compare(a: StoredModel, b: StoredModel, *, across_conventions: bool = False) -> Comparison:
+def compare(a: ModelTable, b: ModelTable, *, across_conventions: bool = False) -> Comparison:
     """Compares two models layer by layer.
 
     Raises:
-        UsageError: their conventions differ in what alpha depends on, and to compare them so was not asked for.
+        UsageError: their conventions differ in what alpha depends on, and ``across_conventions`` is off.
     """
-    names = tuple(name for name in differing(a.convention, b.convention) if name not in NOT_OF_ALPHA)
+    one, other = as_text(a.convention), as_text(b.convention)
+    names = tuple(name for name in differing(one, other) if name not in NOT_OF_ALPHA)
     if names and not across_conventions:
         raise UsageError(
-            f"{a.model_id} was analysed with {told(a.convention, names)}, {b.model_id} with "
-            f"{told(b.convention, names)}: their alphas are not comparable. --across-conventions compares them all the "
-            "same"
+            f"{a.model_id} was analysed with {format_convention(one, names)}, {b.model_id} with "
+            f"{format_convention(other, names)}: their alphas are not comparable. "
+            "--across-conventions compares them all the same"
         )
     left, right = a.alphas(), b.alphas()
     return Comparison(
@@ -108,7 +109,7 @@ def compare(a: StoredModel, b: StoredModel, *, across_conventions: bool = False)
         pairs=tuple(LayerPair(name, alpha, right[name]) for name, alpha in left.items() if name in right),
         only_a=tuple(name for name in left if name not in right),
         only_b=tuple(name for name in right if name not in left),
-        conventions=(told(a.convention, names), told(b.convention, names)) if names else None,
+        conventions=(format_convention(one, names), format_convention(other, names)) if names else None,
     )
 
 
@@ -116,12 +117,12 @@ def compare(a: StoredModel, b: StoredModel, *, across_conventions: bool = False)
 class Match:
     """The models of two runs, paired by id, and those that one alone has."""
 
-    pairs: tuple[tuple[StoredModel, StoredModel], ...]
+    pairs: tuple[tuple[ModelTable, ModelTable], ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
 
 
-def matched(a: Sequence[StoredModel], b: Iterable[StoredModel]) -> Match:
+def matched(a: Sequence[ModelTable], b: Iterable[ModelTable]) -> Match:
     """Which models to compare: one with one whatever they are called, else those of one id."""
     right = {model.model_id: model for model in b}
     if len(a) == 1 and len(right) == 1:

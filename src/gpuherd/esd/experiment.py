@@ -20,21 +20,11 @@ from rich.console import Console
 from gpuherd import __version__
 from gpuherd.atomic import append_line
 from gpuherd.esd.config import ExperimentConfig
-from gpuherd.esd.conventions import refuse_another, refuse_to_mix
-from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.gathering import Gathered, ModelResult, OtherResult, done_jobs, gather, is_done, write_summary
-from gpuherd.esd.model_list import ModelRow
-from gpuherd.esd.plan import (
-    Plan,
-    Refusal,
-    gpus_needed,
-    make_job,
-    make_plan,
-    result_file,
-    run_directory,
-    worker_command,
-)
-from gpuherd.esd.tails.registry import tails
+from gpuherd.esd.folder import ESDDirectory, refuse_another, refuse_to_mix
+from gpuherd.esd.model_list import ModelRow, RefusedRow
+from gpuherd.esd.plan import AnalysisPlan, gpus_needed, make_job, make_plan, result_file, run_directory, worker_command
+from gpuherd.esd.summary import GatheredModels, ModelResult, OtherResult, done_jobs, gather, is_done, write_summary
+from gpuherd.esd.tails import tails
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.records import Failure, Outcome
 from gpuherd.report.tables import FailureLine, PlanLine, SummaryLine, print_plan, print_summary
@@ -59,7 +49,7 @@ class ExperimentOutcome(StageOutcome):
             with the reason.
     """
 
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[RefusedRow, ...] = ()
     results: tuple[ModelResult, ...] = ()
     done_before: int = 0
     others: tuple[OtherResult, ...] = ()
@@ -88,7 +78,7 @@ class ESDExperiment(Stage[ExperimentOutcome]):
         self.directory = run_directory(config)
         console = Console() if console is None else console
         super().__init__(config, self.directory, console, dry_run=config.dry_run, enqueue_only=config.enqueue_only)
-        self.plan = Plan((), ())
+        self.plan = AnalysisPlan((), ())
         self._jobs: Sequence[Job] = ()
         self._done_at_start = 0
 
@@ -98,8 +88,8 @@ class ESDExperiment(Stage[ExperimentOutcome]):
         Raises:
             BadModelList, BadModel, MissingModel: the list, or the model of ``single_model``, can't be used.
             CannotWrite: the output folder can't be written.
-            UsageError: the folder holds results of another convention, or the GPUs asked for don't exist.
-            MissingExtra: truncated power laws are asked for, and powerlaw 1.5 is not there.
+            UsageError: the folder holds results of another convention, or the requested GPUs don't exist.
+            MissingExtra: truncated power laws are requested, and powerlaw 1.5 is not there.
             QueueBusy: another gpuherd works on the same folder.
         """
         for tail in tails():
@@ -183,10 +173,10 @@ class ESDExperiment(Stage[ExperimentOutcome]):
     # --- the steps of a stage -----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        def shown(rows: Sequence[ModelRow], title: str) -> Iterable[ModelRow]:
+        def tracked(rows: Sequence[ModelRow], title: str) -> Iterable[ModelRow]:
             return track(self.console, rows, title)
 
-        self.plan = make_plan(self.config, shown)
+        self.plan = make_plan(self.config, tracked)
         self._jobs = [
             make_job(self.config, planned, self._build_esd_command(planned.row), self.directory)
             for planned in self.plan.models
@@ -228,15 +218,14 @@ class ESDExperiment(Stage[ExperimentOutcome]):
 
     def finish(self, jobs: Outcome | None) -> ExperimentOutcome:
         """Rebuilds the summary file from the queue and the stats files; of the list those models that are done."""
-        found = Gathered((), ())
+        found = GatheredModels((), ())
         if self.directory.queue.exists():
             found = gather(self.directory, list(zip(self.jobs(), self.plan.models, strict=True)))
             write_summary(self.directory, found.results)
         return ExperimentOutcome(jobs, self.plan.refused, found.results, self._done_at_start, found.others)
 
     def planned(self) -> ExperimentOutcome:
-        never = () if self.outlook is None else self.outlook.never
-        return ExperimentOutcome(None, self.plan.refused, never=never)
+        return ExperimentOutcome(None, self.plan.refused, never=self.never)
 
     def print_plan(self) -> None:
         lines = self._plan_lines()
@@ -255,13 +244,13 @@ class ESDExperiment(Stage[ExperimentOutcome]):
             refuse_another(self.directory, self.config.convention_columns, remedy)
 
     def _check_others(self) -> None:
-        """Refuses to overwrite some results with other analysis options and leave the others beside them."""
+        """Refuses to overwrite some results with other analysis options and to leave the others as they are."""
         anew = {result_file(self.directory, planned.row) for planned in self.plan.models}
         refuse_to_mix(self.directory, self.config.convention_columns, anew)
 
     def _report_refused(self) -> None:
         """Tells each refused row as one line, and in failures.jsonl unless an earlier run already has."""
-        told = set(_refusals_told(self.directory))
+        told = set(_reported_refusals(self.directory))
         for refusal in self.plan.refused:
             line = f"{self._where(refusal)}: {refusal.reason}"
             logger.error("%s", line)
@@ -269,7 +258,7 @@ class ESDExperiment(Stage[ExperimentOutcome]):
             if (refusal.model_id, refusal.reason) not in told:
                 append_line(self.directory.failures, json.dumps(self._failure_record(refusal)))
 
-    def _failure_record(self, refusal: Refusal) -> dict[str, Any]:
+    def _failure_record(self, refusal: RefusedRow) -> dict[str, Any]:
         return {
             "time": now(),
             "job": None,
@@ -280,7 +269,7 @@ class ESDExperiment(Stage[ExperimentOutcome]):
             "reason": refusal.reason,
         }
 
-    def _where(self, refusal: Refusal) -> str:
+    def _where(self, refusal: RefusedRow) -> str:
         return refusal.where(None if self.config.model_list is None else os.fspath(self.config.model_list))
 
     def _plan_lines(self) -> list[PlanLine]:
@@ -329,7 +318,7 @@ def _result_entry(result: ModelResult) -> dict[str, Any]:
     return {"stats": str(result.stats), "seconds": result.seconds, "gpus": list(result.gpus)} | result.summary.columns()
 
 
-def _refusals_told(directory: ESDDirectory) -> Iterable[tuple[str, str]]:
+def _reported_refusals(directory: ESDDirectory) -> Iterable[tuple[str, str]]:
     """Model and reason of each refusal that failures.jsonl holds already."""
     try:
         lines = directory.failures.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,50 +1,157 @@
 """Analyses matrices on GPUs in lanes: some threads read ahead, each lane computes spectra in a stream of its own, and
 the fits run on threads of the CPU meanwhile.
 
-It knows threads and what to do when one fails. What goes where is planned by `spectra.batching`, what is computed is in
-`on_device`; it knows no files and no columns.
+Knows threads, order, the memory of what was read and not yet taken, and what to do when one fails. Which matrix goes
+where is planned by `spectra.batching`, what is computed is in `on_device`; knows no files and no columns.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gpuherd.engines.host import cores
 from gpuherd.esd.on_device import (
     Computed,
+    MatrixResult,
+    MatrixWork,
     Piece,
-    Result,
-    Work,
-    comes_whole,
     compute_group,
     free_cache,
     memory_of,
     own_stream,
     piece_bytes,
     read_pieces,
+    reads_slices,
     settle,
     size_of,
     warm_up,
 )
-from gpuherd.esd.reading import Delivery, ReadAhead, Stopped
-from gpuherd.esd.spectra.batching import Group, LanePlan, batch_of, plan_lanes
-from gpuherd.esd.spectra.device import Arithmetic, did_not_converge, ieee_float32
+from gpuherd.esd.spectra.batching import LanePlan, MatrixGroup, batch_of, plan_lanes
+from gpuherd.esd.spectra.device import GramArithmetic, did_not_converge, ieee_float32
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     from gpuherd.models.tensors.matrices import WeightMatrix
 
+
+# ---- reading ahead: in a given order, and no more ahead than so many bytes
+
+T = TypeVar("T")
+
+
+class LanesStopped(Exception):
+    """Reading was stopped: the requested pieces will not come."""
+
+
+class Delivery(Generic[T]):
+    """The pieces of one matrix, on their way from the reader to whoever takes them: iterate over it once."""
+
+    def __init__(self, ahead: ReadAhead[T]) -> None:
+        self._ahead = ahead
+        self._pieces: SimpleQueue[tuple[T, int] | BaseException | None] = SimpleQueue()
+        self._unwanted = False
+        self._ended = False
+
+    def __iter__(self) -> Iterator[T]:
+        """The pieces in order. A piece counts as in memory until the next one is asked for.
+
+        Raises:
+            Stopped: another part of the work failed.
+            BaseException: what reading this matrix raised.
+        """
+        while True:
+            item = self._next()
+            if item is None:
+                return
+            piece, nbytes = item
+            del item
+            try:
+                yield piece
+            finally:
+                del piece
+                self._ahead.freed(nbytes)
+
+    def discard(self) -> None:
+        """Stops reading: the rest is not read, what was read is released, and reading errors are no longer raised."""
+        self._unwanted = True
+        while not self._ended:
+            with suppress(BaseException):
+                item = self._next()
+                if item is not None:
+                    self._ahead.freed(item[1])
+
+    def _next(self) -> tuple[T, int] | None:
+        item = self._pieces.get()
+        self._ended = not isinstance(item, tuple)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def fill(self, pieces: Callable[[], Iterable[T]], size: Callable[[T], int]) -> None:
+        """Reads everything into the delivery; what goes wrong goes in too. By the reader's thread."""
+        try:
+            if self._ahead.stopped:
+                raise LanesStopped
+            for piece in pieces():
+                if self._unwanted:
+                    break
+                self._ahead.wait_for_memory(size(piece))
+                self._pieces.put((piece, size(piece)))
+                del piece
+        except BaseException as problem:
+            self._pieces.put(problem)
+        else:
+            self._pieces.put(None)
+
+
+class ReadAhead(Generic[T]):
+    """Counts the bytes that were read and not yet taken. A piece larger than the limit waits until nothing else is."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._held = 0
+        self._stopped = False
+        self._changed = threading.Condition()
+
+    def wait_for_memory(self, nbytes: int) -> None:
+        """Waits until so many bytes more may be held, and counts them. Raises Stopped."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or self._held == 0 or self._held + nbytes <= self._most)
+            if self._stopped:
+                raise LanesStopped
+            self._held += nbytes
+
+    def freed(self, nbytes: int) -> None:
+        """So many bytes are held no longer."""
+        with self._changed:
+            self._held -= nbytes
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Nothing more is read: a reader that waits for room gets Stopped, and so does who waits for its pieces."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether ``stop`` was called."""
+        return self._stopped
+
+
+# ---- the lanes
+
 logger = logging.getLogger(__name__)
 
-# Read and not yet on a GPU: enough that lanes find work, and little beside a model.
+# Read and not yet on a GPU: enough that lanes find work, and little compared with a model.
 READ_AHEAD_BYTES = 1 << 30
 # One thread copies a few GB a second out of the page cache, and a fast disk wants several requests. Each reader has its
 # own share of the bytes: the first group that is not finished can then always go on, whatever the others hold.
@@ -55,8 +162,8 @@ MOST_FIT_THREADS = 32
 
 @dataclass
 class Left:
-    """What the lanes left to be done one after the other: ``alone`` ran out of memory beside others, ``on_cpu`` is what
-    a device can't finish in this precision (deficient rank, no numbers)."""
+    """What the lanes left to be done one after the other: ``alone`` ran out of memory while others ran, ``on_cpu`` is
+    what a device can't finish in this precision (deficient rank, no numbers)."""
 
     alone: list[int] = field(default_factory=list)
     on_cpu: list[int] = field(default_factory=list)
@@ -82,9 +189,9 @@ class Lanes:
         todo: Sequence[int],
         needs_weights: bool,
         devices: Sequence[str],
-        arithmetic: Sequence[Arithmetic],
-        finish: Callable[[Result], None],
-        spectrum_on_cpu: Callable[[int], Result],
+        arithmetic: Sequence[GramArithmetic],
+        finish: Callable[[MatrixResult], None],
+        spectrum_on_cpu: Callable[[int], MatrixResult],
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
         self._matrices = matrices
@@ -98,7 +205,9 @@ class Lanes:
         self._arithmetic = arithmetic
         self._to_read = iter([group for group in self._plan.groups if group.device is not None])
         self._shares: list[ReadAhead[Piece]] = [ReadAhead(read_ahead_bytes // READERS) for _ in range(READERS)]
-        self._waiting: list[SimpleQueue[tuple[Group, list[Delivery[Piece]]] | None]] = [SimpleQueue() for _ in devices]
+        self._waiting: list[SimpleQueue[tuple[MatrixGroup, list[Delivery[Piece]]] | None]] = [
+            SimpleQueue() for _ in devices
+        ]
         self._reading = READERS
         self._lock = threading.Lock()
         self._left = Left()
@@ -154,7 +263,7 @@ class Lanes:
                         for _ in range(self._plan.lanes):
                             queue.put(None)
 
-    def _next_group(self, share: ReadAhead[Piece]) -> tuple[Group, int, list[Delivery[Piece]]] | None:
+    def _next_group(self, share: ReadAhead[Piece]) -> tuple[MatrixGroup, int, list[Delivery[Piece]]] | None:
         """The next group, handed to its GPU before it is read: lanes take groups in the order of reading."""
         with self._lock:
             group = next(self._to_read, None)
@@ -165,10 +274,10 @@ class Lanes:
             return group, group.device, deliveries
 
     def _pieces(self, index: int, device: int) -> Iterator[Piece]:
-        return read_pieces(self._matrices[index], self._devices[device], self._whole(index))
+        return read_pieces(self._matrices[index], self._devices[device], self._reads_slices(index))
 
-    def _whole(self, index: int) -> bool:
-        return comes_whole(self._matrices[index], self._needs_weights)
+    def _reads_slices(self, index: int) -> bool:
+        return reads_slices(self._matrices[index], self._needs_weights)
 
     def _lane(self, number: int) -> None:
         """One lane: groups for its GPU until there are no more."""
@@ -182,10 +291,12 @@ class Lanes:
                 for delivery in deliveries:
                     delivery.discard()
 
-    def _compute(self, group: Group, deliveries: Sequence[Delivery[Piece]], number: int, unfinished: set[int]) -> None:
+    def _compute(
+        self, group: MatrixGroup, deliveries: Sequence[Delivery[Piece]], number: int, unfinished: set[int]
+    ) -> None:
         """Computes a group and hands its results on; takes what it is done with out of ``unfinished``."""
         work = [
-            Work(index, self._matrices[index], delivery, self._whole(index))
+            MatrixWork(index, self._matrices[index], delivery, self._reads_slices(index))
             for index, delivery in zip(group.indices, deliveries, strict=True)
         ]
         arithmetic, device = self._arithmetic[number], self._devices[number]
@@ -206,7 +317,7 @@ class Lanes:
             with self._lock:
                 self._left.on_cpu.append(result.index)
 
-    def _host_group(self, group: Group) -> None:
+    def _host_group(self, group: MatrixGroup) -> None:
         """A small matrix, or the parts of one tensor, on the CPU; reads by itself."""
         for index in group.indices:
             with self._errors_of({index}):
@@ -218,7 +329,7 @@ class Lanes:
         """What goes wrong with these matrices: noted for another try, or the end of all lanes."""
         try:
             yield
-        except Stopped:
+        except LanesStopped:
             pass
         except BaseException as problem:
             with self._lock:

@@ -13,18 +13,20 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from gpuherd.atomic import replacing, sync_folder
+from gpuherd.atomic import replacing, sync_file, sync_folder
 from gpuherd.errors import CannotWrite, MissingExtra
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.schema import column, kind_of_column, schema
+from gpuherd.esd.schema import SPECTRUM, column, kind_of_column, schema
 from gpuherd.esd.views import (
     Origin,
     alpha_matrix,
     csv_rows,
+    header_text,
     stats_rows,
     stored_text,
     table_text,
@@ -35,18 +37,20 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from gpuherd.esd.row import LayerRow
+    from gpuherd.esd.schema import LayerRow
     from gpuherd.esd.spectra.pooled import LayerSpectrum
     from gpuherd.esd.spectrum_files import EigsWriter, Sketch
 
 
 _SYNCED_TOGETHER = 1024
+_SYNCING_THREADS = 16
 # The key in a fragment of many models: of each its file name without suffix, and its number of rows, in order.
 MODELS = b"gpuherd.models"
 
 
-def parquet_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def parquet_bytes(rows: Sequence[Mapping[str, Any]], sketches: Mapping[int, Sketch] | None = None) -> bytes:
     """The table of ``views.stats_rows`` as a Parquet file: text, int64, float64 and bool columns, null for no value.
+    With ``sketches``, by the row's index, also the column of downsampled spectra.
 
     A column's type is the one that ``LayerRow`` or ``AnalysisOptions`` declares, so that it is the same for all models,
     also where one of them has no value in it. The same rows give the same bytes.
@@ -56,6 +60,10 @@ def parquet_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {stored_text(name): _column(name, [row.get(name) for row in rows]) for name in names}
+    if sketches is not None:
+        from gpuherd.esd.spectrum_files import spectrum_column
+
+        columns[SPECTRUM] = spectrum_column(sketches, len(rows))
     out = io.BytesIO()
     pq.write_table(pa.table(columns), out, compression="zstd")
     return out.getvalue()
@@ -73,10 +81,10 @@ class ModelPaths:
 
     Attributes:
         stats: a row a matrix; the model is done when this is there.
-        parquet: the same with types.
+        parquet: the same with types, and a hundred points of each spectrum.
         hdf5: the alphas, layers x modules.
         matrix: the same as Parquet.
-        spectra: a hundred points of each spectrum.
+        spectra: the points of each spectrum, where an earlier version of gpuherd wrote them.
         eigs: all eigenvalues, with --save-eigs.
         coverage: every tensor of the checkpoint; also there where nothing could be fitted.
     """
@@ -92,11 +100,16 @@ class ModelPaths:
 
     @property
     def results(self) -> tuple[Path, ...]:
-        """All that ``ModelFiles`` writes; the stats file, by which the others count, is the first to go."""
-        return (self.stats, self.parquet, self.hdf5, self.matrix, self.spectra, self.eigs)
+        """All that ``ModelResultFiles`` writes; the stats file, by which the others count, is the first to go."""
+        return (self.stats, self.parquet, self.hdf5, self.matrix, self.eigs)
+
+    @property
+    def removed(self) -> tuple[Path, ...]:
+        """All that goes with an analysis: ``results``, and what only earlier versions wrote."""
+        return (*self.results, self.spectra)
 
 
-class ModelFiles:
+class ModelResultFiles:
     """Takes the spectra of a model as they come and writes its files at the end.
 
     A context manager: what is not written when it ends leaves no trace.
@@ -141,7 +154,7 @@ class ModelFiles:
         for path in (*kept, self.paths.coverage):
             make_folder(path.parent)
 
-    def __enter__(self) -> ModelFiles:
+    def __enter__(self) -> ModelResultFiles:
         if self._save_eigs:
             from gpuherd.esd.spectrum_files import EigsWriter
 
@@ -157,7 +170,7 @@ class ModelFiles:
             with suppress(OSError):
                 self._eigs.close()
             self._eigs = None
-        # On a full disk closing fails as well: what went wrong first is what is told.
+        # On a full disk closing fails as well: the first error is the one that is raised.
         with suppress(_NotWritten, OSError):
             self._open.__exit__(_NotWritten, _NotWritten(), None)
 
@@ -169,7 +182,7 @@ class ModelFiles:
             return
         self._sketches[index] = sketch_of(spectrum.evals, self._evals_thresh)
         if self._eigs is not None:
-            with _told(self.paths.eigs):
+            with _raising_cannot_write(self.paths.eigs):
                 self._eigs.add(index, self._longnames[index], spectrum.evals)
 
     def write(self, origin: Origin, rows: Sequence[LayerRow], coverage: str) -> None:
@@ -180,36 +193,35 @@ class ModelFiles:
             rows: by index; at least one.
             coverage: the table of all tensors, as CSV text.
         """
-        from gpuherd.esd.spectrum_files import spectra_bytes
-
-        spectra = spectra_bytes(origin.model_id, origin.convention, rows, self._sketches)
-        contents = _tables(self.paths, origin, rows) | {self.paths.spectra: spectra}
-        contents[self.paths.coverage] = coverage.encode("utf-8")
+        contents = _tables(self.paths, origin, rows, self._sketches) | {self.paths.coverage: coverage.encode("utf-8")}
         if self._eigs is None:
             _replace(self.paths, contents, None)
             return
-        with _told(self.paths.eigs):
+        with _raising_cannot_write(self.paths.eigs):
             self._eigs.close()
         self._eigs = None
         _replace(self.paths, contents, self._open)
 
     def remove(self) -> None:
         """Removes the results of an earlier analysis, which would now look like this one's."""
-        for path in self.paths.results:
-            with _told(path):
+        for path in self.paths.removed:
+            with _raising_cannot_write(path):
                 path.unlink(missing_ok=True)
 
 
-def _tables(paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow]) -> dict[Path, bytes]:
-    from gpuherd.esd.views import hdf5_bytes, matrix_parquet_bytes
+def _tables(
+    paths: ModelPaths, origin: Origin, rows: Sequence[LayerRow], sketches: Mapping[int, Sketch]
+) -> dict[Path, bytes]:
+    from gpuherd.esd.views import about_text, hdf5_bytes, matrix_parquet_bytes
 
+    about = about_text(origin.lineage | origin.last_columns)
     cells = stats_rows(origin, rows)
     matrix = alpha_matrix((row.longname, row.alpha) for row in rows)
     return {
         paths.stats: table_text(cells).encode("utf-8"),
-        paths.parquet: parquet_bytes(cells),
-        paths.hdf5: hdf5_bytes(origin, matrix),
-        paths.matrix: matrix_parquet_bytes(origin, matrix),
+        paths.parquet: parquet_bytes(cells, sketches),
+        paths.hdf5: hdf5_bytes(about, matrix),
+        paths.matrix: matrix_parquet_bytes(about, matrix),
     }
 
 
@@ -226,17 +238,17 @@ def _replace(paths: ModelPaths, contents: Mapping[Path, bytes], eigs: ExitStack 
         written = time.time_ns()
         for path, data in contents.items():
             file = _enter_replacing(files, path)
-            with _told(path):
+            with _raising_cannot_write(path):
                 file.write(data)
                 file.flush()
                 _stamp(file, written)
         if eigs is not None:
             files.enter_context(eigs.pop_all())
-        for path in (paths.stats, *(path for path in paths.results if path not in kept)):
-            with _told(path):
+        for path in (paths.stats, *(path for path in paths.removed if path not in kept)):
+            with _raising_cannot_write(path):
                 path.unlink(missing_ok=True)
         # Gone also after a power cut, before the first of the others is there.
-        with _told(paths.stats):
+        with _raising_cannot_write(paths.stats):
             sync_folder(paths.stats.parent)
 
 
@@ -246,11 +258,27 @@ def _stamp(file: BinaryIO, written: int) -> None:
     os.utime(file.fileno(), ns=(written, written))
 
 
+def write_view(path: Path, data: bytes, written: int | None = None) -> None:
+    """Writes a view of the data set again, whole or not at all.
+
+    Args:
+        written: for a stats file: when its fragment was last changed, which then speaks for it. None for others.
+
+    Raises CannotWrite.
+    """
+    make_folder(path.parent)
+    with _raising_cannot_write(path), replacing(path) as file:
+        file.write(data)
+        file.flush()
+        if written is not None:
+            _stamp(file, written)
+
+
 class ManyModels:
     """Writes the results of many models: the stats file of each, and at the end one fragment with all of them.
 
     A context manager. Where it ends early, the stats files that took their places are results all the same. Files are
-    synced by the hundred: one sync of the whole machine takes less time than those of a hundred files.
+    synced by the hundred, many at a time: a file system then writes its journal once for several of them.
 
     Args:
         directory: the run's folder.
@@ -264,7 +292,7 @@ class ManyModels:
         make_folder(directory.stats)
         self._directory = directory
         self._schema = schema(convention)
-        self._header = table_text([dict.fromkeys(self._schema.names)]).partition("\n")[0] + "\n"
+        self._header = header_text(self._schema.names)
         self._models: list[tuple[str, int]] = []
         self._waiting: list[tuple[Path, ModelPaths]] = []
         self._written = time.time_ns()
@@ -286,7 +314,7 @@ class ManyModels:
                 self._fragment.close()
             self._open.__exit__(*problem)
             return
-        with self._open, _told(self._directory.imported):
+        with self._open, _raising_cannot_write(self._directory.imported):
             self._put_in_place()
             self._fragment.add_key_value_metadata({MODELS: json.dumps(self._models)})
             self._fragment.close()
@@ -306,26 +334,30 @@ class ManyModels:
             self._models.append((paths.stats.stem, figures.num_rows))
             temporary = paths.stats.with_name(f".{paths.stats.name[:100]}.{os.urandom(8).hex()}.tmp")
             self._waiting.append((temporary, paths))
-            with _told(paths.stats), temporary.open("xb") as file:
+            with _raising_cannot_write(paths.stats), temporary.open("xb") as file:
                 file.write("".join((self._header, *body.to_pylist())).encode("utf-8"))
                 file.flush()
                 _stamp(file, self._written)
-        with _told(self._directory.imported):
+        with _raising_cannot_write(self._directory.imported):
             self._fragment.write_table(table, row_group_size=table.num_rows)
         if len(self._waiting) >= _SYNCED_TOGETHER:
             self._put_in_place()
 
     def _put_in_place(self) -> None:
         """Lets the stats files that were written replace those of an earlier analysis; what that had besides, goes."""
-        os.sync()
+        with ThreadPoolExecutor(_SYNCING_THREADS) as pool:
+            synced = [(paths.stats, pool.submit(sync_file, temporary)) for temporary, paths in self._waiting]
+        for path, done in synced:
+            with _raising_cannot_write(path):
+                done.result()
         while self._waiting:
             temporary, paths = self._waiting.pop()
-            with _told(paths.stats):
-                for path in paths.results[1:]:
+            with _raising_cannot_write(paths.stats):
+                for path in paths.removed[1:]:
                     if path != self._directory.imported:
                         path.unlink(missing_ok=True)
                 temporary.replace(paths.stats)
-        with _told(self._directory.stats):
+        with _raising_cannot_write(self._directory.stats):
             sync_folder(self._directory.stats)
 
     def _table(self, models: Sequence[tuple[Origin, pa.Table]]) -> pa.Table:
@@ -361,8 +393,8 @@ def _stored(texts: pa.Array) -> pa.Array:
 
 
 def _enter_replacing(files: ExitStack, path: Path) -> BinaryIO:
-    """A file that takes the place of ``path`` when ``files`` ends; from now on its errors are told."""
-    files.enter_context(_told(path))
+    """A file that takes the place of ``path`` when ``files`` ends; from now on its errors are raised."""
+    files.enter_context(_raising_cannot_write(path))
     return files.enter_context(replacing(path))
 
 
@@ -379,7 +411,7 @@ class _NotWritten(Exception):
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _raising_cannot_write(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:

@@ -1,7 +1,7 @@
 """Reads the list of models to analyse: a CSV file in either of the guides' two forms.
 
-Knows what a good row looks like. A bad row becomes one sentence and the rest is read on; only a list that can't be
-read at all is an error. Does not look at any model.
+Knows what a good row looks like. A bad row becomes one sentence and the rest is read on; only a list that can't be read
+at all is an error. Does not look at any model. Light: the worker reads it before numpy may be imported.
 """
 
 from __future__ import annotations
@@ -85,12 +85,17 @@ class ModelRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RowProblem:
-    """A row that can't be used: its line in the file, its id as far as there is one, and why."""
+class RefusedRow:
+    """A row of the list (None: the single model) that is not analysed, its id as far as there is one, and why in one
+    sentence."""
 
-    line: int
+    line: int | None
     model_id: str
-    text: str
+    reason: str
+
+    def where(self, model_list: str | None) -> str:
+        """What people need to find it: file and row, or the model."""
+        return self.model_id if self.line is None else f"{model_list}: row {self.line}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +103,11 @@ class ModelList:
     """What a list holds: good rows, bad rows, and the names of its extra columns."""
 
     rows: tuple[ModelRow, ...]
-    problems: tuple[RowProblem, ...]
+    problems: tuple[RefusedRow, ...]
     extra_columns: tuple[str, ...]
 
 
-def shown(text: str, width: int = 60) -> str:
+def quoted_cell(text: str, width: int = 60) -> str:
     """Text from a file, safe to print on one line of a terminal: quoted, escaped, and cut."""
     whole = ascii(text)
     return whole if len(whole) <= width else f"{whole[: width - 12]}…{whole[-1]} ({len(text)} characters)"
@@ -130,7 +135,7 @@ def read_model_list(path: str | os.PathLike[str], *, limit: int | None = None) -
     if not records:
         raise BadModelList(f"{name}: the list has a header but no models")
     rows: list[ModelRow] = []
-    problems: list[RowProblem] = []
+    problems: list[RefusedRow] = []
     first_line: dict[str, int] = {}
     for line, cells in records:
         read = _read_row(line, cells, columns, first_line)
@@ -153,7 +158,7 @@ class _Columns:
     def of(cls, file: str, header: Sequence[str]) -> _Columns:
         if not any(header):
             raise BadModelList(f"{file}: the list is empty; its first line must name the columns")
-        found = f"found: {', '.join(shown(name, 40) for name in header[:12])}"
+        found = f"found: {', '.join(quoted_cell(name, 40) for name in header[:12])}"
         ids = [name for name in ID_COLUMNS if name in header]
         missing = [name for name in (RELATION_COLUMN, BASE_COLUMN) if name not in header]
         if not ids:
@@ -165,7 +170,7 @@ class _Columns:
             raise BadModelList(f"{file}: has both columns {' and '.join(ids)}; keep the one that names the models")
         twice = [name for name in header if name and header.count(name) > 1]
         if twice:
-            raise BadModelList(f"{file}: two columns are called {shown(twice[0])}")
+            raise BadModelList(f"{file}: two columns are called {quoted_cell(twice[0])}")
         known = {ids[0], RELATION_COLUMN, BASE_COLUMN}
         return cls(tuple(header), ids[0], tuple(name for name in header if name and name not in known))
 
@@ -202,11 +207,11 @@ def _records(reader: CsvReader) -> list[tuple[int, list[str]]]:
     return records
 
 
-def _read_row(line: int, cells: Sequence[str], columns: _Columns, first_line: dict[str, int]) -> ModelRow | RowProblem:
+def _read_row(line: int, cells: Sequence[str], columns: _Columns, first_line: dict[str, int]) -> ModelRow | RefusedRow:
     """One row, checked; ``first_line`` says where an id was seen first and is added to."""
     width = len(columns.names)
     if len(cells) < width or any(cells[width:]):
-        return RowProblem(line, cells[0], f"has {len(cells)} cells where the header has {width}")
+        return RefusedRow(line, cells[0], f"has {len(cells)} cells where the header has {width}")
     cell = dict(zip(columns.names, cells[:width], strict=True))
     model_id = cell[columns.model].strip(" \t")
     base = cell[BASE_COLUMN].strip(" \t")
@@ -214,12 +219,12 @@ def _read_row(line: int, cells: Sequence[str], columns: _Columns, first_line: di
     kind = relation_of(word)
     problem = _id_problem(model_id) or _base_problem(base, kind)
     if problem:
-        return RowProblem(line, model_id, problem)
+        return RefusedRow(line, model_id, problem)
     if kind is None:
         known = "base, finetune, merge, quantized, adapter, lora, qlora, peft, unknown, or nothing"
-        return RowProblem(line, model_id, f"unknown relation {shown(word)}; known: {known}")
+        return RefusedRow(line, model_id, f"unknown relation {quoted_cell(word)}; known: {known}")
     if model_id in first_line:
-        return RowProblem(line, model_id, f"{shown(model_id)} is a duplicate of row {first_line[model_id]}")
+        return RefusedRow(line, model_id, f"{quoted_cell(model_id)} is a duplicate of row {first_line[model_id]}")
     first_line[model_id] = line
     return ModelRow(
         line=line,
@@ -247,5 +252,5 @@ def _base_problem(text: str, kind: Relation | None) -> str | None:
         problem = _id_problem(text)
         return None if problem is None else f"its base: {problem}"
     if any(unicodedata.category(letter) == "Cc" for letter in text):
-        return f"its base {shown(text)} contains a control character or a line break"
+        return f"its base {quoted_cell(text)} contains a control character or a line break"
     return None

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from gpuherd.esd.spectra.batching import HOST_SIDE, Size, lane_bytes, panel_length
 from gpuherd.esd.spectra.device import (
-    Arithmetic,
+    GramArithmetic,
     Solved,
     device_arithmetic,
     did_not_converge,
@@ -29,7 +29,7 @@ from gpuherd.esd.spectra.pooled import CONV_NORM, LayerSpectrum, checked
 if TYPE_CHECKING:
     import torch
 
-    from gpuherd.esd.settings import Precision
+    from gpuherd.esd.config import Precision
     from gpuherd.models.tensors.matrices import HalfSlabs, WeightMatrix
     from gpuherd.models.tensors.source import Codes
 
@@ -40,7 +40,7 @@ Piece = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class MatrixWork:
     """One matrix of a group, with its pieces on the way; ``whole`` says that they are its slices, not panels of it."""
 
     index: int
@@ -69,8 +69,8 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What came of a matrix.
+class MatrixResult:
+    """The result for one matrix.
 
     Attributes:
         index: its number in the model.
@@ -100,7 +100,7 @@ def size_of(index: int, matrix: WeightMatrix, total_bytes: int | None) -> Size:
     )
 
 
-def comes_whole(matrix: WeightMatrix, needs_weights: bool) -> bool:
+def reads_slices(matrix: WeightMatrix, needs_weights: bool) -> bool:
     """Whether a matrix is read by slices: figures need its weights, or it is a convolution. Else it is by panels."""
     return needs_weights or matrix.kind == "conv"
 
@@ -123,18 +123,18 @@ def _half_pieces(half: HalfSlabs, most: int, device: str) -> Iterator[torch.Tens
 
     made: list[torch.Tensor] = []
 
-    def room(shape: tuple[int, int]) -> Codes:
+    def pinned(shape: tuple[int, int]) -> Codes:
         made.append(_pinned(shape, torch.int16, device))
         codes: Codes = made[0].numpy().view(np.uint16)
         return codes
 
     dtype = torch.bfloat16 if half.dtype == "BF16" else torch.float16
-    for _ in half.stream(most, room):
+    for _ in half.stream(most, pinned):
         yield made.pop().view(dtype)
 
 
 def staged(array: npt.NDArray[Any], device: str) -> torch.Tensor:
-    """The numbers as a tensor in pinned memory, if it is for a GPU: the copy there then goes on beside other work."""
+    """The numbers as a tensor in pinned memory, if it is for a GPU: the copy there then overlaps with other work."""
     import torch
 
     tensor = _pinned(array.shape, torch.float64 if array.dtype == np.float64 else torch.float32, device)
@@ -154,7 +154,7 @@ def piece_bytes(piece: Piece) -> int:
 
 
 def compute_group(
-    group: Sequence[Work], device: str, arithmetic: Arithmetic, batch: Callable[[int], int]
+    group: Sequence[MatrixWork], device: str, arithmetic: GramArithmetic, batch: Callable[[int], int]
 ) -> Iterator[Computed]:
     """The spectra of matrices, in their order; those of one side that follow each other are solved together.
 
@@ -197,40 +197,44 @@ def compute_group(
         yield Computed(work.index, pieces, conv, weights.pop(work.index, None), device)
 
 
-def settle(computed: Computed) -> Result:
+def settle(computed: Computed) -> MatrixResult:
     """The spectrum of what was computed; takes the CPU's time where only bands were. ``weights`` are handed on."""
     values: list[Float64] = []
     for piece in computed.pieces:
         each = None if piece is None else settled(piece)
         if each is None:
-            return Result(computed.index, None, computed.weights, computed.device)
+            return MatrixResult(computed.index, None, computed.weights, computed.device)
         values.append(each)
     evals = np.sort(np.concatenate(values))
     spectrum = checked(evals * CONV_NORM if computed.conv else evals)
-    return Result(computed.index, spectrum, computed.weights, computed.device)
+    return MatrixResult(computed.index, spectrum, computed.weights, computed.device)
 
 
-def alone(index: int, matrix: WeightMatrix, precision: Precision, needs_weights: bool, device: str) -> Result:
-    """One matrix by itself, on this thread: what a lane does, with nothing beside it. ``spectrum`` is None for what the
-    CPU has to look at, and for what it is better at (products of low rank, too large for the GPU)."""
+def process_single(
+    index: int, matrix: WeightMatrix, precision: Precision, needs_weights: bool, device: str
+) -> MatrixResult:
+    """One matrix by itself, on this thread: what a lane does, with nothing else at the same time. ``spectrum`` is
+    None for what the CPU has to look at, and for what it is better at (products of low rank, too large for the GPU)."""
     memory = memory_of([device])
     size = size_of(index, matrix, memory[1] if memory else None)
     if size.on_host or size.side <= HOST_SIDE:
-        return Result(index, None, None, device)
-    whole = comes_whole(matrix, needs_weights)
-    work = Work(index, matrix, read_pieces(matrix, device, whole), whole)
+        return MatrixResult(index, None, None, device)
+    whole = reads_slices(matrix, needs_weights)
+    work = MatrixWork(index, matrix, read_pieces(matrix, device, whole), whole)
     try:
         with ieee_float32():
             (computed,) = compute_group([work], device, device_arithmetic(device, precision), lambda _: 1)
             result = settle(computed)
     except Exception as problem:
         if did_not_converge(problem):
-            return Result(index, None, None, device)
+            return MatrixResult(index, None, None, device)
         raise
     return result
 
 
-def _grams(work: Work, weights: Weights | None, device: str, arithmetic: Arithmetic) -> Iterator[torch.Tensor | None]:
+def _grams(
+    work: MatrixWork, weights: Weights | None, device: str, arithmetic: GramArithmetic
+) -> Iterator[torch.Tensor | None]:
     shape = work.matrix.shape
     if weights is None:
         yield gram_on_device(work.pieces, shape, device, arithmetic.gram)
@@ -249,7 +253,7 @@ def _panels(weights: npt.NDArray[Any], device: str) -> Iterator[torch.Tensor]:
 
 @contextmanager
 def own_stream(device: str) -> Iterator[None]:
-    """While it lasts, this thread's work on a GPU goes to a stream of its own, beside that of other threads."""
+    """While it lasts, this thread's work on a GPU goes to a stream of its own, parallel to those of other threads."""
     import torch
 
     if torch.device(device).type != "cuda":

@@ -1,4 +1,4 @@
-"""What an experiment would do: the models of the list, each looked at, as jobs to run or rows to refuse.
+"""What an experiment would do: the models of the list, each examined, as jobs to run or rows to refuse.
 
 Knows how a row becomes a job. Reads headers and the list, writes nothing, takes no GPU.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gpuherd.errors import BadModel
 from gpuherd.esd.config import AnalysisOptions, ExperimentConfig
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.model_list import ModelList, ModelRow, Relation, RowProblem, read_model_list
+from gpuherd.esd.model_list import ModelList, ModelRow, RefusedRow, Relation, read_model_list
 from gpuherd.esd.selection import selected
 from gpuherd.esd.spectra.batching import MB, peak_bytes
 from gpuherd.jobs.job import Job
@@ -57,27 +57,14 @@ class PlannedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A row, or the single model, that is not analysed, and why in one sentence."""
-
-    line: int | None
-    model_id: str
-    reason: str
-
-    def where(self, model_list: str | None) -> str:
-        """What people need to find it: file and row, or the model."""
-        return self.model_id if self.line is None else f"{model_list}: row {self.line}"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
+class AnalysisPlan:
     """The models to analyse and the rows refused, each in the order of the list."""
 
     models: tuple[PlannedModel, ...]
-    refused: tuple[Refusal, ...]
+    refused: tuple[RefusedRow, ...]
 
 
-def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
+def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> AnalysisPlan:
     """Reads the list and looks at every model.
 
     Args:
@@ -90,7 +77,7 @@ def make_plan(config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
     if config.single_model is not None:
         row = single_row(config)
         with HubHeaders(_needed([row])) as hub:
-            return Plan((_looked_at(row, config, hub),), ())
+            return AnalysisPlan((_looked_at(row, config, hub),), ())
     assert config.model_list is not None  # noqa: S101 - ExperimentConfig has one of the two
     read = read_model_list(config.model_list, limit=config.limit)
     return _plan_of(read, config, track)
@@ -114,16 +101,16 @@ def single_row(config: ExperimentConfig) -> ModelRow:
     return ModelRow(line=None, model_id=model, source_model=base, relation=kind.value, kind=kind)
 
 
-def _plan_of(read: ModelList, config: ExperimentConfig, track: Track[ModelRow]) -> Plan:
+def _plan_of(read: ModelList, config: ExperimentConfig, track: Track[ModelRow]) -> AnalysisPlan:
     models: list[PlannedModel] = []
-    refused = [_refusal(problem) for problem in read.problems]
+    refused = [*read.problems]
     with HubHeaders(_needed(read.rows)) as hub:
         for row in track(read.rows, "looking at models"):
             try:
                 models.append(_looked_at(row, config, hub))
             except BadModel as problem:
-                refused.append(Refusal(row.line, row.model_id, str(problem)))
-    return Plan(tuple(models), tuple(sorted(refused, key=lambda refusal: refusal.line or 0)))
+                refused.append(RefusedRow(row.line, row.model_id, str(problem)))
+    return AnalysisPlan(tuple(models), tuple(sorted(refused, key=lambda refusal: refusal.line or 0)))
 
 
 def _needed(rows: Iterable[ModelRow]) -> Iterator[ModelRef]:
@@ -146,10 +133,6 @@ def _looked_at(row: ModelRow, config: ExperimentConfig, hub: HubHeaders) -> Plan
         read_hub=hub,
     )
     return PlannedModel(row, facts)
-
-
-def _refusal(problem: RowProblem) -> Refusal:
-    return Refusal(problem.line, problem.model_id, problem.text)
 
 
 def run_directory(config: ExperimentConfig) -> ESDDirectory:

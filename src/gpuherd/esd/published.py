@@ -6,6 +6,10 @@ results"), a figure is left out rather than put under a name that means somethin
 
 from __future__ import annotations
 
+import codecs
+import csv
+import io
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +22,11 @@ from typing import TYPE_CHECKING, Any
 from gpuherd import __version__
 from gpuherd.errors import BadModel
 from gpuherd.esd.config import CONVENTION
-from gpuherd.esd.conventions import IMPORTED, ORIGIN, refuse_another
-from gpuherd.esd.folder import ESDDirectory
+from gpuherd.esd.folder import IMPORTED, ORIGIN, ESDDirectory, refuse_another
 from gpuherd.esd.model_files import ManyModels
-from gpuherd.esd.results import text_tables
-from gpuherd.esd.row import LayerRow
-from gpuherd.esd.schema import kind_of_column
-from gpuherd.esd.tails.registry import tails
+from gpuherd.esd.results import numbers_of, parsed_csv
+from gpuherd.esd.schema import LayerRow, kind_of_column
+from gpuherd.esd.tails import tails
 from gpuherd.esd.views import FIT_OK, Origin
 from gpuherd.jobs.lock import DispatcherLock
 
@@ -90,6 +92,38 @@ def read_published(path: Path) -> PublishedModel:
         raise BadModel(f"{path}: {problem}") from None
 
 
+def _text_tables(files: Sequence[bytes]) -> list[pa.Table | ValueError]:
+    """CSV files as columns of text, an empty cell as "", a row that is too short filled with these; the error of a
+    damaged file in its place. Files of one header are parsed at once."""
+    alike: dict[bytes, list[int]] = {}
+    bodies: list[bytes] = []
+    for at, data in enumerate(files):
+        header, _, body = data.removeprefix(codecs.BOM_UTF8).partition(b"\n")
+        bodies.append(body if body.endswith(b"\n") or not body else body + b"\n")
+        alike.setdefault(header, []).append(at)
+    found: dict[int, pa.Table | ValueError] = {}
+    for header, group in alike.items():
+        counts = [bodies[at].count(b"\n") for at in group]
+        table = parsed_csv(b"".join((header, b"\n", *(bodies[at] for at in group))))
+        if table is not None and table.num_rows == sum(counts):
+            starts = itertools.accumulate(counts, initial=0)
+            found |= {at: table.slice(start, count) for at, start, count in zip(group, starts, counts, strict=False)}
+        else:
+            found |= {at: _parsed_by_python(files[at]) for at in group}
+    return [found[at] for at in range(len(files))]
+
+
+def _parsed_by_python(data: bytes) -> pa.Table | ValueError:
+    import pyarrow as pa
+
+    try:
+        rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
+    except (ValueError, csv.Error) as problem:
+        return ValueError(str(problem))
+    names = [name for name in rows[0] if isinstance(name, str)] if rows else []
+    return pa.table({name: pa.array([row[name] or "" for row in rows], pa.string()) for name in names})
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _File:
     """A published file with its cells as text, looked at as far as it goes without numbers."""
@@ -107,7 +141,7 @@ def _read(paths: Sequence[Path]) -> list[_File | str]:
             contents.append(path.read_bytes())
         except OSError as problem:
             contents.append(problem)
-    tables = iter(text_tables([data for data in contents if isinstance(data, bytes)]))
+    tables = iter(_text_tables([data for data in contents if isinstance(data, bytes)]))
     found: list[_File | str] = []
     for path, data in zip(paths, contents, strict=True):
         cells = data if isinstance(data, OSError) else next(tables)
@@ -180,16 +214,14 @@ def _figures(cells: pa.Table) -> pa.Table:
 def _numbers(cells: pa.Table, name: str, *, whole: bool) -> Floats:
     """A column as float64, NaN where a cell is empty, NaN or infinite. Raises ValueError."""
     import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
 
     text = cells[name].combine_chunks()
     try:
-        known = pc.cast(pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text), pa.float64())
-        numbers = np.array(known.to_numpy(zero_copy_only=False))
-    except pa.ArrowInvalid:  # Python takes more for a number: " 1", "1_000"
-        numbers = np.array([_number(cells, name, at, cell) for at, cell in enumerate(text.to_pylist())])
-    numbers[~np.isfinite(numbers)] = np.nan
+        numbers = numbers_of(text)
+    except ValueError:
+        for at, cell in enumerate(text.to_pylist()):
+            _number(cells, name, at, cell)  # says which one it is
+        raise
     if whole:
         fraction = (numbers != np.floor(numbers)) | (np.abs(numbers) > LARGEST_COUNT)
         if (wrong := np.flatnonzero(fraction & ~np.isnan(numbers))).size:

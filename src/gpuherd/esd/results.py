@@ -1,4 +1,4 @@
-"""Reads results back: the models of a run from the data set, one model from its stats file; and how people name them.
+"""Reads results back: models of a run, each from the data set or from its stats file; and how people name them.
 
 A fragment of the data set (``stats/*.parquet``) speaks for a model while its stats CSV was last changed at the same
 time: both were then written together. What was edited, replaced or copied by hand since, and what an older gpuherd has
@@ -7,44 +7,42 @@ written, is read from the CSV.
 
 from __future__ import annotations
 
-import codecs
 import csv
-import io
-import itertools
 import json
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, MissingModel, UsageError, printable
-from gpuherd.esd.conventions import as_text
+from gpuherd.esd.config import CONVENTION
 from gpuherd.esd.folder import ESDDirectory
 from gpuherd.esd.model_files import MODELS, ModelPaths
-from gpuherd.esd.row import NOT_METRICS, LayerRow
-from gpuherd.esd.schema import CONVENTION_COLUMNS, LINEAGE_COLUMNS, kind_of_column
-from gpuherd.esd.views import (
-    FIT_OK,
-    SKIPPED,
-    alpha_matrix,
-    first_row,
-    read_table,
+from gpuherd.esd.schema import (
+    CONVENTION_COLUMNS,
+    LINEAGE_COLUMNS,
+    NOT_METRICS,
+    SPECTRUM,
+    LayerRow,
+    is_declared,
+    kind_of_column,
 )
+from gpuherd.esd.views import FIT_OK, SKIPPED, alpha_matrix, first_row, read_table, unescape_cell
 from gpuherd.options import did_you_mean
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+    import pyarrow.parquet as pq
     from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-
-    from gpuherd.esd.row import LayerRow
     from gpuherd.esd.spectrum_files import StoredSpectra
-    from gpuherd.esd.views import StoredMatrix
+    from gpuherd.esd.views import AlphaMatrix, StoredMatrix
+
+    Floats = NDArray[np.float64]
 
 
 logger = logging.getLogger(__name__)
@@ -54,12 +52,17 @@ CORE = ("alpha", "D")
 
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """The rows with typed values, None for no value. Raises FileNotFoundError, and BadModel for another file."""
+    """The rows with typed values, None for no value, without spectra.
+
+    Raises FileNotFoundError, and BadModel for a file of another kind.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        rows: list[dict[str, Any]] = pq.ParquetFile(path).read().to_pylist()
+        file = pq.ParquetFile(path)
+        names = [name for name in file.schema_arrow.names if name != SPECTRUM]
+        rows: list[dict[str, Any]] = file.read(names).to_pylist()
     except FileNotFoundError:
         raise
     except (OSError, ValueError, pa.ArrowException) as problem:
@@ -69,21 +72,17 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class StoredLayer:
-    """One row of a stats file: what most readers want with its type, and all ``cells`` as text."""
+    """One matrix of a model. ``alpha`` is None without a valid fit."""
 
     longname: str
-    M: int
-    N: int
     params: int
     num_evals: int | None
     alpha: float | None
-    D: float | None
     fit_status: str
-    cells: Mapping[str, str]
 
     @property
     def analysed(self) -> bool:
-        """Whether it was looked at; a matrix can be left out on purpose."""
+        """Whether it was analysed; a matrix can be left out on purpose."""
         return not self.fit_status.startswith(SKIPPED)
 
     @property
@@ -92,45 +91,8 @@ class StoredLayer:
         return self.fit_status == FIT_OK and self.alpha is not None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredModel:
-    """One model's stats file: whose weights, by which convention (``conventions.as_text``), and its layers in order."""
-
-    path: Path
-    model_id: str
-    source_model: str | None
-    relation: str
-    convention: Mapping[str, str]
-    layers: tuple[StoredLayer, ...]
-
-    def alphas(self) -> dict[str, float | None]:
-        """Alpha by name of the matrix, None without a valid fit; matrices that were left out are not in it."""
-        return {layer.longname: layer.alpha if layer.fitted else None for layer in self.layers if layer.analysed}
-
-
-def text_tables(files: Sequence[bytes]) -> list[pa.Table | ValueError]:
-    """CSV files as columns of text, an empty cell as "", a row that is too short filled with these; the error of a
-    damaged file in its place. Files of one header are parsed at once."""
-    alike: dict[bytes, list[int]] = {}
-    bodies: list[bytes] = []
-    for at, data in enumerate(files):
-        header, _, body = data.removeprefix(codecs.BOM_UTF8).partition(b"\n")
-        bodies.append(body if body.endswith(b"\n") or not body else body + b"\n")
-        alike.setdefault(header, []).append(at)
-    found: dict[int, pa.Table | ValueError] = {}
-    for header, group in alike.items():
-        counts = [bodies[at].count(b"\n") for at in group]
-        table = _parsed(b"".join((header, b"\n", *(bodies[at] for at in group))))
-        if table is not None and table.num_rows == sum(counts):
-            starts = itertools.accumulate(counts, initial=0)
-            found |= {at: table.slice(start, count) for at, start, count in zip(group, starts, counts, strict=False)}
-        else:
-            found |= {at: _parsed_by_python(files[at]) for at in group}
-    return [found[at] for at in range(len(files))]
-
-
-def _parsed(data: bytes) -> pa.Table | None:
-    """A CSV file read by Arrow; None where Python might read it otherwise, or Arrow can't."""
+def parsed_csv(data: bytes) -> pa.Table | None:
+    """The cells of a CSV file as text, read by Arrow; None where Python might read it otherwise, or Arrow can't."""
     import pyarrow as pa
     import pyarrow.csv
 
@@ -145,43 +107,19 @@ def _parsed(data: bytes) -> pa.Table | None:
         return None
 
 
-def _parsed_by_python(data: bytes) -> pa.Table | ValueError:
+def numbers_of(cells: pa.Array) -> Floats:
+    """Cells of text as float64, NaN where one is empty, NaN or infinite. Raises ValueError for another word."""
+    import numpy as np
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     try:
-        rows = list(csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
-    except (ValueError, csv.Error) as problem:
-        return ValueError(str(problem))
-    names = [name for name in rows[0] if isinstance(name, str)] if rows else []
-    return pa.table({name: pa.array([row[name] or "" for row in rows], pa.string()) for name in names})
-
-
-def read_model(path: Path) -> StoredModel:
-    """A model's stats file. Raises MissingModel when it is not there, BadModel when it is none."""
-    try:
-        rows = read_table(path)
-    except FileNotFoundError:
-        raise MissingModel(f"there is no stats file {path}") from None
-    except (OSError, ValueError, csv.Error) as problem:
-        raise BadModel(f"{path} can't be read as a stats file: {problem}") from None
-    if not rows:
-        raise BadModel(f"{path} is no stats file: it has no rows")
-    try:
-        return StoredModel(
-            path=path,
-            model_id=rows[0]["model_id"],
-            source_model=rows[0]["source_model"] or None,
-            relation=rows[0]["base_model_relation"],
-            convention=as_text(rows[0]),
-            layers=tuple(_layer(row) for row in rows),
-        )
-    except KeyError as missing:
-        raise BadModel(f"{path} is no stats file of gpuherd: it has no column {missing}") from None
-    except ValueError as problem:
-        raise BadModel(f"{path} is no stats file of gpuherd: {problem}") from None
-
-
-# ---- many models, as columns -----------------------------------------------------------------------------------------
+        known = pc.cast(pc.if_else(pc.equal(cells, ""), pa.scalar(None, pa.string()), cells), pa.float64())
+        numbers = np.array(known.to_numpy(zero_copy_only=False))
+    except pa.ArrowInvalid:  # Python takes more for a number: " 1", "1_000"
+        numbers = np.array([float(cell) if cell else math.nan for cell in cells.to_pylist()])
+    numbers[~np.isfinite(numbers)] = np.nan
+    return numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,8 +128,9 @@ class ModelTable:
 
     Attributes:
         model_id: as the model list has it.
-        source_model: what it comes from; None where nobody said, or only that it comes from itself.
-        relation: ``base``, ``finetune``, ... or "" where nobody said.
+        source_model: what it comes from; None where it was not given, or names the model itself.
+        source_text: the same as it stands in the stats file.
+        relation: ``base``, ``finetune``, ... or "" where it was not given.
         names: the matrices, in the order of the file.
         rows, columns: M and N of each. params: weights of each.
         status: ``fit_status`` of each.
@@ -206,6 +145,7 @@ class ModelTable:
 
     model_id: str
     source_model: str | None
+    source_text: str
     relation: str
     names: tuple[str, ...]
     rows: tuple[int, ...]
@@ -218,6 +158,7 @@ class ModelTable:
     stem: str
     notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     covered: float | None = None
+    has_spectrum: bool = False
 
     @property
     def alpha(self) -> Floats:
@@ -234,12 +175,30 @@ class ModelTable:
         """How many were not analysed, on purpose."""
         return sum(self.status.count(status) for status in {*self.status} if status.startswith(SKIPPED))
 
+    @property
+    def layers(self) -> tuple[StoredLayer, ...]:
+        """A record for each matrix, in order."""
+        counts = self.figures.get("num_evals")
+        evals = [None] * len(self.names) if counts is None else [_integer_or_none(count) for count in counts.tolist()]
+        cells = zip(self.names, self.params, evals, map(_figure, self.alpha.tolist()), self.status, strict=True)
+        return tuple(StoredLayer(*each) for each in cells)
+
+    def alphas(self) -> dict[str, float | None]:
+        """Alpha by name of the matrix, None without a valid fit; matrices that were left out are not in it."""
+        return {layer.longname: layer.alpha for layer in self.layers if layer.analysed}
+
+    @property
+    def about(self) -> dict[str, str]:
+        """Lineage and convention as text, by the names of their columns."""
+        lineage = zip(LINEAGE_COLUMNS, (self.model_id, self.source_text, self.relation), strict=True)
+        return dict(lineage) | dict(self.convention)
+
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A stats file that can't be read, by its stem, and why."""
+    """A stats file that can't be read, and why."""
 
-    stem: str
+    path: Path
     problem: str
 
 
@@ -248,67 +207,154 @@ def read_tables(directory: ESDDirectory, stats: Iterable[Path]) -> Iterator[Mode
     others from the CSV."""
     left = {path.stem: path for path in stats}
     same: dict[Any, Any] = {}
-    written = {stem: path.stat().st_mtime_ns for stem, path in left.items()}
-    for fragment in sorted(directory.stats.glob("*.parquet")):
-        if fragment.name.startswith("."):
-            continue
+    written: dict[str, int] = {}
+    for stem, path in left.items():
+        with suppress(OSError):  # gone meanwhile: the CSV's reader says so
+            written[stem] = path.stat().st_mtime_ns
+    for fragment in _fragments(left.values(), directory.imported):
         for table in _read_fragment(fragment, written, same):
             if left.pop(table.stem, None) is not None:
                 yield table
     for path in left.values():
         try:
-            yield table_of(read_model(path))
+            yield _table_of_file(path)
         except (BadModel, MissingModel) as problem:
-            yield Unreadable(path.stem, str(problem).replace(str(path), f"stats/{path.name}"))
+            yield Unreadable(path, str(problem))
 
 
-def table_of(model: StoredModel) -> ModelTable:
-    """One model's stats file as columns."""
+def read_model(path: Path) -> ModelTable:
+    """The model of a stats file. Raises MissingModel when it is not there, BadModel when it is none."""
+    (model,) = read_models([path])
+    return model
+
+
+def read_models(paths: Sequence[Path]) -> list[ModelTable]:
+    """The models of stats files of one folder, in order. Raises as ``read_model``."""
+    found: dict[Path, ModelTable] = {}
+    for path in paths[:1]:
+        for table in read_tables(ESDDirectory(path.parent.parent), paths):
+            if isinstance(table, Unreadable):
+                raise (BadModel if table.path.exists() else MissingModel)(table.problem)
+            found[path.with_name(f"{table.stem}{path.suffix}")] = table
+    return [found[path] for path in paths]
+
+
+def fragments(directory: ESDDirectory) -> list[Path]:
+    """The files of the data set, by name."""
+    return sorted(path for path in directory.stats.glob("*.parquet") if not path.name.startswith("."))
+
+
+def _fragments(stats: Iterable[Path], imported: Path) -> list[Path]:
+    """The files of the data set in which the models of these stats files can be."""
+    own = (path.with_suffix(".parquet") for path in stats)
+    return [path for path in dict.fromkeys((*own, imported)) if path.is_file()]
+
+
+# What a stats file has at least.
+_NEEDED = (*LINEAGE_COLUMNS, "longname", "M", "N", "params", "num_evals", *CORE, "fit_status")
+
+
+def _table_of_file(path: Path) -> ModelTable:
+    """The model of a stats file, from its text. Raises MissingModel, BadModel."""
+    try:
+        cells = _cells_of(path)
+    except FileNotFoundError:
+        raise MissingModel(f"there is no stats file {path}") from None
+    except (OSError, ValueError, csv.Error) as problem:
+        raise BadModel(f"{path} can't be read as a stats file: {problem}") from None
+    if not cells.num_rows:
+        raise BadModel(f"{path} is no stats file: it has no rows")
+    missing = next((name for name in _NEEDED if name not in cells.column_names), None)
+    if missing is not None:
+        raise BadModel(f"{path} is no stats file of gpuherd: it has no column {missing!r}")
+    try:
+        return _table_of_cells(path.stem, cells)
+    except ValueError as problem:
+        raise BadModel(f"{path} is no stats file of gpuherd: {problem}") from None
+
+
+def _cells_of(path: Path) -> pa.Table:
+    """The columns of a stats file as text, protection taken off. Raises OSError, ValueError, csv.Error."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    data = path.read_bytes()
+    table = parsed_csv(data)
+    if table is None or table.num_rows != data.count(b"\n", 0, -1):
+        rows = read_table(path)
+        names = list(rows[0]) if rows else []
+        return pa.table({name: pa.array([row[name] for row in rows], pa.string()) for name in names})
+    columns = [
+        pc.if_else(pc.starts_with(cells, "'"), pc.utf8_slice_codeunits(cells, 1), cells).combine_chunks()
+        for cells in table.columns
+    ]
+    return pa.table(columns, names=[unescape_cell(name) for name in table.column_names])
+
+
+def _table_of_cells(stem: str, cells: pa.Table) -> ModelTable:
     import numpy as np
 
-    rows = [layer.cells for layer in model.layers]
-    first = rows[0]
-    figures = _figures_of_text(rows)
+    def texts(name: str) -> tuple[str, ...]:
+        return tuple(cells[name].to_pylist())
+
+    model_id, source, relation = (cells[name][0].as_py() for name in LINEAGE_COLUMNS)
+    figures = _figures_of_text(cells)
+    words = [name for name in cells.column_names if name.endswith("_status") and name != "fit_status"]
     return ModelTable(
-        model_id=model.model_id,
-        source_model=None if model.source_model == model.model_id else model.source_model,
-        relation=model.relation,
-        names=tuple(layer.longname for layer in model.layers),
-        rows=tuple(layer.M for layer in model.layers),
-        columns=tuple(layer.N for layer in model.layers),
-        params=tuple(layer.params for layer in model.layers),
-        status=tuple(layer.fit_status for layer in model.layers),
+        model_id=model_id,
+        source_model=None if source in ("", model_id) else source,
+        source_text=source,
+        relation=relation,
+        names=texts("longname"),
+        rows=tuple(map(int, texts("M"))),
+        columns=tuple(map(int, texts("N"))),
+        params=tuple(map(int, texts("params"))),
+        status=texts("fit_status"),
         figures=figures,
         present=tuple(name for name, values in figures.items() if np.isfinite(values).any()),
-        convention={name: first[name] for name in CONVENTION_COLUMNS if name in first},
-        stem=model.path.stem,
-        notes={
-            name: tuple(row[name] for row in rows)
-            for name in first
-            if name.endswith("_status") and name != "fit_status"
-        },
+        convention={name: cells[name][0].as_py() for name in CONVENTION_COLUMNS if name in cells.column_names},
+        stem=stem,
+        notes={name: texts(name) for name in words},
     )
 
 
-def _figures_of_text(rows: Sequence[Mapping[str, str]]) -> dict[str, Floats]:
-    """Every column that holds nothing but finite numbers and empty cells. Alpha and D only where the fit is valid."""
+def _figures_of_text(cells: pa.Table) -> dict[str, Floats]:
+    """Every column of numbers. Alpha and D only where the fit is valid. Raises ValueError for words in a column that is
+    one of numbers by the schema."""
     import numpy as np
 
-    valid = np.array([row["fit_status"] == FIT_OK for row in rows])
+    valid = np.array([status == FIT_OK for status in cells["fit_status"].to_pylist()])
     outside = NOT_METRICS.union(LINEAGE_COLUMNS, CONVENTION_COLUMNS)
     figures: dict[str, Floats] = {}
-    for name in rows[0]:
+    for name in cells.column_names:
         if name in outside:
             continue
         try:
-            values = np.array([float(row[name] or "nan") for row in rows])
+            figures[name] = numbers_of(cells[name].combine_chunks())
         except ValueError:
+            if is_declared(name):
+                raise
             continue  # a column of words
-        values[~np.isfinite(values)] = np.nan
-        figures[name] = values
     for name in CORE:
-        figures[name] = np.where(valid, figures.get(name, np.full(len(rows), np.nan)), np.nan)
+        figures[name] = np.where(valid, figures[name], np.nan)
     return figures
+
+
+def _parts(file: pq.ParquetFile, path: Path) -> Iterator[tuple[_Source, list[tuple[str, int]]]]:
+    """The row groups of a fragment, each with the models in it: of each its stem and its number of rows."""
+    coming = iter(_models_in(file, path))
+    version = path.stat().st_mtime_ns
+    for group in range(file.num_row_groups):
+        inside, count, rows = [], 0, file.metadata.row_group(group).num_rows
+        while count < rows:
+            inside.append(next(coming))
+            count += inside[-1][1]
+        yield _Source(path, group, version), inside
+
+
+def _models_in(file: pq.ParquetFile, path: Path) -> list[tuple[str, int]]:
+    listed = (file.metadata.metadata or {}).get(MODELS)
+    return [(path.stem, file.metadata.num_rows)] if listed is None else json.loads(listed)
 
 
 def _read_fragment(path: Path, written: Mapping[str, int], same: dict[Any, Any]) -> Iterator[ModelTable]:
@@ -319,52 +365,92 @@ def _read_fragment(path: Path, written: Mapping[str, int], same: dict[Any, Any])
     try:
         changed = path.stat().st_mtime_ns
         with pq.ParquetFile(path) as file:
-            listed = (file.metadata.metadata or {}).get(MODELS)
-            models = [(path.stem, file.metadata.num_rows)] if listed is None else json.loads(listed)
-            if not any(written.get(stem) == changed for stem, _ in models):
+            if not any(written.get(stem) == changed for stem, _ in _models_in(file, path)):
                 return
-            coming = iter(models)
-            for group in range(file.num_row_groups):
-                rows = file.read_row_group(group)
-                inside, count = [], 0
-                while count < rows.num_rows:
-                    inside.append(next(coming))
-                    count += inside[-1][1]
-                for table in _tables_of(rows, inside, _Source(path, group), same):
+            spectra = SPECTRUM in file.schema_arrow.names
+            for source, inside in _parts(file, path):
+                for table in _tables_of(_rows_of(source, file), inside, source, same, spectra):
                     if written.get(table.stem) == changed:
                         yield table
-    except (OSError, ValueError, KeyError, StopIteration, pa.ArrowException) as problem:
+    except (OSError, ValueError, KeyError, StopIteration, RuntimeError, pa.ArrowException) as problem:
         logger.warning("%s can't be read, its models are read from their CSV files: %s", path, problem)
+
+
+def fragment_rows(path: Path, stems: Collection[str]) -> Iterator[tuple[str, pa.Table]]:
+    """The rows of these models in a fragment, with all columns but that of spectra. Raises BadModel."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            for source, inside in _parts(file, path):
+                start = 0
+                for stem, count in inside:
+                    if stem in stems:
+                        yield stem, _rows_of(source, file).slice(start, count)
+                    start += count
+    except (OSError, ValueError, KeyError, StopIteration, RuntimeError, pa.ArrowException) as problem:
+        raise BadModel(f"{path} can't be read: {problem}") from None
+
+
+def table_of_rows(stem: str, rows: pa.Table) -> ModelTable:
+    """A model of its rows in a fragment."""
+    (model,) = _tables_of(rows, [(stem, rows.num_rows)], None, {})
+    return model
+
+
+def models_of_fragment(path: Path) -> list[str]:
+    """The stems of the models in a fragment; none where it can't be read, with a warning in the log."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            return [stem for stem, _ in _models_in(file, path)]
+    except (OSError, ValueError, pa.ArrowException) as problem:
+        logger.warning("%s can't be read: %s", path, problem)
+        return []
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A row group of a fragment: figures are read from there again when somebody looks at them."""
+    """A row group of a fragment, as it was last written: figures are read from there again when they are needed."""
 
     path: Path
     group: int
+    version: int
 
 
-@lru_cache(maxsize=1)
-def _rows_of(source: _Source) -> pa.Table:
+_latest: dict[_Source, pa.Table] = {}  # the row group that was read last: a model's figures are mostly used at once
+
+
+def _rows_of(source: _Source, file: pq.ParquetFile | None = None) -> pa.Table:
+    """The rows of a row group, without spectra. ``file``: the fragment, where it is open already."""
     import pyarrow.parquet as pq
 
-    with pq.ParquetFile(source.path) as file:
-        return file.read_row_group(source.group)
+    rows = _latest.get(source)
+    if rows is None:
+        with nullcontext(file) if file is not None else pq.ParquetFile(source.path) as opened:
+            names = [name for name in opened.schema_arrow.names if name != SPECTRUM]
+            rows = opened.read_row_group(source.group, columns=names, use_threads=False)
+        _latest.clear()
+        _latest[source] = rows
+    return rows
 
 
 class _Figures(Mapping[str, "Floats"]):
-    """The figures of a model: alpha and D in memory, the others on the disk."""
+    """The figures of a model: alpha and D in memory, the others on the disk, or in ``rows`` where that is a table."""
 
-    def __init__(self, core: Mapping[str, Floats], names: tuple[str, ...], source: _Source, start: int):
-        self._core, self._names, self._source, self._start = core, names, source, start
+    def __init__(self, core: Mapping[str, Floats], names: tuple[str, ...], rows: _Source | pa.Table, start: int):
+        self._core, self._names, self._rows, self._start = core, names, rows, start
 
     def __getitem__(self, name: str) -> Floats:
         if name in self._core:
             return self._core[name]
         if name not in self._names:
             raise KeyError(name)
-        return _floats(_rows_of(self._source)[name].slice(self._start, len(self._core["alpha"])))
+        rows = _rows_of(self._rows) if isinstance(self._rows, _Source) else self._rows
+        return _floats(rows[name].slice(self._start, len(self._core["alpha"])))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -374,15 +460,26 @@ class _Figures(Mapping[str, "Floats"]):
 
 
 def _tables_of(
-    rows: pa.Table, models: Sequence[tuple[str, int]], source: _Source, same: dict[Any, Any]
+    rows: pa.Table,
+    models: Sequence[tuple[str, int]],
+    source: _Source | None,
+    same: dict[Any, Any],
+    has_spectrum: bool = False,
 ) -> Iterator[ModelTable]:
-    """The models of a row group: of each its stem and its number of rows. ``same`` keeps one of equal tuples."""
+    """The models of a row group: of each its stem and its number of rows.
+
+    Args:
+        source: from where figures can be read again; None to keep ``rows`` in memory.
+        same: keeps one of equal tuples.
+        has_spectrum: whether the fragment has a column of spectra.
+    """
     import numpy as np
 
     bounds = np.cumsum([0, *(count for _, count in models)]).tolist()
-    names = tuple(each.name for each in fields(LayerRow) if each.name in rows.column_names)
+    columns = frozenset(rows.column_names)  # made anew at each use of the property
+    names = tuple(each.name for each in fields(LayerRow) if each.name in columns)
     numbers = tuple(name for name in names if name not in NOT_METRICS and kind_of_column(name) != "str")
-    whose = rows.select([*LINEAGE_COLUMNS, *(name for name in CONVENTION_COLUMNS if name in rows.column_names)])
+    whose = rows.select([*LINEAGE_COLUMNS, *(name for name in CONVENTION_COLUMNS if name in columns)])
     about = whose.take(bounds[:-1]).to_pylist()
     status = np.array(rows["fit_status"].combine_chunks().to_numpy(zero_copy_only=False) == FIT_OK)
     core = {name: np.where(status, _floats(rows[name]), np.nan) for name in CORE}
@@ -407,17 +504,19 @@ def _tables_of(
         yield ModelTable(
             model_id=lineage[0],
             source_model=None if lineage[1] in ("", lineage[0]) else lineage[1],
+            source_text=lineage[1] or "",
             relation=lineage[2] or "",
             names=part(texts["longname"], at),
             rows=same.setdefault(key := tuple(counts["M"][bounds[at] : bounds[at + 1]].tolist()), key),
             columns=same.setdefault(key := tuple(counts["N"][bounds[at] : bounds[at + 1]].tolist()), key),
             params=same.setdefault(key := tuple(counts["params"][bounds[at] : bounds[at + 1]].tolist()), key),
             status=part(texts["fit_status"], at),
-            figures=_Figures(own, numbers, source, bounds[at]),
+            figures=_Figures(own, numbers, rows if source is None else source, bounds[at]),
             present=same.setdefault(key := tuple(present[at]), key),
             convention=same.setdefault(key := tuple(convention.items()), convention),
             stem=stem,
             notes={name: part(values, at) for name, values in texts.items() if name not in ("longname", "fit_status")},
+            has_spectrum=has_spectrum,
         )
 
 
@@ -509,41 +608,72 @@ def _ids(paths: Sequence[Path]) -> str:
     return ", ".join(printable(_id_of(path)) for path in paths[:4]) + (", …" if len(paths) > 4 else "")
 
 
-def _layer(row: Mapping[str, str]) -> StoredLayer:
-    return StoredLayer(
-        longname=row["longname"],
-        M=int(row["M"]),
-        N=int(row["N"]),
-        params=int(row["params"]),
-        num_evals=int(row["num_evals"]) if row["num_evals"] else None,
-        alpha=_figure(row["alpha"]),
-        D=_figure(row["D"]),
-        fit_status=row["fit_status"],
-        cells=row,
-    )
+def _figure(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
-def _figure(text: str) -> float | None:
-    value = float(text) if text else None
-    return value if value is not None and math.isfinite(value) else None
+def _integer_or_none(value: float) -> int | None:
+    return None if math.isnan(value) else int(value)
 
 
 def read_alphas(directory: ESDDirectory, model_id: str) -> StoredMatrix:
     """A model's alphas as a table of layers x modules: from its HDF5 file, else (imported results) made again of its
     rows. Raises FileNotFoundError, BadModel."""
-    from gpuherd.esd.views import ABOUT_MATRIX, StoredMatrix, read_hdf5
+    from gpuherd.esd.views import StoredMatrix, about_text, read_hdf5
 
     paths = ModelPaths(directory, model_id)
     if paths.hdf5.exists() or not paths.stats.exists():
         return read_hdf5(paths.hdf5)
     model = read_model(paths.stats)
-    first = model.layers[0].cells
-    about = {ABOUT_MATRIX.get(name, name): first[name] for name in (*LINEAGE_COLUMNS, *CONVENTION_COLUMNS)}
-    return StoredMatrix(alpha_matrix((layer.longname, layer.alpha) for layer in model.layers), about)
+    return StoredMatrix(matrix_of(model), about_text(model.about))
+
+
+def matrix_of(model: ModelTable) -> AlphaMatrix:
+    """A model's alphas as a table of layers x modules."""
+    return alpha_matrix(zip(model.names, map(_figure, model.alpha.tolist()), strict=True))
 
 
 def read_sketches(directory: ESDDirectory, model_id: str) -> StoredSpectra:
     """A model's spectra in a hundred points each. Raises FileNotFoundError, BadModel."""
-    from gpuherd.esd.spectrum_files import read_spectra
+    return stored_spectra(directory, ModelPaths(directory, model_id).stats.stem)
 
-    return read_spectra(ModelPaths(directory, model_id).spectra)
+
+def has_spectra(directory: ESDDirectory, stem: str) -> bool:
+    """Whether spectra are stored of the model whose files have this stem."""
+    return _has_column_of_spectra(directory, stem) or (directory.spectra / f"{stem}.npz").exists()
+
+
+def stored_spectra(directory: ESDDirectory, stem: str) -> StoredSpectra:
+    """The spectra of the model whose files have this stem: from its fragment of the data set, else from the file of an
+    earlier version. Raises FileNotFoundError, BadModel."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from gpuherd.esd.spectrum_files import ABOUT_SPECTRA, read_spectra, spectra_of
+
+    old, path = directory.spectra / f"{stem}.npz", directory.stats / f"{stem}.parquet"
+    if old.exists() and not _has_column_of_spectra(directory, stem):
+        return read_spectra(old)
+    try:
+        with pq.ParquetFile(path) as file:
+            if SPECTRUM not in file.schema_arrow.names:
+                raise FileNotFoundError(f"{path} has no spectra")
+            names = [name for name in (*ABOUT_SPECTRA, *CONVENTION) if name in file.schema_arrow.names]
+            return spectra_of(file.read(names, use_threads=False))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RuntimeError, pa.ArrowException) as problem:
+        raise BadModel(f"{path} has no spectra that can be read: {problem}") from None
+
+
+def _has_column_of_spectra(directory: ESDDirectory, stem: str) -> bool:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = directory.stats / f"{stem}.parquet"
+    if path == directory.imported or not path.exists():
+        return False
+    try:
+        return SPECTRUM in pq.read_schema(path).names
+    except (OSError, ValueError, pa.ArrowException):
+        return False

@@ -15,13 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import translate
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.views import FIT_OK, SKIPPED, read_table, table_text
 
 if TYPE_CHECKING:
-    from gpuherd.esd.row import LayerRow
+    from gpuherd.esd.schema import LayerRow
     from gpuherd.models.tensors.matrices import WeightMatrix
     from gpuherd.models.tensors.source import TensorInfo
 
@@ -248,12 +248,55 @@ def stored_share(path: Path) -> float | None:
     """The share of the weights in matrices with a valid fit, by a coverage file; None where that is not there, or, with
     a warning in the log, can't be read."""
     try:
-        return totals(read_coverage(path)).share
+        share = _share_by_columns(path)
+        return totals(read_coverage(path)).share if share is None else share
     except FileNotFoundError:
         return None
     except (OSError, ValueError, csv.Error) as problem:
         logger.warning("%s can't be read: %s", path, problem)
         return None
+
+
+# The columns that say which weights count, and how many of them are analysed.
+_COUNTED = ("params", "params_analysed", "dtype", "status", "reason")
+
+
+def _share_by_columns(path: Path) -> float | None:
+    """The share, read by Arrow, which takes a tenth of the time; None where the file is not as we write it, or Arrow is
+    not installed. Raises OSError."""
+    try:
+        import pyarrow as pa
+        import pyarrow.csv
+    except ImportError:
+        return None
+    from gpuherd.models.subject import NOT_WEIGHTS
+    from gpuherd.models.tensors.kinds import NOT_COUNTED
+
+    with path.open("rb") as file:
+        try:
+            table = pyarrow.csv.read_csv(
+                file,
+                read_options=pyarrow.csv.ReadOptions(use_threads=False),
+                parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
+                convert_options=pyarrow.csv.ConvertOptions(
+                    include_columns=list(_COUNTED),
+                    column_types={name: pa.int64() if "params" in name else pa.string() for name in _COUNTED},
+                    strings_can_be_null=False,
+                    null_values=[],
+                ),
+            )
+        except (pa.ArrowInvalid, pa.ArrowKeyError):
+            return None
+    columns = [table[name].to_pylist() for name in _COUNTED]
+    if not set(columns[3]).issubset(get_args(Status)):
+        return None
+    counted = [
+        (params, analysed)
+        for params, analysed, dtype, _, reason in zip(*columns, strict=True)
+        if dtype not in NOT_WEIGHTS and not reason.startswith(NOT_COUNTED)
+    ]
+    params = sum(each for each, _ in counted)
+    return sum(each for _, each in counted) / params if params else 0.0
 
 
 def _line_of(cells: Mapping[str, str]) -> TensorCoverage:

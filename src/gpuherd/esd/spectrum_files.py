@@ -1,15 +1,15 @@
-"""A spectrum in a hundred points: what a log-log plot of it needs, chosen so that it looks the same.
+"""A spectrum in a hundred points, as a log-log plot of it needs them; and all eigenvalues, in a file of their own.
 
-Knows points and distances on a plot. Knows no files and no fits.
+The points of all matrices of a model are the column ``spectrum`` of its fragment of the data set; folders of
+earlier versions have them in ``spectra/<model>.npz``.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -18,18 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.errors import BadModel
-from gpuherd.esd.row import LayerRow
-from gpuherd.esd.schema import column, lists
+from gpuherd.esd.config import CONVENTION
+from gpuherd.esd.schema import column, lists, spectrum_type
 from gpuherd.esd.views import stored_text
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+    import pyarrow as pa
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
-# As many points as a plot needs, and the distance, in heights of the plot, that nobody sees any more.
+# As many points as a plot needs, and the distance, in heights of the plot, that is too small to see.
 MOST_POINTS = 100
 UNSEEN = 5e-4
 HISTOGRAM_BINS = 64
@@ -130,9 +129,8 @@ def _farthest(x: Float64, y: Float64, chosen: npt.NDArray[np.int64]) -> tuple[np
     return at[np.searchsorted(at, starts)], largest
 
 
-# ``spectra/<model>.npz``: a few points of each spectrum of a model, for plots.
-#
-# A compressed NumPy archive without pickled objects. Knows its arrays; what a point is, is ``sketch``'s business.
+# ---- the points of a model's spectra: a column of the data set, or ``spectra/<model>.npz``
+
 
 # What NumPy and zipfile raise for a damaged archive. RuntimeError: its head says that it is encrypted, or of a later
 # version of the format.
@@ -155,55 +153,75 @@ class StoredSpectrum:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredSpectra:
-    """What the file of one model holds: its layers in order, and what their figures depend on."""
+    """What is stored of one model: its layers in order, and what their figures depend on."""
 
     model_id: str
     convention: Mapping[str, Any]
     layers: tuple[StoredSpectrum, ...]
 
 
-def spectra_bytes(
-    model_id: str, convention: Mapping[str, Any], rows: Sequence[LayerRow], sketches: Mapping[int, Sketch]
-) -> bytes:
-    """The file of a model.
-
-    Arrays, with L layers and P points in all: ``longname`` str (L,); ``offsets`` int64 (L + 1,): layer i has the points
-    ``offsets[i]`` to ``offsets[i + 1]``; ``log10_lambda`` and ``log10_ccdf`` float32 (P,); ``histogram`` uint32
-    (L, 64); ``count`` and ``below`` int64 (L,), see ``Sketch``; ``alpha``, ``xmin`` and ``D`` float64 (L,), NaN where
-    there is no fit, which no reader of ours passes on; ``about`` str (), JSON with ``model_id`` and ``convention``.
+def spectrum_column(sketches: Mapping[int, Sketch], rows: int) -> pa.Array:
+    """The sketches of a model's matrices as the column ``spectrum`` of the data set, null for a matrix without one.
 
     Args:
-        sketches: by the row's index; rows without one (not analysed) are left out.
+        sketches: by the row's index.
+        rows: how many there are.
     """
-    kept = [(rows[index], sketches[index]) for index in sorted(sketches)]
-    points = [len(sketch.log10_lambda) for _, sketch in kept]
-    arrays: dict[str, npt.NDArray[Any]] = {
-        "about": np.array(json.dumps({"model_id": stored_text(model_id), "convention": dict(convention)})),
-        "longname": np.array([stored_text(row.longname) for row, _ in kept], dtype=np.str_),
-        "offsets": np.concatenate([[0], np.cumsum(points, dtype=np.int64)]).astype(np.int64),
-        "log10_lambda": _joined([sketch.log10_lambda for _, sketch in kept]),
-        "log10_ccdf": _joined([sketch.log10_ccdf for _, sketch in kept]),
-        "histogram": np.array([sketch.histogram for _, sketch in kept], np.uint32).reshape(-1, HISTOGRAM_BINS),
-        "count": np.array([sketch.count for _, sketch in kept], np.int64),
-        "below": np.array([sketch.below for _, sketch in kept], np.int64),
-        "alpha": _figures([row.alpha for row, _ in kept]),
-        "xmin": _figures([row.xmin for row, _ in kept]),
-        "D": _figures([row.D for row, _ in kept]),
-    }
-    out = io.BytesIO()
-    # By hand, not by numpy.savez, which puts the time of day in: the same spectra are to give the same bytes.
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, array in arrays.items():
-            member = zipfile.ZipInfo(f"{name}.npy")
-            member.compress_type = zipfile.ZIP_DEFLATED
-            data = io.BytesIO()
-            np.lib.format.write_array(data, array, allow_pickle=False)
-            archive.writestr(member, data.getvalue())
-    return out.getvalue()
+    import pyarrow as pa
+
+    kind = spectrum_type()
+    none = Sketch(np.empty(0, np.float32), np.empty(0, np.float32), np.empty(0, np.uint32), 0, 0)
+    each = [sketches.get(index, none) for index in range(rows)]
+    parts = [
+        lists([sketch.log10_lambda for sketch in each], kind.field("log10_lambda").type),
+        lists([sketch.log10_ccdf for sketch in each], kind.field("log10_ccdf").type),
+        lists([sketch.histogram for sketch in each], kind.field("histogram").type),
+        column("int", [sketch.count for sketch in each]),
+        column("int", [sketch.below for sketch in each]),
+    ]
+    missing = column("bool", [index not in sketches for index in range(rows)])
+    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
+
+
+# The columns that ``spectra_of`` needs.
+ABOUT_SPECTRA = ("model_id", "longname", "xmin", "alpha", "D", "spectrum")
+
+
+def spectra_of(table: pa.Table) -> StoredSpectra:
+    """The spectra of a model, from its rows of the data set: of these columns, and of the convention's."""
+    sketches = table["spectrum"].combine_chunks()
+    parts = {each.name: sketches.field(number) for number, each in enumerate(sketches.type)}
+    arrays = {name: parts[name].values.to_numpy() for name in ("log10_lambda", "log10_ccdf", "histogram")}
+    bounds = {name: parts[name].offsets.to_numpy() for name in arrays}
+    count, below = parts["count"].to_pylist(), parts["below"].to_pylist()
+    missing = sketches.is_null().to_pylist()
+
+    def part(name: str, index: int) -> npt.NDArray[Any]:
+        points: npt.NDArray[Any] = arrays[name][bounds[name][index] : bounds[name][index + 1]]
+        return points
+
+    figures = [table[name].to_pylist() for name in ("longname", "xmin", "alpha", "D")]
+    layers = []
+    for index, (name, xmin, alpha, D) in enumerate(zip(*figures, strict=True)):
+        if not missing[index]:
+            points = (part("log10_lambda", index), part("log10_ccdf", index), part("histogram", index))
+            sketch = Sketch(*points, count[index], below[index])
+            layers.append(StoredSpectrum(name, sketch, xmin, alpha, D))
+    convention = {name: table[name][0].as_py() for name in CONVENTION if name in table.column_names}
+    return StoredSpectra(table["model_id"][0].as_py(), convention, tuple(layers))
 
 
 def read_spectra(path: Path) -> StoredSpectra:
-    """What ``spectra_bytes`` wrote. Raises FileNotFoundError, and BadModel for another or a damaged file."""
+    """The spectra of a model as earlier versions wrote them: a NumPy archive without pickled objects, with L
+    layers and P points in all.
+
+    ``longname`` str (L,); ``offsets`` int64 (L + 1,): layer i has the points ``offsets[i]`` to ``offsets[i + 1]``;
+    ``log10_lambda`` and ``log10_ccdf`` float32 (P,); ``histogram`` uint32 (L, 64); ``count`` and ``below`` int64 (L,),
+    see ``Sketch``; ``alpha``, ``xmin`` and ``D`` float64 (L,), NaN where there is no fit; ``about`` str (), JSON with
+    ``model_id`` and ``convention``.
+
+    Raises FileNotFoundError, and BadModel for another or a damaged file.
+    """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return _from_arrays({name: arrays[name] for name in arrays.files})
@@ -230,14 +248,6 @@ def _from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> StoredSpectra:
         xmin, alpha, D = (_figure(arrays[column][index]) for column in ("xmin", "alpha", "D"))
         layers.append(StoredSpectrum(name, sketch, xmin, alpha, D))
     return StoredSpectra(about["model_id"], about["convention"], tuple(layers))
-
-
-def _joined(parts: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-    return np.concatenate([np.empty(0, np.float32), *parts])
-
-
-def _figures(values: Sequence[float | None]) -> Float64:
-    return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
 def _figure(value: np.float64) -> float | None:

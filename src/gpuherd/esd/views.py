@@ -1,10 +1,10 @@
-"""The result files: ``stats/<model>.csv``, one row a matrix, and ``esd_results_summary.csv``, one row a model.
+"""The forms in which results are written: CSV text, and a model's alphas as a table of layers x modules in HDF5.
 
 Knows columns and how a value is written: floats so that they read back bit for bit, no value as an empty cell, so that
 a second run of the same analysis gives the same bytes. Does not know jobs or the queue.
 
 A spreadsheet runs a cell that starts with ``=``, ``+``, ``-`` or ``@`` as a formula. Text from a model list or a
-checkpoint that does so, and is not a number, is written with an apostrophe in front; ``plain`` takes it off again.
+checkpoint that does so, and is not a number, is written with an apostrophe in front; ``unescape_cell`` takes it off.
 """
 
 from __future__ import annotations
@@ -12,26 +12,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 import statistics
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpuherd.errors import BadModel, printable
-from gpuherd.esd.row import NOT_METRICS, LayerRow
-from gpuherd.esd.schema import CONVENTION_COLUMNS, LINEAGE_COLUMNS, column
+from gpuherd.esd.schema import LINEAGE_COLUMNS, LayerRow, column
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FIT_OK = "ok"
 SKIPPED = "not analysed: "
-# Alphas below and above these are read as signs of too much and too little training (Martin & Mahoney).
-OVERTRAINED, UNDERTRAINED = 2.0, 6.0
 # The last four are wide forms of the first, which some spreadsheets take for them.
 FORMULA_STARTS = tuple("=+-@\t'\uff1d\uff0b\uff0d\uff20")
 # C0 and C1 controls but tab and line feed; and surrogates, which no UTF-8 file can hold.
@@ -62,48 +58,6 @@ class Origin:
         return {**self.convention, "gpuherd_version": self.gpuherd_version}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSummary:
-    """A model's row in the summary.
-
-    Attributes:
-        lineage: the model's own columns (LINEAGE_COLUMNS), then the extra columns of the list.
-        layers: matrices with a fit; only these count in ``metrics``.
-        without_fit: matrices that were analysed but have no valid fit.
-        skipped: matrices that are not analysed, as embeddings are by default.
-        params: weights in all analysed matrices.
-        params_share: of the model's weights (biases and norms too, tied ones once) those in matrices with a fit, 0 to
-            1; None where there is no coverage table.
-        overtrained: layers whose alpha is below 2.
-        undertrained: layers whose alpha is above 6.
-        metrics: ``alpha_median``, then of each metric ``<metric>_mean``, ``_std`` (of a sample; None for a single
-            layer), ``_min``, ``_max``.
-        convention: CONVENTION_COLUMNS.
-    """
-
-    lineage: Mapping[str, str]
-    layers: int
-    without_fit: int
-    skipped: int
-    params: int
-    params_share: float | None
-    overtrained: int
-    undertrained: int
-    metrics: Mapping[str, float | None]
-    convention: Mapping[str, str]
-    extra: Mapping[str, str] = field(default_factory=dict)
-
-    def columns(self) -> dict[str, Any]:
-        """All cells, in order. An extra column with the name of one of ours is called ``list_<name>``."""
-        counts = {"layers": self.layers, "layers_without_fit": self.without_fit, "layers_skipped": self.skipped}
-        trained = {"layers_alpha_below_2": self.overtrained, "layers_alpha_above_6": self.undertrained}
-        weights = {"params": self.params, "params_share": self.params_share}
-        own = counts | trained | weights | dict(self.metrics) | dict(self.convention)
-        taken = own.keys() | self.lineage.keys()
-        extra = {f"list_{name}" if name in taken else name: text for name, text in self.extra.items()}
-        return dict(self.lineage) | extra | own
-
-
 def stats_rows(origin: Origin, rows: Iterable[LayerRow]) -> list[dict[str, Any]]:
     """The cells of a model's stats file by column, a row a matrix; without the columns of options that are off."""
     return [origin.lineage | row.cells(origin.convention) | origin.last_columns for row in rows]
@@ -117,6 +71,11 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writerow([cell_text(name) for name in names])
     writer.writerows([cell_text(row.get(name)) for name in names] for row in rows)
     return out.getvalue()
+
+
+def header_text(names: Iterable[str]) -> str:
+    """The first line of CSV text with these columns."""
+    return table_text([dict.fromkeys(names)]).partition("\n")[0] + "\n"
 
 
 def csv_rows(table: pa.Table) -> pa.Array:
@@ -188,14 +147,14 @@ def cell_text(value: Any) -> str:
     return f"'{text}" if text.startswith(FORMULA_STARTS) and not _is_number(text) else text
 
 
-def plain(text: str) -> str:
+def unescape_cell(text: str) -> str:
     """The text of a cell as it was before ``cell_text`` protected it."""
     return text[1:] if text.startswith("'") else text
 
 
 def stored_text(text: str) -> str:
     """Text as it comes back from a stats file: what stands in our other files too, so that names of all agree."""
-    return plain(cell_text(text))
+    return unescape_cell(cell_text(text))
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -212,9 +171,9 @@ def first_row(path: Path) -> dict[str, str]:
 def _rows_of(path: Path) -> Generator[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(file, strict=True)
-        names = [plain(name) for name in next(reader, [])]
+        names = [unescape_cell(name) for name in next(reader, [])]
         for cells in reader:
-            yield dict(zip(names, map(plain, cells), strict=True))
+            yield dict(zip(names, map(unescape_cell, cells), strict=True))
 
 
 def has_fit(rows: Iterable[LayerRow]) -> bool:
@@ -234,58 +193,6 @@ def no_fit_reason(rows: Sequence[LayerRow]) -> str:
     return f"none of its {len(analysed)} matrices has a valid fit; {first.longname}: {reason}"
 
 
-def summarise(
-    rows: Sequence[Mapping[str, str]], extra: Mapping[str, str], params_share: float | None = None
-) -> ModelSummary:
-    """A model's summary from the rows of its stats file, as ``read_table`` gives them."""
-    first = rows[0]
-    fitted = [row for row in rows if row["fit_status"] == FIT_OK]
-    analysed = [row for row in rows if not row["fit_status"].startswith(SKIPPED)]
-    outside = NOT_METRICS.union(LINEAGE_COLUMNS, CONVENTION_COLUMNS)
-    alphas = [float(row["alpha"]) for row in fitted]
-    metrics: dict[str, float | None] = {"alpha_median": statistics.median(alphas) if alphas else None}
-    for name in first:
-        if name not in outside:
-            metrics |= _statistics(name, [_number(row[name]) for row in fitted if row[name] != ""])
-    return ModelSummary(
-        lineage={name: first[name] for name in LINEAGE_COLUMNS},
-        layers=len(fitted),
-        without_fit=len(analysed) - len(fitted),
-        skipped=len(rows) - len(analysed),
-        params=sum(int(row["params"]) for row in analysed),
-        params_share=params_share,
-        overtrained=sum(alpha < OVERTRAINED for alpha in alphas),
-        undertrained=sum(alpha > UNDERTRAINED for alpha in alphas),
-        metrics=metrics,
-        convention={name: first[name] for name in CONVENTION_COLUMNS},
-        extra=extra,
-    )
-
-
-def _statistics(name: str, values: Sequence[float]) -> dict[str, float | None]:
-    """Mean, sample standard deviation, least and largest of one metric; None where there is no such value."""
-    if not values:
-        return {f"{name}_{kind}": None for kind in ("mean", "std", "min", "max")}
-    mean = math.fsum(value / len(values) for value in values)
-    std = _sample_deviation([value - mean for value in values])
-    return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_min": min(values), f"{name}_max": max(values)}
-
-
-def _sample_deviation(differences: Sequence[float]) -> float | None:
-    """Root of the sum of squares over n - 1; the largest is taken out first, so that no square overflows."""
-    if len(differences) < 2:
-        return None
-    scale = max(map(abs, differences))
-    if scale == 0 or not math.isfinite(scale):
-        return scale
-    return scale * math.sqrt(math.fsum((d / scale) ** 2 for d in differences) / (len(differences) - 1))
-
-
-def _number(text: str) -> float:
-    """The number in a cell; a count stays a whole number."""
-    return int(text) if text.removeprefix("-").isdigit() else float(text)
-
-
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -303,7 +210,7 @@ WHOLE = "weight"
 _LONGEST_NUMBER = 9
 
 
-class Place(NamedTuple):
+class LayerPlace(NamedTuple):
     """A matrix's cell in the table.
 
     Attributes:
@@ -334,7 +241,7 @@ class AlphaMatrix:
     values: tuple[tuple[float | None, ...], ...]
 
 
-def place_of(longname: str) -> Place:
+def place_of(longname: str) -> LayerPlace:
     """Where the matrix of this name stands. The layer's number is the first in the name; not the very first part where
     a further number follows, which then counts the models of a pipeline.
 
@@ -348,10 +255,10 @@ def place_of(longname: str) -> Place:
     parts = longname.split(".")
     at = [index for index, part in enumerate(parts) if _is_layer_number(part)]
     if not at:
-        return Place(longname, None, WHOLE)
+        return LayerPlace(longname, None, WHOLE)
     index = at[1] if at[0] == 0 and len(at) > 1 else at[0]
     rest = ".".join(parts[index + 1 :])
-    return Place(".".join(parts[: index + 1]), int(parts[index]), rest or WHOLE)
+    return LayerPlace(".".join(parts[: index + 1]), int(parts[index]), rest or WHOLE)
 
 
 def alpha_matrix(figures: Mapping[str, float | None] | Iterable[tuple[str, float | None]]) -> AlphaMatrix:
@@ -400,6 +307,8 @@ def _is_layer_number(part: str) -> bool:
 FORMAT = "1.0"
 # Columns that the Model-Zoo calls otherwise there.
 ABOUT_MATRIX = {"model_id": "full_name"}
+# A global heap collection: its signature, and the bytes before its first object, as before each object's data.
+_HEAP, _HEAP_HEADER = b"GCOL", 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,13 +319,17 @@ class StoredMatrix:
     about: Mapping[str, str]
 
 
-def about_text(origin: Origin) -> dict[str, str]:
-    """What both files say about their table: lineage in the Model-Zoo's words, then the convention, all as text."""
-    about = {ABOUT_MATRIX.get(name, name): value for name, value in (origin.lineage | origin.last_columns).items()}
+def about_text(columns: Mapping[str, Any]) -> dict[str, str]:
+    """What both files say about their table: lineage in the Model-Zoo's words, then the convention, all as text.
+
+    Args:
+        columns: both of them by name (LINEAGE_COLUMNS and CONVENTION_COLUMNS).
+    """
+    about = {ABOUT_MATRIX.get(name, name): value for name, value in columns.items()}
     return {name: "" if value is None else stored_text(str(value)) for name, value in about.items()}
 
 
-def hdf5_bytes(origin: Origin, matrix: AlphaMatrix) -> bytes:
+def hdf5_bytes(about: Mapping[str, str], matrix: AlphaMatrix) -> bytes:
     """The HDF5 file: dataset ``alpha``, float64, layers x modules, NaN where there is no value. Its attributes:
     ``num_layers``, ``num_modules``, ``missing_value``, and as JSON ``module_names_json``, ``layer_names_json`` and
     ``layer_numbers_json``. Attributes of the file: ``format_version`` and ``about_text``. The same table gives the same
@@ -439,7 +352,7 @@ def hdf5_bytes(origin: Origin, matrix: AlphaMatrix) -> bytes:
         ):
             table.attrs[name] = json.dumps(value, ensure_ascii=False)
         file.attrs["format_version"] = FORMAT
-        for name, text in about_text(origin).items():
+        for name, text in about.items():
             file.attrs[name] = text
     return out.getvalue()
 
@@ -452,7 +365,9 @@ def read_hdf5(path: Path) -> StoredMatrix:
     import h5py
 
     try:
-        with h5py.File(path, "r") as file:
+        data = path.read_bytes()
+        _refuse_endless_heap(data)
+        with h5py.File(io.BytesIO(data), "r") as file:
             table = file["alpha"]
             values = table[...].tolist()
             modules = tuple(json.loads(table.attrs["module_names_json"]))
@@ -470,7 +385,25 @@ def read_hdf5(path: Path) -> StoredMatrix:
     return StoredMatrix(AlphaMatrix(tuple(layers), tuple(numbers), modules, cells), about)
 
 
-def matrix_parquet_bytes(origin: Origin, matrix: AlphaMatrix) -> bytes:
+def _refuse_endless_heap(data: bytes) -> None:
+    """Raises ValueError for a file in whose text libhdf5 would never come to an end.
+
+    Texts of attributes lie in global heap collections (HDF5 File Format 3.0, III.E): objects one after the other, of
+    which number 0 is the free space and gives its whole size. libhdf5 (1.14) goes on by that size, also where it is 0.
+    """
+    start = data.find(_HEAP)
+    while start >= 0:
+        end = min(len(data), start + int.from_bytes(data[start + 8 : start + 16], "little"))
+        at = start + _HEAP_HEADER
+        while at + _HEAP_HEADER <= end:
+            number, size = int.from_bytes(data[at : at + 2], "little"), int.from_bytes(data[at + 8 : at + 16], "little")
+            if number == 0 and size == 0:
+                raise ValueError("its free space has no size")
+            at += size if number == 0 else _HEAP_HEADER + -(-size // 8) * 8
+        start = data.find(_HEAP, max(end, start + len(_HEAP)))
+
+
+def matrix_parquet_bytes(about: Mapping[str, str], matrix: AlphaMatrix) -> bytes:
     """The same table as Parquet: ``layer`` (its name), ``number``, then a float64 column a module, null for no value.
 
     ``about_text`` is the file's key-value metadata. A module that is called like one of the first two columns has
@@ -488,7 +421,7 @@ def matrix_parquet_bytes(origin: Origin, matrix: AlphaMatrix) -> bytes:
         while name in columns:
             name = f"module:{name}"
         columns[name] = column("float", [row[index] for row in matrix.values])
-    table = pa.table(columns).replace_schema_metadata(about_text(origin))
+    table = pa.table(columns).replace_schema_metadata(dict(about))
     out = io.BytesIO()
     pq.write_table(table, out, compression="zstd")
     return out.getvalue()

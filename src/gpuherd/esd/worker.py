@@ -19,22 +19,20 @@ from gpuherd import __version__
 from gpuherd.engines import progress
 from gpuherd.errors import BadModel, UsageError, printable
 from gpuherd.esd.config import AnalysisOptions
-from gpuherd.esd.devices import choose_devices, cuda_devices, torch_problem
 from gpuherd.esd.folder import ESDDirectory
-from gpuherd.esd.model_files import ModelFiles, make_folder
+from gpuherd.esd.model_files import ModelResultFiles, make_folder
 from gpuherd.esd.model_list import Relation, relation_of
-from gpuherd.esd.pipeline import analyse_matrices
+from gpuherd.esd.resources import choose_devices, cuda_devices, settle, torch_problem
 from gpuherd.esd.selection import coverage, coverage_text, selected, totals, without_unchanged
-from gpuherd.esd.spectra.threads import settle
 from gpuherd.esd.views import FIT_OK, SKIPPED, Origin, has_fit, no_fit_reason
 from gpuherd.gpus.visible import described
 from gpuherd.models.names import parse_model
 from gpuherd.options import option
-from gpuherd.runs.files import write_whole
+from gpuherd.runs.files import write_file
 from gpuherd.runs.worker import run_worker, unbuffered, while_bytes_arrive
 
 if TYPE_CHECKING:
-    from gpuherd.esd.row import LayerRow
+    from gpuherd.esd.schema import LayerRow
     from gpuherd.models.subject import Subject
 
 MODULE = "gpuherd.esd.worker"
@@ -47,8 +45,8 @@ example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(AnalysisOptions):
-    """What a worker is told: one model, and how to analyse it."""
+class ESDWorkerOptions(AnalysisOptions):
+    """Options of a worker: one model, and how to analyse it."""
 
     model_id: str = option(help="the model: a Hugging Face id, or a folder or file", metavar="MODEL")
     output_dir: str = option(help="folder for results; the file goes to its stats folder", metavar="DIR")
@@ -65,7 +63,7 @@ class WorkerOptions(AnalysisOptions):
             raise UsageError(f"unknown relation {self.relation!r}")
 
 
-def analyse(options: WorkerOptions) -> Path:
+def analyse(options: ESDWorkerOptions) -> Path:
     """Analyses the model and writes its files, the stats last. Returns where those are.
 
     Raises:
@@ -73,6 +71,8 @@ def analyse(options: WorkerOptions) -> Path:
             or none of its matrices has a valid fit; there is then no stats file of this model.
         CannotWrite: a file can't be written.
     """
+    from gpuherd.esd.pipeline import analyse_matrices  # brings numpy: not before the threads are settled
+
     folder = ESDDirectory(options.output_dir)
     for results in (folder.stats, folder.coverage):
         make_folder(results)
@@ -84,7 +84,7 @@ def analyse(options: WorkerOptions) -> Path:
     found = selected(subject.matrices, subject.source.tensors, options.layers, options.exclude)
     progress.report(0, len(found), "analyse")
     names = [matrix.longname for matrix in found]
-    with ModelFiles(
+    with ModelResultFiles(
         folder, options.model_id, names, evals_thresh=options.evals_thresh, save_eigs=options.save_eigs
     ) as files:
         rows = analyse_matrices(
@@ -103,7 +103,7 @@ def analyse(options: WorkerOptions) -> Path:
         if not has_fit(rows):
             # Older files of this model would now look like the result of this analysis.
             files.remove()
-            write_whole(files.paths.coverage, coverage_text(covered).encode("utf-8"))
+            write_file(files.paths.coverage, coverage_text(covered).encode("utf-8"))
             raise BadModel(f"model {options.model_id!r}: {no_fit_reason(rows)}")
         files.write(_origin(options, base), rows, coverage_text(covered))
     print(f"Layers: {_counts(rows)}")
@@ -111,7 +111,7 @@ def analyse(options: WorkerOptions) -> Path:
     return files.paths.stats
 
 
-def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
+def _announce_devices(options: ESDWorkerOptions) -> tuple[str, ...]:
     """Chooses where to compute and prints what was found."""
     print(f"Model: {printable(options.model_id)}")
     print(described(os.environ))
@@ -125,7 +125,7 @@ def _announce_devices(options: WorkerOptions) -> tuple[str, ...]:
     return devices
 
 
-def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
+def _open_subject(options: ESDWorkerOptions) -> tuple[Subject, str | None]:
     """What is analysed of the model, and the name of its base where that is needed."""
     from gpuherd.models.checkpoints.hub import locate
     from gpuherd.models.lora.adapter import is_adapter
@@ -145,7 +145,7 @@ def _open_subject(options: WorkerOptions) -> tuple[Subject, str | None]:
     return subject, base
 
 
-def _origin(options: WorkerOptions, base: str | None) -> Origin:
+def _origin(options: ESDWorkerOptions, base: str | None) -> Origin:
     return Origin(
         model_id=options.model_id,
         source_model=options.source_model or base,
@@ -163,7 +163,7 @@ def _counts(rows: Sequence[LayerRow]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the worker. Returns its exit code; what went wrong is on standard error."""
-    return run_worker(MODULE, DESCRIPTION, WorkerOptions, lambda options, _: analyse(options), argv)
+    return run_worker(MODULE, DESCRIPTION, ESDWorkerOptions, lambda options, _: analyse(options), argv)
 
 
 if __name__ == "__main__":

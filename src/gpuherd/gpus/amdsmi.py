@@ -19,7 +19,7 @@ from itertools import combinations
 from struct import unpack_from
 from typing import Any
 
-from gpuherd.gpus.driver import MB, Failure, Memory, Sensors
+from gpuherd.gpus.driver import MB, DriverFailure, Memory, Sensors
 from gpuherd.gpus.state import Gpu, GpuProcess, Maker, Peer, Proximity
 
 _LIBRARY = "libamd_smi.so"
@@ -178,7 +178,7 @@ class AmdSmi:
         """ROCR_VISIBLE_DEVICES counts the kernel driver's nodes, whatever the order of PCI buses. See ``Driver``."""
         return (unpack_from("=QI", self._structure("amdsmi_get_gpu_kfd_info", handle[0]))[1],)
 
-    def partitions(self, handle: Handle, whole: Gpu) -> Sequence[tuple[Handle, Gpu]] | Failure | None:
+    def partitions(self, handle: Handle, whole: Gpu) -> Sequence[tuple[Handle, Gpu]] | DriverFailure | None:
         """None for a GPU in SPX mode; compute partitions are not given to jobs. See ``Driver``."""
         del whole
         if len(handle) == 1:
@@ -186,7 +186,7 @@ class AmdSmi:
         mode = create_string_buffer(_BUFFER_BYTES)
         known = self._figure("amdsmi_get_gpu_compute_partition", handle[0], mode, c_uint32(_BUFFER_BYTES))
         name = f" ({_text(mode.raw)})" if known else ""
-        return Failure(
+        return DriverFailure(
             f"it is split into {len(handle)} compute partitions{name}, which gpuherd does not give to jobs; "
             "sudo amd-smi set --compute-partition SPX joins them"
         )
@@ -290,21 +290,21 @@ class AmdSmi:
             peers[two.uuid].append(Peer(one.uuid, links, proximity))
         return {uuid: tuple(found) for uuid, found in peers.items()}
 
-    def machine_failure(self, error: Exception) -> Failure:
+    def machine_failure(self, error: Exception) -> DriverFailure:
         """See ``Driver``."""
         code = getattr(error, "value", None)
         if isinstance(error, WrongVersion):
-            return Failure(str(error), lasting=True)
+            return DriverFailure(str(error), lasting=True)
         if code not in _DRIVER_SENTENCES:
-            return Failure(f"the AMD driver fails: {error}")
-        return Failure(_DRIVER_SENTENCES[code], lasting=True, installed=code != _FAIL_LOAD_MODULE)
+            return DriverFailure(f"the AMD driver fails: {error}")
+        return DriverFailure(_DRIVER_SENTENCES[code], lasting=True, installed=code != _FAIL_LOAD_MODULE)
 
-    def gpu_failure(self, error: Exception) -> Failure:
+    def gpu_failure(self, error: Exception) -> DriverFailure:
         """See ``Driver``."""
         code = getattr(error, "value", None)
         if code not in _GPU_SENTENCES:
-            return Failure(f"the driver fails on it: {error}")
-        return Failure(_GPU_SENTENCES[code], lasting=True)
+            return DriverFailure(f"the driver fails on it: {error}")
+        return DriverFailure(_GPU_SENTENCES[code], lasting=True)
 
     # --- calls ------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ they are used; the lower index. A set of GPUs works in step, so its slowest link
 2. the greatest PCIe distance between any two (less is better), then their sum;
 3. the number of NUMA nodes that the set spreads over (fewer is better).
 
-With ``keep_together`` sets that are as good as each other in this, and about as little used, are told apart by what
+With ``keep_together`` sets that are as good as each other in this, and about as little used, are distinguished by what
 they leave behind: the one goes whose GPUs are linked least to the other candidates, so that a job on one GPU doesn't
 split a pair that a job on two could use.
 """

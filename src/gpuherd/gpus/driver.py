@@ -43,7 +43,7 @@ class Sensors:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class DriverEvent:
     """The last critical error that the driver has reported of a GPU, how many there were, and a sentence about it if it
     is the GPU's own fault."""
 
@@ -53,7 +53,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class DriverFailure:
     """Why the whole driver, or one GPU, can't be used, as a sentence for people.
 
     ``lasting``: another try at once can't help. ``installed``: the driver's library is there, so it may work later.
@@ -67,7 +67,7 @@ class Failure:
 class Events(Protocol):
     """A subscription to the critical errors of some GPUs."""
 
-    def seen(self) -> Mapping[str, Event]:
+    def seen(self) -> Mapping[str, DriverEvent]:
         """By UUID, the errors since the subscription; GPUs without any are missing."""
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Driver(Protocol):
     def place(self, handle: Any) -> tuple[int, ...] | None:
         """Sorts GPUs as the maker's runtime counts them. Raises ``error``."""
 
-    def partitions(self, handle: Any, whole: Gpu) -> Sequence[tuple[Any, Gpu]] | Failure | None:
+    def partitions(self, handle: Any, whole: Gpu) -> Sequence[tuple[Any, Gpu]] | DriverFailure | None:
         """The parts of a GPU that is split and that are used like GPUs of their own (MIG instances), each with its
         handle; None for one that is not split; a Failure for one that is split and of whose parts none can be used.
         Raises ``error``."""
@@ -126,8 +126,8 @@ class Driver(Protocol):
     def peers(self, handles: Mapping[Gpu, Any]) -> dict[str, tuple[Peer, ...]]:
         """For each of these GPUs by UUID, the paths to all others."""
 
-    def machine_failure(self, error: Exception) -> Failure:
+    def machine_failure(self, error: Exception) -> DriverFailure:
         """The sentence for an error of the whole driver, and whether to try again."""
 
-    def gpu_failure(self, error: Exception) -> Failure:
+    def gpu_failure(self, error: Exception) -> DriverFailure:
         """The sentence for an error of one GPU, and whether to try again."""

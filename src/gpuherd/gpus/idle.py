@@ -91,7 +91,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CleanStreak:
     """Clean looks in a row: the times of the first and the last one."""
 
     since: float
@@ -105,7 +105,7 @@ class Streaks:
     ``left`` has, for each of those, the time until which one clean look is enough.
     """
 
-    clean: Mapping[str, Row] = field(default_factory=dict)
+    clean: Mapping[str, CleanStreak] = field(default_factory=dict)
     left: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -159,7 +159,7 @@ def observe(streaks: Streaks, checks: Mapping[str, Check], rule: IdleRule, now: 
         since = now if row is None or now - row.last > rule.hole_s else row.since
         if left.pop(uuid, None) is not None:
             since = min(since, now - rule.quiet_s)
-        clean[uuid] = Row(since, now)
+        clean[uuid] = CleanStreak(since, now)
     return Streaks(clean, left)
 
 

@@ -35,7 +35,7 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 @dataclass(frozen=True, slots=True)
 class FileId:
     """A lock file that can't be mistaken for another: also a new one that got the number of a removed one differs in
-    the time of its last change, which nobody can set."""
+    the time of its last change, which can't be set."""
 
     inode: int
     owner: int

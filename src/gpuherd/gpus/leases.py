@@ -330,7 +330,7 @@ class LeaseFolder:
         notes = files.read_notes(self.path, files.base_name(uuid), owner)
         fitting = [note for note in notes if pid is None or note.pid == pid]
         if owner is None and pid is not None and len({note.uid for note in fitting}) > 1:
-            fitting = []  # two users who both claim to be a process that has ended can't be told apart
+            fitting = []  # two users who both claim to be a process that has ended can't be distinguished
         note = max(fitting, key=lambda note: note.since, default=None)
         if note is None:
             return owner, Holder(uuid, pid, None if owner is None else user_name(owner))

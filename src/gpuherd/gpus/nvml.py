@@ -10,7 +10,7 @@ from typing import Any
 
 import pynvml
 
-from gpuherd.gpus.driver import MB, Event, Failure, Memory, Sensors
+from gpuherd.gpus.driver import MB, DriverEvent, DriverFailure, Memory, Sensors
 from gpuherd.gpus.state import Gpu, GpuProcess, Maker, Peer, Proximity
 
 # Errors that mean "not on this GPU", "not for this user" or "not in this driver" of a single query.
@@ -44,7 +44,7 @@ _GPU_SENTENCES = {
     pynvml.NVML_ERROR_INSUFFICIENT_POWER: "its power cables are not plugged in right",
     pynvml.NVML_ERROR_IRQ_ISSUE: "the kernel has an interrupt problem with it; see the kernel's log",
 }
-_NO_INSTANCES = Failure("it is in MIG mode without instances; make some, or end MIG mode (nvidia-smi mig)")
+_NO_INSTANCES = DriverFailure("it is in MIG mode without instances; make some, or end MIG mode (nvidia-smi mig)")
 
 # Compute cores of one multiprocessor, by compute capability (CUDA C++ Programming Guide, "Compute Capabilities").
 _CORES_OF_EXACT = {(6, 0): 64, (8, 0): 64}
@@ -137,7 +137,7 @@ class Nvml:
         bus_id = _pci_bus_id(handle)
         return None if bus_id is None else tuple(int(part, 16) for part in bus_id.replace(".", ":").split(":"))
 
-    def partitions(self, handle: Any, whole: Gpu) -> Sequence[tuple[Any, Gpu]] | Failure | None:
+    def partitions(self, handle: Any, whole: Gpu) -> Sequence[tuple[Any, Gpu]] | DriverFailure | None:
         """The MIG instances. See ``Driver``."""
         mode = _first_answer((pynvml.nvmlDeviceGetMigMode,), handle)
         if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
@@ -206,20 +206,20 @@ class Nvml:
             peers[two.uuid].append(Peer(one.uuid, nvlinks, proximity))
         return {uuid: tuple(found) for uuid, found in peers.items()}
 
-    def machine_failure(self, error: Exception) -> Failure:
+    def machine_failure(self, error: Exception) -> DriverFailure:
         """See ``Driver``."""
         code = getattr(error, "value", None)
         if code not in _DRIVER_SENTENCES:
-            return Failure(f"the NVIDIA driver fails: {error}")
+            return DriverFailure(f"the NVIDIA driver fails: {error}")
         installed = code != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        return Failure(_DRIVER_SENTENCES[code], lasting=True, installed=installed)
+        return DriverFailure(_DRIVER_SENTENCES[code], lasting=True, installed=installed)
 
-    def gpu_failure(self, error: Exception) -> Failure:
+    def gpu_failure(self, error: Exception) -> DriverFailure:
         """See ``Driver``."""
         code = getattr(error, "value", None)
         if code not in _GPU_SENTENCES:
-            return Failure(f"the driver fails on it: {error}")
-        return Failure(_GPU_SENTENCES[code], lasting=True)
+            return DriverFailure(f"the driver fails on it: {error}")
+        return DriverFailure(_GPU_SENTENCES[code], lasting=True)
 
 
 def multiprocessors(cores: int | None, capability: tuple[int, int] | None) -> int | None:
@@ -281,13 +281,13 @@ class XidEvents:
 
     def __init__(self, handles: Mapping[str, Any]) -> None:
         self._uuids = {_number(handle): uuid for uuid, handle in handles.items()}
-        self._seen: dict[str, Event] = {}
+        self._seen: dict[str, DriverEvent] = {}
         self._set: Any | None = _figure(pynvml.nvmlEventSetCreate)
         if self._set is not None:
             for handle in handles.values():
                 _figure(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
 
-    def seen(self) -> Mapping[str, Event]:
+    def seen(self) -> Mapping[str, DriverEvent]:
         """See ``driver.Events``."""
         for _ in range(_MOST_AT_ONCE if self._set is not None else 0):
             event = _figure(pynvml.nvmlEventSetWait_v2, self._set, 0)
@@ -296,7 +296,7 @@ class XidEvents:
             uuid = self._uuids.get(_number(event.device))
             if uuid is not None and event.eventType == pynvml.nvmlEventTypeXidCriticalError:
                 number, before = int(event.eventData), self._seen.get(uuid)
-                self._seen[uuid] = Event(number, 1 if before is None else before.count + 1, fault(number))
+                self._seen[uuid] = DriverEvent(number, 1 if before is None else before.count + 1, fault(number))
         return self._seen
 
     def close(self) -> None:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from gpuherd.gpus.amdsmi import AmdSmi
-from gpuherd.gpus.driver import DRIVER_PAUSE_S, Driver, Event, Events, Failure, Memory
+from gpuherd.gpus.driver import DRIVER_PAUSE_S, Driver, DriverEvent, DriverFailure, Events, Memory
 from gpuherd.gpus.nvml import Nvml
 from gpuherd.gpus.state import UNREAD, Gpu, GpuProcess, Machine, Peer
 
@@ -89,6 +90,7 @@ class _Request:
     errors: bool
     sensors: bool
     only: Collection[str] | None
+    known: Mapping[str, Gpu]
 
     def wants(self, device: _Device) -> bool:
         """Whether to read this GPU. A split one may be meant by its instances, and one that fails changes how the
@@ -186,7 +188,7 @@ class _DriverReader:
         self._seen[number] = known
         return _Device(number, *known, handle)
 
-    def _give_up(self, error: Exception, uuid: str, *, last: bool) -> Failure:
+    def _give_up(self, error: Exception, uuid: str, *, last: bool) -> DriverFailure:
         """The failure to report of a GPU. Raises the error instead when the whole snapshot is worth another try: a
         GPU that failed before, or for good, is reported at once."""
         failure = self._driver.gpu_failure(error)
@@ -195,7 +197,7 @@ class _DriverReader:
         self._failing.add(uuid)
         return failure
 
-    def _events(self, session: _Session) -> Mapping[str, Event]:
+    def _events(self, session: _Session) -> Mapping[str, DriverEvent]:
         if session.events is None:
             devices = [device for device in session.devices if device.handle is not None]
             session.events = self._driver.events({device.gpu.uuid: device.handle for device in devices})
@@ -253,12 +255,12 @@ class _DriverReader:
         if device.gpu.index != index:
             device.gpu = replace(device.gpu, index=index)
         if device.handle is None:
-            return [replace(device.gpu, problem=device.refusal)]
+            return [self._with_figures(device.gpu, None, request, problem=device.refusal)]
         try:
             gpus = self._read_gpu(device, request)
         except self._driver.error as error:
             failure = self._give_up(error, device.gpu.uuid, last=last)
-            return [replace(device.gpu, problem=failure.sentence)]
+            return [self._with_figures(device.gpu, None, request, problem=failure.sentence)]
         self._failing.discard(device.gpu.uuid)
         device.split = len(gpus) > 1
         return gpus
@@ -270,16 +272,18 @@ class _DriverReader:
             return self._read_split(gpu, device.handle, partitions, request)
         memory = self._driver.memory(device.handle)
         if memory is None:
-            return [replace(gpu, problem=_NO_MEMORY_FIGURE)]
+            return [self._with_figures(gpu, None, request, problem=_NO_MEMORY_FIGURE)]
         processes = self._processes(device.handle) if request.processes else ()
-        return [self._with_figures(gpu, memory, device.handle if request.sensors else None, processes=processes)]
+        return [
+            self._with_figures(gpu, memory, request, device.handle if request.sensors else None, processes=processes)
+        ]
 
     def _read_split(
-        self, whole: Gpu, handle: Any, partitions: Sequence[tuple[Any, Gpu]] | Failure, request: _Request
+        self, whole: Gpu, handle: Any, partitions: Sequence[tuple[Any, Gpu]] | DriverFailure, request: _Request
     ) -> list[Gpu]:
         """A GPU in parts. Its memory is that of the parts where the driver reports it to administrators only."""
-        problem = partitions.sentence if isinstance(partitions, Failure) else None
-        parts = [] if isinstance(partitions, Failure) else partitions
+        problem = partitions.sentence if isinstance(partitions, DriverFailure) else None
+        parts = [] if isinstance(partitions, DriverFailure) else partitions
         read = [self._read_partition(gpu, part, request) for part, gpu in parts]
         try:
             memory = self._driver.memory(handle)
@@ -289,7 +293,7 @@ class _DriverReader:
             sums = zip(*((gpu.total_mb, gpu.used_mb, gpu.free_mb) for gpu in read), strict=True)
             memory = Memory(*map(sum, sums)) if read else None
         uuids = tuple(gpu.uuid for gpu in read)
-        return [self._with_figures(whole, memory, handle, mig_instances=uuids, problem=problem), *read]
+        return [self._with_figures(whole, memory, request, handle, mig_instances=uuids, problem=problem), *read]
 
     def _read_partition(self, gpu: Gpu, handle: Any, request: _Request) -> Gpu:
         """With the problem when it can't be read: the others of its GPU may work."""
@@ -300,16 +304,24 @@ class _DriverReader:
             problem = _NO_MEMORY_FIGURE if memory is None else None
         except self._driver.error as error:
             memory, problem = None, self._driver.gpu_failure(error).sentence
-        return self._with_figures(gpu, memory, processes=processes, problem=problem)
+        return self._with_figures(gpu, memory, request, processes=processes, problem=problem)
 
-    def _with_figures(self, gpu: Gpu, memory: Memory | None, handle: Any = None, **fields: Any) -> Gpu:
-        """``handle``: of a whole GPU whose sensors are read too."""
+    def _with_figures(
+        self, gpu: Gpu, memory: Memory | None, request: _Request, handle: Any = None, **fields: Any
+    ) -> Gpu:
+        """``handle``: of a whole GPU whose sensors are read too. One copy, since this is the dispatcher's hot path."""
+        known = request.known.get(gpu.uuid)
+        if known is not None:
+            fields["peers"] = known.peers
         if memory is not None:
             fields |= {"total_mb": memory.total_mb, "used_mb": memory.used_mb, "free_mb": memory.free_mb}
         if handle is not None:
             sensors = self._driver.sensors(handle)
             fields["utilisation_percent"] = sensors.utilisation_percent
             fields["temperature_c"], fields["power_w"] = sensors.temperature_c, sensors.power_w
+        elif known is not None and not request.sensors:
+            fields["utilisation_percent"] = known.utilisation_percent
+            fields["temperature_c"], fields["power_w"] = known.temperature_c, known.power_w
         return replace(gpu, **fields)
 
     def _processes(self, handle: Any) -> tuple[GpuProcess, ...]:
@@ -320,7 +332,7 @@ class _DriverReader:
                 found[process.pid] = replace(process, user=user, command=command)
         return tuple(found.values())
 
-    def _with_errors(self, gpu: Gpu, device: _Device, event: Event | None) -> Gpu:
+    def _with_errors(self, gpu: Gpu, device: _Device, event: DriverEvent | None) -> Gpu:
         readable = device.handle is not None and gpu.problem is None
         gpu = replace(gpu, uncorrected_errors=self._driver.uncorrected_errors(device.handle) if readable else None)
         return gpu if event is None else replace(gpu, last_xid=event.number, xids=event.count, fault=event.fault)
@@ -342,6 +354,7 @@ class GpuReader:
         errors: bool = False,
         sensors: bool = True,
         only: Collection[str] | None = None,
+        known: Mapping[str, Gpu] = MappingProxyType({}),
     ) -> Machine:
         """All whole GPUs and MIG instances now, in the order of their indices, an instance after its parent.
 
@@ -351,13 +364,15 @@ class GpuReader:
             errors: report memory errors, and critical errors since the first snapshot with them.
             sensors: read utilisation, temperature and power of whole GPUs that are not split: two thirds of the calls.
             only: the UUIDs that the caller is interested in: other whole GPUs may be missing. None for all.
+            known: the GPUs as the caller read them before, by UUID: their peers, and their sensors where those are not
+                read, are taken over.
         """
         if self._pid != os.getpid():
             # The lock may be held by a thread that fork left behind, and the driver's handles are the parent's.
             self._lock, self._pid = threading.Lock(), os.getpid()
             for reader in self._readers:
                 reader.forget_session()
-        request = _Request(processes, topology, errors, sensors, only)
+        request = _Request(processes, topology, errors, sensors, only, known)
         with self._lock:
             without: list[Machine] = []
             for reader in self._readers:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-# The end of the UUIDs of simulated GPUs, "SIMGPU" in ASCII: records of them can be told from those of real ones.
+# The end of the UUIDs of simulated GPUs, "SIMGPU" in ASCII: records of them differ from those of real ones.
 SIMULATED = "53494d475055"
 # The beginning of the stand-in for a UUID that the driver has never been able to read.
 UNREAD = "GPU-unreadable-"

@@ -298,7 +298,7 @@ class Dispatcher(Loop):
         self._decisions.note(waits, head)
         self._following = () if bounds.closed else tuple(head[wait.job] for wait in waits)
         wanted = not bounds.cpu_only and any(head[wait.job].gpus for wait in waits)
-        self._gpus.wanted(wanted, now)
+        self._gpus.set_waiting(wanted, now)
         self._report_first_wait(wanted, now)
 
     def _report_first_wait(self, wanted: bool, now: float) -> None:
@@ -349,7 +349,7 @@ class Dispatcher(Loop):
             slots = self._limits().cpu_slots
             self._reporter.notice(f"no GPUs: {self._watch.problem}; jobs run on the CPU, {slots} at once")
 
-    def _at_once(self) -> int:
+    def _concurrent_jobs(self) -> int:
         """How many jobs can run side by side now, without the GPUs that are left out."""
         left_out = self._health.returns(clock.wall())
         usable = [gpu for gpu in self._watch.gpus if gpu.uuid not in left_out]
@@ -453,7 +453,7 @@ class Dispatcher(Loop):
 
     def _end_work(self, level: StopLevel) -> None:
         # No job waits for a GPU any more: leases of ours must not keep others from theirs.
-        self._gpus.wanted(False, clock.mono())
+        self._gpus.set_waiting(False, clock.mono())
         if level is not StopLevel.DRAIN:
             self._supervisor.stop_all(clock.mono(), 0.0 if level is StopLevel.STOP_NOW else None)
 
@@ -481,5 +481,5 @@ class Dispatcher(Loop):
             super()._state(),
             closed=self._closed(),
             gpus=tuple(GpuState.of(view) for view in views),
-            at_once=self._at_once(),
+            at_once=self._concurrent_jobs(),
         )

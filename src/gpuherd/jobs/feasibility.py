@@ -56,7 +56,7 @@ def never(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
 def _never_here(jobs: Sequence[Job], options: DispatchOptions) -> list[str | None]:
     from gpuherd.engines import host
     from gpuherd.jobs.gpu.watch import GpuWatch
-    from gpuherd.jobs.scheduler.limits import as_first_asked, limits
+    from gpuherd.jobs.scheduler.limits import as_declared, limits
     from gpuherd.jobs.scheduler.types import why_never
     from gpuherd.jobs.settings import load
 
@@ -65,13 +65,13 @@ def _never_here(jobs: Sequence[Job], options: DispatchOptions) -> list[str | Non
         return [None for _ in jobs]  # they wait for the driver, and what it will show is not known
     gpus = () if watch is None else watch.gpus
     most = limits(options, gpus, host.cores(), host_mb=host.memory_mb())
-    requests = [as_first_asked(job) for job in jobs]
+    requests = [as_declared(job) for job in jobs]
     reasons = {each: why_never(each, gpus, most) for each in set(requests)}
     return [reasons[each] for each in requests]
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class Feasibility:
     """What becomes of jobs with the engine that options name.
 
     Attributes:
@@ -108,12 +108,12 @@ class Outlook:
         return {"engine": self.engine, "never": list(self.never)}
 
 
-def of_like(gpus: Sequence[int], options: DispatchOptions, run: RunDirectory | None = None) -> Outlook:
+def of_like(gpus: Sequence[int], options: DispatchOptions, run: RunDirectory | None = None) -> Feasibility:
     """As ``of_jobs``, for one job with each of these numbers of GPUs."""
     return of_jobs([Job(name=f"on {number} GPUs", argv=("job",), gpus=number) for number in gpus], options, run)
 
 
-def of_jobs(jobs: Sequence[Job], options: DispatchOptions, run: RunDirectory | None = None) -> Outlook:
+def of_jobs(jobs: Sequence[Job], options: DispatchOptions, run: RunDirectory | None = None) -> Feasibility:
     """The outlook of these jobs; those with the same number of GPUs request the same from a cluster.
 
     ``run``: their run folder, if there may be one. Raises as ``never``, and as ``settled`` (jobs.remote.dispatcher),
@@ -126,7 +126,7 @@ def of_jobs(jobs: Sequence[Job], options: DispatchOptions, run: RunDirectory | N
     like = {job.gpus: job for job in jobs}
     asks = {} if options.engine == LOCAL else {gpus: in_words(would_ask(job, options)) for gpus, job in like.items()}
     reasons = dict.fromkeys(reason for reason in never(jobs, options) if reason is not None) if jobs else ()
-    return Outlook(options.engine, options.spec.where(options), counts, asks, tuple(reasons))
+    return Feasibility(options.engine, options.spec.where(options), counts, asks, tuple(reasons))
 
 
 def in_words(request: Placement) -> str:
@@ -203,10 +203,10 @@ def _could_be_too_much(job: Job) -> bool:
 def _why_never(job: Job, machine: KnownMachine) -> str | None:
     if not _could_be_too_much(job):
         return None
-    from gpuherd.jobs.scheduler.limits import as_first_asked
+    from gpuherd.jobs.scheduler.limits import as_declared
     from gpuherd.jobs.scheduler.types import Limits, why_never
 
-    return why_never(as_first_asked(job), machine.gpus, Limits(machine.max_gpus, cpu_slots=1))
+    return why_never(as_declared(job), machine.gpus, Limits(machine.max_gpus, cpu_slots=1))
 
 
 def dispatchers_machine(run: RunDirectory) -> KnownMachine | None:

@@ -345,7 +345,7 @@ def job_fields(given: Given, *, gpus: int = 1, retries: int = 1, planner: Planne
     use = model_use(given)
     if use is not None:
         if planner is None:
-            raise UsageError("the job names a model, and nobody here can plan it")
+            raise UsageError("the job names a model, and nothing here can plan it")
         need = planner(use)
         least, most = need.gpus, most if "gpus" in given else need.gpus
         values = {"memory_mb": need.memory_mb, "family": need.family} | values

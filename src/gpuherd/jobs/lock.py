@@ -35,7 +35,7 @@ _LOOKERS_S = 0.06
 _CHANGING_HANDS_S = 0.5
 
 
-class Role(StrEnum):
+class LockRole(StrEnum):
     """What the holder does with the queue."""
 
     DISPATCHER = "dispatcher"
@@ -49,7 +49,7 @@ class DispatcherLock:
     A dispatcher waits for a control client that carries out a request on the idle queue.
     """
 
-    def __init__(self, path: Path, role: Role = Role.DISPATCHER):
+    def __init__(self, path: Path, role: LockRole = LockRole.DISPATCHER):
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as problem:
@@ -68,8 +68,8 @@ class DispatcherLock:
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()} {role} {boot_id()} {machine_name()}\n".encode(), 0)
 
-    def _wait(self, path: Path, role: Role) -> None:
-        before: Role | None = role
+    def _wait(self, path: Path, role: LockRole) -> None:
+        before: LockRole | None = role
         since = time.monotonic()
         while not _try(self._fd, path):
             pid, held_as, there = _read(self._fd)
@@ -105,19 +105,19 @@ class DispatcherLock:
             if _try(fd, path, shared=True):
                 return None
             pid, role, there = _read(fd)
-            if there is not None and role is Role.DISPATCHER:
+            if there is not None and role is LockRole.DISPATCHER:
                 raise busy_there(there, pid, path.parent)
-            return pid if role is Role.DISPATCHER else None
+            return pid if role is LockRole.DISPATCHER else None
         finally:
             os.close(fd)
 
 
-def _patience_s(role: Role, held_as: Role | None) -> float:
+def _patience_s(role: LockRole, held_as: LockRole | None) -> float:
     """How long a process that wants the lock in a role waits for a holder in another role; None: the holder's role is
     unknown."""
     if held_as is None:
         return _CHANGING_HANDS_S
-    return _PATIENCE_S if (role, held_as) == (Role.DISPATCHER, Role.CONTROL) else _LOOKERS_S
+    return _PATIENCE_S if (role, held_as) == (LockRole.DISPATCHER, LockRole.CONTROL) else _LOOKERS_S
 
 
 def _try(fd: int, path: Path, *, shared: bool = False) -> bool:
@@ -133,12 +133,12 @@ def _try(fd: int, path: Path, *, shared: bool = False) -> bool:
     return True
 
 
-def _read(fd: int) -> tuple[int | None, Role | None, str | None]:
+def _read(fd: int) -> tuple[int | None, LockRole | None, str | None]:
     """The holder's pid and role, and its machine's name when that is not this one."""
     words = os.pread(fd, 512, 0).decode("utf-8", "replace").split()
     pid = int(words[0]) if words and words[0].isdigit() else None
     # A lock of an older gpuherd holds a pid alone: that of a dispatcher.
-    role = Role(words[1]) if len(words) > 1 and words[1] in set(Role) else Role.DISPATCHER
+    role = LockRole(words[1]) if len(words) > 1 and words[1] in set(LockRole) else LockRole.DISPATCHER
     there = words[3] if len(words) > 3 and words[2] != boot_id() else None
     return pid, role if pid is not None else None, there
 
@@ -219,7 +219,7 @@ class QueueElsewhere(QueueBusy):
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class QueueMachine:
     """A machine that has a queue open: its name and boot id, the process, and the queue's inode (a copied folder holds
     a copied file)."""
 
@@ -233,7 +233,7 @@ class Machine:
 class _Found:
     """What stands in the file now: ``machine`` None for nonsense, ``touched`` by the file system's clock."""
 
-    machine: Machine | None
+    machine: QueueMachine | None
     touched: float
     text: bytes
 
@@ -280,7 +280,7 @@ class Hold:
         refuse_elsewhere(queue)
         self._queue = queue
         self._path = queue.with_name(_NAME)
-        self._me = Machine(machine_name(), boot_id(), os.getpid(), queue.stat().st_ino)
+        self._me = QueueMachine(machine_name(), boot_id(), os.getpid(), queue.stat().st_ino)
         self._ours = False
         self._sure_until = float("inf")
         self._ending: threading.Event | None = None
@@ -355,7 +355,7 @@ class Hold:
                 refuse_elsewhere(self._queue)
                 self._remove(found)
             raise CannotWrite(
-                f"can't put {self._path} into its place; look at it, and remove it, or, where {_RIGHT} lies beside it"
+                f"can't put {self._path} into its place; look at it, and remove it, or, where {_RIGHT} lies next to it"
                 f" (one that was killed while it did so), wait {SILENT_S:.0f} seconds"
             )
         except OSError as problem:
@@ -363,7 +363,7 @@ class Hold:
         finally:
             probe.unlink(missing_ok=True)
 
-    def _is_enough(self, there: Machine | None, *, also_from_us: bool) -> bool:
+    def _is_enough(self, there: QueueMachine | None, *, also_from_us: bool) -> bool:
         """Whether the file that is there says already that this machine has the queue."""
         if there is None or (there.boot, there.inode) != (self._me.boot, self._me.inode):
             return False
@@ -391,7 +391,7 @@ class Hold:
             right.unlink(missing_ok=True)
 
 
-def _is_elsewhere(machine: Machine, queue: Path) -> bool:
+def _is_elsewhere(machine: QueueMachine, queue: Path) -> bool:
     try:
         inode = queue.stat().st_ino
     except OSError:
@@ -411,7 +411,7 @@ def _read_host(queue: Path) -> _Found | None:
         return None
     try:
         raw = json.loads(text)
-        machine = Machine(str(raw["host"]), str(raw["boot"]), int(raw["pid"]), int(raw["inode"]))
+        machine = QueueMachine(str(raw["host"]), str(raw["boot"]), int(raw["pid"]), int(raw["inode"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return _Found(None, touched, text)
     return _Found(machine, touched, text)

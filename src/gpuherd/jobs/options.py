@@ -200,9 +200,9 @@ class DispatchOptions(EngineOptions, GpuOptions):
     def __post_init__(self) -> None:
         EngineOptions.__post_init__(self)
         _refuse_wrong_values(self, DispatchOptions)
-        self._refuse_what_is_meant_for_here()
+        self._refuse_local_options()
 
-    def _refuse_what_is_meant_for_here(self) -> None:
+    def _refuse_local_options(self) -> None:
         if self.engine == LOCAL:
             return
         for each in fields(self):

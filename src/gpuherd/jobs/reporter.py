@@ -174,13 +174,13 @@ class Reporter:
     def show(self, waiting_for: str | None) -> None:
         """Gives the display a snapshot: the status as ``gpuherd status`` reads it, and which job is next and why it
         waits."""
-        from gpuherd.jobs.monitor.job_status import Page
+        from gpuherd.jobs.monitor.job_status import JobSelection
         from gpuherd.jobs.monitor.status import read_status
 
         if self._display is None:
             return
         try:
-            status = read_status(self._run, Page(states=(JobState.RUNNING,), begun=True))
+            status = read_status(self._run, JobSelection(states=(JobState.RUNNING,), begun=True))
         except GpuherdError as problem:
             logger.debug("can't show the run now: %s", problem)
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Protocol
 
 from gpuherd.errors import UsageError
@@ -65,31 +66,22 @@ class PromptTokens:
             raise UsageError(f"prompt {self.id}: an answer of at most {self.most} tokens; the least is 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """A decoded answer: its tokens without the end token, their raw log-probs (float32; None where not finite), the end
-    token and its log-prob, and whether a stop string ended it.
+class Finish(StrEnum):
+    """Why a generation ended."""
 
-    ``guided``: of an answer that a classifier guided; None where none did.
-    """
-
-    token_ids: tuple[int, ...]
-    log_probs: tuple[float | None, ...]
-    text: str
-    ends: tuple[int, ...]
-    end_id: int | None = None
-    end_log_prob: float | None = None
-    stopped: bool = False
-    guided: GuidedTokens | None = None
+    EOS = "eos"  # one of the model's end-of-sequence tokens; it is ``Generation.end_id``
+    STOP = "stop"  # a stop string: the text ends before it
+    LENGTH = "length"  # the maximum of new tokens
+    NAN = "nan"  # the model's numbers were not finite (NaN, infinity): this is no answer
 
 
 @dataclass(frozen=True, slots=True)
 class GuidedTokens:
-    """What guidance did at each token of an answer. Both laws are at temperature 1, before top-k and top-p; the guided
-    one gives what is no candidate the probability 0.
+    """What guidance did at each token of an answer. Both distributions are at temperature 1, before top-k and top-p;
+    the guided one gives what is no candidate the probability 0.
 
     Attributes:
-        log_probs: the token's natural log-prob under the guided law.
+        log_probs: the token's natural log-prob under the guided distribution.
         kl: KL(guided || reference) at the token's place, over the whole vocabulary, in nats.
         end_log_prob, end_kl: those of the end token, which stands in neither; None where there is none.
 
@@ -103,11 +95,65 @@ class GuidedTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Generation:
+    """A decoded answer, from the backend to the files of a run.
+
+    Attributes:
+        token_ids: the answer's tokens in order, without the token that ended it; never tokenised from the text.
+        log_probs: natural log of each token's probability under the model: of the raw logits in float32, at
+            temperature 1 (at the sampling temperature with ``Decoding.tempered``), before any processor. Each is a
+            float32 number, or None if it was not finite.
+        text: decoded from all these tokens, not stripped; special tokens are skipped, except those that mark thoughts
+            (``lm.tokens``).
+        ends: for each token the index in ``text`` after its last character; not decreasing, the last is ``len(text)``.
+            A token that completes no character (half of one in UTF-8, a special token) ends where the previous one
+            does. So the text is divided among the tokens: see ``pieces``.
+        finish: why it ended.
+        end_id: the end-of-sequence token if ``finish`` is EOS, else None.
+        end_log_prob: its log-prob, in the same way; None if there is none or it was not finite.
+        guided: what the classifier did, of a guided answer; None otherwise.
+        in_thought: the prompt ended with an open thought, so that the text begins inside it (``qa.span``); False from a
+            backend, which knows no thoughts.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float | None, ...]
+    text: str
+    ends: tuple[int, ...]
+    finish: Finish
+    end_id: int | None = None
+    end_log_prob: float | None = None
+    guided: GuidedTokens | None = None
+    in_thought: bool = False
+
+    @property
+    def is_nan(self) -> bool:
+        """Whether the model's numbers were not finite, so that it is no answer. Runs of versions without ``Finish.NAN``
+        have only a missing log-prob."""
+        without_end = self.end_id is not None and self.end_log_prob is None
+        return self.finish is Finish.NAN or None in self.log_probs or without_end
+
+    @property
+    def pieces(self) -> tuple[str, ...]:
+        """The part of the text that each token adds; together they are the text."""
+        return tuple(self.text[start:end] for start, end in zip((0, *self.ends), self.ends, strict=False))
+
+
+def finish_of(
+    log_probs: Sequence[float | None], end_id: int | None, end_log_prob: float | None, *, stopped: bool
+) -> Finish:
+    """Why an answer ended; ``stopped``: by a stop string. Decoding stops at the first log-prob that is not finite."""
+    if None in log_probs or (end_id is not None and end_log_prob is None):
+        return Finish.NAN
+    return Finish.EOS if end_id is not None else Finish.STOP if stopped else Finish.LENGTH
+
+
+@dataclass(frozen=True, slots=True)
 class Decoded:
     """The answers to one prompt."""
 
-    greedy: Tokens | None
-    samples: Sequence[Tokens] = ()
+    greedy: Generation | None
+    samples: Sequence[Generation] = ()
 
 
 class Backend(Protocol):

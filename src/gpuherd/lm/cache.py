@@ -167,8 +167,8 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]
         room = self._room
         if room is None or room[0].shape[-2] < after:
             room = (
-                _with_room(self.keys, key_states, before, after),
-                _with_room(self.values, value_states, before, after),
+                _with_capacity(self.keys, key_states, before, after),
+                _with_capacity(self.values, value_states, before, after),
             )
             self._room = room
         for place, states in zip(room, (key_states, value_states), strict=True):
@@ -211,7 +211,7 @@ def roomy_cache(config: Any) -> DynamicCache:
     return cache
 
 
-def _with_room(old: torch.Tensor, new: torch.Tensor, before: int, after: int) -> torch.Tensor:
+def _with_capacity(old: torch.Tensor, new: torch.Tensor, before: int, after: int) -> torch.Tensor:
     rows, heads, _, width = new.shape
     room = new.new_empty((rows, heads, after + _STEP, width))
     if before:

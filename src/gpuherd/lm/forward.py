@@ -1,24 +1,26 @@
-"""The one place that calls a causal model: what its forward takes, the cache it keeps, masks and positions.
+"""The one place that calls a causal model: what its forward takes, the cache it keeps, masks and positions; and which
+prompts go together in a batch.
 
-A ``Reading`` is a batch of rows of tokens that the model has read. It can read on, and its rows can be repeated, put in
-order and left out, whatever cache the model keeps. Models without a cache of transformers' kind read everything again
-at each step: slow, and right.
+A ``BatchReading`` is a batch of rows of tokens that the model has read. It can read on, and its rows can be repeated,
+put in order and left out, whatever cache the model keeps. Models without a cache of transformers' kind read everything
+again at each step: slow, and right.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import BadModel
+from gpuherd.errors import BadModel, UsageError
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
+
 
 _CACHE_NAMES = ("past_key_values", "cache_params")
 
@@ -85,13 +87,13 @@ class CausalModel:
 
     def goes_on_behind_a_gap(self, length: int) -> bool:
         """Whether rows of this length (the gap counted) may have masked places between tokens that they share and
-        their own: where positions are told, and every layer sees all of it."""
+        their own: where positions are passed, and every layer sees all of it."""
         return self.takes_padding and "position_ids" in self.takes and (self.window is None or length <= self.window)
 
     @cached_property
-    def keeps_beginnings_once(self) -> bool:
+    def shares_prefix(self) -> bool:
         """Whether what all rows begin with can be kept once, and not a copy a row: where its layers call the attention
-        that they are told to, by what their cache gave them. The model reads a few tokens to see."""
+        that they are given, by what their cache returned. The model reads a few tokens to see."""
         import torch
 
         from gpuherd.lm.cache import INSTEAD_OF, RoomyLayer
@@ -99,7 +101,7 @@ class CausalModel:
         config = self.module.config
         if not self.takes_padding or getattr(config, "_attn_implementation", None) != INSTEAD_OF:
             return False
-        reading = Reading(self, 1)
+        reading = BatchReading(self, 1)
         with torch.inference_mode():
             one = torch.ones((1, 1), dtype=torch.long, device=self.device)
             reading.read(one, one)
@@ -205,7 +207,7 @@ def positions_of(mask: torch.Tensor) -> torch.Tensor:
     return (mask.cumsum(dim=-1) - 1).clamp_(min=0)
 
 
-class Reading:
+class BatchReading:
     """Rows of tokens that a model has read so far.
 
     Attributes:
@@ -239,7 +241,7 @@ class Reading:
 
     def repeat(self, rows: int) -> None:
         """The one row there is becomes so many, kept once where the model can."""
-        if self._cache is not None and self._model.keeps_beginnings_once:
+        if self._cache is not None and self._model.shares_prefix:
             self.share(rows)
         else:
             self.select([0] * rows)
@@ -267,3 +269,68 @@ class Reading:
         else:
             # Of all that caches offer, the one that layers of every kind have: attention, sliding, states.
             self._cache.reorder_cache(index)
+
+
+# ---- batches: prompts of like lengths, longest first, and smaller ones where memory runs out. Pure. ------------------
+
+
+def plan_batches(lengths: Sequence[int], *, rows: int, most_tokens: int | None = None) -> tuple[tuple[int, ...], ...]:
+    """Places in ``lengths``, divided into batches: longest first, so that what does not fit shows at once.
+
+    Equal lengths keep their order, so that equal inputs give equal batches.
+
+    Args:
+        lengths: tokens of each prompt.
+        rows: the most prompts of a batch.
+        most_tokens: the most tokens of a batch, padding counted; a prompt that is longer goes alone. No bound if None.
+
+    >>> plan_batches([3, 9, 3, 8], rows=2)
+    ((1, 3), (0, 2))
+    >>> plan_batches([3, 9, 3, 8], rows=4, most_tokens=12)
+    ((1,), (3,), (0, 2))
+    """
+    if rows < 1 or (most_tokens is not None and most_tokens < 1):
+        raise UsageError("a batch has one row and one token at least")
+    batches: list[tuple[int, ...]] = []
+    batch: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda place: (-lengths[place], place)):
+        wide = lengths[batch[0]] if batch else 0  # the first is the longest
+        if batch and (len(batch) == rows or (most_tokens is not None and wide * (len(batch) + 1) > most_tokens)):
+            batches.append(tuple(batch))
+            batch = []
+        batch.append(place)
+    return (*batches, tuple(batch)) if batch else tuple(batches)
+
+
+def halved(batch: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The two halves of a batch that was too large, the first the larger where they differ.
+
+    >>> halved((4, 1, 7))
+    ((4, 1), (7,))
+    """
+    middle = (len(batch) + 1) // 2
+    return tuple(batch[:middle]), tuple(batch[middle:])
+
+
+def pieces(count: int, most: int | None) -> Iterator[range]:
+    """``count`` places in a row, so many at a time.
+
+    >>> [list(each) for each in pieces(5, 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    step = max(1, count if most is None else most)
+    for start in range(0, count, step):
+        yield range(start, min(count, start + step))
+
+
+def common_prefix(token_ids: Sequence[Sequence[int]]) -> int:
+    """How many tokens all of these begin with; at least one is left to each for its own.
+
+    >>> common_prefix([(1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 3)])
+    2
+    """
+    first = token_ids[0]
+    same = min(len(each) for each in token_ids) - 1
+    for other in token_ids[1:]:
+        same = next((place for place in range(same) if other[place] != first[place]), same)
+    return same

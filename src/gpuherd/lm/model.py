@@ -11,10 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
-from gpuherd.lm.batching import common_prefix, halved, pieces
+from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens
 from gpuherd.lm.decoding import decode
-from gpuherd.lm.forward import CausalModel, Reading, causal_model, padded, positions_of
+from gpuherd.lm.forward import (
+    BatchReading,
+    CausalModel,
+    causal_model,
+    common_prefix,
+    halved,
+    padded,
+    pieces,
+    positions_of,
+)
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -92,13 +100,14 @@ class LanguageModel:
             BadModel: a guide says NaN.
         """
         most = [
-            min(how.max_new_tokens, each.most or how.max_new_tokens, self._room(each, guided=True)) for each in prompts
+            min(how.max_new_tokens, each.most or how.max_new_tokens, self._most_new_tokens(each, guided=True))
+            for each in prompts
         ]
 
         drawn = range(how.first_sample, how.first_sample + how.samples)
         kinds: list[int | None] = [*([None] if how.greedy else []), *drawn]
 
-        def answers(batch: Sequence[int]) -> list[Tokens]:
+        def answers(batch: Sequence[int]) -> list[Generation]:
             places = list(dict.fromkeys(row // len(kinds) for row in batch))
             some = [prompts[place] for place in places]
             wanted = [(places.index(row // len(kinds)), kinds[row % len(kinds)]) for row in batch]
@@ -126,14 +135,14 @@ class LanguageModel:
         if any(not each for each in continuations):
             raise UsageError("a continuation has at least one token")
 
-        def weighed(batch: Sequence[int]) -> list[tuple[float | None, ...]]:
+        def of_batch(batch: Sequence[int]) -> list[tuple[float | None, ...]]:
             rows = [prompts[place].token_ids for place in batch]
             reading, logits = self._read(rows, max(map(len, continuations), default=1))
             return weigh(self._model, reading, logits[:, -1], rows, continuations)
 
         for each in prompts:
-            self._room(each)
-        return self._in_batches(prompts, weighed)
+            self._most_new_tokens(each)
+        return self._in_batches(prompts, of_batch)
 
     def log_probs(
         self, prompts: Sequence[PromptTokens], answers: Sequence[Sequence[int]]
@@ -153,7 +162,7 @@ class LanguageModel:
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         for each in whole:
-            self._room(PromptTokens(each.id, each.token_ids[:-1]))  # nothing is read behind the last
+            self._most_new_tokens(PromptTokens(each.id, each.token_ids[:-1]))  # nothing is read behind the last
         return self._in_batches(whole, forced)
 
     def hidden(self, prompts: Sequence[PromptTokens]) -> NDArray[np.float32]:
@@ -166,7 +175,7 @@ class LanguageModel:
             return list(found.float().cpu().numpy())
 
         for each in prompts:
-            self._room(each)
+            self._most_new_tokens(each)
         found: list[NDArray[np.float32]] = self._in_batches(prompts, states)
         return np.stack(found)
 
@@ -184,7 +193,7 @@ class LanguageModel:
             "most_rows": self.most_rows,
         }
 
-    def _room(self, prompt: PromptTokens, *, guided: bool = False) -> int:
+    def _most_new_tokens(self, prompt: PromptTokens, *, guided: bool = False) -> int:
         """How many tokens may follow a prompt; ``guided``: of those that the guide can read too. Raises UsageError
         where none."""
         if not prompt.token_ids:
@@ -203,19 +212,19 @@ class LanguageModel:
                 )
         return room
 
-    def _read(self, rows: Sequence[Sequence[int]], new_tokens: int) -> tuple[Reading, torch.Tensor]:
+    def _read(self, rows: Sequence[Sequence[int]], new_tokens: int) -> tuple[BatchReading, torch.Tensor]:
         """A reading of these prompts, and the logits behind them, (rows, 1, vocabulary)."""
 
         shared = 0 if self.exact or len(rows) == 1 else common_prefix(rows)
         if shared < WORTH_SHARING or not self._model.goes_on_behind_a_gap(max(map(len, rows)) + new_tokens):
             shared = 0
         if shared:
-            reading = Reading(self._model, 1)
+            reading = BatchReading(self._model, 1)
             first, mask = padded(self._model, [rows[0][:shared]])
             reading.read(first, mask)
             reading.repeat(len(rows))
         else:
-            reading = Reading(self._model, len(rows))
+            reading = BatchReading(self._model, len(rows))
         ids, mask = padded(self._model, [row[shared:] for row in rows])
         return reading, reading.read(ids, mask)
 
@@ -276,7 +285,7 @@ def _release() -> None:
 
 def weigh(
     model: CausalModel,
-    reading: Reading,
+    reading: BatchReading,
     logits: torch.Tensor,
     prompts: Sequence[Sequence[int]],
     continuations: Sequence[Sequence[int]],
@@ -308,7 +317,7 @@ def log_probs(
 
 
 def _behind_first(
-    model: CausalModel, reading: Reading, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+    model: CausalModel, reading: BatchReading, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
 ) -> list[list[list[float]]]:
     """For each prompt and continuation the log-probs of its second and later tokens."""
     if not model.takes_padding:
@@ -343,7 +352,7 @@ def _forced(
     whole = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
     ids, mask = padded(model, whole)
     wide = ids.shape[1]
-    reading = Reading(model, len(whole), keeping=model.takes_padding)
+    reading = BatchReading(model, len(whole), keeping=model.takes_padding)
     picked: list[list[float]] = [[] for _ in whole]
     vocabulary = model.module.config.get_text_config(decoder=True).vocab_size
     at_once = max(1, most_numbers // (len(whole) * vocabulary)) if model.takes_padding else longest

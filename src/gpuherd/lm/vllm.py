@@ -19,14 +19,13 @@ from typing import Any
 
 from gpuherd.errors import MissingExtra, UsageError
 from gpuherd.gpus.visible import named_in, setting
-from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
-from gpuherd.lm.text import Growing, cut
+from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens, finish_of
+from gpuherd.lm.tokens import Detokenizer, cut
 from gpuherd.models.checkpoints.hub import repo_of
 from gpuherd.models.load.options import ModelOptions, requested_precision
+from gpuherd.models.memory.weights import Precision, split_precision
 from gpuherd.models.names import ModelRef
 from gpuherd.models.place.request import agreed_precision
-from gpuherd.models.plan.naming import split_precision
-from gpuherd.models.plan.precision import Precision
 
 _DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
@@ -66,11 +65,11 @@ class VllmBackend:
             [settings for _, settings in asked],
             use_tqdm=False,
         )
-        greedy: dict[int, Tokens] = {}
-        drawn: dict[int, list[Tokens]] = {}
+        greedy: dict[int, Generation] = {}
+        drawn: dict[int, list[Generation]] = {}
         for (place, settings), output in zip(asked, outputs, strict=True):
             found = [
-                tokens_of(self._tokenizer, each.token_ids, chosen(each.token_ids, each.logprobs), how)
+                generation_of(self._tokenizer, each.token_ids, chosen(each.token_ids, each.logprobs), how)
                 for each in sorted(output.outputs, key=lambda each: int(each.index))
             ]
             if settings.temperature == 0:
@@ -144,7 +143,7 @@ def _missing(problem: str) -> MissingExtra:
 
 
 def visible_gpus(environment: Mapping[str, str]) -> int:
-    """How many GPUs this process was given; 1 where nobody has said it."""
+    """How many GPUs this process was given; 1 where the environment does not say."""
     return 1 if setting(environment) is None else len(named_in(environment))
 
 
@@ -195,10 +194,12 @@ def _finite(value: float) -> float | None:
     return rounded if math.isfinite(rounded) else None
 
 
-def tokens_of(tokenizer: Any, token_ids: Sequence[int], log_probs: Sequence[float | None], how: Decoding) -> Tokens:
+def generation_of(
+    tokenizer: Any, token_ids: Sequence[int], log_probs: Sequence[float | None], how: Decoding
+) -> Generation:
     """An answer as the other engine gives it: cut before the end token or the stop string, the text divided among its
     tokens."""
-    growing, end_id, end_log_prob, stop_at = Growing(tokenizer), None, None, None
+    growing, end_id, end_log_prob, stop_at = Detokenizer(tokenizer), None, None, None
     for token, log_prob in zip(token_ids, log_probs, strict=True):
         if token in how.end_ids:
             end_id, end_log_prob = token, log_prob
@@ -212,7 +213,6 @@ def tokens_of(tokenizer: Any, token_ids: Sequence[int], log_probs: Sequence[floa
     text, ends = growing.divided()
     if stop_at is not None:
         text, ends = cut(text, ends, stop_at)
-    many = len(ends)
-    return Tokens(
-        tuple(growing.token_ids[:many]), tuple(log_probs[:many]), text, ends, end_id, end_log_prob, stop_at is not None
-    )
+    kept = tuple(log_probs[: len(ends)])
+    finish = finish_of(kept, end_id, end_log_prob, stopped=stop_at is not None)
+    return Generation(tuple(growing.token_ids[: len(ends)]), kept, text, ends, finish, end_id, end_log_prob)

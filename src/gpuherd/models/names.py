@@ -49,7 +49,7 @@ class ModelRef:
     revision: str | None = None
 
 
-def shown(text: str) -> str:
+def quoted(text: str) -> str:
     """A repr for error messages: no control characters, and cut after 80 characters."""
     return repr(text) if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]!r}... ({len(text)} characters)"
 
@@ -64,15 +64,15 @@ def parse_model(text: str) -> ModelRef:
     if not text.strip():
         raise BadModel("the model id is empty")
     if any(unicodedata.category(letter) == "Cc" for letter in text):
-        raise BadModel(f"model {shown(text)} contains a control character or a line break")
+        raise BadModel(f"model {quoted(text)} contains a control character or a line break")
     if any(unicodedata.category(letter) == "Cs" for letter in text):
         raise BadModel(
-            f"model {shown(text)}: its path is not in UTF-8, so that no result file could name it; rename it"
+            f"model {quoted(text)}: its path is not in UTF-8, so that no result file could name it; rename it"
         )
     if text.startswith("-"):
-        raise BadModel(f"model {shown(text)} starts with a dash; for a local folder write ./{shown(text)[1:-1]}")
+        raise BadModel(f"model {quoted(text)} starts with a dash; for a local folder write ./{quoted(text)[1:-1]}")
     if len(text) > MAX_PATH:
-        raise BadModel(f"model {shown(text)} is too long for an id or a path")
+        raise BadModel(f"model {quoted(text)} is too long for an id or a path")
     local = _local(text)
     return local if local is not None else _hub(text)
 
@@ -86,10 +86,10 @@ def _local(text: str) -> ModelRef | None:
             return ModelRef(text, "file", path=path)
     except (OSError, RuntimeError, ValueError) as problem:  # a part too long, no right to look, no such user for ~user
         if text.startswith(_LOCAL_STARTS):
-            raise BadModel(f"model {shown(text)} can't be looked at: {problem}") from None
+            raise BadModel(f"model {quoted(text)} can't be looked at: {problem}") from None
         return None
     if text.startswith(_LOCAL_STARTS):
-        raise MissingModel(f"model {shown(text)}: there is no such folder or file")
+        raise MissingModel(f"model {quoted(text)}: there is no such folder or file")
     return None
 
 
@@ -97,9 +97,9 @@ def _hub(text: str) -> ModelRef:
     repo_id, at, revision = text.partition("@")
     problem = _hub_problem(repo_id)
     if problem is not None:
-        raise BadModel(f"model {shown(text)} is neither a local path nor a Hugging Face id: {problem}")
+        raise BadModel(f"model {quoted(text)} is neither a local path nor a Hugging Face id: {problem}")
     if at and (not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision):
-        raise BadModel(f"model {shown(text)}: {shown(revision)} is no revision (a branch, tag or commit)")
+        raise BadModel(f"model {quoted(text)}: {quoted(revision)} is no revision (a branch, tag or commit)")
     return ModelRef(text, "hub", repo_id=repo_id, revision=revision or None)
 
 

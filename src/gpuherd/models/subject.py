@@ -1,5 +1,5 @@
-"""What of a model is analysed (its weights, an adapter's update, or the weights minus those of the base), and whether
-it can be: is the model there, whole, and of a kind that can be analysed?
+"""Which tensors of a model are analysed (its weights, an adapter's update, or the weights minus those of the base), and
+whether they can be: is the model there, whole, and of a kind that can be analysed?
 
 Reads headers and configs only, so that it takes milliseconds even for a model of a terabyte, before any GPU is taken. A
 model of the Hub, which its job downloads, is known by its headers where the caller can read them remotely.
@@ -19,7 +19,7 @@ from gpuherd.models.checkpoints.quantized import quantised_as
 from gpuherd.models.lora.adapter import adapter_base, check_adapter, is_adapter, merge
 from gpuherd.models.lora.edits import ExpertEdit, MatrixEdit, OneExpertEdit
 from gpuherd.models.lora.update import AdapterUpdate, adapter_update, difference, update_matrices
-from gpuherd.models.names import ModelRef, parse_model, shown
+from gpuherd.models.names import ModelRef, parse_model, quoted
 from gpuherd.models.tensors.kinds import NOT_COUNTED, buffer_of
 from gpuherd.models.tensors.matrices import WeightMatrix, matrices
 from gpuherd.models.tensors.source import HeadersOnly, TensorInfo, TensorSource
@@ -77,9 +77,9 @@ def why_not(spectra_of: SpectraOf, *, adapter: bool, base: str | Path | None) ->
 
 
 def base_of(path: Path, given: str | None, spectra_of: SpectraOf) -> str | None:
-    """The name of the base that is wanted to analyse a model: the one ``given``, else that of an adapter's own config.
+    """The name of the base that a model is analysed with: the one ``given``, else that of an adapter's own config.
 
-    None where a whole model is analysed by itself, whatever it comes from, and where nobody names a base.
+    None where a whole model is analysed by itself, whatever it comes from, and where no base is named.
     """
     if is_adapter(path):
         return given or adapter_base(path)
@@ -215,26 +215,26 @@ def examine(
         BadModel, MissingModel: with a one-line reason.
     """
     ref = parse_model(model)
-    wanted = (relation or "").strip().lower() in ADAPTER_RELATIONS
-    look = _Look(base or None, spectra_of, embeddings, choose, read_hub)
+    listed_as_adapter = (relation or "").strip().lower() in ADAPTER_RELATIONS
+    query = _Query(base or None, spectra_of, embeddings, choose, read_hub)
     if ref.path is None:
-        return _examine_hub(ref, look, wanted, relation is not None)
+        return _examine_hub(ref, query, listed_as_adapter, relation is not None)
     if is_adapter(ref.path):
-        return _examine_adapter(ref, ref.path, look)
-    if wanted:
+        return _examine_adapter(ref, ref.path, query)
+    if listed_as_adapter:
         raise BadModel(
-            f"model {shown(model)} is listed as {relation}, but has no adapter_config.json; "
+            f"model {quoted(model)} is listed as {relation}, but has no adapter_config.json; "
             "a whole model has the relation finetune or none"
         )
-    reason = why_not(spectra_of, adapter=False, base=look.base)
+    reason = why_not(spectra_of, adapter=False, base=query.base)
     if reason is not None:
-        raise BadModel(f"model {shown(model)}: {reason}")
-    return _facts("model", ref, ref.path, base_of(ref.path, look.base, spectra_of), look)
+        raise BadModel(f"model {quoted(model)}: {reason}")
+    return _facts("model", ref, ref.path, base_of(ref.path, query.base, spectra_of), query)
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What is to be looked at of a model."""
+class _Query:
+    """What is to be examined of a model."""
 
     base: str | None
     spectra_of: SpectraOf
@@ -243,39 +243,39 @@ class _Look:
     read_hub: ReadHub
 
 
-def _examine_hub(ref: ModelRef, look: _Look, adapter: bool, said: bool) -> Preflight:
-    """Examines a Hub model by the list's columns and its headers. ``said``: whether the list names its kind."""
+def _examine_hub(ref: ModelRef, query: _Query, adapter: bool, kind_listed: bool) -> Preflight:
+    """Examines a Hub model by the list's columns and its headers. ``kind_listed``: whether the list names its kind."""
     # An adapter of the Hub may name its base in its own config.
-    reason = None if adapter else why_not(look.spectra_of, adapter=False, base=look.base)
-    if reason is not None and said:
-        raise BadModel(f"model {shown(ref.text)}: {reason}")
-    needed = look.base is not None and (adapter or look.spectra_of == "delta")
-    base = parse_model(look.base) if look.base is not None and needed else None
-    plain = Preflight("adapter" if adapter else "model", "hub", base=look.base if needed else None)
+    reason = None if adapter else why_not(query.spectra_of, adapter=False, base=query.base)
+    if reason is not None and kind_listed:
+        raise BadModel(f"model {quoted(ref.text)}: {reason}")
+    needed = query.base is not None and (adapter or query.spectra_of == "delta")
+    base = parse_model(query.base) if query.base is not None and needed else None
+    plain = Preflight("adapter" if adapter else "model", "hub", base=query.base if needed else None)
     if adapter:
-        return plain if base is None else replace(plain, largest_side=_side_with(base, look))
-    source = _headers(ref, look)
-    if source is None or look.spectra_of == "ba":
+        return plain if base is None else replace(plain, largest_side=_side_with(base, query))
+    source = _headers(ref, query)
+    if source is None or query.spectra_of == "ba":
         return plain
-    found = list(matrices(source, embeddings=look.embeddings))
-    return replace(_counted("model", ref, plain.base, Subject(source, found), look), where="hub")
+    found = list(matrices(source, embeddings=query.embeddings))
+    return replace(_counted("model", ref, plain.base, Subject(source, found), query), where="hub")
 
 
-def _side_with(base: ModelRef, look: _Look) -> int | None:
+def _side_with(base: ModelRef, query: _Query) -> int | None:
     """The largest side of the base's matrices, which an adapter does not change; None where it is unknown."""
-    if look.spectra_of == "ba":
+    if query.spectra_of == "ba":
         return None
     try:
-        source = _headers(base, look) if base.path is None else open_checkpoint(base.path)
-        found = [] if source is None else look.choose([*matrices(source, embeddings=look.embeddings)], source.tensors)
+        source = _headers(base, query) if base.path is None else open_checkpoint(base.path)
+        found = [] if source is None else query.choose([*matrices(source, embeddings=query.embeddings)], source.tensors)
     except BadModel:
         return None
     return max((min(matrix.shape) for matrix in found if matrix.skip is None), default=None)
 
 
-def _headers(ref: ModelRef, look: _Look) -> TensorSource | None:
+def _headers(ref: ModelRef, query: _Query) -> TensorSource | None:
     """A Hub model's headers, from the Hub or the cache; None where there are none, or the weights are quantised."""
-    remote = look.read_hub(ref)
+    remote = query.read_hub(ref)
     if remote is not None:
         codes = quantised_as(remote.config, remote.tensors.values()) is not None
         return HeadersOnly(remote.config, remote.tensors) if remote.tensors and not codes else None
@@ -288,38 +288,38 @@ def _headers(ref: ModelRef, look: _Look) -> TensorSource | None:
         return None
 
 
-def _examine_adapter(ref: ModelRef, path: Path, look: _Look) -> Preflight:
-    named = base_of(path, look.base, look.spectra_of)
+def _examine_adapter(ref: ModelRef, path: Path, query: _Query) -> Preflight:
+    named = base_of(path, query.base, query.spectra_of)
     if not named:
         raise BadModel(
-            f"adapter {shown(ref.text)} has no base model: neither the list nor its adapter_config.json names one"
+            f"adapter {quoted(ref.text)} has no base model: neither the list nor its adapter_config.json names one"
         )
     check_adapter(path)
-    return _facts("adapter", ref, path, named, look)
+    return _facts("adapter", ref, path, named, query)
 
 
-def _facts(kind: Literal["model", "adapter"], ref: ModelRef, path: Path, base: str | None, look: _Look) -> Preflight:
+def _facts(kind: Literal["model", "adapter"], ref: ModelRef, path: Path, base: str | None, query: _Query) -> Preflight:
     try:
         base_path = None if base is None else parse_model(base).path
         if base is not None and base_path is None:
-            return Preflight(kind, "local", base=base, largest_side=_side_with(parse_model(base), look))
-        subject = open_subject(path, base_path, look.spectra_of, embeddings=look.embeddings)
-        return _counted(kind, ref, base, subject, look)
+            return Preflight(kind, "local", base=base, largest_side=_side_with(parse_model(base), query))
+        subject = open_subject(path, base_path, query.spectra_of, embeddings=query.embeddings)
+        return _counted(kind, ref, base, subject, query)
     except BadModel as problem:
         if base is None:
             raise
-        raise type(problem)(f"{kind} {shown(ref.text)}, base {shown(base)}: {problem}") from None
+        raise type(problem)(f"{kind} {quoted(ref.text)}, base {quoted(base)}: {problem}") from None
 
 
 def _counted(
-    kind: Literal["model", "adapter"], ref: ModelRef, base: str | None, subject: Subject, look: _Look
+    kind: Literal["model", "adapter"], ref: ModelRef, base: str | None, subject: Subject, query: _Query
 ) -> Preflight:
     tensors = subject.source.tensors
-    found = look.choose(subject.matrices, tensors)
+    found = query.choose(subject.matrices, tensors)
     analysed = [matrix for matrix in found if matrix.skip is None]
     if not analysed:
         first = f"; {found[0].longname} is not analysed: {found[0].skip}" if found else ""
-        raise BadModel(f"model {shown(ref.text)} has no weight matrix to analyse{first}")
+        raise BadModel(f"model {quoted(ref.text)} has no weight matrix to analyse{first}")
     return Preflight(
         kind,
         "local",

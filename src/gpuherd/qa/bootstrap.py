@@ -1,8 +1,8 @@
 """Intervals by resampling the questions: percentile and BCa (Efron 1987), for any figure of weighted answers.
 
-A statistic here takes weightings, (rows, n) whole numbers, and gives a figure a row, NaN where it has none. Resamples
-depend on the seed and the number of answers alone: two measures of the same answers are resampled alike, so that their
-difference is a paired one.
+A statistic takes weightings, (rows, n) integers, and returns a figure for each row, NaN if it has none. Resamples
+depend only on the seed and the number of answers: two measures of the same answers have the same resamples, so that
+their difference is a paired one. (scipy.stats.bootstrap resamples for each figure anew; docs/dependencies.md.)
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from gpuherd.qa.intervals import Figure, Interval
 
 Floats = NDArray[np.float64]
 Weights = NDArray[np.int64]
-# A figure each: of one pass over the weightings come all that a measure needs.
+# Named figures: one pass over the weightings gives all that a measure needs.
 Statistics = Callable[[Weights], dict[str, Floats]]
 
-_CELLS_AT_ONCE = 1_000_000  # weights held at a time: 8 MB, and a few times that while a statistic works
-_MOST_LEFT_OUT = 1000  # groups of the jackknife; that many answers are left out one by one
+_CELLS_AT_ONCE = 1_000_000  # weights in memory at a time: 8 MB, and a few times that inside a statistic
+_MOST_LEFT_OUT = 1000  # groups of the jackknife; up to so many answers are left out one by one
 
 NO_SPREAD = "every resample gives the same value"
 TOO_FEW_RESAMPLES = "hardly any resample has this figure"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BootstrapPlan:
     """How intervals are made: ``resamples`` of the questions, ``method`` ``bca`` or ``percentile``."""
 
     resamples: int = 1000
@@ -44,7 +44,7 @@ def as_they_are(n: int) -> Weights:
 
 def resamples(n: int, count: int, seed: int, cells: int = _CELLS_AT_ONCE) -> Iterator[Weights]:
     """``count`` resamples of n answers with replacement: how often each answer was drawn. In blocks of rows of at most
-    ``cells`` numbers (a row at least); how they are divided changes no number."""
+    ``cells`` numbers (a row at least); the size of the blocks changes no number."""
     draw = np.random.default_rng([seed, n])
     rows = max(cells // n, 1)
     for first in range(0, count, rows):
@@ -54,8 +54,8 @@ def resamples(n: int, count: int, seed: int, cells: int = _CELLS_AT_ONCE) -> Ite
 
 
 def left_out(n: int) -> Iterator[Weights]:
-    """The jackknife's weightings, in blocks of rows: all answers but one; of more than 1000, all but a block of equally
-    many, as many blocks as there are (a few answers at the end are then in all of them)."""
+    """The weightings of the jackknife, in blocks of rows: all answers but one; of more than 1000 answers, all but one
+    of up to 1000 equal groups (a few answers at the end are then in no group)."""
     size = -(-n // _MOST_LEFT_OUT)
     groups = n // size
     rows = max(_CELLS_AT_ONCE // n, 1)
@@ -67,7 +67,7 @@ def left_out(n: int) -> Iterator[Weights]:
         yield weights
 
 
-def figures(statistics: Statistics, n: int, plan: Plan) -> dict[str, Figure]:
+def figures(statistics: Statistics, n: int, plan: BootstrapPlan) -> dict[str, Figure]:
     """Each figure of n answers (2 or more) with its interval."""
     whole = {name: float(values[0]) for name, values in statistics(as_they_are(n)).items()}
     spread = _gathered(statistics, resamples(n, plan.resamples, plan.seed))
@@ -80,7 +80,7 @@ def _gathered(statistics: Statistics, blocks: Iterator[Weights]) -> dict[str, Fl
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def figure_of(value: float, spread: Floats, without: Floats | None, plan: Plan) -> Figure:
+def figure_of(value: float, spread: Floats, without: Floats | None, plan: BootstrapPlan) -> Figure:
     """A figure with its interval; resamples that are NaN are dropped, and counted.
 
     Args:

@@ -1,6 +1,7 @@
-"""A figure with its interval; shares, agreement and AUROC with theirs in closed form; Holm's correction.
+"""Figures with intervals: shares, agreement and AUROC in closed form; Holm's correction.
 
-Standard library alone, so that light commands can use it. Intervals by resampling are ``bootstrap``'s.
+Standard library alone, so that light commands can use it (scipy.stats, which has some of these, takes 0.8 s to import).
+Intervals by resampling are in ``bootstrap``.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 CONFIDENCE = 0.95
-# Below so many of a class no figure that tells the classes apart is worth a conclusion: at 10 of 400 the interval of an
-# AUROC of 0.5 reaches 0.18 to each side.
+# With fewer answers of a class no figure that separates the classes supports a conclusion: with 10 of 400 the interval
+# of an AUROC of 0.5 reaches 0.18 to each side.
 FEWEST_OF_A_CLASS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """From ``low`` to ``high``, both within."""
+    """From ``low`` to ``high``, both included."""
 
     low: float
     high: float
@@ -32,10 +33,10 @@ class Figure:
     """A number with its interval.
 
     Attributes:
-        value: None where it is not defined.
-        interval: None where there is none.
-        note: why either is missing, or in which other way the interval was found.
-        dropped: resamples that the figure is not defined for (one class only), which could not be used.
+        value: None if it is not defined.
+        interval: None if there is none.
+        note: why either is missing, or how else the interval was computed.
+        dropped: resamples without the figure (they have one class only), which were not used.
     """
 
     value: float | None
@@ -46,7 +47,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """``count`` of ``of``, with Wilson's interval; neither value nor interval where it is of none."""
+    """``count`` of ``of``, with Wilson's interval; no value and no interval if ``of`` is 0."""
 
     count: int
     of: int
@@ -78,7 +79,7 @@ def z_of(confidence: float) -> float:
 
 
 def wilson(count: int, of: int, confidence: float = CONFIDENCE) -> Interval:
-    """The score interval of a share (Wilson 1927); right also where the share is 0 or 1.
+    """The score interval of a share (Wilson 1927), which holds for shares of 0 and 1 too.
 
     >>> wilson(0, 10).low, round(wilson(0, 10).high, 4)
     (0.0, 0.2775)
@@ -97,9 +98,9 @@ def cohen_kappa(both: int, only_first: int, only_second: int, neither: int, conf
     """Cohen's kappa (1960) of two judges with two classes, with the large-sample interval of Fleiss, Cohen and Everitt
     (1969, eq. 13), cut at -1 and 1.
 
-    Where they agree in all or in nothing, that interval has no width or hardly one; then the far end is what kappa
-    would be at the far end of Wilson's interval of the agreement, chance agreement as it is. Where a judge knows one
-    class only, there is no kappa: the formula gives 0 then, whatever the other says.
+    If they agree in everything or in nothing, that interval has hardly any width; its far end is then kappa at the far
+    end of Wilson's interval of the agreement, with the same chance agreement. If a judge uses one class only, there is
+    no kappa: the formula would give 0 whatever the other judge says.
 
     Args:
         both: items that both call correct; then those that the first alone does, the second alone, and neither.
@@ -129,8 +130,8 @@ def cohen_kappa(both: int, only_first: int, only_second: int, neither: int, conf
 
 
 def mcnemar_p(only_first: int, only_second: int) -> float | None:
-    """Exact two-sided p of McNemar's test (1947): would two judges with one yes-rate part so unevenly? None where they
-    part nowhere.
+    """Exact two-sided p of McNemar's test (1947): would two judges with equal rates of yes differ so unevenly? None if
+    they never differ.
 
     The binomial distribution with one half of ``only_first + only_second``, twice the smaller tail, at most 1.
     """
@@ -160,10 +161,10 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def holm_divisors(p_values: Sequence[float | None], level: float) -> list[int | None]:
-    """By how many comparisons the level is divided for each p value in Holm's steps: those that are left at its step;
-    behind the first step that finds nothing, as many as were left there. None for None.
+    """The number by which the level is divided for each p value in Holm's steps: the comparisons that are left at its
+    step; after the first step that rejects nothing, those that were left there. None for None.
 
-    An interval of confidence 1 - level / divisor then leaves out what its p value rejects, and nothing else.
+    An interval of confidence 1 - level / divisor then excludes what its p value rejects, and nothing else.
 
     >>> holm_divisors([0.01, 0.04, None, 0.03], 0.05)
     [3, 2, None, 2]
@@ -176,7 +177,7 @@ def holm_divisors(p_values: Sequence[float | None], level: float) -> list[int | 
         if left * p <= level:
             left -= 1
         else:
-            level = -1.0  # from here on nothing is found
+            level = -1.0  # nothing is rejected from here on
     return divisors
 
 
@@ -197,8 +198,8 @@ def hanley_mcneil(auroc: float, wrong: int, right: int) -> float:
 
 
 def auroc_interval(auroc: float, wrong: int, right: int, confidence: float = CONFIDENCE) -> Interval:
-    """The score interval of an AUROC (Newcombe 2006, Stat. Med. 25:559, method 5): all areas that are within z standard
-    errors of their own of the one that was found. It has a width at 0 and 1 too, where a resample never differs.
+    """The score interval of an AUROC (Newcombe 2006, Stat. Med. 25:559, method 5): all areas within z of their own
+    standard errors of the observed one. It has a width at 0 and 1 too, where no resample differs.
 
     The standard error is Hanley and McNeil's with both classes as large as their mean.
     """
@@ -213,7 +214,7 @@ def auroc_interval(auroc: float, wrong: int, right: int, confidence: float = CON
 
 
 def _root(distance: Callable[[float], float], outer: float, inner: float) -> float:
-    """Where ``distance`` changes its sign between a place far off (above 0) and the found one (below), by halving."""
+    """The point where ``distance`` changes its sign between ``outer`` (above 0) and ``inner`` (below), by bisection."""
     if distance(outer) <= 0:
         return outer
     for _ in range(60):

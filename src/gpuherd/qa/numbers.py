@@ -1,6 +1,6 @@
-"""Numbers as people write them: found in texts, compared by value, exactly. Standard library alone.
+"""Numbers as people write them: found in texts and compared by exact value. Standard library alone.
 
-Comparing words is wrong of numbers: without punctuation 1.5 is 15, -3 is 3, and 1500 is not 1500.00.
+Numbers can't be compared as words: without punctuation 1.5 is 15, -3 is 3, and 1500 is not 1500.00.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from gpuherd.qa.record import Question
 
-_LONGEST_NUMBER = 1000  # digits; Python's own limit is near, and nobody answers so
+_LONGEST_NUMBER = 1000  # digits; Python's own limit is 4300
 _NUMBER = re.compile(
     r"""(?:(?<![\w.)\]}])(?P<sign>−\s?|[-+–])|(?<==)\s?(?P<apart>[-–])\s)?(?:[$€£¥]\s?(?P<inner>[-−–])?)?(?<!\w)(?<!\d\.)(?=\\[dt]?frac|\.?\d)
     (?: (?P<mixed>\d+)\s(?P<top>\d+)\s?/\s?(?P<bottom>\d+)(?![\d/])
@@ -27,7 +27,7 @@ _NO_DIGIT = re.compile(r"\D")
 
 
 def number_of(text: str) -> tuple[Fraction, bool] | None:
-    """The number that a text is, with its currency or percent sign, and whether it is a percentage; else None.
+    """The value of a text that is a number, with currency or percent sign, and whether it is a percentage; else None.
 
     >>> number_of("$1,200.50"), number_of("50 %"), number_of("1 1/2"), number_of("12 apples")
     ((Fraction(2401, 2), False), (Fraction(50, 1), True), (Fraction(3, 2), False), None)
@@ -38,13 +38,13 @@ def number_of(text: str) -> tuple[Fraction, bool] | None:
 
 
 def same_number(one: tuple[Fraction, bool], other: tuple[Fraction, bool]) -> bool:
-    """Equal as written; a percentage may also stand for its hundredth where the other is none."""
+    """Whether they are equal; a percentage also equals its hundredth if the other is no percentage."""
     if one[0] == other[0]:
         return True
     if one[1] == other[1]:
         return False
-    percent, plain = (one[0], other[0]) if one[1] else (other[0], one[0])
-    return percent / 100 == plain
+    percent, share = (one[0], other[0]) if one[1] else (other[0], one[0])
+    return percent / 100 == share
 
 
 def spelt(text: str) -> str:
@@ -71,12 +71,12 @@ def mostly_numbers(questions: Iterable[Question]) -> bool:
 
 
 def rule_for(questions: Iterable[Question]) -> str:
-    """The judge by rule that suits the references of these questions."""
+    """The rule for judging that suits the references of these questions."""
     return "math" if mostly_numbers(questions) else "exact"
 
 
 def numbers_in(text: str, start: int = 0) -> Iterator[tuple[str, Fraction, bool]]:
-    """The numbers of a text from a place on, in order: as written, value, whether a percent sign follows."""
+    """The numbers of a text from an index on, in order: as written, value, whether a percent sign follows."""
     for found in _NUMBER.finditer(text, start):
         value = _value(found)
         if value is not None:
@@ -84,7 +84,7 @@ def numbers_in(text: str, start: int = 0) -> Iterator[tuple[str, Fraction, bool]
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """The value of a match; None where there is no digit, or no value."""
+    """The value of a match; None if it has no digit or no value."""
     part = found.groupdict()
     if max((len(each) for each in part.values() if each), default=0) > _LONGEST_NUMBER:
         return None

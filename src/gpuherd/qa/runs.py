@@ -1,7 +1,7 @@
-"""Finds and opens runs of answers: what was asked, what was made, and every answer, checked to be as it was written.
+"""Finds and opens runs of answers: their options, their results, and every answer, checked against its digest.
 
-A run is complete when its done.json is there; from then on nothing in it changes, and judgings, scores and evaluations
-are added beside it. What is half-written, damaged or of a newer gpuherd is told as that, never read as something else.
+A run is complete when it has a done.json; from then on nothing in it changes, and judgings, scores and evaluations are
+added next to it. A run that is unfinished, damaged or of a newer gpuherd is reported as such, never misread.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _MOST_NAMED = 3
 
 
 class NoSuchRun(GpuherdError):
-    """There is no run of this name."""
+    """No run has this name."""
 
     exit_code = ExitCode.MISSING
 
 
 class UnfinishedRun(GpuherdError):
-    """The run has not all its answers yet."""
+    """The run does not have all its answers yet."""
 
     exit_code = ExitCode.BAD_INPUT
 
 
 class NewerRun(GpuherdError):
-    """The run was written by a newer gpuherd, whose files this one might read wrongly."""
+    """The run was written by a newer gpuherd, whose files this one might misread."""
 
     exit_code = ExitCode.BAD_INPUT
 
 
 class DamagedRun(GpuherdError):
-    """A file of the run is not as it was written."""
+    """A file of the run has changed since it was written."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -54,8 +54,8 @@ class Run:
 
     Attributes:
         folder: its paths.
-        record: what run.json holds: what was asked, with what.
-        done: what done.json holds: what was made.
+        record: the content of run.json: options, data, model.
+        done: the content of done.json: digests, counts, versions.
     """
 
     folder: QADirectory
@@ -69,22 +69,22 @@ class Run:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The options that it was asked for with."""
+        """The options of its first start."""
         found: Mapping[str, Any] = self.record["config"]
         return found
 
     @property
     def answers_sha256(self) -> str:
-        """The digest of its answers, which all that is made of them names."""
+        """The digest of its answers, which every judging, scoring and evaluation of them records."""
         return str(self.done["answers_sha256"])
 
     @property
     def questions(self) -> int:
-        """How many questions were answered."""
+        """The number of questions."""
         return int(self.done["questions"])
 
     def check(self, digest: Callable[[Path], str] | None = None) -> None:
-        """Compares the digest of each file that was finished with the file. Raises DamagedRun.
+        """Compares each finished file with its digest. Raises DamagedRun.
 
         Args:
             digest: gives a file's SHA-256 in hex, and raises DamagedRun; by default each file is read.
@@ -104,7 +104,7 @@ class Run:
                 )
 
     def answers(self) -> Iterator[Answered]:
-        """All answers, in the order of the questions. Raises DamagedRun; before the first if the file was changed."""
+        """All answers, in order. Raises DamagedRun, before the first one if the file has changed."""
         path = self.folder.answers
         try:
             with path.open("rb") as file:
@@ -123,15 +123,15 @@ def open_run(run_id: str, runs_dir: str | Path) -> Run:
     """The complete run of this name: a folder in ``runs_dir``, or the path of one.
 
     Raises:
-        NoSuchRun: the message names the nearest that are there.
-        UnfinishedRun: with the command that goes on with it.
+        NoSuchRun: the message has the nearest names.
+        UnfinishedRun: with the command that continues it.
         NewerRun, DamagedRun.
     """
     return run_of_path(folder_of(run_id, runs_dir))
 
 
 def folder_of(run_id: str, runs_dir: str | Path) -> Path:
-    """Where the run of this name is. Raises NoSuchRun."""
+    """The folder of the run of this name. Raises NoSuchRun."""
     try:
         if run_id not in ("", ".", "..") and "/" not in run_id and "\0" not in run_id:
             inside = Path(runs_dir) / run_id
@@ -140,7 +140,7 @@ def folder_of(run_id: str, runs_dir: str | Path) -> Path:
         if "\0" not in run_id and ("/" in run_id or Path(run_id, "run.json").is_file()) and Path(run_id).is_dir():
             return Path(run_id)
     except OSError:
-        pass  # no file can be called so, or nobody may look there
+        pass  # not a possible file name, or no permission
     names = [path.name for path in _folders(Path(runs_dir))]
     near = [name for name in names if name.startswith(run_id)] if run_id else []
     near += [name for name in nearest(run_id, names, _MOST_NAMED, 0.4) if name not in near]
@@ -158,7 +158,7 @@ def run_of_path(path: str | Path) -> Run:
     if not folder.done.exists():
         name, place = folder.root.name, folder.root.parent
         remedy = f"{shlex.join(['gpuherd', 'generate', '--resume', name, '--runs-dir', str(place)])} goes on with it"
-        raise UnfinishedRun(f"run {name} has not all its answers yet; {remedy}")
+        raise UnfinishedRun(f"run {name} does not have all its answers yet; {remedy}")
     done = _values(folder.done)
     _refuse_newer(folder, done)
     for name, kind in (("answers_sha256", str), ("questions", int), ("answers_bytes", int)):
@@ -175,7 +175,7 @@ def run_of_path(path: str | Path) -> Run:
 
 
 def _sha256(path: Path) -> str:
-    """A file's digest, in hex. Raises DamagedRun where it can't be read."""
+    """A file's digest, in hex. Raises DamagedRun if it can't be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -195,21 +195,21 @@ def _parsed(lines: Iterator[bytes], path: Path) -> Iterator[Answered]:
 
 
 def _changed(run: Run) -> DamagedRun:
-    """The error of answers that are not as they were written, with the first line that can't be, where there is one."""
+    """The error of answers that have changed, with the first line that is damaged, if there is one."""
     path = run.folder.answers
-    told = "it was changed after it had been finished"
+    reason = "it was changed after it had been finished"
     try:
         with path.open("rb") as file:
             lines = sum(1 for _ in _parsed(file, path))
         if lines != run.questions:
-            told = f"it has {lines} answers and should have {run.questions}"
+            reason = f"it has {lines} answers and should have {run.questions}"
     except DamagedRun as problem:
-        told = str(problem).removeprefix(f"{path}, ")
-    return DamagedRun(f"{path} is damaged: {told}; bring back the file as it was, or generate the run anew")
+        reason = str(problem).removeprefix(f"{path}, ")
+    return DamagedRun(f"{path} is damaged: {reason}; bring back the file as it was, or generate the run anew")
 
 
 def record_of(folder: QADirectory) -> Mapping[str, Any]:
-    """What run.json of a run holds, finished or not. Raises NoSuchRun, NewerRun, DamagedRun."""
+    """The content of a run's run.json, finished or not. Raises NoSuchRun, NewerRun, DamagedRun."""
     if not folder.root.is_dir() or not folder.run_json.exists():
         raise NoSuchRun(f"{folder.root} is no run of answers: it has no run.json")
     record = _values(folder.run_json)
@@ -222,7 +222,7 @@ def record_of(folder: QADirectory) -> Mapping[str, Any]:
 
 
 def questions_in(folder: QADirectory) -> Iterator[Question]:
-    """The questions of a run in their order, as they were prepared. Raises DamagedRun."""
+    """The questions of a run, in order. Raises DamagedRun."""
     try:
         with folder.questions.open("rb") as file:
             for line in file:
@@ -252,11 +252,11 @@ def _values(path: Path) -> Mapping[str, Any]:
     return values
 
 
-# ---- all of them -----------------------------------------------------------------------------------------------------
+# ---- lists of runs ---------------------------------------------------------------------------------------------------
 
 
 class RunState(StrEnum):
-    """How a run stands."""
+    """The state of a run."""
 
     COMPLETE = "complete"
     UNFINISHED = "unfinished"
@@ -270,13 +270,13 @@ class RunLine:
 
     Attributes:
         run_id: its name.
-        state: how it stands; ``problem`` says more where it is neither complete nor unfinished.
-        model, dataset: as they were named; None where that can't be read.
-        questions: how many there are, None before they are known.
-        answered: to how many all answers are there.
-        samples: how many were drawn for each, None where that can't be read.
+        state: ``problem`` says more unless it is complete or unfinished.
+        model, dataset: their names; None if they can't be read.
+        questions: their number; None before it is known.
+        answered: the number of questions that have all their answers.
+        samples: sampled answers to each question; None if that can't be read.
         started: when, in ISO format, UTC.
-        judgings, scorings: names of those that are finished.
+        judgings, scorings: names of the finished ones.
     """
 
     run_id: str
@@ -339,13 +339,13 @@ def _line(folder: QADirectory, digest: Callable[[Path], str] | None) -> RunLine 
 
 
 def finished(place: Path) -> tuple[str, ...]:
-    """The names of those things in a folder of a run whose ``<name>.json`` is there, which comes last."""
+    """The names of the finished results in a folder of a run: their ``<name>.json``, written last, exists."""
     return tuple(sorted(path.stem for path in place.glob("*.json") if not path.name.startswith(".")))
 
 
 def _counts(folder: QADirectory, record: Mapping[str, Any], state: RunState) -> tuple[int | None, int | None]:
-    asked = record.get("questions")
-    questions = asked if isinstance(asked, int) else None
+    recorded = record.get("questions")
+    questions = recorded if isinstance(recorded, int) else None
     if state is RunState.COMPLETE:
         return questions, questions
     if state is not RunState.UNFINISHED:

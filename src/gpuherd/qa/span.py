@@ -1,12 +1,12 @@
-"""Splits a generation into the thought and the answer behind it, for judges, measures and pages.
+"""Splits a generation into the thought and the answer after it, for judges, measures and pages.
 
-A model that reasons writes a thought between tags (``<think> … </think>``) and then its answer. Where a chat template
-opens the thought itself, the text begins inside it and has the closing tag alone; where it has none, the thought was
-never closed, and there is no answer.
+A reasoning model writes a thought between tags (``<think> … </think>``) and then its answer. If the chat template opens
+the thought, the text begins inside it and has only the closing tag; if it has none, the thought was never closed, and
+there is no answer.
 
-gpt-oss writes messages, each in a channel: the answer is what stands in ``final``, all else is thought. Texts decoded
-without special tokens keep the channels' names alone (``analysis…assistantfinal…``); those are taken as names only
-where the tokens around them brought no text, or where the text begins with one and has ``assistantfinal`` behind it.
+gpt-oss writes messages, each in a channel: ``final`` is the answer, all others are thought. Texts that were decoded
+without special tokens keep only the names of the channels (``analysis…assistantfinal…``); these are taken as names only
+if the tokens around them have no text, or if the text begins with one and has ``assistantfinal`` after it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from gpuherd.lm.text import THOUGHT_TAGS
-from gpuherd.qa.record import Generation
+from gpuherd.lm.backend import Generation
+from gpuherd.lm.tokens import THOUGHT_TAGS
 
 Span = Literal["answer", "thought", "both"]
 SPANS: tuple[Span, ...] = get_args(Span)
@@ -43,10 +43,10 @@ class ThoughtSplit:
     """A text divided at the tags of its thoughts.
 
     Attributes:
-        answer: start and end of each part of the answer, in characters; empty where a thought is open at the end.
+        answer: start and end of each part of the answer, in characters; empty if a thought is open at the end.
         thought: the same for the thoughts, without tags.
         open: the last thought was never closed.
-        orderly: tags come in pairs, or there is a closing one alone.
+        orderly: tags come in pairs, or there is only a closing one.
     """
 
     answer: Places
@@ -60,9 +60,9 @@ class SpanContent:
     """The part of a generation that a span names.
 
     Attributes:
-        text: without white space at both ends.
+        text: stripped.
         tokens: indices of its tokens, in order.
-        pieces: the text of each of these tokens; together with white space at the ends they are the text.
+        pieces: the text of each of these tokens; stripped, together they are the text.
         has_end: the token that ended the generation belongs to it.
     """
 
@@ -73,8 +73,8 @@ class SpanContent:
 
 
 def span_setting(span: Span) -> dict[str, str]:
-    """The span as a setting of a statistic; empty for ``both``: so statistics of answers without a thought keep their
-    names."""
+    """The span as a setting of a statistic; empty for ``both``, so that statistics of answers without a thought keep
+    their names."""
     return {} if span == "both" else {"span": span}
 
 
@@ -87,11 +87,11 @@ def span_in(settings: Mapping[str, Any]) -> Span:
 def split_thoughts(text: str, *, in_thought: bool = False, bare: bool = False) -> ThoughtSplit:
     """The text divided among answer and thought.
 
-    A closing tag ends whatever stands before it, since a template may have opened that thought.
+    A closing tag makes everything before it a thought, which a template may have opened.
 
     Args:
         in_thought: the text begins inside a thought.
-        bare: the names of channels stand in the text without the special tokens around them.
+        bare: the text has the names of channels without the special tokens around them.
 
     >>> split_thoughts("5 or 6?</think>6").answer, split_thoughts("<think>5").open
     (((15, 16),), True)
@@ -122,8 +122,8 @@ def split_thoughts(text: str, *, in_thought: bool = False, bare: bool = False) -
 
 
 def _split_channels(text: str, headers: Sequence[re.Match[str]]) -> ThoughtSplit:
-    """The text divided at the headers of its messages. Without a message in the channel ``final`` at its end the
-    thought is open."""
+    """The text divided at the headers of its messages. The thought is open unless the last message is in the channel
+    ``final``."""
     answer: list[tuple[int, int]] = []
     thought = [(0, headers[0].start())]
     limits = (*(header.start() for header in headers[1:]), len(text))
@@ -178,7 +178,7 @@ def knows_thoughts(template: str) -> bool:
 
 
 def with_closed_thought(prompt: str) -> str:
-    """The prompt with an open thought at its end closed: what follows is no thought, but the answer."""
+    """The prompt with an open thought at its end closed, so that the answer follows."""
     channel = _TURN_AT_END.search(prompt)
     if channel is not None:
         closing = "<|end|><|start|>assistant" if channel["thought"] else ""
@@ -193,26 +193,26 @@ def with_closed_thought(prompt: str) -> str:
 def part_of(generation: Generation, span: Span) -> SpanContent:
     """The part of a generation that a span names: its text and its tokens.
 
-    The answer's tokens are those that bring a character of it, from the first that is no white space on: line breaks
-    behind a closing tag are the template's. All others are the thought's. Without a thought the answer is everything.
+    The answer's tokens are those with a character of it, from its first that is no white space: line breaks after a
+    closing tag are the template's. All others are the thought's. Without a thought everything is the answer.
     """
-    whole = _split(generation)
+    split = _split(generation)
     every = tuple(range(len(generation.token_ids)))
-    if span == "both" or (span == "answer" and not whole.thought):
+    if span == "both" or (span == "answer" and not split.thought):
         return SpanContent(generation.text.strip(), every, generation.pieces, has_end=True)
     places = (
-        tuple(_without_leading_space(generation.text, *each) for each in whole.answer)
-        if whole.thought
-        else whole.answer
+        tuple(_without_leading_space(generation.text, *each) for each in split.answer)
+        if split.thought
+        else split.answer
     )
     within = _pieces_within(generation, places)
     of_answer = {at: piece for at, piece in enumerate(within) if piece is not None}
     if span == "answer":
         text = "\n".join(generation.text[start:end] for start, end in places).strip()
-        return SpanContent(text, tuple(of_answer), tuple(of_answer.values()), has_end=not whole.open)
-    text = "\n".join(generation.text[start:end] for start, end in whole.thought).strip()
-    tokens = tuple(at for at in every if at not in of_answer) if whole.thought else ()
-    return SpanContent(text, tokens, tuple(generation.pieces[at] for at in tokens), has_end=whole.open)
+        return SpanContent(text, tuple(of_answer), tuple(of_answer.values()), has_end=not split.open)
+    text = "\n".join(generation.text[start:end] for start, end in split.thought).strip()
+    tokens = tuple(at for at in every if at not in of_answer) if split.thought else ()
+    return SpanContent(text, tokens, tuple(generation.pieces[at] for at in tokens), has_end=split.open)
 
 
 def has_thought(generation: Generation) -> bool:
@@ -226,7 +226,7 @@ def is_only_thought(generation: Generation) -> bool:
 
 
 def _split(generation: Generation) -> ThoughtSplit:
-    """Its text divided. The name of a channel is one if it is the first text, between tokens that brought none."""
+    """Its text divided. A bare channel name counts if it is the first text, between tokens without any."""
     first = next((at for at, end in enumerate(generation.ends) if end), 0)
     around = generation.ends[first : first + 2]
     bare = first > 0 and len(set(around)) == 1 and _BARE_HEADER.fullmatch(generation.text, 0, around[0]) is not None

@@ -1,27 +1,32 @@
-"""Charts of pages, declared: Vega-Lite specifications by Altair, each with its rows. Pure but for the import of Altair.
+"""Charts, declared. On pages: Vega-Lite specifications by Altair, each with its rows. For papers: matplotlib's figures.
 
-Colours are the page's own (``var(--…)``), so that a chart follows the light and the dark scheme as it stands. Lines are
-told apart by strokes too. A mark with a tooltip is a place where the pointer and the arrow keys read the chart off.
+On a page colours are the page's own (``var(--…)``), so that a chart follows the light and the dark scheme as it stands.
+Lines differ by strokes too. A mark with a tooltip is a place where the pointer and the arrow keys read the
+chart off. Pictures for papers are made by matplotlib's objects alone: no window and no global state, so that they can
+be made anywhere; each room's ``report/plot`` draws them. Pure but for the import of either library.
 """
 
 from __future__ import annotations
 
 import bisect
+import io
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import naming_extras, printable
+from gpuherd.errors import UsageError, naming_extras, printable
 from gpuherd.report.nodes import Node, element, key, legend, when
-from gpuherd.report.numbers import axis as axis_words
+from gpuherd.report.nodes import axis as axis_words
 
 if TYPE_CHECKING:
     import altair
+    from matplotlib.figure import Figure
+
 
 Point = tuple[float, float]
-# After Okabe and Ito: told apart also by who sees few colours.
+# After Okabe and Ito: they differ also for readers who see few colours.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#7f7f7f")
 _DASHES = (None, (7, 3), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2), (1, 3), (6, 2, 1, 2))
 _UNBROKEN = (1, 0)
@@ -129,10 +134,10 @@ def line_chart(
     }
     drawn = {name: rows for name, rows in data.items() if rows}
     about = _chart(_line_specification(tuple(drawn), height), x, y, drawn, label, along=True, note=note, select=select)
-    told = [key(each.stroke.colour, each.stroke.dash, each.name) for each in lines]
+    keys_of = [key(each.stroke.colour, each.stroke.dash, each.name) for each in lines]
     if select is not None:
-        told = [when(select, each.name, node) for each, node in zip(lines, told, strict=True)]
-    return element("div", about, element("div", *told, kind="legend") if keys else None)
+        keys_of = [when(select, each.name, node) for each, node in zip(lines, keys_of, strict=True)]
+    return element("div", about, element("div", *keys_of, kind="legend") if keys else None)
 
 
 def _row(line: Line, **more: Any) -> dict[str, Any]:
@@ -163,7 +168,7 @@ def _line_specification(parts: tuple[str, ...], height: int) -> dict[str, Any]:
 
 
 def _stops(lines: Sequence[Line], x: Axis, y: Axis, dots: bool) -> list[dict[str, Any]]:
-    """Where lines are read off, with what is told there: at their points, or at places between their ends."""
+    """Where lines are read off, with their tooltips: at their points, or at places between their ends."""
     places = sorted({a for each in lines for a, _ in each.points})
     if not dots and len(places) > _STOPS:
         ends = places[0], places[-1]
@@ -203,7 +208,7 @@ class Mark:
     Attributes:
         ends_x, ends_y: None where there are none.
         filled: drawn larger, and filled.
-        tip: what is told of it, a line each.
+        tip: the lines of its tooltip.
     """
 
     x: float
@@ -408,11 +413,11 @@ def histogram_chart(
             for start, end, lines in zip(edges, edges[1:], tips, strict=False)
         ],
     }
-    return _chart(histogram_specification(210), x, y, data, label, along=True)
+    return _chart(_histogram_specification(), x, y, data, label, along=True)
 
 
 @cache
-def histogram_specification(height: int) -> dict[str, Any]:
+def _histogram_specification() -> dict[str, Any]:
     """Steps as areas with lines on them, over bins that are read off."""
     alt = _altair()
     areas = (
@@ -443,4 +448,44 @@ def histogram_specification(height: int) -> dict[str, Any]:
         .mark_rect(fill="var(--soft)", fillOpacity=0.2, opacity=0)
         .encode(x="x:Q", x2="x2", tooltip="tip:N")
     )
-    return specification(alt.layer(areas, steps, stops), height)
+    return specification(alt.layer(areas, steps, stops), 210)
+
+
+# --- pictures for papers ----------------------------------------------------------------------------------------------
+
+FORMATS = ("png", "svg", "pdf")
+BLUE, RED, GREY = *COLOURS[:2], "#8a8f98"
+
+
+def blank_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches. Raises MissingExtra where matplotlib is not installed."""
+    with naming_extras(dict.fromkeys(("matplotlib", "matplotlib.figure"), "page"), "plots need"):
+        from matplotlib.figure import Figure
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def picture_bytes(figure: Figure, file_format: str, dpi: int = 150) -> bytes:
+    """The picture as a file of FORMATS: the same bytes for the same figure."""
+    import matplotlib as mpl
+
+    out = io.BytesIO()
+    # Without the date and with ids by content, so that a picture changes only when its figures do.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[file_format]
+    with mpl.rc_context({"svg.hashsalt": "gpuherd", "svg.fonttype": "none"}):
+        figure.savefig(out, format=file_format, dpi=dpi, metadata=metadata)
+    return out.getvalue()
+
+
+def check_format(name: str) -> str:
+    """The format that a file name's ending asks for. Raises UsageError."""
+    ending = name.rpartition(".")[2].lower()
+    if "." not in name or ending not in FORMATS:
+        raise UsageError(f"{name!r}: a plot is written as .{', .'.join(FORMATS)}; name the file so")
+    return ending
+
+
+def plain_text(name: str, most: int = 48) -> str:
+    """The name, shortened in its middle, as plain text for matplotlib, which would read $ as the start of a formula."""
+    name = printable(name)
+    short = name if len(name) <= most else f"{name[: most // 3]}…{name[-(most - most // 3 - 1) :]}"
+    return short.replace("$", r"\$")

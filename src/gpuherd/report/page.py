@@ -1,27 +1,49 @@
-"""One self-contained HTML page that asks nothing of any network: the skeleton of the three kinds of report.
+"""The skeleton that all pages share: what a page shows, how it is packed, and its HTML.
 
-A page declares its views as trees of nodes (``report.nodes``) with tables and charts (``report.charts``); one template,
-one style and one small script (``assets/``) show them. The script makes elements and text nodes of them and nothing
-else, Jinja's autoescape is on for all that the template shows, and a Content-Security-Policy with the hashes of our own
-scripts and style forbids any other script, and every request.
+A page is one file that asks nothing of any network: the style, the scripts and the charts' library are in it, and a
+Content-Security-Policy with their hashes forbids everything else. What strangers wrote enters it through Jinja's
+autoescape, or packed, and the scripts put it on the screen as text only. Views are trees of nodes (``report.nodes``)
+with tables and charts (``report.charts``); one template, one style and one small script (``assets/``) show them.
+
+What it holds is JSON and arrays. A blob is the arrays' bytes, those of one weight together (the first bytes of all
+numbers, then the second, ...), which lets zlib halve them; then deflated, in base64, which no HTML parser can take for
+a tag. ``assets/page.js`` undoes it.
+
+``assets/vega.js.zlib`` is what vl-convert 1.9.0 makes of the sources of Vega 6, Vega-Lite 6 and Vega-Embed 7
+(``javascript_bundle()``), deflated. It is kept here because bundling takes ten seconds of a CPU and a package of 30 MB,
+which no page should need; ``python -m gpuherd.report.page`` makes it again. Vega-Embed brings the interpreter of
+Vega's expressions, so that nothing in it needs ``eval``. Licences: ``assets/vega.LICENSE``.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
 from gpuherd.errors import naming_extras, printable
-from gpuherd.report.bundle import policy_hash, vega_bundle
 from gpuherd.report.nodes import Node
-from gpuherd.report.packing import packed_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
 
 # Of the 10 MB that a page may have, with room for what surrounds the packed texts.
 MOST_BYTES = 9_600_000
 ASSETS = Path(__file__).parent / "assets"
+_LEVEL = 6  # of zlib
+# Of the 23 bits of a float32's fraction: an error of 5e-7 relative, and counts to two million exactly. A page shows
+# five digits of a figure, differences of alpha, and counts to a million in full.
+_BITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +53,14 @@ class View:
     Attributes:
         name: the address: ``#/name``.
         title: the words of its link; "" for a view that others lead to.
-        nodes: what it shows; None for a view that the page's own script draws.
+        nodes: what it shows.
         count: a number beside its link.
         under: the view whose link is marked while this one is shown.
     """
 
     name: str
     title: str
-    nodes: Sequence[Node] | None = None
+    nodes: Sequence[Node]
     count: int | None = None
     under: str | None = None
 
@@ -57,7 +79,7 @@ class PageContents:
         failures: (model, kind, reason), listed for readers without a script.
         first: the view that is shown where the address names none; "" is the first of them.
         state: what is chosen at first, by key.
-        extra: what the page's own scripts are told.
+        extra: further values of the index, for the page's own scripts.
         blobs: further packed texts by the id that its scripts read them by.
         scripts: files of its own scripts, in one scope with the skeleton's.
         styles: files of its own styles.
@@ -120,7 +142,7 @@ def packed_views(contents: PageContents) -> dict[str, str]:
         "first": contents.first or contents.views[0].name,
         "state": dict(contents.state),
     }
-    declared = {f"view-{each.name}": packed_json(each.nodes) for each in contents.views if each.nodes is not None}
+    declared = {f"view-{each.name}": packed_json(each.nodes) for each in contents.views}
     return {"index": packed_json(index), **declared}
 
 
@@ -129,15 +151,13 @@ def frame_bytes(contents: PageContents) -> int:
     bundle = len(vega_bundle().packed) if needs_charts(contents) else 0
     files = (*ASSETS.glob("page.*"), *contents.scripts, *contents.styles)
     own = sum(each.stat().st_size for each in files)
-    told = sum(len(str(each)) for each in (contents.notes, contents.settings, contents.facts, contents.failures))
-    return bundle + own + 2 * told + 20_000
+    head = sum(len(str(each)) for each in (contents.notes, contents.settings, contents.facts, contents.failures))
+    return bundle + own + 2 * head + 20_000
 
 
 def needs_charts(contents: PageContents) -> bool:
-    """Whether a view draws a chart, or a script of its own may."""
-    return bool(contents.extra.get("charts")) or any(
-        _has_chart(node) for view in contents.views for node in view.nodes or ()
-    )
+    """Whether a view draws a chart."""
+    return any(_has_chart(node) for view in contents.views for node in view.nodes)
 
 
 def _has_chart(node: Any) -> bool:
@@ -198,3 +218,78 @@ def _markup(text: str) -> Any:
     if "</script" in text.lower() or "</style" in text.lower() or "<!--" in text:
         raise ValueError("an asset of the page would end its own element")
     return markupsafe.Markup(text)  # noqa: S704 - the files of this package, no stranger's text
+
+
+# --- packing ----------------------------------------------------------------------------------------------------------
+
+
+def packed_json(value: Any) -> str:
+    """A JSON value as text for a page: deflated, base64. Half a pair of surrogates comes back as just that."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Written as \ud800, which is how JSON escapes it: a browser's UTF-8 has no such thing.
+    return as_text(text.encode("utf-8", "backslashreplace"))
+
+
+def packed_floats(values: Floats) -> str:
+    """Numbers as float32, to 5e-7 relative; NaN stays NaN, and so becomes what no float32 holds (above 3.4e38)."""
+    import numpy as np
+
+    with np.errstate(over="ignore"):
+        words = np.asarray(values, np.float32).view(np.uint32)
+    drop = 23 - _BITS
+    # A carry out of the fraction rounds the exponent up, as it should; NaN must not become infinite.
+    rounded = (words + np.uint32(1 << (drop - 1))) & np.uint32(0xFFFFFFFF ^ ((1 << drop) - 1))
+    known = np.isfinite(words.view(np.float32)) & np.isfinite(rounded.view(np.float32))
+    return as_text(by_weight(np.where(known, rounded, np.uint32(0x7FC00000)).astype("<u4")))
+
+
+def by_weight(values: NDArray[Any]) -> bytes:
+    """The bytes of an array, all first bytes first."""
+    import numpy as np
+
+    return np.ascontiguousarray(values).view(np.uint8).reshape(-1, values.dtype.itemsize).T.tobytes()
+
+
+def as_text(data: bytes) -> str:
+    """Bytes, deflated, in base64."""
+    return base64.b64encode(zlib.compress(data, _LEVEL)).decode("ascii")
+
+
+_FILE = Path(__file__).parent / "assets" / "vega.js.zlib"
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The script as a page holds it.
+
+    Attributes:
+        packed: deflated, in base64 (as ``packed_json``); it sets ``vegaEmbed``.
+        policy: what a Content-Security-Policy calls it by.
+    """
+
+    packed: str
+    policy: str
+
+
+@cache
+def vega_bundle() -> Bundle:
+    """The bundle of this version of gpuherd."""
+    deflated = _FILE.read_bytes()
+    return Bundle(base64.b64encode(deflated).decode("ascii"), policy_hash(zlib.decompress(deflated)))
+
+
+def policy_hash(script: bytes) -> str:
+    """What a Content-Security-Policy calls a script or style by."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode('ascii')}'"
+
+
+def bundled() -> bytes:
+    """The bundle, deflated, made anew by vl-convert, which only developers have."""
+    import vl_convert
+
+    make: Any = vl_convert.javascript_bundle  # its types ask for a snippet, which it takes as None too
+    return zlib.compress(make().encode(), 9)
+
+
+if __name__ == "__main__":
+    _FILE.write_bytes(bundled())

@@ -22,7 +22,7 @@ from gpuherd.jobs import clock
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenLines:
     """A file that is there as a whole: its digest, and how many lines it has."""
 
     sha256: str
@@ -39,7 +39,7 @@ def raising_cannot_write(place: Path | str) -> Iterator[None]:
 
 
 @contextmanager
-def writing_once(path: Path) -> Iterator[BinaryIO]:
+def creating_file(path: Path) -> Iterator[BinaryIO]:
     """A binary file that becomes ``path`` when the block ends, unless ``path`` is there by then: the first one stays.
 
     Of two programs that begin the same work at one moment, both continue with what the first has written. Raises
@@ -60,9 +60,9 @@ def writing_once(path: Path) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
 
 
-def write_once(path: Path, data: bytes) -> bytes:
+def create_file(path: Path, data: bytes) -> bytes:
     """Writes ``data`` where there is nothing yet. Returns what is there then. Raises CannotWrite."""
-    with writing_once(path) as file:
+    with creating_file(path) as file:
         file.write(data)
     try:
         return path.read_bytes()
@@ -70,7 +70,7 @@ def write_once(path: Path, data: bytes) -> bytes:
         raise CannotWrite(f"can't read {path}, which was just written: {problem.strerror}") from None
 
 
-def write_whole(target: Path, data: bytes) -> None:
+def write_file(target: Path, data: bytes) -> None:
     """Writes a file, and its folder if need be, whole or not at all. Raises CannotWrite."""
     with raising_cannot_write(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,10 +79,10 @@ def write_whole(target: Path, data: bytes) -> None:
 
 def write_values(target: Path, values: Mapping[str, Any]) -> None:
     """The same with JSON for people and programs."""
-    write_whole(target, json.dumps(values, indent=2, allow_nan=False, default=str).encode() + b"\n")
+    write_file(target, json.dumps(values, indent=2, allow_nan=False, default=str).encode() + b"\n")
 
 
-def write_lines(target: Path, lines: Iterable[bytes]) -> Written:
+def write_lines(target: Path, lines: Iterable[bytes]) -> WrittenLines:
     """Writes lines, given without line breaks, whole or not at all. Raises CannotWrite."""
     digest, count = hashlib.sha256(), 0
     with raising_cannot_write(target):
@@ -93,7 +93,7 @@ def write_lines(target: Path, lines: Iterable[bytes]) -> Written:
                 digest.update(whole)
                 file.write(whole)
                 count += 1
-    return Written(digest.hexdigest(), count)
+    return WrittenLines(digest.hexdigest(), count)
 
 
 def sha256_of(path: Path) -> str:

@@ -22,23 +22,23 @@ _LARGEST = 2**64 - 1  # of whole numbers: seeds are
 def line_of(value: Any) -> str:
     """A dataclass as one line of JSON, without the line break. ASCII alone: no reader can take a line separator in a
     text for the end of the line."""
-    return json.dumps(plain(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return json.dumps(jsonable(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def plain(value: Any, as_lists: Collection[type] = ()) -> Any:
+def jsonable(value: Any, as_lists: Collection[type] = ()) -> Any:
     """``value`` as JSON values: dataclasses as objects, of the kinds in ``as_lists`` as lists of their fields."""
     if is_dataclass(value) and not isinstance(value, type):
         if type(value) in as_lists:
-            return [plain(getattr(value, each.name), as_lists) for each in fields(value)]
-        return {each.name: plain(getattr(value, each.name), as_lists) for each in fields(value)}
+            return [jsonable(getattr(value, each.name), as_lists) for each in fields(value)]
+        return {each.name: jsonable(getattr(value, each.name), as_lists) for each in fields(value)}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(each, as_lists) for key, each in value.items()}
+        return {str(key): jsonable(each, as_lists) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each, as_lists) for each in value]
+        return [jsonable(each, as_lists) for each in value]
     return value
 
 
@@ -56,7 +56,7 @@ def read(kind: Any, value: Any, as_lists: Collection[type] = ()) -> Any:
         return None if value is None else read(wanted, value, as_lists)
     if origin is tuple:
         items = _of(list, value)
-        if _all_plain(arguments[0], items):
+        if _all_json(arguments[0], items):
             return tuple(items)
         return tuple(read(arguments[0], each, as_lists) for each in items)
     if origin is Mapping:
@@ -73,22 +73,25 @@ def read(kind: Any, value: Any, as_lists: Collection[type] = ()) -> Any:
 
 
 def _read_dataclass(kind: type, value: Any, as_lists: Collection[type]) -> Any:
-    hints = _hints(kind)
+    types_of = field_types(kind)
     if kind in as_lists:
         parts = _of(list, value)
-        return kind(*(read(hints[each.name], part, as_lists) for each, part in zip(fields(kind), parts, strict=True)))
+        return kind(
+            *(read(types_of[each.name], part, as_lists) for each, part in zip(fields(kind), parts, strict=True))
+        )
     parts = _of(dict, value)
     # A field with a default may be missing: files of versions before the field lack it.
     there = [each for each in fields(kind) if each.name in parts or each.default is MISSING]
-    return kind(**{each.name: read(hints[each.name], parts[each.name], as_lists) for each in there})
+    return kind(**{each.name: read(types_of[each.name], parts[each.name], as_lists) for each in there})
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def field_types(kind: type) -> Mapping[str, Any]:
+    """The annotation of each field of a dataclass, resolved."""
     return get_type_hints(kind)
 
 
-def _all_plain(kind: Any, items: list[Any]) -> bool:
+def _all_json(kind: Any, items: list[Any]) -> bool:
     """Whether these are numbers or words as they should be, in one pass: there are thousands of token ids in a row."""
     exact = _EXACT.get(kind)
     if exact is None or not exact.issuperset(map(type, items)):

@@ -119,7 +119,7 @@ class ShardFile:
         if _has_line_behind(self._path, ends[-1] if ends else 0):
             message = "%s, line %d is damaged: it and all lines after it are made again"
             logger.warning(message, self._path, len(ends) + 1)
-        done = _whole_batches(len(ends), self._shard)
+        done = _complete_batches(len(ends), self._shard)
         lines = sum(map(len, self._shard.batches[:done]))
         try:
             os.ftruncate(self._descriptor, ends[lines - 1] if lines else 0)
@@ -132,10 +132,10 @@ class ShardFile:
 
 def batches_done(path: Path, shard: Shard) -> int:
     """The number of whole batches in a shard's file; 0 if there is no file."""
-    return _whole_batches(len(line_ends(path)), shard) if path.exists() else 0
+    return _complete_batches(len(line_ends(path)), shard) if path.exists() else 0
 
 
-def _whole_batches(lines: int, shard: Shard) -> int:
+def _complete_batches(lines: int, shard: Shard) -> int:
     return sum(whole <= lines for whole in accumulate(len(batch) for batch in shard.batches))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from gpuherd.engines import progress
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.jobs.run_dir import RunDirectory
-from gpuherd.runs.files import Written, write_lines, write_whole, writing_once
+from gpuherd.runs.files import WrittenLines, creating_file, write_file, write_lines
 from gpuherd.runs.shard_file import Shard, ShardFile, batches_done, line_ends, unsealed
 
 FORMAT = 1  # of the plan and of what is recorded of a shard that is done
@@ -67,8 +67,8 @@ def plan_shards(lengths: Sequence[int], shards: int, batches: Batches) -> tuple[
         shards: among how many.
         batches: makes batches of the lengths of a shard's items: places among them, each place once.
 
-    Sorted by length, the longest first, the items are dealt to and fro (1 2 3 3 2 1 1 2 ...): shards differ by one
-    item at most, and by little in length.
+    Sorted by length, the longest first, the items are dealt in alternating directions (1 2 3 3 2 1 1 2 ...): shards
+    differ by one item at most, and by little in length.
     """
     order = sorted(range(len(lengths)), key=lambda item: (-lengths[item], item))
     dealt: list[list[int]] = [[] for _ in range(shards)]
@@ -120,7 +120,7 @@ def kept_plan(
 
     Args:
         identity: what the items and their results depend on, as a text.
-        wanted: how many shards a person asks for now.
+        wanted: how many shards the user requests now.
 
     Raises:
         UsageError: the folder's work depends on something else, or has another number of shards than is wanted.
@@ -137,7 +137,7 @@ def kept_plan(
     shards = tuple(make())
     batches = [[list(batch) for batch in shard.batches] for shard in shards]
     text = json.dumps({"format": FORMAT, "identity": identity, "shards": batches}, separators=(",", ":"))
-    with writing_once(folder.plan) as file:
+    with creating_file(folder.plan) as file:
         file.write(text.encode() + b"\n")
     # Another start may have been first, with more or fewer GPUs: then its plan holds.
     return read_plan(folder)
@@ -232,7 +232,7 @@ def is_done(folder: ShardedDirectory, number: int) -> bool:
 
 def mark_done(folder: ShardedDirectory, number: int, record: Mapping[str, Any]) -> None:
     """Writes the file that says that a shard is done, and how it was made. Raises CannotWrite."""
-    write_whole(folder.shard_done(number), json.dumps({"format": FORMAT, **record}, indent=2).encode() + b"\n")
+    write_file(folder.shard_done(number), json.dumps({"format": FORMAT, **record}, indent=2).encode() + b"\n")
 
 
 # ---- all parts
@@ -246,7 +246,7 @@ class ShardedWork:
         identity: what the items and their results depend on, as a text.
         lengths: what each item costs, in tokens, say.
         batches: makes batches of the lengths of a shard's items.
-        wanted: how many shards a person asks for now.
+        wanted: how many shards the user requests now.
     """
 
     folder: ShardedDirectory
@@ -303,7 +303,7 @@ class Damaged(GpuherdError):
     exit_code = ExitCode.BAD_INPUT
 
 
-def gather(folder: ShardedDirectory, shards: Sequence[Shard], target: Path) -> Written:
+def gather(folder: ShardedDirectory, shards: Sequence[Shard], target: Path) -> WrittenLines:
     """Puts the lines of all shards into ``target`` in the order of the items, whole or not at all.
 
     Raises:

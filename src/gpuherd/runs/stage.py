@@ -1,5 +1,7 @@
 """One stage of a run, written once: is it there already? -> prepare -> plan or jobs -> finish.
 
+A stage may need others, which run before its own jobs; each has a run folder of its own.
+
 A stage's own class says what is its own: what it has made before, what it prepares, its jobs, and what it makes of
 their results. The order of these steps, the log, the display, the dry run, the tidying up and the exit code are the
 same for all stages, and are here.
@@ -14,13 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rich.console import Console
 from rich.text import Text
 
 from gpuherd.atomic import remove_strays
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs import clock, feasibility
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.monitor.display import display
@@ -106,7 +108,7 @@ class Stage(ABC, Generic[OutcomeT]):
         self._dry_run, self._enqueue_only = dry_run, enqueue_only
         self.console = console
         self.outcome: OutcomeT | None = None
-        self.outlook: feasibility.Outlook | None = None
+        self.outlook: feasibility.Feasibility | None = None
         self._log: Path | None = None
 
     # --- what is a stage's own --------------------------------------------------------------------------------------
@@ -115,30 +117,50 @@ class Stage(ABC, Generic[OutcomeT]):
         """The outcome where all is there already; None where something is left to do."""
         return None
 
-    @abstractmethod
     def prepare(self) -> None:
-        """Everything that is known before a job starts. Raises what refuses the start; writes nothing."""
+        """Finds out everything that is known before a job starts. Raises what refuses the start; writes nothing.
+
+        Nothing where all of it is known when the stage is made.
+        """
+
+    def needs(self) -> Sequence[Stage[Any]]:
+        """The stages that this one needs, in order; known after ``prepare``. Each continues where it was stopped."""
+        return ()
+
+    def plan_lines(self) -> list[str]:
+        """The plan as lines: what becomes of the jobs of a dry run. A stage puts the lines that are its own first."""
+        return [] if self.outlook is None else [*self.outlook.lines, "nothing was started"]
+
+    def plan_values(self, gpus: int) -> dict[str, Any]:
+        """The same as plain JSON values, for jobs of so many GPUs each; none where this is no dry run."""
+        if self.outlook is None:
+            return {}
+        return self.outlook.to_dict() | {"engine_asks": self.outlook.asks.get(gpus)}
 
     def print_plan(self) -> None:
         """Prints what a dry run has found; ``outlook`` is known."""
-        lines = () if self.outlook is None else self.outlook.lines
-        print_lines(self.console, [*lines, "nothing was started"])
+        print_lines(self.console, self.plan_lines())
 
-    @abstractmethod
     def planned(self) -> OutcomeT:
-        """The outcome of a dry run."""
+        """The outcome of a dry run. Raises UsageError for a stage that has none."""
+        raise UsageError(f"gpuherd {self.kind} has no dry run")
 
-    @abstractmethod
+    @property
+    def never(self) -> tuple[str, ...]:
+        """Why jobs of a dry run could never run."""
+        return () if self.outlook is None else self.outlook.never
+
     def begin(self) -> None:
-        """Writes what the jobs read."""
+        """Writes what the jobs read; nothing where there are none."""
 
-    @abstractmethod
     def jobs(self) -> Sequence[Job]:
-        """All jobs, those that are done too; in a dry run as they would be."""
+        """All jobs, those that are done too; in a dry run as they would be. None for a stage that computes here."""
+        return ()
 
     @abstractmethod
     def finish(self, jobs: Outcome | None) -> OutcomeT:
-        """Makes the results of what the jobs have written; called also where not all of them are done."""
+        """Makes the results of what the jobs have written; called also where not all of them are done, or not all of a
+        stage that this one needs: ``jobs`` are then those of that stage."""
 
     def left(self, jobs: Sequence[Job]) -> Sequence[Job]:
         """Those of the jobs that a dry run is about."""
@@ -166,17 +188,25 @@ class Stage(ABC, Generic[OutcomeT]):
         if self.outcome is not None:
             return self.outcome
         self.prepare()
+        needed = self.needs()
         if self._dry_run:
-            jobs = self.left(self.jobs())
-            self.outlook = feasibility.of_jobs(jobs, self._options, self._folder)
+            stages = [*needed, self]
+            jobs = [job for each in stages for job in each.left(each.jobs())]
+            # Where the first jobs would run (inside the engine's job that this process is part of), all would.
+            self.outlook = feasibility.of_jobs(jobs, self._options, stages[0]._folder)
             self.outcome = self.planned()
             self.print_plan()
             return self.outcome
+        for each in needed:
+            outcome = each.run()
+            if outcome.jobs is not None and not outcome.jobs.complete:
+                self.outcome = self.finish(outcome.jobs)
+                return self.outcome
         self.begin()
-        jobs = self.jobs()
+        own = self.jobs()
         ended = None
-        if jobs:
-            ended = self._run_jobs(jobs)
+        if own:
+            ended = self._run_jobs(own)
             self._tidy(began)
         self.outcome = self.finish(ended)
         return self.outcome

@@ -35,7 +35,7 @@ def run_worker(
     """Runs a worker. Returns its exit code, which says whether another try can help.
 
     Args:
-        module: by which it is started, ``gpuherd.qa.generation.worker``.
+        module: by which it is started, ``gpuherd.qa.generate.worker``.
         options: a dataclass of options.
         work: does it; given the options, and the words that start the same again (the module and its arguments).
         argv: the words, those of the command line by default.
@@ -44,17 +44,36 @@ def run_worker(
     add_options(parser, options)
     args, unknown = parser.parse_known_args(argv)
     parser.reject_unknown(unknown)
-    try:
+
+    def start() -> None:
         configure_console()
         work(build(options, args), [module, *(sys.argv[1:] if argv is None else argv)])
+
+    return exit_code_of(start)
+
+
+def exit_code_of(
+    work: Callable[[], object],
+    *,
+    log: Callable[[str], object] = lambda text: print(text, file=sys.stderr),
+    interrupted: Callable[[], ExitCode] = lambda: ExitCode.INTERRUPTED,
+) -> int:
+    """Does a worker's work, and returns its exit code. The reason of a failure is the last line that is logged: people
+    are shown that line of a failed job's log.
+
+    Args:
+        log: writes an error, or a traceback.
+        interrupted: the exit code for a ``GpuherdError`` that says INTERRUPTED: the signal may have been SIGTERM.
+    """
+    try:
+        work()
     except GpuherdError as problem:
-        # The last line of a failed job's log is what people are shown as the reason.
-        print(f"error: {problem}", file=sys.stderr)
-        return problem.exit_code
+        log(f"error: {problem}")
+        return interrupted() if problem.exit_code is ExitCode.INTERRUPTED else problem.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except Exception as problem:
-        traceback.print_exc()
+        log(traceback.format_exc().rstrip("\n"))
         return ExitCode.OUT_OF_MEMORY if is_out_of_memory(problem) else ExitCode.FAILED
     return ExitCode.OK
 

@@ -34,7 +34,7 @@ _PLAIN_IDLE = " "
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class GpuRange:
     """Consecutive GPUs by number, and their label."""
 
     label: str
@@ -47,7 +47,7 @@ class Row:
         return self.last - self.first + 1
 
 
-def rows(history: History, most: int = MOST_ROWS) -> tuple[Row, ...]:
+def rows(history: History, most: int = MOST_ROWS) -> tuple[GpuRange, ...]:
     """The rows of a picture: a GPU each, else a machine each, else several machines or GPUs each."""
     machines = history.machines
     if history.gpus <= most:
@@ -55,7 +55,7 @@ def rows(history: History, most: int = MOST_ROWS) -> tuple[Row, ...]:
         for machine, gpus in enumerate(machines):
             for gpu in range(gpus):
                 label = f"GPU {gpu}" if len(machines) == 1 else f"{machine}/{gpu}"
-                found.append(Row(label, number, number))
+                found.append(GpuRange(label, number, number))
                 number += 1
         return tuple(found)
     if len(machines) == 1:
@@ -63,19 +63,19 @@ def rows(history: History, most: int = MOST_ROWS) -> tuple[Row, ...]:
     return _grouped(machines, most, "machine")
 
 
-def _grouped(sizes: Sequence[int], most: int, word: str) -> tuple[Row, ...]:
+def _grouped(sizes: Sequence[int], most: int, word: str) -> tuple[GpuRange, ...]:
     each = -(-len(sizes) // most)
     found, number = [], 0
     for begin in range(0, len(sizes), each):
         part = sizes[begin : begin + each]
         last = begin + len(part) - 1
         label = f"{word} {begin}" if len(part) == 1 else f"{word}s {begin}-{last}"
-        found.append(Row(label, number, number + sum(part) - 1))
+        found.append(GpuRange(label, number, number + sum(part) - 1))
         number += sum(part)
     return tuple(found)
 
 
-def shares(history: History, lines: Sequence[Row], columns: int) -> tuple[list[list[float]], list[list[float]]]:
+def shares(history: History, lines: Sequence[GpuRange], columns: int) -> tuple[list[list[float]], list[list[float]]]:
     """For each row and each of ``columns`` intervals of the makespan: the share of our jobs, and of external users."""
     ours = [[0.0] * columns for _ in lines]
     others = [[0.0] * columns for _ in lines]
@@ -217,7 +217,7 @@ def gantt(panels: Sequence[Panel], works: Sequence[Work], *, title: str) -> str:
     )
 
 
-def _panel(panel: Panel, works: Sequence[Work], lines: Sequence[Row], top: int, longest_s: float) -> list[str]:
+def _panel(panel: Panel, works: Sequence[Work], lines: Sequence[GpuRange], top: int, longest_s: float) -> list[str]:
     width = WIDTH - _LEFT - _RIGHT
     begin = top + _HEAD
     height = len(lines) * _ROW
@@ -276,7 +276,7 @@ def _depths(history: History) -> dict[int, tuple[int, int]]:
     return {number: (lane, len(lanes[gpu])) for number, (gpu, lane) in lane_of.items()}
 
 
-def _shades(history: History, lines: Sequence[Row], begin: int, longest_s: float, width: int) -> list[str]:
+def _shades(history: History, lines: Sequence[GpuRange], begin: int, longest_s: float, width: int) -> list[str]:
     """Rows filled by shares: our jobs from below, external users on top."""
     drawn = width * history.makespan_s / longest_s
     columns = max(1, round(_COLUMNS * history.makespan_s / longest_s))

@@ -32,7 +32,7 @@ from gpuherd.jobs.scheduler.pool import Pool
 from gpuherd.jobs.scheduler.types import Decision, GpuView, Limits, Start, WaitingJob
 from gpuherd.simulate.options import STUCK_AFTER_S, TURNAROUND_S, Rules
 from gpuherd.simulate.results import Ending, Visit
-from gpuherd.simulate.state import EventQueue, JobQueue, Run
+from gpuherd.simulate.state import EventQueue, JobQueue, VirtualRun
 from gpuherd.simulate.workload import MONDAY, ExternalUsers, Machine, Session, Work, diagnosis
 
 # Why a GPU is not free.
@@ -255,7 +255,7 @@ class SimulatedGpus:
         return free_at(self._rule, gpu.clean_since, gpu.ours_left, polling_since)
 
 
-class Simulation(Run):
+class Simulation(VirtualRun):
     """One run by our own policy.
 
     Args:
@@ -383,7 +383,7 @@ class Simulation(Run):
             return
         if len(jobs.on_gpus):
             self._poll()
-        while self._has_room() and not self._nothing_is_new():
+        while self._can_start_any() and not self._nothing_is_new():
             decision = decide_with(
                 self._gpus.pool,
                 self._head() + jobs.on_cpu.head(self._limits.cpu_slots - self._on_cpu),
@@ -412,7 +412,7 @@ class Simulation(Run):
     def _changes(self) -> tuple[int, int, int]:
         return (self._gpus.changes, self._jobs.additions, self._on_cpu)
 
-    def _has_room(self) -> bool:
+    def _can_start_any(self) -> bool:
         """Whether any job could start at all."""
         pool, jobs = self._gpus.pool, self._jobs
         if len(jobs.on_gpus) and (pool.free or pool.open_count):

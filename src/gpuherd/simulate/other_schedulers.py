@@ -17,7 +17,7 @@ from gpuherd.jobs.scheduler.ordering import SEARCHED
 from gpuherd.jobs.scheduler.types import Limits
 from gpuherd.simulate.options import GUIDES_INTERVAL_S, GUIDES_READ_S, GUIDES_SLEEP_S, Rules
 from gpuherd.simulate.results import Ending, FinishedAttempt, History, Visit
-from gpuherd.simulate.state import JobQueue, Run
+from gpuherd.simulate.state import JobQueue, VirtualRun
 from gpuherd.simulate.workload import ExternalUsers, Machine, Session, Work
 
 # Jobs handed to a cluster's own scheduler: what the hand-over costs. Our policy does not decide here what runs where;
@@ -284,7 +284,7 @@ class ClusterScheduler:
         return math.inf
 
 
-class Handover(Run):
+class Handover(VirtualRun):
     """One run of the works on the nodes of a cluster.
 
     Args:

@@ -298,7 +298,7 @@ class JobQueue:
 _PROGRESS_EVERY_STEPS = 256
 
 
-class Run:
+class VirtualRun:
     """One run of the works in virtual time, which subclasses complete. Use: ``run`` once."""
 
     def __init__(self, machines: Sequence[Machine], works: Sequence[Work], jobs: JobQueue):

@@ -1,4 +1,4 @@
-"""A fake CUDA or ROCm program: takes memory on its simulated GPUs, holds it, and ends as it is told.
+"""A fake CUDA or ROCm program: takes memory on its simulated GPUs, holds it, and ends as its arguments say.
 
     python -m gpuherd.standin.job --memory-mb 2000 --ramp 0.2 --hold 1 --exit 0 --events events.jsonl
 
@@ -21,13 +21,13 @@ from gpuherd.errors import ExitCode
 from gpuherd.gpus.state import Maker
 from gpuherd.gpus.visible import ORDER, PCI_ORDER, value_in
 from gpuherd.standin.driver import STATE_VARIABLE
-from gpuherd.standin.machine import Machine, OutOfMemory
+from gpuherd.standin.machine import OutOfMemory, SimulatedMachine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program. Returns its exit code."""
     args = _arguments(argv)
-    machine = Machine.open(os.environ[STATE_VARIABLE])
+    machine = SimulatedMachine.open(os.environ[STATE_VARIABLE])
     gpus = _visible(machine)
     _log(args, "start", machine, gpus)
     code = _work(args, machine, gpus)
@@ -47,14 +47,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _visible(machine: Machine) -> tuple[str, ...]:
+def _visible(machine: SimulatedMachine) -> tuple[str, ...]:
     """The devices it runs on: those it is given, else the first one, as a simple CUDA program does."""
     names = value_in(os.environ, machine.maker)
     pci_order = machine.maker is Maker.AMD or os.environ.get(ORDER) == PCI_ORDER
     return machine.visible("0" if names is None else names, pci_order=pci_order)
 
 
-def _work(args: argparse.Namespace, machine: Machine, gpus: tuple[str, ...]) -> int:
+def _work(args: argparse.Namespace, machine: SimulatedMachine, gpus: tuple[str, ...]) -> int:
     if not gpus and args.memory_mb:
         sys.stderr.write("RuntimeError: No CUDA GPUs are available\n")
         return ExitCode.FAILED
@@ -72,7 +72,7 @@ def _work(args: argparse.Namespace, machine: Machine, gpus: tuple[str, ...]) -> 
     return int(args.exit)
 
 
-def _log(args: argparse.Namespace, event: str, machine: Machine, gpus: tuple[str, ...], **more: int) -> None:
+def _log(args: argparse.Namespace, event: str, machine: SimulatedMachine, gpus: tuple[str, ...], **more: int) -> None:
     if args.events is None:
         return
     line = {

@@ -58,7 +58,7 @@ class OutOfMemory(GpuherdError):
 class Occupation:
     """Memory held on one GPU. ``release`` gives it back; else it ends with its process or its time."""
 
-    def __init__(self, machine: Machine, slot: int, entry: Process) -> None:
+    def __init__(self, machine: SimulatedMachine, slot: int, entry: Process) -> None:
         self._machine = machine
         self._slot = slot
         self._ticket = entry.ticket
@@ -72,7 +72,7 @@ class Occupation:
                 entry.counts = 0
 
 
-class Machine:
+class SimulatedMachine:
     """A simulated machine, as the stand-in driver library shows it. GPUs are numbered in PCI order from 0."""
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class Machine:
     # ---- making, finding and using one ----
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], spec: str = "4x40GB", *, attribute: bool = False) -> Machine:
+    def create(cls, path: str | os.PathLike[str], spec: str = "4x40GB", *, attribute: bool = False) -> SimulatedMachine:
         """Makes the state file at ``path`` (which must not exist) for the machine that ``spec`` describes.
 
         ``attribute``: processes started by gpuherd on these GPUs show there with their own memory.
@@ -112,7 +112,7 @@ class Machine:
         return machine
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Machine:
+    def open(cls, path: str | os.PathLike[str]) -> SimulatedMachine:
         """The machine whose state file is at ``path``. Raises UsageError when that is no such file."""
         target = Path(path).resolve()
         try:
@@ -417,10 +417,10 @@ _STATE = "machine"
 _LEASES = "GPUHERD_LEASE_DIR"
 
 
-def start(spec: str) -> Machine:
+def start(spec: str) -> SimulatedMachine:
     """See ``gpuherd.standin.activate``."""
     driver.library_folder()  # first what can fail, before anything is made
-    machine = Machine.open(spec) if _is_path(spec) else _make(spec)
+    machine = SimulatedMachine.open(spec) if _is_path(spec) else _make(spec)
     if machine.path.name != _STATE or not machine.path.parent.name.startswith(_PREFIX):
         leases = machine.path.with_name(machine.path.name + ".leases")
     else:
@@ -444,7 +444,7 @@ def _is_path(spec: str) -> bool:
     return False
 
 
-def _make(spec: str) -> Machine:
+def _make(spec: str) -> SimulatedMachine:
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     if not os.access(base, os.W_OK | os.X_OK):
         base = Path(tempfile.gettempdir())
@@ -454,7 +454,7 @@ def _make(spec: str) -> Machine:
     except OSError as problem:
         raise CannotWrite(f"can't make a folder for simulated GPUs in {base}: {problem.strerror}") from problem
     try:
-        machine = Machine.create(folder / _STATE, spec, attribute=True)
+        machine = SimulatedMachine.create(folder / _STATE, spec, attribute=True)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -462,7 +462,7 @@ def _make(spec: str) -> Machine:
     return machine
 
 
-def _announce(machine: Machine) -> None:
+def _announce(machine: SimulatedMachine) -> None:
     count = len(machine.uuids)
     gpus = "1 GPU is" if count == 1 else f"{count} GPUs are"
     sys.stderr.write(f"gpuherd: {gpus} simulated; jobs run on the CPU.\n")
@@ -482,7 +482,7 @@ def _sweep(base: Path) -> None:
         with suppress(OSError, UsageError):
             if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
                 continue
-            if not Machine.open(state).creator_alive() and not _used_by_others(state):
+            if not SimulatedMachine.open(state).creator_alive() and not _used_by_others(state):
                 shutil.rmtree(folder, ignore_errors=True)
 
 

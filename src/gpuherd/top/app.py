@@ -24,7 +24,7 @@ from gpuherd.jobs.job import ENDED
 from gpuherd.jobs.records import JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.top import look as view
-from gpuherd.top.look import Cells, History, Look, Looker, Widths
+from gpuherd.top.look import Cells, GpuHistory, Looker, Snapshot, Widths
 
 KEYS = """\
 up, down, j, k   choose a job; its log is shown below
@@ -59,7 +59,7 @@ class Dialog(ModalScreen[bool]):
             yield from map(Static, self._texts)
 
 
-class Question(Dialog):
+class ConfirmDialog(Dialog):
     """Asks whether to do something; ``y`` does it, ``n`` and escape don't."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -106,8 +106,8 @@ class TopApp(App[None]):
     #filter { width: 1fr; height: 1; border: none; }
     #log-title { height: 1; padding: 0 1; background: $boost; }
     #log { height: 25%; min-height: 3; padding: 0 1; scrollbar-size-vertical: 1; }
-    .whole-log #gpus, .whole-log #jobs { display: none; }
-    .whole-log #log { height: 1fr; }
+    .maximized-log #gpus, .maximized-log #jobs { display: none; }
+    .maximized-log #log { height: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "cancel_job", "Cancel"),
@@ -115,7 +115,7 @@ class TopApp(App[None]):
         Binding("p", "pause_job", "Pause"),
         Binding("d", "drain", "Drain"),
         Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("l", "whole_log", "Log"),
+        Binding("l", "maximize_log", "Log"),
         Binding("question_mark", "keys", "Help", key_display="?"),
         Binding("q", "quit", "Quit"),
         Binding("j", "move(1)", show=False),
@@ -128,13 +128,13 @@ class TopApp(App[None]):
         self._run_folder = run
         self._every_s = every_s
         self._looker = Looker(run)
-        self._history = History()
+        self._history = GpuHistory()
         self._filter = ""
         # The job whose log is shown; ``_follows``: the user has chosen it, so that the cursor follows it.
         self._chosen: str | None = None
         self._follows = False
         self._log_of: str | None = None
-        self.seen: Look | None = None
+        self.seen: Snapshot | None = None
         self._widths: Widths | None = None
         self._drawn: dict[str, Cells] = {}
 
@@ -170,14 +170,14 @@ class TopApp(App[None]):
         look = self._looker.look(self._filter, self._chosen)
         self.call_from_thread(self._saw, look)
 
-    def _saw(self, look: Look) -> None:
+    def _saw(self, look: Snapshot) -> None:
         if not self.is_running or len(self.query("#head, #jobs, #log-lines")) < _PARTS:
             return  # the user has left meanwhile, and the screen is being removed
         self.seen = look
         self._history.add(look.machine.gpus)
         self._draw(look)
 
-    def _draw(self, look: Look) -> None:
+    def _draw(self, look: Snapshot) -> None:
         width = self.size.width - 2
         self.query_one("#head", Static).update(view.head(look, str(self._run_folder.root), width))
         lines = view.gpu_lines(look, self._history, width - 1)
@@ -185,7 +185,7 @@ class TopApp(App[None]):
         self._draw_jobs(look)
         self._draw_log(look)
 
-    def _draw_log(self, look: Look) -> None:
+    def _draw_log(self, look: Snapshot) -> None:
         """The log, at its end unless the user has gone back in it."""
         scroll = self.query_one("#log", VerticalScroll)
         at_end = scroll.scroll_offset.y >= scroll.max_scroll_y
@@ -195,7 +195,7 @@ class TopApp(App[None]):
             self.call_after_refresh(scroll.scroll_end, animate=False)
         self._log_of = look.log_of
 
-    def _draw_jobs(self, look: Look) -> None:
+    def _draw_jobs(self, look: Snapshot) -> None:
         """Updates the changed cells of the table, so that the chosen job and the scroll position stay."""
         table = self.query_one("#jobs", DataTable)
         jobs = () if look.status is None else look.status.jobs
@@ -236,7 +236,7 @@ class TopApp(App[None]):
 
     def on_data_table_row_selected(self) -> None:
         """Enter on a job."""
-        self.action_whole_log()
+        self.action_maximize_log()
 
     # --- keys -------------------------------------------------------------------------------------------------
 
@@ -245,10 +245,10 @@ class TopApp(App[None]):
         table = self.query_one("#jobs", DataTable)
         table.move_cursor(row=max(0, min(table.row_count - 1, table.cursor_row + by)))
 
-    def action_whole_log(self) -> None:
+    def action_maximize_log(self) -> None:
         """The log on the whole screen, and back."""
-        self.screen.toggle_class("whole-log")
-        if self.screen.has_class("whole-log"):
+        self.screen.toggle_class("maximized-log")
+        if self.screen.has_class("maximized-log"):
             self.query_one("#log", VerticalScroll).scroll_end(animate=False)
 
     def action_keys(self) -> None:
@@ -263,8 +263,8 @@ class TopApp(App[None]):
     def action_close(self) -> None:
         """Closes what is open, the filter last."""
         line = self.query_one("#filter-line")
-        if self.screen.has_class("whole-log"):
-            self.screen.remove_class("whole-log")
+        if self.screen.has_class("maximized-log"):
+            self.screen.remove_class("maximized-log")
         elif line.has_class("open"):
             self.query_one("#filter", Input).value = ""
             line.remove_class("open")
@@ -299,7 +299,7 @@ class TopApp(App[None]):
             if yes:
                 self._send(request)
 
-        self.push_screen(Question(question), answered)
+        self.push_screen(ConfirmDialog(question), answered)
 
     def action_retry_job(self) -> None:
         """Lets the job wait again."""

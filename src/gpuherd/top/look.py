@@ -1,9 +1,9 @@
 """What the screen shows: ``Looker`` reads it, and pure functions draw it.
 
-A ``Look`` is frozen data: the run's status, the GPUs, who holds them, the end of one job's log; ``History`` remembers
-the use of GPUs in the last minutes. Reading takes milliseconds and is therefore done in a thread of its own; nothing
-here changes the run. All figures that are drawn have a unit, and an unknown one is N/A. Text of jobs and of other
-people's processes is cleaned; none is read as markup.
+A ``Snapshot`` is frozen data: the run's status, the GPUs, who holds them, the end of one job's log; ``GpuHistory``
+remembers the use of GPUs in the last minutes. Reading takes milliseconds and is therefore done in a thread of its own;
+nothing here changes the run. All figures that are drawn have a unit, and an unknown one is N/A. Text of jobs and of
+other people's processes is cleaned; none is read as markup.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gpuherd.jobs.attempts.failures import tail
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.monitor.format import at_work, colour, gpus, headline, place, state_word, what
-from gpuherd.jobs.monitor.job_status import Page
-from gpuherd.jobs.monitor.logs import log_of, shown
+from gpuherd.jobs.monitor.job_status import JobSelection
+from gpuherd.jobs.monitor.logs import log_of, terminal_line
 from gpuherd.jobs.monitor.status import RunStatus, opened, status_of
 from gpuherd.jobs.records import AttemptRow, JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
@@ -43,7 +43,7 @@ _LOG_LINES = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class Snapshot:
     """Everything that the screen shows, at one moment.
 
     Attributes:
@@ -83,7 +83,7 @@ class Looker:
         self._page: RunStatus | None = None
         self._page_at: object = None
 
-    def look(self, text: str = "", chosen: str | None = None) -> Look:
+    def look(self, text: str = "", chosen: str | None = None) -> Snapshot:
         """The state now. ``text``: only jobs with it in their name; ``chosen``: the job whose log to read, by default
         the first of the page.
         """
@@ -95,11 +95,13 @@ class Looker:
                     status = self._status(reader, text)
                     running = status.jobs
                     if text:
-                        running = status_of(self._run, reader, Page(states=(JobState.RUNNING,), limit=PAGE)).jobs
+                        running = status_of(
+                            self._run, reader, JobSelection(states=(JobState.RUNNING,), limit=PAGE)
+                        ).jobs
             except GpuherdError as problem:
-                return Look(at=clock.wall(), machine=machine, holders=holders, problem=str(problem))
+                return Snapshot(at=clock.wall(), machine=machine, holders=holders, problem=str(problem))
         job = next((job for job in status.jobs if job.name == chosen), next(iter(status.jobs), None))
-        return Look(
+        return Snapshot(
             at=status.at,
             machine=machine,
             holders=holders,
@@ -114,10 +116,10 @@ class Looker:
         the queue's files have not changed, no other job has."""
         files = _stamp(self._run)
         if self._page is None or files is None or self._page_at != (files, text):
-            status = status_of(self._run, reader, Page(text=text, limit=PAGE))
+            status = status_of(self._run, reader, JobSelection(text=text, limit=PAGE))
         else:
             states = (JobState.RUNNING, JobState.WAITING)
-            found = status_of(self._run, reader, Page(text=text, states=states, limit=PAGE))
+            found = status_of(self._run, reader, JobSelection(text=text, states=states, limit=PAGE))
             changed = {job.id: job for job in found.jobs}
             jobs = tuple(changed.get(job.id, job) for job in self._page.jobs)
             status = replace(found, jobs=jobs, matching=self._page.matching)
@@ -156,7 +158,7 @@ def _stamp(run: RunDirectory) -> tuple[tuple[int, int, int], ...] | None:
 def _log(run: RunDirectory, job: JobStatus) -> tuple[str, ...]:
     if job.attempt is None:
         return ()
-    lines = [shown(line) for line in tail(log_of(run, job.attempt)).split("\n")]
+    lines = [terminal_line(line) for line in tail(log_of(run, job.attempt)).split("\n")]
     while lines and not lines[-1]:
         lines.pop()
     return tuple(lines[-_LOG_LINES:])
@@ -173,7 +175,7 @@ class Past:
     memory: deque[float | None] = field(default_factory=lambda: deque(maxlen=KEPT))
 
 
-class History:
+class GpuHistory:
     """The past of every GPU, by UUID."""
 
     def __init__(self) -> None:
@@ -200,7 +202,7 @@ _UNKNOWN = "·"
 _FULL, _NEARLY = 0.95, 0.85
 
 
-def head(look: Look, run: str, width: int) -> Text:
+def head(look: Snapshot, run: str, width: int) -> Text:
     """Two lines: the counts and the time; the folder and which gpuherd works on it."""
     status = look.status
     at = time.strftime("%H:%M:%S", time.localtime(look.at))
@@ -228,7 +230,7 @@ def _shortened(path: str, most: int) -> str:
     return plain if len(plain) <= most else "…" + plain[-(most - 1) :]
 
 
-def gpu_lines(look: Look, history: History, width: int) -> list[Text]:
+def gpu_lines(look: Snapshot, history: GpuHistory, width: int) -> list[Text]:
     """A heading and a line for each GPU; one sentence when there are none."""
     if not look.machine.gpus:
         problem = look.machine.problem or "the driver finds none"
@@ -247,7 +249,7 @@ def gpu_lines(look: Look, history: History, width: int) -> list[Text]:
     return lines
 
 
-def _gpu_line(gpu: Gpu, look: Look, history: History, spark: int, *, wide: bool) -> Text:
+def _gpu_line(gpu: Gpu, look: Snapshot, history: GpuHistory, spark: int, *, wide: bool) -> Text:
     past = history.of(gpu.uuid)
     line = Text(no_wrap=True)
     line.append(f"{gpu.label if gpu.mig_parent is None else ' ' + gpu.label:<5}", style="bold")
@@ -284,7 +286,7 @@ def _memory_style(share: float | None) -> str:
     return "red" if share >= _FULL else "yellow" if share >= _NEARLY else "green"
 
 
-def _who(gpu: Gpu, look: Look) -> Text:
+def _who(gpu: Gpu, look: Snapshot) -> Text:
     """The user of the GPU: a job of this run, another gpuherd, another process, or none."""
     if gpu.problem is not None:
         return Text(clean(gpu.problem), style="red")
@@ -354,7 +356,7 @@ def job_widths(jobs: Sequence[JobStatus], width: int) -> Widths:
     return state, title, where, max(4, room - state - title - where)
 
 
-def log_title(look: Look) -> Text:
+def log_title(look: Snapshot) -> Text:
     """The line above the log."""
     job = look.job(look.log_of)
     if job is None:
@@ -375,7 +377,7 @@ def _place(attempt: AttemptRow) -> str:
     return place(attempt)
 
 
-def log_text(look: Look) -> Text:
+def log_text(look: Snapshot) -> Text:
     """The end of the log, or why there is none."""
     job = look.job(look.log_of)
     if job is None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.batch.export.jobs import job
 
 from gpuherd.batch.export import in_order, placement_of, to_export
-from gpuherd.engines.export import Group, Place
+from gpuherd.engines.export import ExportGroup, Place
 from gpuherd.engines.export import groups_of as groups
 from gpuherd.engines.options import EngineOptions
 from gpuherd.errors import UsageError
@@ -19,7 +19,7 @@ from gpuherd.jobs.job import Job
 SLURM = EngineOptions(engine="slurm")
 
 
-def groups_of(jobs: list[Job], most: int = 1000) -> tuple[Group, ...]:
+def groups_of(jobs: list[Job], most: int = 1000) -> tuple[ExportGroup, ...]:
     return groups(to_export(jobs, SLURM, "/"), most)
 
 

@@ -30,7 +30,7 @@ def test_jobs_and_the_tasks_of_arrays() -> None:
     ]
     assert [place for place in range(10) if rows[4].speaks_of(place)] == [8]
     assert rows[4].handle(8) == "8.9"
-    assert (rows[5].handle(0), rows[5].is_whole, rows[5].speaks_of(1)) == ("10", True, False)
+    assert (rows[5].handle(0), rows[5].is_job, rows[5].speaks_of(1)) == ("10", True, False)
     assert rows[2].is_being_deleted
     assert rows[3].sighting(0, "why").end is End.FAILED
 

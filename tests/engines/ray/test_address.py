@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.engines.ray.cluster import Address, Kind, resolve
+from gpuherd.engines.ray.cluster import Address, ClusterKind, resolve
 from gpuherd.errors import UsageError
 
 
@@ -27,10 +27,10 @@ def note(folder: Path, text: str) -> dict[str, str]:
 
 
 def test_two_forms_are_taken() -> None:
-    assert resolve("head:6379", {}) == Address(Kind.JOINED, "head:6379")
-    assert resolve("[::1]:6379", {}) == Address(Kind.JOINED, "[::1]:6379")
-    assert resolve("http://head:8265/", {}) == Address(Kind.SERVER, "http://head:8265")
-    assert resolve("https://head", {}) == Address(Kind.SERVER, "https://head")
+    assert resolve("head:6379", {}) == Address(ClusterKind.JOINED, "head:6379")
+    assert resolve("[::1]:6379", {}) == Address(ClusterKind.JOINED, "[::1]:6379")
+    assert resolve("http://head:8265/", {}) == Address(ClusterKind.SERVER, "http://head:8265")
+    assert resolve("https://head", {}) == Address(ClusterKind.SERVER, "https://head")
 
 
 @pytest.mark.parametrize(
@@ -62,11 +62,11 @@ def test_the_flag_goes_over_the_variable() -> None:
 
 def test_a_cluster_that_runs_on_this_machine_is_joined(tmp_path: Path, listener: str) -> None:
     noted = note(tmp_path, f"{listener}\n")
-    assert resolve(None, noted) == Address(Kind.JOINED, listener)
-    assert resolve(None, {**noted, "RAY_ADDRESS": "auto"}) == Address(Kind.JOINED, listener)
-    assert resolve(None, {**noted, "RAY_ADDRESS": "local"}) == Address(Kind.OWN)
-    assert resolve("local", {**noted, "RAY_ADDRESS": "b:2"}) == Address(Kind.OWN)
-    assert resolve("auto", {**noted, "RAY_ADDRESS": "b:2"}) == Address(Kind.JOINED, listener)
+    assert resolve(None, noted) == Address(ClusterKind.JOINED, listener)
+    assert resolve(None, {**noted, "RAY_ADDRESS": "auto"}) == Address(ClusterKind.JOINED, listener)
+    assert resolve(None, {**noted, "RAY_ADDRESS": "local"}) == Address(ClusterKind.OWN)
+    assert resolve("local", {**noted, "RAY_ADDRESS": "b:2"}) == Address(ClusterKind.OWN)
+    assert resolve("auto", {**noted, "RAY_ADDRESS": "b:2"}) == Address(ClusterKind.JOINED, listener)
 
 
 def test_another_users_cluster_is_joined_by_its_name_only(
@@ -79,14 +79,14 @@ def test_another_users_cluster_is_joined_by_its_name_only(
         monkeypatch.setattr(os, "geteuid", lambda: 54321)
     with pytest.raises(UsageError, match=f"of another user .* --ray-address {listener} means that one"):
         resolve(None, noted)
-    assert resolve(listener, noted) == Address(Kind.JOINED, listener)
-    assert resolve("local", noted) == Address(Kind.OWN)
+    assert resolve(listener, noted) == Address(ClusterKind.JOINED, listener)
+    assert resolve("local", noted) == Address(ClusterKind.OWN)
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1:1", "", "nonsense", "\0"])
 def test_a_note_of_a_cluster_that_is_gone_means_one_of_our_own(tmp_path: Path, text: str) -> None:
-    assert resolve(None, note(tmp_path, text)) == Address(Kind.OWN)
+    assert resolve(None, note(tmp_path, text)) == Address(ClusterKind.OWN)
 
 
 def test_nothing_named_and_nothing_there_means_one_of_our_own(tmp_path: Path) -> None:
-    assert resolve(None, {"RAY_TMPDIR": str(tmp_path)}) == Address(Kind.OWN)
+    assert resolve(None, {"RAY_TMPDIR": str(tmp_path)}) == Address(ClusterKind.OWN)

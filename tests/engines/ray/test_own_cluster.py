@@ -19,13 +19,13 @@ from gpuherd.engines.options import EngineOptions
 from gpuherd.engines.ray.engine import RayEngine
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.remote.agent import join, lead
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_is_started_where_there_is_none_and_ray_is_left_as_it_was_found(
-    tmp_path: Path, standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, standin: Callable[..., SimulatedMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standin("2x40GB")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

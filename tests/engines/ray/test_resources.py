@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.engines.base import Placement
-from gpuherd.engines.ray.cluster import NodeRoom, custom, never, turn_of, waits_for, wanted
+from gpuherd.engines.ray.cluster import NodeCapacity, custom, never, resources_per_node, turn_of, waits_for
 from gpuherd.errors import UsageError
 
 GB = 2**30
@@ -15,14 +15,14 @@ GB = 2**30
 
 def room(
     name: str, *, gpus: float = 4, free_gpus: float | None = None, cpus: float = 8, memory_gb: float = 64
-) -> NodeRoom:
+) -> NodeCapacity:
     total = {"GPU": gpus, "CPU": cpus, "memory": memory_gb * GB}
-    return NodeRoom(name, total, {**total, "GPU": gpus if free_gpus is None else free_gpus})
+    return NodeCapacity(name, total, {**total, "GPU": gpus if free_gpus is None else free_gpus})
 
 
 def test_a_parcel_takes_what_it_asks_for_and_what_ray_gives_by_default() -> None:
-    assert wanted(Placement(gpus=2), {}, cpus=1) == {"GPU": 2, "CPU": 1}
-    assert wanted(Placement(gpus=0, cpus=6, memory_mb=512), {"licence": 1}, cpus=1) == {
+    assert resources_per_node(Placement(gpus=2), {}, cpus=1) == {"GPU": 2, "CPU": 1}
+    assert resources_per_node(Placement(gpus=0, cpus=6, memory_mb=512), {"licence": 1}, cpus=1) == {
         "CPU": 6,
         "memory": 512 * 2**20,
         "licence": 1,
@@ -61,7 +61,7 @@ def test_words_that_are_no_resources_are_refused(words: list[str], says: str) ->
 def test_more_gpus_than_any_node_has_are_never_had() -> None:
     nodes = [room("a", gpus=2), room("b", gpus=4, free_gpus=0)]
     placement = Placement(gpus=8)
-    assert never(placement, wanted(placement, {}, cpus=1), nodes) == (
+    assert never(placement, resources_per_node(placement, {}, cpus=1), nodes) == (
         "it asks for 8 GPUs on one node, and the most that any of the Ray cluster's 2 nodes has is 4 GPUs; "
         "ask for less by --gpus-per-job"
     )
@@ -69,13 +69,13 @@ def test_more_gpus_than_any_node_has_are_never_had() -> None:
 
 def test_what_is_in_use_now_can_be_had_later() -> None:
     placement = Placement(gpus=4)
-    assert never(placement, wanted(placement, {}, cpus=1), [room("a", free_gpus=0)]) is None
+    assert never(placement, resources_per_node(placement, {}, cpus=1), [room("a", free_gpus=0)]) is None
 
 
 def test_no_single_node_may_have_all_though_each_thing_is_there() -> None:
     nodes = [room("a", gpus=8, cpus=4), room("b", gpus=1, cpus=64)]
     placement = Placement(gpus=8, cpus=64)
-    reason = never(placement, wanted(placement, {}, cpus=1), nodes)
+    reason = never(placement, resources_per_node(placement, {}, cpus=1), nodes)
     assert reason is not None and "no single one of the Ray cluster's 2 nodes has all of that" in reason
 
 
@@ -118,7 +118,7 @@ def test_never_is_said_exactly_when_too_few_nodes_are_large_enough(
     gpus: int, nodes: int, rooms: list[tuple[int, int]]
 ) -> None:
     there = [room(str(number), gpus=total, free_gpus=min(total, free)) for number, (total, free) in enumerate(rooms)]
-    asked = wanted(Placement(gpus=gpus), {}, cpus=1)
+    asked = resources_per_node(Placement(gpus=gpus), {}, cpus=1)
     able = sum(total >= gpus for total, _ in rooms)
     assert (never(Placement(gpus=gpus, nodes=nodes), asked, there) is None) == (able >= nodes)
     if able >= nodes:

@@ -8,7 +8,7 @@ from typing import Never
 import pytest
 
 from gpuherd.engines.base import Batch, EngineAway, Parcel, Placement
-from gpuherd.engines.ray.cluster import Address, Kind
+from gpuherd.engines.ray.cluster import Address, ClusterKind
 from gpuherd.engines.ray.engine import Setup
 from gpuherd.jobs.remote.agent import join, lead
 
@@ -25,7 +25,7 @@ def test_a_head_that_reserves_no_nodes_is_an_engine_that_is_away(
 
     monkeypatch.setattr(driver, "connect", lambda *_: driver.Cluster("head:6379", None))
     monkeypatch.setattr(tasks, "placement_group", away)
-    setup = Setup(address=Address(Kind.JOINED, "head:6379"), lead=lead, join=join, resources={}, notice_s=60.0)
+    setup = Setup(address=Address(ClusterKind.JOINED, "head:6379"), lead=lead, join=join, resources={}, notice_s=60.0)
     batch = Batch(
         name="gpuherd-1-1",
         placement=Placement(gpus=1, nodes=2),

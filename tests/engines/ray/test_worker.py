@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuherd.engines.ray.worker import asked_to_stop, join_in, work
-from gpuherd.engines.world import Failure, Stop, World
+from gpuherd.engines.ray.worker import join_in, stop_requests, work
+from gpuherd.engines.world import NodeFailure, Stop, World
 
 
 def sleeps_until(stop: Stop) -> bool:
@@ -32,7 +32,7 @@ def terminations() -> Iterator[list[int]]:
 
 
 def test_rays_cancel_wakes_a_leader_that_waits_in_the_kernel() -> None:
-    with asked_to_stop(None) as stop:
+    with stop_requests(None) as stop:
         # So Ray does it, from another thread: no signal is sent.
         threading.Timer(0.2, _thread.interrupt_main).start()
         assert sleeps_until(stop)
@@ -40,7 +40,7 @@ def test_rays_cancel_wakes_a_leader_that_waits_in_the_kernel() -> None:
 
 
 def test_a_sigterm_asks_first_and_then_goes_on_to_who_was_there(terminations: list[int]) -> None:
-    with asked_to_stop(None) as stop:
+    with stop_requests(None) as stop:
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
         assert sleeps_until(stop)
         assert terminations == []
@@ -48,13 +48,13 @@ def test_a_sigterm_asks_first_and_then_goes_on_to_who_was_there(terminations: li
 
 
 def test_a_turn_that_is_up_asks(terminations: list[int]) -> None:
-    with asked_to_stop(0.1) as stop:
+    with stop_requests(0.1) as stop:
         assert sleeps_until(stop)
     assert terminations == []
 
 
 def test_nobody_asks_and_nothing_is_asked() -> None:
-    with asked_to_stop(30.0) as stop:
+    with stop_requests(30.0) as stop:
         assert not stop.asked
     assert not stop.asked
 
@@ -65,7 +65,7 @@ def test_the_worker_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     try:
         handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
-        with asked_to_stop(5.0):
+        with stop_requests(5.0):
             assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
             assert "PYTHONBREAKPOINT" not in os.environ
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -90,5 +90,5 @@ def test_a_task_tells_its_node_at_once_and_then_its_leaders_exit_code() -> None:
 
 def test_another_nodes_task_answers_with_its_failure() -> None:
     world = World(1, 2, "10.0.0.1", 20_000)
-    failure = Failure(1, "n2", 7)
+    failure = NodeFailure(1, "n2", 7)
     assert join_in(lambda manifest, index, where, stop: failure if where == world else None, "m", 0, world) == failure

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuherd.engines.base import End, Phase
 from gpuherd.engines.batch_system import job_number
-from gpuherd.engines.slurm.commands import SLURM, Row, first_node
+from gpuherd.engines.slurm.commands import SLURM, SlurmJobRow, first_node
 from gpuherd.engines.slurm.commands import read_sacct as sacct
 from gpuherd.engines.slurm.commands import read_squeue as squeue
 
@@ -188,6 +188,6 @@ def test_a_handle_taken_apart() -> None:
 
 
 def test_one_row_speaks_only_of_its_own() -> None:
-    whole = Row(job="1", places=None, state="RUNNING", name="x")
-    assert whole.is_whole and not whole.speaks_of(0) and (whole.handle(0), whole.handle(3)) == ("1", "1_3")
-    assert not Row(job="1", places=None, state="RUNNING", name="x").speaks_of(1)
+    whole = SlurmJobRow(job="1", places=None, state="RUNNING", name="x")
+    assert whole.is_job and not whole.speaks_of(0) and (whole.handle(0), whole.handle(3)) == ("1", "1_3")
+    assert not SlurmJobRow(job="1", places=None, state="RUNNING", name="x").speaks_of(1)

@@ -9,8 +9,8 @@ import pytest
 from tests.esd.fits.plain import Float64, spectrum
 
 from gpuherd.esd import FitSettings, analyse_layer, fit_power_law
+from gpuherd.esd.config import KS, KS_KINDS, METHODS, Method
 from gpuherd.esd.fits.power_law import LARGEST_LOG, bootstrap_p_value, draw, fit_by_settings, generator
-from gpuherd.esd.settings import KS, KS_KINDS, METHODS, Method
 
 
 def in_full(x: Float64, settings: FitSettings, rng: np.random.Generator) -> float:

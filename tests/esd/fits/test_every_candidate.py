@@ -10,10 +10,10 @@ import pytest
 from tests.esd.fits.plain import FAMILIES, Float64, Plain, every_candidate, in_window, peak_of, spectrum
 
 from gpuherd.esd import PowerLawFit, fit_power_law
-from gpuherd.esd.settings import KS, KS_KINDS, Method
+from gpuherd.esd.config import KS, KS_KINDS, Method
 
 # 7 families of so many spectra.
-SHORT, LONG = 100, 1930
+QUICK, SHORT, LONG = 40, 100, 1930
 # Of the many, so many have up to 5000 values, the others up to 1000: searching all candidates plainly takes n² steps.
 LARGE_ONE_IN = 5
 # And so many go through the other methods as well, which choose from fewer candidates by the same search.
@@ -78,8 +78,9 @@ def deltas(number: int) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_made_up_spectra(family: str) -> None:
-    for seed in range(SHORT):
+@pytest.mark.parametrize("seeds", [range(QUICK), pytest.param(range(QUICK, SHORT), marks=pytest.mark.slow)], ids=str)
+def test_made_up_spectra(family: str, seeds: range) -> None:
+    for seed in seeds:
         check_all_methods(spectrum(family, seed, 400), deltas(seed))
 
 

@@ -9,8 +9,8 @@ import pytest
 from tests.esd.fits.plain import FAMILIES, Float64, peak_of, spectrum
 
 from gpuherd.esd import fit_power_law
+from gpuherd.esd.config import Method
 from gpuherd.esd.fits.power_law import PeakMethod, peak_window
-from gpuherd.esd.settings import Method
 
 
 def loop(x: Float64, method: Method, *, bins: int = 100, xmin_pos: float = 2) -> tuple[float, float]:

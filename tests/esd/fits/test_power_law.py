@@ -19,8 +19,8 @@ from safetensors import safe_open
 from tests.esd.fits.plain import Float64, every_candidate, in_window, peak_of
 
 from gpuherd.esd import FitSettings, PowerLawFit, eigenvalues, fit_power_law
+from gpuherd.esd.config import KS, KS_KINDS, METHODS, Method
 from gpuherd.esd.fits.power_law import fit_by_settings
-from gpuherd.esd.settings import KS, KS_KINDS, METHODS, Method
 
 DELTAS = (0.0, 1e-4, 1e-3, 1e-2, 0.1)
 

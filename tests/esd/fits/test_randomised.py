@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuherd.esd.config import PRECISIONS, FitSettings
 from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
 from gpuherd.esd.fits.power_law import generator
 from gpuherd.esd.fits.randomised import (
@@ -19,7 +20,6 @@ from gpuherd.esd.fits.randomised import (
     jensen_shannon_distance,
     shuffled,
 )
-from gpuherd.esd.settings import PRECISIONS, FitSettings
 from gpuherd.esd.spectra.pooled import layer_spectrum
 
 Float64 = npt.NDArray[np.float64]

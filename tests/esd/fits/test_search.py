@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tests.esd.fits.plain import FAMILIES, Float64, every_candidate, spectrum
 
+from gpuherd.esd.config import KS, KS_KINDS
 from gpuherd.esd.fits.search import TIE, Candidates, Tails, alpha_interval
-from gpuherd.esd.settings import KS, KS_KINDS
 
 N = 3000
 HARD: dict[str, Float64] = {

@@ -35,7 +35,7 @@ def test_a_view_that_is_not_contiguous(heap: int) -> None:
     assert np.array_equal(np.sort(shuffled(W, rng(), heap=heap), axis=None), np.sort(W, axis=None))
 
 
-@pytest.mark.parametrize("heap", [1, 2, 4])
+@pytest.mark.parametrize("heap", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_every_order_is_as_likely(heap: int) -> None:
     """All 24 orders of 4 entries in 12,000 draws, from 4, 2 and 1 heaps: chi-squared with 23 degrees of freedom."""
     numbers, draws = np.arange(4, dtype=np.int8), rng()

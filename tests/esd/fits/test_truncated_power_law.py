@@ -46,7 +46,7 @@ def figures(fit: TruncatedPowerLaw) -> tuple[float | None, ...]:
     return (fit.tpl_alpha, fit.tpl_lambda, fit.tpl_xmin, fit.tpl_D)
 
 
-@pytest.mark.parametrize(("seed", "rate"), [(0, 0.3), (1, 0.02)])
+@pytest.mark.parametrize(("seed", "rate"), [(0, 0.3), pytest.param(1, 0.02, marks=pytest.mark.slow)])
 def test_over_all_xmin_it_is_the_packages_search(seed: int, rate: float) -> None:
     x = truncated(30, seed, rate)
     expected = by_the_package(x, None)

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.esd.spectra.device import CHUNK, MOST_SLICES, GramSum, ieee_float32
+from gpuherd.esd.spectra.device import CHUNK, MOST_SLICES, DeviceGramSum, ieee_float32
 
 DEVICE = "cpu:0"
 
 
 def gram(W: np.ndarray, form: str, step: int = 700) -> np.ndarray:
-    total = GramSum(len(W), DEVICE, form)  # type: ignore[arg-type]
+    total = DeviceGramSum(len(W), DEVICE, form)  # type: ignore[arg-type]
     for start in range(0, W.shape[1], step):
         total.add(torch.from_numpy(W[:, start : start + step].copy()))
     assert total.peak() == np.abs(W).max()
@@ -69,7 +69,7 @@ def test_panels_come_as_they_are_stored(dtype: torch.dtype) -> None:
     W = torch.from_numpy(np.random.default_rng(1).standard_normal((20, 300))).to(dtype)
     exact = W.to(torch.float64) @ W.to(torch.float64).T
     for form in ("float64", "split"):
-        total = GramSum(20, DEVICE, form)
+        total = DeviceGramSum(20, DEVICE, form)
         total.add(W[:, :100])
         total.add(W.T[100:].T)
         assert torch.allclose(total.result(), exact, rtol=1e-13, atol=1e-13)
@@ -80,7 +80,7 @@ def test_panels_come_as_they_are_stored(dtype: torch.dtype) -> None:
 def test_numbers_that_are_none_are_told(value: float, form: str) -> None:
     W = np.ones((4, 10), np.float32)
     W[2, 7] = value
-    total = GramSum(4, DEVICE, form)  # type: ignore[arg-type]
+    total = DeviceGramSum(4, DEVICE, form)  # type: ignore[arg-type]
     total.add(torch.from_numpy(W))
     total.add(torch.ones(4, 3))
     assert not np.isfinite(total.peak())

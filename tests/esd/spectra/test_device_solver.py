@@ -8,7 +8,7 @@ import torch
 
 from gpuherd.esd import eigenvalues
 from gpuherd.esd.spectra.device import (
-    Arithmetic,
+    GramArithmetic,
     arithmetic_of,
     did_not_converge,
     eigenvalues_of_grams,
@@ -16,7 +16,7 @@ from gpuherd.esd.spectra.device import (
 )
 
 DEVICE = "cpu:0"
-ARITHMETICS = (Arithmetic("float64", "device"), Arithmetic("split", "band"), Arithmetic("split", "device"))
+ARITHMETICS = (GramArithmetic("float64", "device"), GramArithmetic("split", "band"), GramArithmetic("split", "device"))
 
 
 def pieces(W: np.ndarray, step: int = 130) -> list[torch.Tensor]:
@@ -27,19 +27,19 @@ def pieces(W: np.ndarray, step: int = 130) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("capability", [(6, 0), (7, 0), (8, 0), (9, 0), (10, 0), None])
 def test_cards_with_many_float64_units_use_them(capability: tuple[int, int] | None) -> None:
-    assert arithmetic_of(capability, "float64") == Arithmetic("float64", "device")
-    assert arithmetic_of(capability, "float32") == Arithmetic("float32", "device")
+    assert arithmetic_of(capability, "float64") == GramArithmetic("float64", "device")
+    assert arithmetic_of(capability, "float32") == GramArithmetic("float32", "device")
 
 
 @pytest.mark.parametrize("capability", [(5, 2), (6, 1), (7, 5), (8, 6), (8, 9), (10, 3), (12, 0), (13, 0)])
 def test_other_cards_multiply_in_float32_without_loss(capability: tuple[int, int]) -> None:
-    assert arithmetic_of(capability, "float64") == Arithmetic("split", "band")
-    assert arithmetic_of(capability, "float32") == Arithmetic("float32", "device")
+    assert arithmetic_of(capability, "float64") == GramArithmetic("split", "band")
+    assert arithmetic_of(capability, "float32") == GramArithmetic("float32", "device")
 
 
 @pytest.mark.parametrize("shape", [(60, 400), (400, 60), (90, 90), (1, 50)])
 @pytest.mark.parametrize("arithmetic", ARITHMETICS)
-def test_the_eigenvalues_are_those_of_the_cpu(shape: tuple[int, int], arithmetic: Arithmetic) -> None:
+def test_the_eigenvalues_are_those_of_the_cpu(shape: tuple[int, int], arithmetic: GramArithmetic) -> None:
     W = np.random.default_rng(0).standard_t(3, shape).astype(np.float32)
     gram = gram_on_device(pieces(W), shape, DEVICE, arithmetic.gram)
     assert gram is not None

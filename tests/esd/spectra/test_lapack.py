@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gpuherd.esd.spectra import lapack
-from gpuherd.esd.spectra.lapack import Lapack, LapackError, aligned, installed_mkl, loaded_library
+from gpuherd.esd.spectra import solvers
+from gpuherd.esd.spectra.solvers import Lapack, LapackError, aligned, installed_mkl, loaded_library
 
 Float64 = npt.NDArray[np.float64]
 
@@ -128,15 +128,15 @@ def test_a_library_that_counts_wrong_is_not_taken(tmp_path: Path, caplog: pytest
     source, target = tmp_path / "bent.c", tmp_path / "libopenblas_bent.so"
     source.write_text(BENT)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", target, source], check=True)
-    assert lapack._opened("openblas", str(target)) is None
+    assert solvers._opened("openblas", str(target)) is None
     assert "gets the eigenvalues of a known matrix wrong" in caplog.text
 
 
 def test_what_is_no_such_library_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "libopenblas.so").write_bytes(b"no library")
-    assert lapack._opened("openblas", str(tmp_path / "libopenblas.so")) is None
+    assert solvers._opened("openblas", str(tmp_path / "libopenblas.so")) is None
     other = sys.modules["_socket"].__file__  # a library, with none of the routines
-    assert other is None or lapack._opened("openblas", other) is None
+    assert other is None or solvers._opened("openblas", other) is None
 
 
 def test_numpys_own_library_is_taken_and_scipy_stays_out() -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.esd.layer import with_figures
-from gpuherd.esd.row import LayerRow
-from gpuherd.esd.settings import FitSettings
+from gpuherd.esd.config import FitSettings
+from gpuherd.esd.pipeline import with_figures
+from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.spectra.pooled import low_rank_eigenvalues, low_rank_spectrum
 
 

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from gpuherd.esd.spectra import solvers
-from gpuherd.esd.spectra.lapack import Maker, aligned
-from gpuherd.esd.spectra.solvers import INTEL, MKL_FROM, TWO_STAGE_FROM, band_for, choice_for, choose
+from gpuherd.esd.spectra.solvers import INTEL, MKL_FROM, TWO_STAGE_FROM, Maker, aligned, band_for, choice_for, choose
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 

@@ -11,7 +11,7 @@ from gpuherd.engines.base import Placement
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Predecessor, QueuedJob, ResourceRequest
-from gpuherd.jobs.remote.submit import LARGEST_BATCH, BatchLimits, Candidate, Decision, decide, placement_of
+from gpuherd.jobs.remote.submit import LARGEST_BATCH, BatchLimits, Candidate, SubmitDecision, decide, placement_of
 
 ONE, TWO = Predecessor(1, "1"), Predecessor(2, "2")
 
@@ -30,7 +30,7 @@ def asks(queued: QueuedJob) -> Placement:
     return Placement(gpus=queued.gpus)
 
 
-def order(decision: Decision) -> list[int]:
+def order(decision: SubmitDecision) -> list[int]:
     return [queued.id for group in decision.groups for queued in group.jobs]
 
 

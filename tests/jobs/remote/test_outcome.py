@@ -17,7 +17,7 @@ from gpuherd.jobs.attempts.complete import settle
 from gpuherd.jobs.completion import Known, NoFault
 from gpuherd.jobs.job import Job, JobState
 from gpuherd.jobs.records import Handed, QueuedJob
-from gpuherd.jobs.remote.outcome import RemoteAttempt, Step, outcome
+from gpuherd.jobs.remote.outcome import NextStep, RemoteAttempt, outcome
 from gpuherd.jobs.remote.protocol import Claim, EndReport
 
 QUEUED = QueuedJob(
@@ -34,7 +34,7 @@ RECORD = attempt_of(QUEUED, 1, process=None, handed=HANDED)
 WAITS, RUNS = Sighting(handle="1", phase=Phase.WAITING), Sighting(handle="1", phase=Phase.RUNNING)
 
 
-def meaning(*, late: bool = False, **facts: Any) -> Known | Step:
+def meaning(*, late: bool = False, **facts: Any) -> Known | NextStep:
     """The outcome of an open attempt of which this is known, in second 100."""
     return outcome(RemoteAttempt(RECORD, HANDED, **facts), 100.0, late=late)
 
@@ -84,7 +84,7 @@ def test_what_is_ended_time_and_again_by_nobody_knows_whom_rests_in_between(end:
 @given(everything)
 def test_no_end_is_without_a_reason(facts: dict[str, Any]) -> None:
     found = meaning(**facts)
-    if isinstance(found, Step):
+    if isinstance(found, NextStep):
         return
     settled = settle(replace(found, log_tail=found.note))
     assert settled.job is JobState.DONE or settled.reason
@@ -94,7 +94,7 @@ def test_no_end_is_without_a_reason(facts: dict[str, Any]) -> None:
 def test_it_is_voided_only_while_nobody_has_it(facts: dict[str, Any]) -> None:
     """A second claim can't be won; and what may still begin is never called over before it is ours."""
     found = meaning(**facts)
-    if found is Step.VOID:
+    if found is NextStep.VOID:
         assert facts["claim"] is None and not facts["taken"] and facts["report"] is None
     if isinstance(found, Known):
         assert facts["report"] is not None or facts["claim"] is not None or facts["taken"]
@@ -104,7 +104,7 @@ def test_it_is_voided_only_while_nobody_has_it(facts: dict[str, Any]) -> None:
 def test_waiting_longer_only_ends_what_was_waited_for(facts: dict[str, Any]) -> None:
     """What is over stays over, in the same way, when nothing new comes."""
     before, after = meaning(**{**facts, "late": False}), meaning(**{**facts, "late": True})
-    assert after is not Step.ASK
+    assert after is not NextStep.ASK
     if isinstance(before, Known):
         assert before == after
 
@@ -138,7 +138,7 @@ def test_why_it_was_interrupted_is_known_to_the_engine(
     end: End | None, blameless: NoFault | None, by: str | None
 ) -> None:
     report = EndReport(at=1.0, ran_s=2.0, signal=15, interrupted=True)
-    assert meaning(report=report, sighting=RUNS) is Step.ASK
+    assert meaning(report=report, sighting=RUNS) is NextStep.ASK
     sighting = RUNS if end is None else ended(end, "root")
     found = meaning(report=report, sighting=sighting, late=end is None)
     assert isinstance(found, Known) and (found.no_fault, found.cancelled_by) == (blameless, by)
@@ -147,7 +147,7 @@ def test_why_it_was_interrupted_is_known_to_the_engine(
 @pytest.mark.parametrize(("code", "number"), [(None, signal.SIGKILL), (None, signal.SIGTERM), (143, None)])
 def test_killed_from_outside_the_engine_is_asked_too(code: int | None, number: int | None) -> None:
     report = EndReport(at=1.0, ran_s=2.0, code=code, signal=number)
-    assert meaning(report=report, sighting=RUNS) is Step.ASK
+    assert meaning(report=report, sighting=RUNS) is NextStep.ASK
     found = meaning(report=report, sighting=ended(End.OUT_OF_MEMORY))
     assert isinstance(found, Known) and "oom-kill event" in found.note
     found = meaning(report=report, sighting=RUNS, late=True)
@@ -158,20 +158,20 @@ def test_killed_from_outside_the_engine_is_asked_too(code: int | None, number: i
 
 def test_without_a_report_it_goes_on_while_the_engine_says_so() -> None:
     for sighting in (None, WAITS, RUNS):
-        assert meaning(sighting=sighting, late=True) is Step.GO_ON
-        assert meaning(sighting=sighting, claim=Claim(at=1.0), late=True) is Step.GO_ON
+        assert meaning(sighting=sighting, late=True) is NextStep.GO_ON
+        assert meaning(sighting=sighting, claim=Claim(at=1.0), late=True) is NextStep.GO_ON
 
 
 def test_a_report_that_is_late_is_waited_for_and_then_it_is_claimed() -> None:
     gone = ended(End.NODE_LOST)
-    assert meaning(sighting=gone) is Step.ASK
-    assert meaning(sighting=gone, late=True) is Step.VOID
+    assert meaning(sighting=gone) is NextStep.ASK
+    assert meaning(sighting=gone, late=True) is NextStep.VOID
 
 
 def test_what_was_cancelled_is_claimed_at_once_and_waited_for_only_if_it_had_begun() -> None:
     gone = ended(End.CANCELLED, "root")
-    assert meaning(sighting=gone) is Step.VOID
-    assert meaning(sighting=gone, taken=True) is Step.ASK
+    assert meaning(sighting=gone) is NextStep.VOID
+    assert meaning(sighting=gone, taken=True) is NextStep.ASK
     won = meaning(sighting=gone, claim=Claim(at=1.0, void=True))
     lost = meaning(sighting=gone, late=True, taken=True)
     assert isinstance(won, Known) and won.cancelled_by == "root in SLURM" and not won.exit.started
@@ -179,7 +179,7 @@ def test_what_was_cancelled_is_claimed_at_once_and_waited_for_only_if_it_had_beg
 
 
 def test_one_that_can_never_begin_is_not_waited_for() -> None:
-    assert meaning(sighting=ended(End.NEVER)) is Step.VOID
+    assert meaning(sighting=ended(End.NEVER)) is NextStep.VOID
 
 
 def test_one_that_could_not_write_its_report_has_succeeded_if_its_leader_says_so() -> None:
@@ -188,8 +188,8 @@ def test_one_that_could_not_write_its_report_has_succeeded_if_its_leader_says_so
 
 
 def test_what_is_unknown_there_never_began_or_is_lost() -> None:
-    assert meaning(unknown=True) is Step.ASK
-    assert meaning(unknown=True, late=True) is Step.VOID
+    assert meaning(unknown=True) is NextStep.ASK
+    assert meaning(unknown=True, late=True) is NextStep.VOID
     never = meaning(unknown=True, late=True, claim=Claim(at=1.0, void=True))
     lost = meaning(unknown=True, late=True, claim=Claim(at=1.0))
     assert isinstance(never, Known) and never.no_fault is NoFault.NOT_TAKEN
@@ -201,10 +201,10 @@ def test_a_guardian_that_saw_neither_leader_nor_shell_end_leaves_the_word_to_the
     told = EndReport(at=1.0, ran_s=1.0, problem="the process that led it was killed")
     claim = Claim(at=0.0)
 
-    def known(sighting: Sighting | None, *, late: bool, unknown: bool = False) -> Known | Step:
+    def known(sighting: Sighting | None, *, late: bool, unknown: bool = False) -> Known | NextStep:
         return meaning(claim=claim, report=told, sighting=sighting, late=late, unknown=unknown)
 
-    assert known(RUNS, late=False) is Step.ASK
+    assert known(RUNS, late=False) is NextStep.ASK
     lost, starved = known(ended(End.NODE_LOST), late=False), known(ended(End.OUT_OF_MEMORY), late=False)
     assert isinstance(lost, Known) and lost.no_fault is NoFault.NODE_LOST
     assert isinstance(starved, Known) and starved.no_fault is None and "oom-kill" in starved.note

@@ -15,7 +15,7 @@ from tests.patience import wait_until
 
 from gpuherd.engines.process_tree import tagged
 from gpuherd.engines.slurm.node import NODE
-from gpuherd.engines.world import Failure, Stop, World, port_of
+from gpuherd.engines.world import NodeFailure, Stop, World, port_of
 from gpuherd.jobs.remote.agent import join, lead
 from gpuherd.jobs.remote.protocol import INTERRUPTED
 
@@ -157,7 +157,7 @@ class Nodes:
     lost: bool = False
     address: str = "127.0.0.1"
     names: tuple[str, ...] = ("here", "n2")
-    told: list[Failure | None] = field(default_factory=list)
+    told: list[NodeFailure | None] = field(default_factory=list)
     ended: int = 0
     _stops: list[Stop] = field(default_factory=list)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -175,9 +175,9 @@ class Nodes:
     def over(self) -> bool:
         return not any(thread.is_alive() for thread in self._threads)
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> NodeFailure | None:
         if self.lost:
-            return Failure(1, "n2")
+            return NodeFailure(1, "n2")
         return next((each for each in self.told if each is not None), None)
 
     def end(self) -> None:

@@ -15,7 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.jobs.remote.protocol import Claim, EndReport, once, present, read_claim, read_ended, take, write_ended
+from gpuherd.jobs.remote.protocol import (
+    Claim,
+    EndReport,
+    create_exclusive,
+    present,
+    read_claim,
+    read_ended,
+    take,
+    write_ended,
+)
 
 _TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
 _SECONDS = st.floats(0, 1e10)
@@ -172,7 +181,7 @@ def test_words_of_a_later_version(tmp_path: Path) -> None:
 def test_folder_is_asked_and_not_the_names(tmp_path: Path) -> None:
     """What makes a client of NFS ask its server is that the folder itself is opened."""
     opened: list[str] = []
-    once(tmp_path / "00000001.ended", b"{}")
+    create_exclusive(tmp_path / "00000001.ended", b"{}")
     script = (
         "import sys\nfrom pathlib import Path\nfrom gpuherd.jobs.remote.protocol import present\n"
         "sys.addaudithook(lambda event, args: event == 'os.scandir' and print(args[0]))\n"

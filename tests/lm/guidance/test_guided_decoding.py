@@ -12,14 +12,14 @@ from tests.lm.guidance.conftest import MakeClassifier
 from tests.posttrain import tiny
 
 from gpuherd.errors import BadModel, UsageError
-from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
+from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens
 from gpuherd.lm.guidance.guide import Guide, Mode
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from gpuherd.lm.guidance.guidance import Guidance  # noqa: E402
-from gpuherd.lm.guidance.law import offsets  # noqa: E402
+from gpuherd.lm.guidance.guide import offsets  # noqa: E402
 from gpuherd.lm.model import LanguageModel  # noqa: E402
 
 TEXTS = ("To be, or not to be", "2+2=", "A", "what is the answer to all of this?", "xyz")
@@ -50,11 +50,11 @@ def laws(policy: Any, guidance: Guidance, ids: list[int]) -> tuple[Any, Any, Any
     return reference, guided, kl
 
 
-def ids_of(tokens: Tokens) -> list[int]:
+def ids_of(tokens: Generation) -> list[int]:
     return [*tokens.token_ids, *([] if tokens.end_id is None else [tokens.end_id])]
 
 
-def check(policy: Any, guidance: Guidance, prompt: PromptTokens, tokens: Tokens, *, greedy: bool) -> None:
+def check(policy: Any, guidance: Guidance, prompt: PromptTokens, tokens: Generation, *, greedy: bool) -> None:
     """An answer and all that is recorded of it is what the loop says of its tokens."""
     assert tokens.guided is not None
     ended = tokens.end_id is not None

@@ -13,7 +13,7 @@ from gpuherd.lm.guidance.guide import Guide, Mode
 
 torch = pytest.importorskip("torch")
 
-from gpuherd.lm.guidance.law import offsets  # noqa: E402
+from gpuherd.lm.guidance.guide import offsets  # noqa: E402
 
 LOGITS = st.floats(-20, 20, width=32)
 ETAS = st.floats(0.02, 100)

@@ -15,9 +15,8 @@ from gpuherd.lm.guidance.guide import Guide
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from gpuherd.lm.guidance.guidance import Guidance  # noqa: E402
-from gpuherd.lm.guidance.law import offsets  # noqa: E402
-from gpuherd.lm.guidance.processor import GuidedLogitsProcessor  # noqa: E402
+from gpuherd.lm.guidance.guidance import Guidance, GuidedLogitsProcessor  # noqa: E402
+from gpuherd.lm.guidance.guide import offsets  # noqa: E402
 from gpuherd.lm.model import LanguageModel  # noqa: E402
 
 TEXTS = ["To be, or not", "2+2=", "what?"]

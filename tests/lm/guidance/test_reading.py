@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from gpuherd.lm.guidance.guide import ClassifierForm, Head, Kind  # noqa: E402
-from gpuherd.lm.guidance.reading import PlainReading, ReadingMaker, TreeReading  # noqa: E402
-from gpuherd.lm.guidance.value_model import ValueModel, width_of  # noqa: E402
+from gpuherd.lm.guidance.value_model import ReadingMaker, TreeReading, UncachedReading, ValueModel, width_of  # noqa: E402  # noqa: E402
 
 FORM = ClassifierForm(Kind.V, Head.BERNOULLI, (), "", "")
 SMALL: dict[str, Any] = {
@@ -61,7 +60,7 @@ def furthest(maker: ReadingMaker, model: ValueModel, rows: int, steps: int) -> f
 
     On the way tokens are taken that were no candidates, a row ends, and rows are put in another order.
     """
-    tree, plain = maker.new(rows), PlainReading(model, rows)
+    tree, plain = maker.new(rows), UncachedReading(model, rows)
     for reading in (tree, plain):
         reading.read(*prompts(rows))
     worst = 0.0
@@ -121,7 +120,7 @@ def test_a_model_whose_cache_can_not_is_read_anew_and_told_once(caplog: pytest.L
     model = body("bloom", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.2})
     maker = ReadingMaker(model, "bloom-7b")
     assert not maker.keeps
-    assert isinstance(maker.new(2), PlainReading)
+    assert isinstance(maker.new(2), UncachedReading)
     assert furthest(maker, model, 3, 4) == 0
     assert [each.getMessage() for each in caplog.records] == [
         "classifier bloom-7b: the layers of a BloomModel keep nothing that candidates could share, so every step reads "

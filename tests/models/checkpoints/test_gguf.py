@@ -89,14 +89,14 @@ def test_every_quantised_type_is_read_as_by_the_library_or_refused_by_name(tmp_p
         return
     checkpoint = open_checkpoint(path)
     info = checkpoint.tensors["blk.0.attn_q.weight"]
-    assert (info.dtype, info.shape, info.nbytes, info.decoded) == (kind.name, wanted.shape, raw.nbytes, True)
+    assert (info.dtype, info.shape, info.nbytes, info.dequantized) == (kind.name, wanted.shape, raw.nbytes, True)
     (matrix,) = matrices(checkpoint)
     assert matrix.skip is None and matrix.shape == (40, columns)
     assert np.array_equal(matrix.slices()[0], wanted, equal_nan=True)
     assert np.array_equal(np.concatenate(list(matrix.slabs(77)), axis=1), wanted, equal_nan=True)
     part = checkpoint.read_block("blk.0.attn_q.weight", (3, 9), (5, 301 % columns))
     assert np.array_equal(part, wanted[3:9, 5 : 301 % columns], equal_nan=True)
-    assert np.array_equal(checkpoint.read_part("blk.0.attn_q.weight", 7, 30), wanted[7:30], equal_nan=True)
+    assert np.array_equal(checkpoint.read("blk.0.attn_q.weight", 7, 30), wanted[7:30], equal_nan=True)
 
 
 def test_plain_formats(tmp_path: Path) -> None:

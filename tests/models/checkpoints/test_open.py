@@ -47,7 +47,7 @@ def test_values_are_exact(tmp_path: Path, dtype: torch.dtype, ending: str) -> No
         got = checkpoint.read(name)
         assert got.dtype == wanted.dtype and got.shape == wanted.shape
         assert got.tobytes() == wanted.tobytes() or np.array_equal(got, wanted, equal_nan=True)
-    assert np.array_equal(checkpoint.read_part("a.weight", 5, 9), checkpoint.read("a.weight")[5:9])
+    assert np.array_equal(checkpoint.read("a.weight", 5, 9), checkpoint.read("a.weight")[5:9])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -312,16 +312,16 @@ def test_the_config_beside_the_weights(tiny: Callable[..., tuple[Any, Path]]) ->
 
 
 def test_a_huge_header_is_quick(tmp_path: Path) -> None:
-    """A model of a terabyte: 200 shards, 60,000 tensors; only headers are there to be read (the files are sparse).
+    """A model of half a terabyte: 100 shards, 30,000 tensors; only headers are there to be read (the files are sparse).
 
-    It takes 1 to 2 s; a look at all tensors for each shard would take minutes.
+    It takes a second; a look at all tensors for each shard would take minutes.
     """
     import os
     import time
 
     weight_map = {}
-    for number in range(200):
-        file = f"model-{number + 1:05}-of-00200.safetensors"
+    for number in range(100):
+        file = f"model-{number + 1:05}-of-00100.safetensors"
         size = 2 * 2048 * 4096
         header = {f"model.layers.{number}.mlp.experts.{e}.up_proj.weight":
                   entry("BF16", [2048, 4096], e * size, (e + 1) * size) for e in range(300)}  # fmt: skip
@@ -331,8 +331,8 @@ def test_a_huge_header_is_quick(tmp_path: Path) -> None:
     index(tmp_path, weight_map)
     started = time.process_time()
     checkpoint = open_checkpoint(tmp_path)
-    assert sum(info.nbytes for info in checkpoint.tensors.values()) > 10**12
-    assert time.process_time() - started < 15
+    assert sum(info.nbytes for info in checkpoint.tensors.values()) > 5 * 10**11
+    assert time.process_time() - started < 8
 
 
 # VmHWM is the peak of this program; ru_maxrss would have that of the process that started it.

@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from gpuherd.errors import BadModel
 from gpuherd.esd.worker import main
-from gpuherd.models.checkpoints.dequantize import e4m3, unpacked
 from gpuherd.models.checkpoints.open import Checkpoint, open_checkpoint
+from gpuherd.models.checkpoints.quantized import e4m3, unpacked
 from gpuherd.models.tensors.matrices import WeightMatrix, matrices
 from gpuherd.models.tensors.source import FloatArray
 
@@ -219,7 +219,7 @@ def test_each_format(tmp_path: Path, case: str) -> None:
     matrix = found["h.0.k"]
     assert matrix.skip is None and matrix.shape == wanted.shape and matrix.tensor == "h.0.k.weight"
     info = checkpoint.tensors["h.0.k.weight"]
-    assert info.decoded and info.shape == wanted.shape and info.nbytes > 0
+    assert info.dequantized and info.shape == wanted.shape and info.nbytes > 0
     assert_same(matrix, checkpoint, wanted)
 
 
@@ -229,7 +229,7 @@ def assert_same(matrix: WeightMatrix, checkpoint: Checkpoint, wanted: FloatArray
     assert whole.dtype == np.float32 and np.array_equal(whole, wanted)
     along = 0 if wanted.shape[0] >= wanted.shape[1] else 1
     assert np.array_equal(np.concatenate(list(matrix.slabs(13)), axis=along), wanted)
-    assert np.array_equal(checkpoint.read_part(matrix.tensor, 5, 20), wanted[5:20])
+    assert np.array_equal(checkpoint.read(matrix.tensor, 5, 20), wanted[5:20])
     block = checkpoint.read_block(matrix.tensor, (3, 30), (7, 45))
     assert np.array_equal(block, wanted[3:30, 7:45])
     assert checkpoint.read_block(matrix.tensor, (3, 3), (7, 45)).shape == (0, 38)

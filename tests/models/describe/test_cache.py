@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.models.describe.formulas.from_config import architecture_of
 
 from gpuherd.errors import BadModel, MissingExtra
-from gpuherd.models import describe
-from gpuherd.models.describe import cache, described
-from gpuherd.models.plan.architecture import Architecture, Curve, Peaks
-from gpuherd.models.plan.from_config import architecture_of
-from gpuherd.models.plan.known import known_model, known_models
-from gpuherd.models.plan.reading import read_architecture
+from gpuherd.models.describe import cache, process
+from gpuherd.models.describe.description import Architecture, Curve, Peaks, SharedInput, TrainingPeaks
+from gpuherd.models.describe.known_models import SHIPPED, known_model, known_models
+from gpuherd.models.describe.known_models import shipped as shipped_known
+from gpuherd.models.describe.process import described
+from gpuherd.models.describe.reading import read_architecture
 
 CONFIG: Mapping[str, Any] = {
     "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 112, "num_hidden_layers": 7, "vocab_size": 97,
@@ -27,18 +28,24 @@ CONFIG: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+has_models = process._has_models
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(process, "_has_models", lambda: False)  # which other tests have loaded
 
 
 def example() -> Architecture:
     """A description with everything that one may have."""
     found = architecture_of(CONFIG, "m")
     curves = (Curve((1, 0, 0.5), (7, 8, 9), 640), Curve((0, 0, 0), (0, 12, 0)))
-    peaks = Peaks({"16": curves, "32": curves}, {"16": curves[:1]}, 64)
+    step = TrainingPeaks((0, 9, 0.5), (0, 2, 0), ((0, 3, 0), (0, 0, 1)))
+    inputs = (SharedInput((".q_proj.weight", ".k_proj.weight")), SharedInput((".o_proj.weight",), kept=True))
+    peaks = Peaks({"16": curves, "32": curves}, {"16": curves[:1]}, 64, {"whole-fp32": step}, inputs)
     blocks = tuple(replace(each, peaks="a" if each.kind == "layer" else None) for each in found.blocks)
-    return replace(found, blocks=blocks, peaks={"a": peaks}, source="model")
+    return replace(found, blocks=blocks, peaks={"a": peaks}, around={"whole-fp32": (1, 2, 0)}, source="model")
 
 
 def test_a_description_survives_json() -> None:
@@ -100,25 +107,38 @@ def test_a_cache_that_can_not_be_written_costs_nothing_else(tmp_path: Path, monk
 def test_a_configuration_is_described_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = []
 
-    def answer(config: Mapping[str, Any], model: str) -> dict[str, Any]:
+    def answer(config: Mapping[str, Any], model: str, training: bool) -> dict[str, Any]:
         asked.append(model)
         return cache.to_dict(example())
 
-    monkeypatch.setattr(describe, "_ask", answer)
+    monkeypatch.setattr(process, "_ask", answer)
     assert described(CONFIG, "m") == described(CONFIG, "m") == example()
     assert asked == ["m"]
     assert capsys.readouterr().err.count("described for the first time") == 1
 
 
+def test_trainings_are_measured_when_one_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(config: Mapping[str, Any], model: str, training: bool) -> dict[str, Any]:
+        asked.append(training)
+        return cache.to_dict(example() if training else replace(example(), around={}))
+
+    monkeypatch.setattr(process, "_ask", answer)
+    for training in (False, False, True, True, False):
+        assert described(CONFIG, "m", training=training).trainings_measured == (True in asked)
+    assert asked == [False, True]
+
+
 def test_without_the_libraries_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(describe, "find_spec", lambda name: None)
+    monkeypatch.setattr(process, "find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"gpuherd\[load\]"):
         described(CONFIG, "m")
 
 
 def test_a_type_that_transformers_does_not_name_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(describe, "_ask", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(process, "_ask", lambda *_: pytest.fail("a process was started"))
     with pytest.raises(BadModel, match="somebodys_own"):
         described({"model_type": "somebodys_own"}, "m")
 
@@ -135,7 +155,20 @@ def test_a_process_that_fails_is_told(monkeypatch: pytest.MonkeyPatch, says: str
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda _, **options: run([sys.executable, "-c", says], **options))
     with pytest.raises(BadModel, match=what):
-        describe._ask(CONFIG, "m")
+        process._ask(CONFIG, "m", False)
+
+
+def test_a_process_that_has_transformers_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers.modeling_utils")
+    assert has_models()
+    monkeypatch.setattr(process, "_ask", lambda *_: pytest.fail("a process was started"))
+    small = {
+        "model_type": "llama", "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 32,
+        "num_hidden_layers": 2,
+    }  # fmt: skip
+    assert process._describe_here(small, "m", True).keys() == cache.to_dict(example()).keys()
+    with pytest.raises(BadModel, match="can't build"):
+        process._describe_here({**small, "num_attention_heads": 0}, "m", False)
 
 
 @pytest.mark.slow
@@ -148,7 +181,7 @@ def test_the_process_itself() -> None:
 
 def test_a_folder_of_a_family_that_no_formula_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    monkeypatch.setattr(describe, "_ask", lambda *_: cache.to_dict(example()))
+    monkeypatch.setattr(process, "_ask", lambda *_: cache.to_dict(example()))
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "model_type": "exaone4"}))
     found = read_architecture(str(tmp_path))
     assert (found.source, found.layers) == ("model", 7)
@@ -158,7 +191,7 @@ def test_a_folder_of_a_family_that_no_formula_knows(monkeypatch: pytest.MonkeyPa
 
 
 def test_at_least_sixty_models_are_shipped_as_they_were_published() -> None:
-    shipped = [(known, cache.shipped(known.model_id, known.config, known.model_id)) for known in known_models()]
+    shipped = [(known, shipped_known(known.model_id, known.config, known.model_id)) for known in known_models()]
     there = [(known, found) for known, found in shipped if found is not None]
     assert len(there) >= 60
     for known, found in there:
@@ -179,21 +212,26 @@ def test_a_known_name_is_answered_by_its_shipped_description() -> None:
     assert found.peaks
 
 
-def test_a_fine_tuned_model_has_the_peaks_of_its_base(tmp_path: Path) -> None:
+def test_without_torch_a_fine_tuned_model_is_described_as_its_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     known = known_model("llama-2-7b-hf")
     assert known is not None
     changes = {"vocab_size": 32016, "max_position_embeddings": 16384, "rope_theta": 1e6}
+    monkeypatch.setattr(process, "find_spec", lambda _: None)  # neither torch nor transformers
     (tmp_path / "config.json").write_text(json.dumps({**known.config, **changes}))
-    found = read_architecture(str(tmp_path))
-    assert found.source == "config"
-    assert found.peaks == read_architecture("llama-2-7b-hf").peaks
+    found, base = read_architecture(str(tmp_path)), read_architecture("llama-2-7b-hf")
+    assert found.peaks == base.peaks
+    assert found.parameters == base.parameters + 2 * 16 * 4096
+    assert "not installed" in found.assumptions[-1]
     (tmp_path / "config.json").write_text(json.dumps({**known.config, "intermediate_size": 11264}))
-    assert not read_architecture(str(tmp_path)).peaks
+    with pytest.raises(MissingExtra):
+        read_architecture(str(tmp_path))
 
 
 def test_a_damaged_shipped_line_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / cache.SHIPPED).write_text("a/b\t{}\n")
-    monkeypatch.setattr("gpuherd.models.describe.cache.resources.files", lambda _: tmp_path)
+    (tmp_path / SHIPPED).write_text("a/b\t{}\n")
+    monkeypatch.setattr("gpuherd.models.describe.known_models.resources.files", lambda _: tmp_path)
     with pytest.raises(BadModel, match="install gpuherd again"):
-        cache.shipped("a/b", CONFIG, "m")
-    assert cache.shipped("a", CONFIG, "m") is None
+        shipped_known("a/b", CONFIG, "m")
+    assert shipped_known("a", CONFIG, "m") is None

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from tests.models.plan.test_families import CASES
+from tests.models.describe.test_families import CASES
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.models.describe.formulas.from_config import architecture_of
+
 from gpuherd.errors import BadModel
 from gpuherd.models.describe.cache import from_dict, to_dict
+from gpuherd.models.describe.description import Architecture
 from gpuherd.models.describe.meta import describe_config
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.from_config import architecture_of
 
 # One of each kind: grouped heads, windows, old names, an encoder with a decoder, an encoder, latent caches, experts,
 # images. Code for states runs token by token and is slow.

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.models.plan.measured_peak import Peaks, measured, measured_with_encoder, on_cuda  # noqa: E402
-from tests.models.plan.test_workspace import CONFIGS, GROUPED, LIKE_CUDA, RECURRENT, WITH_ENCODER, needs  # noqa: E402
+from tests.models.memory.configs import CONFIGS, GROUPED, LIKE_CUDA, RECURRENT, WITH_ENCODER, needs  # noqa: E402
+from tests.models.memory.measured_peak import Peaks, measured, measured_with_encoder, on_cuda  # noqa: E402
 
+from gpuherd.models.describe.description import Architecture, Block, Curve  # noqa: E402
+from gpuherd.models.describe.description import Peaks as Curves  # noqa: E402
 from gpuherd.models.describe.meta import describe_config  # noqa: E402
-from gpuherd.models.plan.architecture import Architecture, Block, Curve  # noqa: E402
-from gpuherd.models.plan.architecture import Peaks as Curves  # noqa: E402
-from gpuherd.models.plan.precision import Precision  # noqa: E402
-from gpuherd.models.plan.usage import CostTable  # noqa: E402
-from gpuherd.models.plan.workload import Reserve, Workload  # noqa: E402
-from gpuherd.models.plan.workspace import SAMPLING  # noqa: E402
+from gpuherd.models.memory.kv_cache import Reserve, Workload  # noqa: E402
+from gpuherd.models.memory.peak import SAMPLING  # noqa: E402
+from gpuherd.models.memory.usage import CostTable  # noqa: E402
+from gpuherd.models.memory.weights import Precision  # noqa: E402
 
 # Those want their cache under another name than the judge's: it counts among what they need, and a token has none.
 OWN_CACHE = frozenset({"mamba2-1.3b", "mamba-1.4b", "falcon-mamba"})

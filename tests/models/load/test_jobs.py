@@ -12,11 +12,11 @@ import pytest
 
 from gpuherd.errors import JobCannotFit, UsageError
 from gpuherd.gpus.query import machine
-from gpuherd.models.load.job_options import ShardOptions, WorkOptions
 from gpuherd.models.load.jobs import JobRequest, Resources, WorkerCall, job_request, resources_for, shard_jobs
-from gpuherd.models.plan.workload import Workload
+from gpuherd.models.load.options import ShardOptions, WorkOptions
+from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.options import Parser, add_options, build
-from gpuherd.runs.records import plain
+from gpuherd.runs.records import jsonable
 from gpuherd.runs.shard_file import Shard
 from gpuherd.runs.shards import ShardedDirectory
 
@@ -84,7 +84,7 @@ def test_a_device_map_says_how_many(trained: Path, tmp_path: Path) -> None:
 
 def call(**more: Any) -> WorkerCall:
     said: dict[str, Any] = {
-        "module": "gpuherd.qa.generation.worker", "model": "org/a model", "words": (), "workload": WORK,
+        "module": "gpuherd.qa.generate.worker", "model": "org/a model", "words": (), "workload": WORK,
         "simulate": True, "identity": "x", "title": "a model",
     }  # fmt: skip
     return WorkerCall(**(said | more))
@@ -113,6 +113,6 @@ def test_a_job_a_shard(tmp_path: Path) -> None:
 
 
 def test_options_as_plain_values() -> None:
-    values = plain(WorkOptions(gpu_list=("0", "1"), dtype="bf16"))  # type: ignore[arg-type]
+    values = jsonable(WorkOptions(gpu_list=("0", "1"), dtype="bf16"))  # type: ignore[arg-type]
     assert json.loads(json.dumps(values)) == values
     assert values["gpu_list"] == ["0", "1"] and values["dtype"] == "bf16"

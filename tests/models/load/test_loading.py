@@ -14,15 +14,15 @@ import pytest
 from tests.models.load.conftest import Small, slow
 
 from gpuherd.errors import BadModel, MissingModel, UsageError
+from gpuherd.models.describe.reading import read_architecture
 from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.prepare import ModelDoesNotFit, prepare
-from gpuherd.models.load.support import classes_for, config_of
+from gpuherd.models.load.pretrained import classes_for, config_of
+from gpuherd.models.memory.kv_cache import Reserve, Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import parse_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import Reserve, Workload
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -16,16 +16,16 @@ from tests.models.load.conftest import Small, slow
 from tests.models.local_hub import running
 
 from gpuherd.errors import UsageError
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.load.loading import LoadedTensor, of_other_dtypes
 from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.prepare import prepare
-from gpuherd.models.load.support import check_cards, expected_dtypes, loading_words
-from gpuherd.models.load.verify import Seen, of_other_dtypes
+from gpuherd.models.load.pretrained import check_gpus, expected_dtypes, loading_words
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import parse_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import MemoryPlan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import Workload
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -203,9 +203,9 @@ def test_a_precision_that_nobody_told_is_assumed_and_told(small: Small, tmp_path
 
 def test_cards_that_can_not_compute_in_a_precision_are_refused() -> None:
     with pytest.raises(Exception, match=r"GPU 0 \(GTX1080Ti\): bf16 needs compute capability"):
-        check_cards(Precision.BF16, parse_gpus("GTX1080Ti"))
-    assert "emulated" in check_cards(Precision.BF16, parse_gpus("V100-32"))[0]
-    assert check_cards(Precision.BF16, parse_gpus("A100-40")) == ()
+        check_gpus(Precision.BF16, parse_gpus("GTX1080Ti"))
+    assert "emulated" in check_gpus(Precision.BF16, parse_gpus("V100-32"))[0]
+    assert check_gpus(Precision.BF16, parse_gpus("A100-40")) == ()
 
 
 @pytest.mark.parametrize(
@@ -234,9 +234,9 @@ def test_4_bit_weights_are_multiplied_in_float16_where_bfloat16_is_emulated(
 def test_weights_that_are_stored_in_8_bits_are_no_wrong_dtype() -> None:
     """FP8 checkpoints: transformers keeps their codes as parameters."""
     seen = [
-        Seen("w", "cuda:0", "float8_e4m3fn", 1, 64),
-        Seen("w.scale", "cuda:0", "float8_e8m0fnu", 2, 4),
-        Seen("n", "cuda:0", "float64", 3, 8),
+        LoadedTensor("w", "cuda:0", "float8_e4m3fn", 1, 64),
+        LoadedTensor("w.scale", "cuda:0", "float8_e8m0fnu", 2, 4),
+        LoadedTensor("n", "cuda:0", "float64", 3, 8),
     ]
     found = of_other_dtypes(seen, expected_dtypes(Precision.AS_STORED), frozenset())
     assert len(found) == 1 and found[0].startswith("n is in float64")

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.reading import read_architecture
 from gpuherd.models.load.placement import offloaded
+from gpuherd.models.memory.kv_cache import GIB, Reserve, Workload
+from gpuherd.models.memory.usage import CostTable
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec, parse_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.usage import CostTable
-from gpuherd.models.plan.workload import GIB, Reserve, Workload
 
 
 @pytest.fixture(scope="module")

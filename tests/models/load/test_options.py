@@ -6,8 +6,8 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.models.load.options import LoadOptions, quantisation_named, requested_precision
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.request import agreed_precision, parse_precision
-from gpuherd.models.plan.precision import Precision
 from gpuherd.options import Parser, add_options, build, words_of
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.models.load.conftest import Small
 
 from gpuherd.errors import BadModel, MissingExtra
-from gpuherd.models.load.support import check_code, own_code
+from gpuherd.models.load.pretrained import check_code, own_code
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.models.describe.formulas.from_config import architecture_of
 
 from gpuherd.errors import UsageError
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.reading import read_architecture
 from gpuherd.models.load.placement import (
-    Placement,
+    BlockPlacement,
     all_on,
     block_of,
     device_of,
@@ -20,14 +23,11 @@ from gpuherd.models.load.placement import (
     from_plan,
     weights_by_device,
 )
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import parse_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import MemoryPlan
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.from_config import architecture_of
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import Workload
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_every_block_has_the_device_of_its_longest_path(data: st.DataObject) -> 
 def test_runs_of_blocks_in_words() -> None:
     architecture = read_architecture("Llama-2-7B")
     devices = tuple(0 if block.kind == "embedding" else 1 for block in architecture.blocks)
-    told = Placement(architecture, devices).format_blocks()
+    told = BlockPlacement(architecture, devices).format_blocks()
     assert [device for device, _ in told] == [0, 1]
     assert told[1][1] == "layers 0-31, norm, head"
     assert all_on(architecture, "cpu").format_blocks()[0][0] == "cpu"

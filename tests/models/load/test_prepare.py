@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import UsageError
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.reading import read_architecture
 from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.prepare import ModelDoesNotFit, Placed, ThisMachine, destination
+from gpuherd.models.memory.kv_cache import Reserve, Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.inventory import gpus_now
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import MemoryPlan
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import Reserve, Workload
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[..., Machine]
+Standin = Callable[..., SimulatedMachine]
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ def child(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 def gpus() -> int:
     """How many CUDA shows, by the driver library; no torch is imported to find that there are none."""
-    shown = child("-c", "from gpuherd.esd.devices import cuda_devices; print(len(cuda_devices().names))")
+    shown = child("-c", "from gpuherd.esd.resources import cuda_devices; print(len(cuda_devices().names))")
     return int(shown.stdout) if shown.returncode == 0 and shown.stdout.strip() else 0
 
 
@@ -83,7 +83,7 @@ def test_what_is_offloaded_beside_a_gpu_computes(model: Path, tmp_path: Path) ->
 AGAIN = """
 import sys, torch
 from gpuherd.models.load.loading import load_model
-from gpuherd.models.plan.workload import Reserve
+from gpuherd.models.memory.kv_cache import Reserve
 first = load_model(sys.argv[1])
 free, total = torch.cuda.mem_get_info(0)
 kept = torch.empty(int(0.6 * free), dtype=torch.uint8, device="cuda:0")

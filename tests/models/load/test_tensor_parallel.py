@@ -15,10 +15,11 @@ import pytest
 from tests.forking import Forking
 
 from gpuherd.errors import BadModel, MissingExtra, UsageError
+from gpuherd.models.describe.reading import read_architecture
 from gpuherd.models.load.options import LoadRequest
 from gpuherd.models.load.prepare import ModelDoesNotFit
 from gpuherd.models.load.tensor_parallel import (
-    Rank,
+    TensorParallelRank,
     command,
     environment_for,
     load_tensor_parallel,
@@ -26,12 +27,11 @@ from gpuherd.models.load.tensor_parallel import (
     relaunch,
     this_rank,
 )
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import MemoryPlan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import Workload
 
 torch = pytest.importorskip("torch")
 save_file = pytest.importorskip("safetensors.torch").save_file
@@ -209,7 +209,7 @@ def test_a_model_whose_layers_transformers_can_not_split_is_refused(small: Small
 
 def test_more_ranks_than_divide_the_heads_are_refused(small: Small) -> None:
     with pytest.raises(ModelDoesNotFit, match="can be divided over 2 GPUs, and 4 ranks were started"):
-        load_tensor_parallel(asked(small("llama")), Rank(0, 0, 4))
+        load_tensor_parallel(asked(small("llama")), TensorParallelRank(0, 0, 4))
 
 
 def test_a_process_that_nobody_started_as_a_rank_is_told_so(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,5 +243,5 @@ def test_the_command_line_of_the_ranks() -> None:
 
 
 def test_the_rank_of_a_process() -> None:
-    assert this_rank({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}) == Rank(1, 1, 2)
+    assert this_rank({"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}) == TensorParallelRank(1, 1, 2)
     assert this_rank({}) is None and this_rank({"RANK": "x", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}) is None

@@ -28,7 +28,7 @@ def test_it_loads_computes_and_reports(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from gpuherd.models.plan.reading import read_architecture
+    from gpuherd.models.describe.reading import read_architecture
 
     blocks = [block.name for block in read_architecture(str(small("llama"))).blocks]
     device_map = {name: number * 4 // len(blocks) for number, name in enumerate(blocks)}

@@ -113,7 +113,7 @@ def test_same_bytes_as_peft(tiny: Tiny, tmp_path: Path, case: str) -> None:
         result = merge_to_folder(folder, tmp_path / "adapter", ours)
         assert_same(ours, theirs)
         assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
-        assert result.dtype == name and result.changed and result.output == ours
+        assert result.plan.dtype == name and result.plan.changed and result.output == ours
 
 
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -136,7 +136,7 @@ def test_factors_of_fused_experts(tiny: Tiny, tmp_path: Path, model_type: str, f
         PeftModel.from_pretrained(load(base), tmp_path / "a").merge_and_unload().save_pretrained(tmp_path / "p", **keep)
     result = merge_to_folder(base, tmp_path / "a", tmp_path / "ours")
     assert_same(result.output, tmp_path / "p")
-    assert len(result.changed) == 2 + (4 if fused else 2 * 3 * 3)
+    assert len(result.plan.changed) == 2 + (4 if fused else 2 * 3 * 3)
 
 
 def test_experts_of_other_shapes(tiny: Tiny, tmp_path: Path) -> None:
@@ -657,7 +657,7 @@ def test_damaged_numbers(pair: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(BadModel, match="has numbers beyond fp16's 65504"):
         merge_to_folder(base, adapter, tmp_path / "out", dtype="F16")
     assert not (tmp_path / "out").exists()
-    assert merge_to_folder(base, adapter, tmp_path / "out", dtype="BF16").dtype == "BF16"
+    assert merge_to_folder(base, adapter, tmp_path / "out", dtype="BF16").plan.dtype == "BF16"
 
 
 @pytest.mark.parametrize("use_dora", [False, True])

@@ -17,8 +17,8 @@ from tests.models.blocks import assert_blocks
 from tests.models.peft_adapters import save_adapter
 
 from gpuherd.errors import BadModel
+from gpuherd.esd.config import FitSettings
 from gpuherd.esd.pipeline import analyse_matrices
-from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import low_rank_spectrum
 from gpuherd.models.checkpoints.open import open_checkpoint
 from gpuherd.models.lora.adapter import merge
@@ -153,7 +153,7 @@ def test_parts_of_doras_delta_are_those_of_the_whole(tiny: Tiny, tmp_path: Path)
         for name in ("transformer.h.1.mlp.c_fc.weight", "transformer.wte.weight"):
             whole = source.read(name)
             assert_blocks(source, name, whole, 1e-7 * np.abs(whole).max())
-            pieces = [source.read_part(name, start, start + 8) for start in range(0, len(whole), 8)]
+            pieces = [source.read(name, start, start + 8) for start in range(0, len(whole), 8)]
             assert np.allclose(np.concatenate(pieces), whole, rtol=1e-6, atol=1e-7 * np.abs(whole).max())
 
 
@@ -254,7 +254,7 @@ def test_a_fine_tune_minus_its_base_is_exact(pair: tuple[Path, Path, dict[str, t
     for name, matrix in found.items():
         wanted = after[f"{name}.weight"].double() - before[f"{name}.weight"].double()
         assert np.array_equal(dense(matrix), wanted.numpy())
-        part = subject.source.read_part(f"{name}.weight", 1, 3)
+        part = subject.source.read(f"{name}.weight", 1, 3)
         assert np.array_equal(part, wanted[1:3].numpy())
         assert_blocks(subject.source, f"{name}.weight", wanted.numpy(), 0.0)
         assert all(slab.size <= 5 * min(matrix.shape) for slab in matrix.slabs(5))

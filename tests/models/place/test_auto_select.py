@@ -10,11 +10,11 @@ import pytest
 
 from gpuherd import gpus as api
 from gpuherd.errors import JobCannotFit, UsageError
+from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.models.place.resources import auto_select_gpus_for_model
-from gpuherd.models.plan.workload import Workload
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
-Standin = Callable[[str], Machine]
+Standin = Callable[[str], SimulatedMachine]
 
 
 def test_the_fewest_that_the_plan_needs_idle_ones_first(standin: Standin) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from tests.models.plan.toy import NOTHING, gpus_of
+from tests.models.memory.toy import NOTHING, gpus_of
 
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import Reserve, Workload
+from gpuherd.models.memory.usage import CostTable, Usage
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.split import MOST_SEQUENCES, BlockSizes, ties_together
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.result import Usage
-from gpuherd.models.plan.usage import CostTable
-from gpuherd.models.plan.workload import Reserve, Workload
 
 WORKLOAD = Workload(8, 512, 64)
 
@@ -29,7 +28,7 @@ def test_a_run_never_needs_less_than_a_part_of_it_nor_more_than_its_parts(model:
                 run = sizes.of_blocks(first, after)
                 assert run <= sizes.of_blocks(first, after + 1)
                 assert first == 0 or run <= sizes.of_blocks(first - 1, after)
-            assert sizes.of_blocks(0, first) + sizes.of_blocks(first, count) >= sizes.whole() or first == 0
+            assert sizes.of_blocks(0, first) + sizes.of_blocks(first, count) >= sizes.on_one_gpu() or first == 0
 
 
 def test_needs_are_those_of_the_table_on_any_card() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.models.plan.toy import NOTHING, gpus_of, toy
+from tests.models.memory.toy import NOTHING, gpus_of, toy
 
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import attention_for, capability_verdict
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.workload import Workload
 
 
 @pytest.mark.parametrize(

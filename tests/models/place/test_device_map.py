@@ -4,14 +4,14 @@ not be split is."""
 from __future__ import annotations
 
 import pytest
-from tests.models.plan.toy import gpus_of
+from tests.models.memory.toy import gpus_of
 
+from gpuherd.models.describe.known_models import known_model
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import MemoryPlan
-from gpuherd.models.plan.known import known_model
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import Workload
 
 pytest.importorskip("transformers")
 

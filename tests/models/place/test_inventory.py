@@ -13,7 +13,7 @@ from gpuherd.gpus.idle import IdleRule
 from gpuherd.gpus.leases import LeaseFolder
 from gpuherd.gpus.state import Gpu, Peer, Proximity
 from gpuherd.models.place.inventory import gpus_now, linked_order, usable_gpus
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 MIB = 1 << 20
 RULE = IdleRule()
@@ -87,7 +87,9 @@ def test_the_machine_without_gpus_says_so() -> None:
     assert now.problem
 
 
-def test_a_simulated_machine(standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_simulated_machine(
+    standin: Callable[..., SimulatedMachine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     machine = standin("4x40GB")
     machine.occupy(1, 12_000)
     now = gpus_now()
@@ -118,7 +120,7 @@ sys.stdin.read()
 
 
 def test_a_lease_of_another_gpuherd_counts_and_our_own_does_not(
-    standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+    standin: Callable[..., SimulatedMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = standin("2x40GB")
     with LeaseFolder.default().acquire(machine.uuids[1]) or pytest.fail("not taken"):
@@ -135,12 +137,14 @@ def test_a_lease_of_another_gpuherd_counts_and_our_own_does_not(
             other.communicate()
 
 
-def test_instances_of_a_split_gpu_stand_alone(standin: Callable[..., Machine]) -> None:
+def test_instances_of_a_split_gpu_stand_alone(standin: Callable[..., SimulatedMachine]) -> None:
     standin("40GB,mig=gpu0:20GB+20GB")
     assert [(card.label, card.mig) for card in gpus_now().gpus] == [("0:0", True), ("0:1", True)]
 
 
-def test_policy_keeps_a_gpu(standin: Callable[..., Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_keeps_a_gpu(
+    standin: Callable[..., SimulatedMachine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     standin("2x40GB")
     policy = tmp_path / "policy.toml"
     policy.write_text("exclude_gpus = [0]\n")

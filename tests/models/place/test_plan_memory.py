@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.models.plan.toy import NOTHING, gpus_of, toy
+from tests.models.memory.toy import NOTHING, gpus_of, toy
 
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.workload import Workload
 
 BF16 = Precision.BF16
 ONE = Workload(1, 16, 16)

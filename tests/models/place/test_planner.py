@@ -10,18 +10,18 @@ from itertools import combinations_with_replacement, permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.plan.toy import NOTHING, gpus_of, toy
+from tests.models.memory.toy import NOTHING, gpus_of, toy
 
 from gpuherd.errors import UsageError
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import Reserve, Workload
+from gpuherd.models.memory.usage import CostTable, usage_of
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec, parse_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
 from gpuherd.models.place.split import cuts_allowed, ties_together
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.usage import CostTable, usage_of
-from gpuherd.models.plan.workload import Reserve, Workload
 
 BF16 = Precision.BF16
 ONE = Workload(1, 16, 16)

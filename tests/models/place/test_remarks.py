@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import parse_gpus
 from gpuherd.models.place.placement import remarks_on, saves_little
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import Workload
 
 
 @pytest.mark.parametrize(

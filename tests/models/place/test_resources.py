@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import JobCannotFit, UsageError
 from gpuherd.gpus.state import Gpu
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import MIB, Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec, parse_gpus
 from gpuherd.models.place.inventory import idle_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.resources import resources_for, resources_of
 from gpuherd.models.place.result import MemoryPlan
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import MIB, Workload
 
 SMALL = read_architecture("llama-3.2-1b")
 LARGE = read_architecture("llama-3.1-70b")

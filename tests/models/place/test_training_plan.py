@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import GIB, Reserve
+from gpuherd.models.memory.training import training_usage
+from gpuherd.models.memory.training_job import LoraShape, Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
-from gpuherd.models.place.result import TrainingPlan, TrainingRefusal
-from gpuherd.models.place.training import make_training_plan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
-from gpuherd.models.plan.training_usage import training_usage
-from gpuherd.models.plan.workload import GIB, Reserve
+from gpuherd.models.place.training import TrainingPlan, TrainingRefusal, make_training_plan
 
 LLAMA_8B = read_architecture("llama-3.1-8b")
 LLAMA_1B = read_architecture("llama-3.2-1b")
@@ -358,12 +357,11 @@ class TestUsualCases:
         )
 
     def test_1b_by_dpo_on_40_gb(self) -> None:
-        """At the end of the forward pass: two models and moments, no gradients, bf16 copies of all, logits of two in
-        bf16, float32, and what the loss makes of them."""
-        held, checkpoints = (4 + 8 + 4 + 2) * 1.2358e9, 2 * self.TOKENS * 16 * 2048 * 4
-        logits = 10 * 128_256 * 2 * self.TOKENS
+        """At the end of the backward pass: two models, moments and gradients, that of the table which is the head too
+        by head, by embedding and as their sum."""
+        held, table = (4 + 8 + 4 + 4) * 1.2358e9, 128_256 * 2048 * 4
         assert self.fullest("llama-3.2-1b", TrainingJob(Method.DPO), 1, 40) == pytest.approx(
-            (held + checkpoints + logits) / 1e9, rel=0.01
+            (held + 2 * table) / 1e9, rel=0.01
         )
 
     def test_3b_by_grpo_with_8_answers_on_two_of_80_gb(self) -> None:
@@ -389,7 +387,7 @@ def test_mig_instances_do_not_share_a_training() -> None:
 
 
 def test_what_is_not_counted_is_said() -> None:
-    from gpuherd.models.plan.from_config import architecture_of
+    from tests.models.describe.formulas.from_config import architecture_of
 
     for kind, sentence in (("gemma3", "texts alone are counted"), ("t5", "encoder and decoder read one each")):
         plan = make_training_plan(architecture_of({"model_type": kind}, kind), cards(1, 192), TrainingJob())
@@ -412,7 +410,7 @@ def test_a_model_without_linear_modules_takes_no_adapter() -> None:
 
 @pytest.mark.parametrize("method", list(Method))
 def test_an_encoder_alone_has_no_next_token(method: Method) -> None:
-    from gpuherd.models.plan.from_config import architecture_of
+    from tests.models.describe.formulas.from_config import architecture_of
 
     bert = architecture_of({"model_type": "bert"}, "bert")
     with pytest.raises(UsageError, match="bert has no head that predicts a next token"):

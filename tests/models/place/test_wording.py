@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tests.models.plan.toy import gpus_of, toy
+from tests.models.memory.toy import gpus_of, toy
 
+from gpuherd.models.describe.reading import read_architecture
 from gpuherd.models.place.gpus import gpus_with_memory
 from gpuherd.models.place.result import format_blocks
 from gpuherd.models.place.split import ties_together
-from gpuherd.models.plan.reading import read_architecture
 
 
 def test_blocks() -> None:

@@ -15,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from gpuherd.esd.config import FitSettings
 from gpuherd.esd.pipeline import analyse_matrices
-from gpuherd.esd.row import LayerRow
-from gpuherd.esd.settings import FitSettings
+from gpuherd.esd.schema import LayerRow
 from gpuherd.esd.worker import main
 from gpuherd.models.checkpoints.module import module_source
 from gpuherd.models.checkpoints.open import open_checkpoint

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.models.tensors.fused import Layout, layout_of
+from gpuherd.models.tensors.fused import FusedLayout, layout_of
 from gpuherd.models.tensors.source import FloatArray
 
 HEADS, KV, SIZE = 4, 2, 3
@@ -91,7 +91,9 @@ def test_documented_layouts(model_type: str, config: dict[str, Any], name: str, 
 
 def test_the_text_part_of_a_config_counts() -> None:
     config = {"model_type": "some_vlm", "text_config": {"model_type": "bloom", "n_head": 4}}
-    assert layout_of("h.0.query_key_value.weight", (36, 12), config) == Layout(0, 4, (("_q", 3), ("_k", 3), ("_v", 3)))
+    assert layout_of("h.0.query_key_value.weight", (36, 12), config) == FusedLayout(
+        0, 4, (("_q", 3), ("_k", 3), ("_v", 3))
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,12 +149,12 @@ def test_what_fits_no_rule_is_left_whole(name: str, shape: tuple[int, int], conf
 def test_the_gate_of_chatglm2() -> None:
     config = {"model_type": "chatglm", "num_attention_heads": 4, "ffn_hidden_size": 20}
     found = layout_of("transformer.encoder.layers.0.mlp.dense_h_to_4h.weight", (40, 12), config)
-    assert found == Layout(0, 1, (("_gate", 20), ("_up", 20)))
+    assert found == FusedLayout(0, 1, (("_gate", 20), ("_up", 20)))
 
 
 def test_cross_attention_of_gpt2_holds_keys_and_values() -> None:
     layout = layout_of("transformer.h.0.crossattention.c_attn.weight", (8, 16), {"model_type": "gpt2"})
-    assert layout == Layout(1, 1, (("_k", 8), ("_v", 8)))
+    assert layout == FusedLayout(1, 1, (("_k", 8), ("_v", 8)))
 
 
 @given(
@@ -162,7 +164,7 @@ def test_cross_attention_of_gpt2_holds_keys_and_values() -> None:
     other=st.integers(1, 4),
 )
 def test_parts_partition_the_tensor(axis: int, groups: int, sizes: list[int], other: int) -> None:
-    layout = Layout(axis, groups, tuple((str(number), size) for number, size in enumerate(sizes)))
+    layout = FusedLayout(axis, groups, tuple((str(number), size) for number, size in enumerate(sizes)))
     total = groups * sum(sizes)
     shape = (total, other) if axis == 0 else (other, total)
     assert layout.fits(shape)

@@ -40,10 +40,7 @@ class Counted:
     def tensors(self) -> Mapping[str, TensorInfo]:
         return {"w": TensorInfo("w", self.values.shape, "F64", self.values.nbytes)}
 
-    def read(self, name: str) -> FloatArray:
-        return self.read_part(name, 0, len(self.values))
-
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
         self.reads[start:stop] += 1
         return self.values[start:stop]
 

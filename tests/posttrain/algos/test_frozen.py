@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.plan.training_groups import lonely_group
+from tests.models.memory.training_groups import lonely_group
 from tests.posttrain.algos.training_work import SAMPLING, curves, same, work
 from tests.posttrain.letters import Letters
 from tests.posttrain.preference.vowels import comparisons

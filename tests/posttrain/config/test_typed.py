@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.config.typed import known_keys, nearest_or_all, plain, read
+from gpuherd.posttrain.config.typed import known_keys, nearest_or_all, read
+from gpuherd.runs.records import jsonable
 
 
 class Colour(StrEnum):
@@ -160,5 +161,5 @@ inner = st.builds(Inner, st.floats(1e-9, 1e9), st.integers(-(10**20), 10**20), s
     )
 )
 def test_there_and_back(value: Outer) -> None:
-    assert read(Outer, plain(value)) == value
-    assert read(Outer, json.loads(json.dumps(plain(value)))) == value
+    assert read(Outer, jsonable(value)) == value
+    assert read(Outer, json.loads(json.dumps(jsonable(value)))) == value

@@ -16,9 +16,9 @@ from gpuherd.posttrain.evaluation.equal_kl import SweepPoint, at_equal_kl, share
 from gpuherd.posttrain.evaluation.metrics import Ratio
 from gpuherd.posttrain.evaluation.over_seeds import drawn_means, over_seeds
 from gpuherd.posttrain.evaluation.paired import Run, differences
-from gpuherd.qa.bootstrap import Floats, Plan
+from gpuherd.qa.bootstrap import BootstrapPlan, Floats
 
-PLAN = Plan(resamples=400, confidence=0.95, method="percentile")
+PLAN = BootstrapPlan(resamples=400, confidence=0.95, method="percentile")
 
 
 def ratio(values: object) -> Ratio:
@@ -41,7 +41,7 @@ def test_variance_between_seeds_is_not_too_small() -> None:
     draw = np.random.default_rng(1)
     for runs in (2, 3, 5):
         values = draw.normal(size=runs)
-        drawn = drawn_means([ratio(np.full(5, value)) for value in values], True, Plan(resamples=20_000))
+        drawn = drawn_means([ratio(np.full(5, value)) for value in values], True, BootstrapPlan(resamples=20_000))
         assert np.var(drawn) == pytest.approx(np.var(values, ddof=1) / runs, rel=0.05)
         assert drawn.mean() == pytest.approx(values.mean(), abs=0.03)
 
@@ -58,7 +58,7 @@ def point(kl: float, metric: float) -> SweepPoint:
     return SweepPoint([ratio(np.full(50, kl))], [ratio(np.full(50, metric))])
 
 
-def at(sweeps: Mapping[str, Sequence[SweepPoint]], kls: Sequence[float], plan: Plan = PLAN) -> Any:
+def at(sweeps: Mapping[str, Sequence[SweepPoint]], kls: Sequence[float], plan: BootstrapPlan = PLAN) -> Any:
     """Every two methods at the same values of KL."""
     return at_equal_kl(sweeps, dict.fromkeys(combinations(sweeps, 2), kls), plan)
 
@@ -150,7 +150,7 @@ def noisy(draw: np.random.Generator, kl: float, metric: float, runs: int, spread
 
 def test_at_equal_kl_runs_are_the_unit_where_there_are_several() -> None:
     """Three runs a method, all methods equal: at 5 % about one pair in twenty may be called different."""
-    draw, called, plan = np.random.default_rng(0), 0, Plan(100, 0.95, "percentile")
+    draw, called, plan = np.random.default_rng(0), 0, BootstrapPlan(100, 0.95, "percentile")
     for _ in range(60):
         sweeps = {name: [point(0, 0), noisy(draw, 2, 0.5, 3, 0.1)] for name in "ab"}
         (only,) = at(sweeps, [1.0], plan)[1]

@@ -22,8 +22,8 @@ from gpuherd.posttrain.evaluation.telling import (
     summary_table,
     unmoved_lines,
 )
-from gpuherd.posttrain.look.shown import Shown
-from gpuherd.posttrain.look.views import views_of
+from gpuherd.posttrain.report.reading import RunReport
+from gpuherd.posttrain.report.views import views_of
 from gpuherd.qa.intervals import Figure, Interval
 
 
@@ -189,7 +189,7 @@ def test_a_method_that_has_not_moved_is_named(tmp_path: Path) -> None:
     assert line.startswith("tiny, star: DPO has hardly moved from the reference (KL at most ")
     (comparison,) = tables.comparisons
     assert {(each.one, each.other) for each in comparison.differences_at_kl} == {("GRPO", "PPO")}
-    pages = json.dumps([view.nodes for view in views_of(Shown("", (), (), tables))])
+    pages = json.dumps([view.nodes for view in views_of(RunReport("", (), (), tables))])
     assert "DPO has hardly moved from the reference" in pages
 
 

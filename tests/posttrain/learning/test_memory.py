@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import JobCannotFit
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import Reserve
+from gpuherd.models.memory.training import training_usage
+from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrecision, TrainingUsage
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.training_job import Method, TrainingJob, TrainingPrecision
-from gpuherd.models.plan.training_result import TrainingUsage
-from gpuherd.models.plan.training_usage import training_usage
-from gpuherd.models.plan.workload import Reserve
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.memory import foretell, job_of, need_of
 from gpuherd.posttrain.sampling.lengths import Lengths, Texts, lengths_of
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 GIB = 1 << 30
 
@@ -88,7 +87,7 @@ def test_what_fits_nowhere_is_refused_with_figures(policy_model: Path) -> None:
 
 
 def test_of_the_user_s_own_gpus_it_is_told_and_nothing_is_refused(
-    policy_model: Path, standin: Callable[..., Machine], caplog: pytest.LogCaptureFixture
+    policy_model: Path, standin: Callable[..., SimulatedMachine], caplog: pytest.LogCaptureFixture
 ) -> None:
     standin("2x40GB")
     caplog.set_level(logging.INFO, "gpuherd")

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from tests.models.plan.training_meter import Meter
+from tests.models.memory.training_meter import Meter
 from tests.posttrain import tiny
 from tests.posttrain.algos.training_work import work
 from tests.posttrain.letters import Letters
 
+from gpuherd.models.describe.reading import read_for_training
+from gpuherd.models.memory.kv_cache import Reserve
+from gpuherd.models.memory.training import training_usage
+from gpuherd.models.memory.training_job import TrainingUsage
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import read_with_precision
-from gpuherd.models.plan.training_result import TrainingUsage
-from gpuherd.models.plan.training_usage import training_usage
-from gpuherd.models.plan.workload import Reserve
 from gpuherd.posttrain.algorithm import Sampling
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.typed import read
@@ -139,14 +140,14 @@ def test_a_training_holds_what_is_planned(
     assert real.keys() == ours.keys()
     assert real["generating"] <= ours["generating"]  # a group shares the keys and values of its prompt, as plans don't
     assert real["weighing"] <= ours["weighing"] < 1.4 * real["weighing"]
-    assert real["learning"] == pytest.approx(ours["learning"], rel=0.1)  # as in tests/models/plan
+    assert real["learning"] == pytest.approx(ours["learning"], rel=0.1)  # as in tests/models/memory
 
 
 def planned(told: TrainConfig) -> TrainingUsage:
     """As ``need_of`` plans it, without what is kept free."""
     precision = translating.precision_of(told)
     name = translating.model_of(told)
-    architecture, trained = read_with_precision(name, precision.dtype)
+    architecture, trained = read_with_precision(name, precision.dtype, read_for_training)
     frozen = read_with_precision(name, precision.frozen.dtype)[1]
     job = job_of(told, trained, 1, Lengths(PROMPT, None, 1, ""), frozen)
     return training_usage(architecture, job, Reserve(0, 0, 0.0), GpuSpec("0", "big", 1 << 50, 1 << 50))

@@ -10,8 +10,7 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.preference.data import Preference, Refused, preference_of, read_preferences
-from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
-from gpuherd.qa.data.rows import Row
+from gpuherd.qa.data.questions import BadQuestions, DataRow, MissingQuestions
 
 
 def says(*turns: str) -> list[dict[str, str]]:
@@ -74,7 +73,7 @@ def test_a_folder_laid_out_like_a_data_set(tmp_path: Path) -> None:
     ],
 )
 def test_bad_rows(values: dict[str, Any], reason: str) -> None:
-    found = preference_of(Row("line 3", values))
+    found = preference_of(DataRow("line 3", values))
     assert isinstance(found, Refused)
     assert found.place == "line 3"
     assert reason in found.reason
@@ -84,7 +83,7 @@ def test_bad_rows(values: dict[str, Any], reason: str) -> None:
 def test_conversations(prompt: Any) -> None:
     """With the prompt's turns in front of the answers, and the prompt said besides or not."""
     row = {"prompt": prompt, "chosen": says("q", "a"), "rejected": says("q", "b")}
-    found = preference_of(Row("line 1", row))
+    found = preference_of(DataRow("line 1", row))
     assert isinstance(found, Preference)
     assert found.prompt in ("q", (("user", "q"),))
     assert (found.chosen, found.rejected) == ("a", "b")
@@ -92,7 +91,7 @@ def test_conversations(prompt: Any) -> None:
 
 def test_answers_alone_as_messages() -> None:
     row = {"prompt": says("q"), "chosen": says("", "a")[1:], "rejected": says("", "b")[1:]}
-    assert preference_of(Row("line 1", row)) == Preference("line 1", (("user", "q"),), "a", "b")
+    assert preference_of(DataRow("line 1", row)) == Preference("line 1", (("user", "q"),), "a", "b")
 
 
 def test_bad_rows_harm_no_other(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from gpuherd.posttrain.rounds.record import BadRun, RunRecord, begin, read_recor
 from gpuherd.posttrain.rounds.resuming import new_folder, resumed, unfinished
 from gpuherd.posttrain.rounds.settings import Settings
 from gpuherd.posttrain.rounds.telling import end_lines
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 DRY = RoundsOptions(dry_run=True)
 
@@ -41,7 +41,7 @@ def dry(settings: Settings, options: RoundsOptions = DRY) -> RoundsExperiment:
 
 
 def test_each_job_asks_for_one_gpu_and_its_memory(
-    make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
 ) -> None:
     standin("4x40GB")
     experiment = dry(make_settings(algos={"QSharp": {}, "GRPO": {}}))
@@ -56,7 +56,7 @@ def test_each_job_asks_for_one_gpu_and_its_memory(
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_plan_is_printed_whole_in_any_window(
-    make_settings: MakeSettings, standin: Callable[..., Machine], terminal: bool
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], terminal: bool
 ) -> None:
     standin("4x40GB")
     printed = io.StringIO()
@@ -69,7 +69,9 @@ def test_the_plan_is_printed_whole_in_any_window(
     assert max(map(len, lines)) <= 60 if terminal else all("priority" in line for line in lines if "GPU" in line)
 
 
-def test_a_model_that_fits_nowhere_is_refused(make_settings: MakeSettings, standin: Callable[..., Machine]) -> None:
+def test_a_model_that_fits_nowhere_is_refused(
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine]
+) -> None:
     standin("2x700MB")
     with pytest.raises(JobCannotFit):
         dry(make_settings())
@@ -89,7 +91,7 @@ def llama_3b(folder: Path, like: str) -> str:
 
 
 def test_a_training_asks_for_what_its_options_take(
-    make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
 ) -> None:
     standin("1x80GB")
     large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
@@ -189,7 +191,7 @@ def test_contexts_longer_than_a_model_are_told_or_refused(make_settings: MakeSet
 
 
 def test_a_classifier_decodes_with_its_head_and_in_its_own_numbers(
-    make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
 ) -> None:
     standin("1x200GB")
     large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
@@ -209,7 +211,7 @@ def test_a_classifier_decodes_with_its_head_and_in_its_own_numbers(
 
 
 def test_a_reward_model_lies_beside_what_decodes(
-    make_settings: MakeSettings, standin: Callable[..., Machine], tmp_path: Path
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
 ) -> None:
     standin("1x80GB")
     data = tmp_path / "mine.jsonl"
@@ -287,7 +289,7 @@ def test_a_proxy_is_looked_at_before_rounds_begin(make_settings: MakeSettings, t
     tiny.tiny_llama(tmp_path / "other", characters="abc")
     with pytest.raises(UsageError, match=rf"algos\.{algorithm}, models\.tiny: the proxy's tokenizer is another than"):
         look(str(tmp_path / "other"))
-    with pytest.raises(UsageError, match=r"kinds' classifies into 3 kinds; a reward model has one output"):
+    with pytest.raises(UsageError, match=r"models\.tiny: .* classifies into 3 kinds; a reward model has one output"):
         labels = {str(number): str(number) for number in range(3)}
         look(proxy("kinds", architectures=["LlamaForSequenceClassification"], id2label=labels))
     look(proxy("scorer", architectures=["LlamaForSequenceClassification"], id2label={"0": "LABEL_0"}))

@@ -17,7 +17,7 @@ from gpuherd.posttrain.rounds.gpu_lines import Looks, utilisation_lines
 from gpuherd.posttrain.rounds.gpu_watch import LOOK_EVERY_S, GpuWatcher
 from gpuherd.posttrain.training.gpu_memory import GpuMemory, memory_summary
 from gpuherd.runs.console import logged_to
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 def test_lines_are_those_of_the_guide() -> None:
@@ -63,7 +63,7 @@ def event(kind: EventKind, job: str | None, *gpus: str) -> Event:
 
 
 def test_a_watcher_hears_sees_and_tells(
-    tmp_path: Path, standin: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, standin: Callable[..., SimulatedMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standin("2x40GB")
     now = 100.0

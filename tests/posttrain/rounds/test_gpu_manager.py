@@ -11,7 +11,7 @@ import gpuherd.posttrain as posttrain
 from gpuherd.errors import NoSuchGpu, UsageError
 from gpuherd.posttrain import GPUManager, get_gpu_manager
 from gpuherd.posttrain.rounds.priority import JobDescription
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 def test_names_load_when_they_are_used() -> None:
@@ -33,7 +33,7 @@ def test_without_gpus() -> None:
 
 
 def test_with_gpus(
-    standin: Callable[..., Machine],
+    standin: Callable[..., SimulatedMachine],
     monkeypatch: pytest.MonkeyPatch,
     policy_model: Path,
     capsys: pytest.CaptureFixture[str],
@@ -57,6 +57,6 @@ def test_with_gpus(
 
 
 @pytest.mark.parametrize(("size", "batch"), [("80GB", 16), ("40GB", 8), ("24GB", 4)])
-def test_batches_by_the_guides_rule(standin: Callable[..., Machine], size: str, batch: int) -> None:
+def test_batches_by_the_guides_rule(standin: Callable[..., SimulatedMachine], size: str, batch: int) -> None:
     standin(f"1x{size}")
     assert GPUManager().get_optimal_batch_size(8) == batch

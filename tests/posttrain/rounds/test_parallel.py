@@ -14,7 +14,7 @@ from gpuherd.posttrain import ParallelDataGenerator, ParallelJobExecutor
 from gpuherd.posttrain.rollout import Rollout
 from gpuherd.posttrain.rounds.options import RoundsOptions
 from gpuherd.posttrain.rounds.record import BadRun
-from gpuherd.standin.machine import Machine
+from gpuherd.standin.machine import SimulatedMachine
 
 
 def words(models: tuple[Path, Path], output: Path, shards: int) -> list[str]:
@@ -65,7 +65,7 @@ def test_options_are_those_of_the_command(policy_model: Path, value_model: Path,
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_rows_are_the_same_from_any_number_of_workers_and_a_run_goes_on_with_them(
-    adder: Path, classifier_base: Path, tmp_path: Path, standin: Callable[..., Machine]
+    adder: Path, classifier_base: Path, tmp_path: Path, standin: Callable[..., SimulatedMachine]
 ) -> None:
     standin("2x40GB")
     options = RoundsOptions(max_checks=1, check_interval=0.02)

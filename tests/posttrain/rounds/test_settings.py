@@ -13,9 +13,10 @@ import pytest
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import ALGORITHMS, PostTrainingAlgorithms, ValueGuidedAlgorithms, algorithm_class
 from gpuherd.posttrain.config.composing import compose, said
-from gpuherd.posttrain.config.typed import plain, read
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.rounds.settings import NEUTRAL, Settings, settings_of
 from gpuherd.posttrain.rounds.settling import settled
+from gpuherd.runs.records import jsonable
 
 
 @cache
@@ -142,7 +143,7 @@ def test_the_identity_is_of_all_that_results_depend_on() -> None:
     assert one.identity() == composed().identity() != composed("training.seed=1").identity()
     assert one.identity() == composed("output_dir=/x", "job_priority=a.b", "resume_from=y").identity()
     assert one.identity() == composed("system.use_parallel_execution=false").identity()
-    assert all(_has(plain(one), key) for key in NEUTRAL)
+    assert all(_has(jsonable(one), key) for key in NEUTRAL)
 
 
 def _has(values: Any, key: str) -> bool:
@@ -155,7 +156,7 @@ def _has(values: Any, key: str) -> bool:
 
 def test_settings_are_json_and_back() -> None:
     settings = composed("algos=[PITA,GRPO]", "evaluation.datasets_by_train.gsm8k=[math]")
-    assert read(Settings, plain(settings)) == settings
+    assert read(Settings, jsonable(settings)) == settings
 
 
 def test_the_two_kinds_of_algorithms() -> None:

@@ -14,7 +14,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Split, Task
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.registry import TASKS, make_task
-from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
+from gpuherd.qa.data.questions import BadQuestions, MissingQuestions
 
 
 def written(path: Path, rows: Sequence[Mapping[str, Any] | str]) -> str:

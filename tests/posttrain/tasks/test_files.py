@@ -14,7 +14,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Split
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.registry import make_task
-from gpuherd.qa.data.question_set import BadQuestions
+from gpuherd.qa.data.questions import BadQuestions
 
 
 def file_of(tmp_path: Path, rows: Sequence[Mapping[str, Any]], name: str = "own.jsonl") -> str:

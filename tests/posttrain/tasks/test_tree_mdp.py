@@ -80,9 +80,9 @@ def guided(policy: Any, classifier: Any, mode: Mode, eta: float) -> tuple[TreePo
 
     with torch.inference_mode():
         guiding = Guidance(classifier, Guide("tree", eta, mode)).begin([[START]])
-        first = guiding.law(policy(torch.tensor([[START]])).logits[:, -1])
+        first = guiding.distribution(policy(torch.tensor([[START]])).logits[:, -1])
         guiding.take([RIGHT])
-        second = guiding.law(policy(torch.tensor([[START, RIGHT]])).logits[:, -1])
+        second = guiding.distribution(policy(torch.tensor([[START, RIGHT]])).logits[:, -1])
     left, win = (law.of(torch.tensor([token])).exp().item() for law, token in ((first, LEFT), (second, WIN)))
     return TreePolicy(left, win), first.kl.item(), second.kl.item()
 
@@ -118,8 +118,7 @@ def test_decoded_answers_are_of_the_guided_policies(tmp_path: Path) -> None:
     from scipy.stats import binomtest
     from transformers import AutoModelForCausalLM, LogitsProcessorList
 
-    from gpuherd.lm.guidance.guidance import Guidance
-    from gpuherd.lm.guidance.processor import GuidedLogitsProcessor
+    from gpuherd.lm.guidance.guidance import Guidance, GuidedLogitsProcessor
     from gpuherd.lm.model import LanguageModel
 
     tree, eta = Settings(p_left=0.7), 0.35

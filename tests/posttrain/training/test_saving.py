@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpuherd.atomic import aside, settle, whole_folder
+from gpuherd.atomic import aside, atomic_folder, settle
 from gpuherd.errors import CannotWrite
 from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
 from gpuherd.posttrain.training.saving import save_model
@@ -53,12 +53,12 @@ def test_a_model_is_read_back(tmp_path: Path, policy_model: Path, part: str) -> 
 
 def test_a_folder_is_there_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    with pytest.raises(RuntimeError), whole_folder(folder) as temporary:
+    with pytest.raises(RuntimeError), atomic_folder(folder) as temporary:
         (temporary / "half").write_text("")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
     for text in ("old", "new"):
-        with whole_folder(folder) as temporary:
+        with atomic_folder(folder) as temporary:
             (temporary / "inner").mkdir()
             (temporary / "inner" / "file").write_text(text)
             assert not folder.exists() or (folder / "inner" / "file").read_text() == "old"

@@ -12,8 +12,7 @@ from pathlib import Path
 from tests.posttrain.value.letters import SAMPLING, Letters
 
 from gpuherd.lm.backend import PromptTokens
-from gpuherd.lm.guidance.guide import Guide
-from gpuherd.lm.guidance.law import offsets
+from gpuherd.lm.guidance.guide import Guide, offsets
 from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Split

@@ -12,8 +12,9 @@ from gpuherd.posttrain.algos.cd import ControlledDecoding
 from gpuherd.posttrain.algos.pita import PITA
 from gpuherd.posttrain.algos.qsharp import QSharp
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.config.typed import plain, read
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.value.options import Guidance, Loss, ValueOptions
+from gpuherd.runs.records import jsonable
 
 
 def test_a_block_of_the_papers_configuration_is_read() -> None:
@@ -34,7 +35,7 @@ def test_a_block_of_the_papers_configuration_is_read() -> None:
     for name in ("PITA", "QSharp"):
         options = read(algorithm_class(name).Options, told, f"algos.{name}")
         assert (options.batch_size, options.loss_type, options.guidance.mode) == (32, Loss.BCE, Mode.BERNOULLI)
-        assert read(type(options), plain(options)) == options
+        assert read(type(options), jsonable(options)) == options
 
 
 @pytest.mark.parametrize(

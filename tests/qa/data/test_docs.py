@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from gpuherd.options import option_fields, spellings
-from gpuherd.qa.data.adapters.registry import adapters
-from gpuherd.qa.data.options import QuestionOptions
-from gpuherd.qa.judging.rules import RULES, attempts_nothing
-from gpuherd.qa.prompts.options import PromptOptions
-from gpuherd.qa.prompts.style import STYLES, style_named
+from gpuherd.qa.data.load import QuestionOptions
+from gpuherd.qa.data.readers.registry import dataset_readers
+from gpuherd.qa.grading.rules import RULES, attempts_nothing
+from gpuherd.qa.prompts.maker import STYLES, PromptOptions, style_named
 from gpuherd.qa.record import Question
 
 TEXT = (Path(__file__).parents[3] / "docs" / "questions.md").read_text(encoding="utf-8")
@@ -27,8 +26,8 @@ def rows(heading: str) -> dict[str, list[str]]:
 
 def test_the_table_of_data_sets_has_them_all() -> None:
     table = rows("| `--dataset` |")
-    assert set(table) == set(adapters())
-    for name, adapter in adapters().items():
+    assert set(table) == set(dataset_readers())
+    for name, adapter in dataset_readers().items():
         hub_id, split, examples, _ = table[name]
         assert hub_id == (f"{adapter.hub_id}, {adapter.config}" if adapter.config else adapter.hub_id)
         assert split == adapter.split

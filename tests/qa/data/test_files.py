@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from tests.qa.data.hub_data_sets import no_utf_8, write_all
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.data.adapters import plain
-from gpuherd.qa.data.load import load_questions
-from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions, QuestionSet
+from gpuherd.qa.data import load
+from gpuherd.qa.data.load import QuestionOptions
+from gpuherd.qa.data.questions import BadQuestions, MissingQuestions, QuestionSet
+from gpuherd.qa.data.readers.benchmarks import columns_to_read
 
 ROWS: list[dict[str, Any]] = [
     {
@@ -50,6 +51,12 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
             writer.writerow([row["id"], row["question"], json.dumps(row["answers"]), row["context"] or ""])
         path.write_text(text.getvalue(), newline="")
     return path
+
+
+def load_questions(dataset: str | Path, *, seed: int = 0, **options: Any) -> QuestionSet:
+    if "few_shot_file" in options:
+        options["few_shot_file"] = str(options["few_shot_file"])
+    return load.load_questions(QuestionOptions(dataset=str(dataset), **options), seed=seed)
 
 
 def lines(path: Path, *texts: str | bytes) -> QuestionSet:
@@ -214,7 +221,7 @@ def test_a_parquet_row_that_is_no_utf_8_is_refused_alone(tmp_path: Path) -> None
 
 def test_columns_that_hold_no_question_are_not_read(tmp_path: Path) -> None:
     table = pa.table({"question": ["?"], "answer": ["a"], "embedding": [[0.0] * 10]})
-    assert plain.worth_reading(table.column_names) == ["question", "answer"]
+    assert columns_to_read(table.column_names) == ["question", "answer"]
     pq.write_table(table, tmp_path / "q.parquet")
     assert load_questions(tmp_path / "q.parquet").questions[0].answers == ("a",)
     pq.write_table(table.rename_columns(["prompt", "answer", "embedding"]), tmp_path / "q.parquet")

@@ -20,10 +20,11 @@ from tests.qa.data.hub_server import COMMIT, hub_of
 _READ = """
 import json, sys
 from gpuherd.errors import GpuherdError
-from gpuherd.qa.data.load import load_questions
+from gpuherd.qa.data.load import QuestionOptions, load_questions
 for arguments in json.loads(sys.argv[1]):
     try:
-        found = load_questions(**arguments)
+        seed = arguments.pop("seed", 0)
+        found = load_questions(QuestionOptions(**arguments), seed=seed)
         value = {
             "questions": [[each.id, each.question, each.answers, each.context] for each in found.questions],
             "refused": [[each.row, each.reason] for each in found.refused],
@@ -35,19 +36,19 @@ for arguments in json.loads(sys.argv[1]):
     print(json.dumps(value))
 """
 _ASKED: dict[str, dict[str, Any]] = {
-    name: {"name_or_path": name}
+    name: {"dataset": name}
     for name in (
         *("trivia_qa", "squad_v2", "nq_open", "svamp", "coqa", "sciq", "bioasq", "gsm8k", "truthful_qa"),
         *("someone/colours:small", "openai/gsm8k", "someone/code", "someone/nothing"),
     )
 } | {
-    "no split": {"name_or_path": "gsm8k", "split": "exam"},
-    "hidden answers": {"name_or_path": "trivia_qa", "split": "test"},
-    "sciq open book": {"name_or_path": "sciq", "context": "yes"},
-    "squad closed book": {"name_or_path": "squad_v2", "context": "no"},
-    "gsm8k with examples": {"name_or_path": "gsm8k", "few_shot": 1},
-    "trivia with examples": {"name_or_path": "trivia_qa", "few_shot": 1},
-    "truthful with examples": {"name_or_path": "truthful_qa", "few_shot": 1},
+    "no split": {"dataset": "gsm8k", "split": "exam"},
+    "hidden answers": {"dataset": "trivia_qa", "split": "test"},
+    "sciq open book": {"dataset": "sciq", "context": "yes"},
+    "squad closed book": {"dataset": "squad_v2", "context": "no"},
+    "gsm8k with examples": {"dataset": "gsm8k", "few_shot": 1},
+    "trivia with examples": {"dataset": "trivia_qa", "few_shot": 1},
+    "truthful with examples": {"dataset": "truthful_qa", "few_shot": 1},
 }
 
 
@@ -73,38 +74,38 @@ def found(tmp_path_factory: pytest.TempPathFactory, home: Path) -> dict[str, Any
     root = tmp_path_factory.mktemp("hub")
     write_all(root)
     folders: dict[str, dict[str, Any]] = {
-        f"folder {name}": {"name_or_path": str(root / "someone" / name)} for name in ("colours", "code")
+        f"folder {name}": {"dataset": str(root / "someone" / name)} for name in ("colours", "code")
     }
     # A folder called like a reader of the library's, in the folder that somebody works in.
     write_data_set(root, "someone/csv", "default", {"test": table(question=["Sea?"], answer=["blue"])})
-    folders["folder csv"] = {"name_or_path": "csv"}
+    folders["folder csv"] = {"dataset": "csv"}
     write_data_set(root, "someone/latin", "default", {"test": table(question=no_utf_8(), answer=["1", "2", "3"])})
-    folders["folder latin"] = {"name_or_path": "latin"}
-    folders["folder with examples"] = {"name_or_path": str(root / "openai" / "gsm8k"), "few_shot": 1}
+    folders["folder latin"] = {"dataset": "latin"}
+    folders["folder with examples"] = {"dataset": str(root / "openai" / "gsm8k"), "few_shot": 1}
     write_data_set(
         root, "someone/part", "default", {"test": table(question=["2 + 3?", "1 + 1?"], answer=["#### 5", "#### 2"])}
     )
-    folders["folder part with examples"] = {"name_or_path": str(root / "someone" / "part"), "few_shot": 1}
+    folders["folder part with examples"] = {"dataset": str(root / "someone" / "part"), "few_shot": 1}
     lists = pa.list_(pa.string())
     nq = {
         "train": table(question=["who wrote emma"], answer=([["Jane Austen"]], lists)),
         "validation": table(question=["when was the moon landing"], answer=([["1969", "July 1969"]], lists)),
     }
     write_data_set(root, "clones/nq", "nq_open", nq)
-    folders["folder nq"] = {"name_or_path": str(root / "clones" / "nq"), "split": "validation", "few_shot": 1}
+    folders["folder nq"] = {"dataset": str(root / "clones" / "nq"), "split": "validation", "few_shot": 1}
     questions = table(
         question=["Is it?", "Was it?"], answer=["It is.", "It was."], relevant_passage_ids=["[1]"] * 2, id=[1, 2]
     )
     passages = table(passage=["A text."], id=[1])
     write_data_set(root, "clones/bioasq", "question-answer-passages", {"test": questions}, corpus=passages)
-    folders["folder bioasq"] = {"name_or_path": str(root / "clones" / "bioasq"), "few_shot": 1}
+    folders["folder bioasq"] = {"dataset": str(root / "clones" / "bioasq"), "few_shot": 1}
     one, other = (table(question=[text], answer=["#### 5"]) for text in ("2 + 3?", "1 + 4?"))
     write_data_set(root, "clones/gsm8k", "main", {"train": one, "test": other}, socratic=one)
-    folders["folder gsm8k"] = {"name_or_path": str(root / "clones" / "gsm8k"), "few_shot": 1}
-    folders["folder socratic"] = {"name_or_path": f"{root / 'clones' / 'gsm8k'}:socratic"}
+    folders["folder gsm8k"] = {"dataset": str(root / "clones" / "gsm8k"), "few_shot": 1}
+    folders["folder socratic"] = {"dataset": f"{root / 'clones' / 'gsm8k'}:socratic"}
     write_data_set(root, "clones/several", "one", {"test": one}, other=other)
-    folders["folder several"] = {"name_or_path": str(root / "clones" / "several")}
-    folders["folder train"] = {"name_or_path": str(root / "openai" / "gsm8k"), "split": "train"}
+    folders["folder several"] = {"dataset": str(root / "clones" / "several")}
+    folders["folder train"] = {"dataset": str(root / "openai" / "gsm8k"), "split": "train"}
     with hub_of(root) as address:
         return read(_ASKED | folders, root / "someone", HF_ENDPOINT=address, HF_HOME=str(home))
 
@@ -201,7 +202,7 @@ def test_what_is_not_there_is_told(found: dict[str, Any]) -> None:
 
 @pytest.mark.slow  # another process that imports the library
 def test_a_hub_that_does_not_answer_is_asked_once_and_told(found: dict[str, Any], home: Path, tmp_path: Path) -> None:
-    asked = {"gsm8k": _ASKED["gsm8k"], "someone/else": {"name_or_path": "someone/else"}}
+    asked = {"gsm8k": _ASKED["gsm8k"], "someone/else": {"dataset": "someone/else"}}
     before = time.monotonic()
     told = read(asked, tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(home))
     assert time.monotonic() - before < 15  # the library alone takes 25 s to say so

@@ -9,7 +9,7 @@ import pytest
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.hub import choose_files
 from gpuherd.models.names import parse_model
-from gpuherd.qa.encoders.config import (
+from gpuherd.qa.encoders.files import (
     EncoderKind,
     Pooling,
     check_bi_encoder,

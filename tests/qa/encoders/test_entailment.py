@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from tests.qa.encoders.small_encoders import NLI_LABELS, random_bert
 
 from gpuherd.errors import BadModel
-from gpuherd.qa.encoders.entailment import Asked, NliModel, Relation, Rule, clusters, mean_the_same
-from gpuherd.qa.encoders.model_files import encoder_files
+from gpuherd.qa.encoders.files import encoder_files
+from gpuherd.qa.encoders.models import EntailmentQuery, NliModel, NliRelation
+from gpuherd.qa.statistics.equivalence import MeaningRule, clusters, mean_the_same
 
-ENTAILS = Relation(0.8, 0.1, 0.1)
-NEUTRAL = Relation(0.1, 0.8, 0.1)
-CONTRADICTS = Relation(0.1, 0.1, 0.8)
+ENTAILS = NliRelation(0.8, 0.1, 0.1)
+NEUTRAL = NliRelation(0.1, 0.8, 0.1)
+CONTRADICTS = NliRelation(0.1, 0.1, 0.8)
 
 
 @pytest.fixture(scope="module")
@@ -35,14 +36,14 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (CONTRADICTS, CONTRADICTS, False, False),
     ],
 )
-def test_both_rules(there: Relation, back: Relation, strict: bool, loose: bool) -> None:
-    assert mean_the_same(there, back, Rule.STRICT) is strict
-    assert mean_the_same(there, back, Rule.NOT_CONTRADICTING) is loose
+def test_both_rules(there: NliRelation, back: NliRelation, strict: bool, loose: bool) -> None:
+    assert mean_the_same(there, back, MeaningRule.STRICT) is strict
+    assert mean_the_same(there, back, MeaningRule.NOT_CONTRADICTING) is loose
 
 
 def test_ties_are_read_carefully() -> None:
-    assert Relation(0.4, 0.4, 0.2).label == "neutral"
-    assert Relation(0.4, 0.2, 0.4).label == "contradiction"
+    assert NliRelation(0.4, 0.4, 0.2).label == "neutral"
+    assert NliRelation(0.4, 0.2, 0.4).label == "contradiction"
 
 
 def test_an_answer_is_in_one_cluster_where_sameness_is_not_transitive() -> None:
@@ -79,7 +80,7 @@ def test_relations_equal_plain_transformers_in_both_directions(three: Path) -> N
     question = "What is the capital of France?"
     for with_question in (False, True):
         relations = NliModel(encoder_files(str(three)), condition_on_question=with_question).relations(
-            [Asked(question, *pair) for pair in pairs]
+            [EntailmentQuery(question, *pair) for pair in pairs]
         )
         before = f"{question} " if with_question else ""
         for (premise, hypothesis), relation in zip(pairs, relations, strict=True):
@@ -95,10 +96,12 @@ def test_relations_equal_plain_transformers_in_both_directions(three: Path) -> N
 def test_equal_pairs_are_the_same_and_what_is_too_long_has_no_relation(three: Path) -> None:
     model = NliModel(encoder_files(str(three)))
     long = "plus " * 200
-    one, again, none = model.relations([Asked("q", "a", "b"), Asked("other", "a", "b"), Asked("q", long, "b")])
+    one, again, none = model.relations(
+        [EntailmentQuery("q", "a", "b"), EntailmentQuery("other", "a", "b"), EntailmentQuery("q", long, "b")]
+    )
     assert one == again and one is not None and none is None
-    assert model.relations([Asked("q", long, long)]) == [None]
-    (cut,) = NliModel(encoder_files(str(three)), cut=True).relations([Asked("q", long, "b")])
+    assert model.relations([EntailmentQuery("q", long, long)]) == [None]
+    (cut,) = NliModel(encoder_files(str(three)), cut=True).relations([EntailmentQuery("q", long, "b")])
     assert cut is not None
 
 

@@ -11,16 +11,9 @@ import pytest
 from tests.qa.encoders.small_encoders import change_config, minilm, random_bert
 
 from gpuherd.errors import BadModel, MissingModel
-from gpuherd.qa.encoders.config import EncoderKind
-from gpuherd.qa.encoders.model_files import digest_of, encoder_files
-from gpuherd.qa.encoders.similarity import (
-    BiEncoder,
-    CrossEncoder,
-    Pieces,
-    relevances,
-    self_similarity,
-    similarity_model,
-)
+from gpuherd.qa.encoders.files import EncoderKind, digest_of, encoder_files
+from gpuherd.qa.encoders.models import BiEncoder, CrossEncoder, self_similarity, similarity_model
+from gpuherd.qa.statistics.similarity import Pieces, relevances
 
 ONE = {0: "LABEL_0"}
 HAPPY = "That is a happy person"
@@ -232,7 +225,7 @@ def test_relevances_of_many_answers_are_those_of_each(encoder: BiEncoder) -> Non
 def test_a_batch_that_does_not_fit_is_halved(cross: Path) -> None:
     import torch
 
-    from gpuherd.qa.encoders.network import Input, Network
+    from gpuherd.qa.encoders.models import Input, Network
 
     network = Network(encoder_files(str(cross)), head=True, rows=8)
     inputs = [Input(tuple(range(5, 8 + number)), (0,) * (3 + number)) for number in range(5)]

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.qa.judging.judgings import make_judging
+from tests.qa.grading.judgings import make_judging
 
+from gpuherd.lm.backend import Finish, Generation
 from gpuherd.qa.folder import FORMAT, KIND, QADirectory
-from gpuherd.qa.judging.files import JudgingMeta
+from gpuherd.qa.grading.files import JudgingMeta
 from gpuherd.qa.measures.evidence import Evidence, answer_of
 from gpuherd.qa.measures.registry import compute, measure_named
-from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question, line_of
+from gpuherd.qa.record import Answered, Prompted, Question, line_of
 from gpuherd.qa.scoring.files import ScoredMeasure, ScoreTable, ScoringMeta, write_scoring
 
 END = 2

@@ -7,8 +7,8 @@ import pytest
 from sklearn.calibration import _SigmoidCalibration, calibration_curve
 from sklearn.isotonic import IsotonicRegression
 
-from gpuherd.qa.bootstrap import NO_SPREAD, Plan
-from gpuherd.qa.evaluation.calibration import FOLDS, calibrated, ece, ece_figure, folds, isotonic, platt
+from gpuherd.qa.bootstrap import NO_SPREAD, BootstrapPlan
+from gpuherd.qa.evaluation.metrics import FOLDS, calibrated, ece, ece_figure, folds, isotonic, platt
 
 
 def some(n: int, seed: int, rounded: bool = False) -> tuple[np.ndarray, np.ndarray]:
@@ -84,7 +84,7 @@ def test_an_error_lies_in_its_own_interval() -> None:
     for seed in range(40):
         draw = np.random.default_rng(seed)
         p = np.round(draw.uniform(0.5, 1, 117), 1 if seed % 2 else 6)
-        found = ece_figure(p, draw.random(117) < p, Plan(200, 0.95, "bca", seed))
+        found = ece_figure(p, draw.random(117) < p, BootstrapPlan(200, 0.95, "bca", seed))
         assert found.value is not None and found.interval is not None
         assert 0 <= found.interval.low <= found.value <= found.interval.high <= 1
 
@@ -95,14 +95,14 @@ def test_intervals_of_an_error_hold_the_truth(bent: float) -> None:
     held, draw = 0, np.random.default_rng(8)
     for seed in range(100):
         p = draw.random(300)
-        interval = ece_figure(p, draw.random(300) < p**bent, Plan(200, 0.95, "bca", seed)).interval
+        interval = ece_figure(p, draw.random(300) < p**bent, BootstrapPlan(200, 0.95, "bca", seed)).interval
         assert interval is not None
         held += (0 if bent == 1 else 1 / 6) in interval
     assert held >= 90
 
 
 def test_an_error_that_no_resample_changes_has_no_interval() -> None:
-    found = ece_figure([1.0, 1.0, 0.0], [True, True, False], Plan(100))
+    found = ece_figure([1.0, 1.0, 0.0], [True, True, False], BootstrapPlan(100))
     assert (found.value, found.interval, found.note) == (0, None, NO_SPREAD)
 
 

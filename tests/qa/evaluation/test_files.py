@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from gpuherd.errors import CannotWrite
-from gpuherd.qa.evaluation.experiment import Asked, Judging, Scored, evaluate
-from gpuherd.qa.evaluation.files import (
+from gpuherd.qa.evaluation.result import (
     BadEvaluation,
+    EvaluateSettings,
+    RunEvaluation,
     csv_text,
     evaluation_of,
     read_evaluation,
@@ -22,15 +23,15 @@ from gpuherd.qa.evaluation.files import (
     write_csv,
     write_evaluation,
 )
-from gpuherd.qa.evaluation.result import Evaluation, Settings
+from gpuherd.qa.evaluation.stage import AuditedJudging, EvaluationInputs, evaluate
 from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.label_quality import Judged, Kind, Warned
-from gpuherd.qa.judging.verdicts import Judgment, Verdict
-from gpuherd.qa.measures.evidence import Answer
+from gpuherd.qa.grading.label_quality import JudgeVerdicts, LabelWarning, WarningKind
+from gpuherd.qa.grading.verdicts import Judgment, Verdict
+from gpuherd.qa.measures.evidence import ScoredText
 
 
 @pytest.fixture(scope="module")
-def evaluation() -> Evaluation:
+def evaluation() -> RunEvaluation:
     draw = np.random.default_rng(0)
     ids = [f"q{number}" for number in range(40)]
     scores: list[float | None] = [float(each) for each in draw.normal(size=40)]
@@ -40,19 +41,22 @@ def evaluation() -> Evaluation:
         "=evil": [None] * 40,
     }
     said = [Judgment(each, "greedy", Verdict.CORRECT if at % 3 else Verdict.INCORRECT) for at, each in enumerate(ids)]
-    judging = Judging(
-        Judged("exact-1", "exact", said), "=cmd()\x1b[31m", (Warned(Kind.UNPARSED, "some \N{BULLET} text"),)
+    judging = AuditedJudging(
+        JudgeVerdicts("exact-1", "exact", said),
+        "=cmd()\x1b[31m",
+        (LabelWarning(WarningKind.UNPARSED, "some \N{BULLET} text"),),
     )
-    answers = [Answer((-0.5, -1.5 * at), "x") for at in range(40)]
-    settings = Settings(bootstrap=100)
-    scored = Scored(columns, {"nll": {}, "weighted-nll:uniform": {"empty": 1}, "=evil": {"a": 30, "b": 10}})
-    by = evaluate(Asked(ids, "greedy", answers, scored, [judging]), settings, lambda names, title: names)
-    return Evaluation(
+    answers = [ScoredText((-0.5, -1.5 * at), "x") for at in range(40)]
+    settings = EvaluateSettings(bootstrap=100)
+    reasons = {"nll": {}, "weighted-nll:uniform": {"empty": 1}, "=evil": {"a": 30, "b": 10}}
+    inputs = EvaluationInputs(ids, "greedy", answers, columns, reasons, [judging])
+    by = evaluate(inputs, settings, lambda names, title: names)
+    return RunEvaluation(
         "name", "run", "scores", "include", "0" * 64, settings, by, {"nll": {"source": "s"}}, {"numpy": "2"}, "1" * 64
     )
 
 
-def test_what_is_written_is_read_again(evaluation: Evaluation, tmp_path: Path) -> None:
+def test_what_is_written_is_read_again(evaluation: RunEvaluation, tmp_path: Path) -> None:
     text = json.dumps(values_of(evaluation), allow_nan=False)
     assert evaluation_of(json.loads(text)) == evaluation
     folder = QADirectory(tmp_path / "run")
@@ -61,7 +65,7 @@ def test_what_is_written_is_read_again(evaluation: Evaluation, tmp_path: Path) -
     assert table.read_text() == csv_text(evaluation)
 
 
-def test_reasons_that_are_not_known_apart_stand_together(evaluation: Evaluation) -> None:
+def test_reasons_that_are_not_known_apart_stand_together(evaluation: RunEvaluation) -> None:
     nll, uniform, evil = evaluation.judges[0].measures
     assert nll.undefined == {} and uniform.undefined == {"empty": 1} and evil.undefined == {"a; or b": 40}
     assert evil.auroc.note == "no answer has a label and a score"
@@ -69,7 +73,7 @@ def test_reasons_that_are_not_known_apart_stand_together(evaluation: Evaluation)
     assert evaluation.judges[0].weightings == (uniform,)
 
 
-def test_no_cell_is_a_formula_or_drives_a_terminal(evaluation: Evaluation) -> None:
+def test_no_cell_is_a_formula_or_drives_a_terminal(evaluation: RunEvaluation) -> None:
     text = csv_text(evaluation)
     assert "'=cmd()\\x1b[31m" in text and "'=evil" in text
     assert "\x1b" not in text and ",=" not in text
@@ -106,7 +110,7 @@ def _no_figure(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "damage", [_no_figure, _without, _text_for_number, _truth_for_number, _unknown_kind, _no_list, _half_a_point]
 )
-def test_damage_is_refused(evaluation: Evaluation, damage: Any) -> None:
+def test_damage_is_refused(evaluation: RunEvaluation, damage: Any) -> None:
     values = copy.deepcopy(json.loads(json.dumps(values_of(evaluation))))
     damage(values)
     with pytest.raises(BadEvaluation, match="no whole evaluation"):
@@ -119,12 +123,12 @@ def test_what_is_no_evaluation_is_refused(values: Any) -> None:
         evaluation_of(values)
 
 
-def test_a_newer_format_is_told(evaluation: Evaluation) -> None:
+def test_a_newer_format_is_told(evaluation: RunEvaluation) -> None:
     with pytest.raises(BadEvaluation, match="newer gpuherd"):
         evaluation_of(values_of(evaluation) | {"format": 2})
 
 
-def test_files_that_are_none(tmp_path: Path, evaluation: Evaluation) -> None:
+def test_files_that_are_none(tmp_path: Path, evaluation: RunEvaluation) -> None:
     with pytest.raises(BadEvaluation, match="can't read"):
         read_evaluation(tmp_path / "none.json")
     (tmp_path / "half.json").write_text('{"format": 1, "na')
@@ -138,7 +142,7 @@ def test_files_that_are_none(tmp_path: Path, evaluation: Evaluation) -> None:
         write_evaluation(QADirectory(tmp_path / "run"), evaluation)
 
 
-def test_an_evaluation_of_a_version_before_is_read(evaluation: Evaluation) -> None:
+def test_an_evaluation_of_a_version_before_is_read(evaluation: RunEvaluation) -> None:
     """Which knew no NaN verdict and corrected no intervals."""
     values = json.loads(json.dumps(values_of(evaluation)))
     for judge in values["judges"]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.qa.judging.judgings import some_judgments
+from tests.qa.grading.judgings import some_judgments
 
-from gpuherd.qa.evaluation.experiment import EXCLUDE, INCORRECT, labels
+from gpuherd.qa.evaluation.stage import EXCLUDE, INCORRECT, labels
 
 IDS = [f"q{number}" for number in range(6)]
 

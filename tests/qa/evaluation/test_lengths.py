@@ -8,17 +8,17 @@ from scipy import stats
 from sklearn.metrics import roc_auc_score
 
 from gpuherd.qa.evaluation.measuring import MOST_POSITIONS, mean_figure, positions, prefixes
-from gpuherd.qa.evaluation.result import Settings
-from gpuherd.qa.measures.evidence import Answer
+from gpuherd.qa.evaluation.result import EvaluateSettings
+from gpuherd.qa.measures.evidence import ScoredText
 
-SETTINGS = Settings(bootstrap=100, prefixes=(1, 3))
+SETTINGS = EvaluateSettings(bootstrap=100, prefixes=(1, 3))
 
 
-def some(n: int = 60) -> tuple[list[Answer], list[bool]]:
+def some(n: int = 60) -> tuple[list[ScoredText], list[bool]]:
     draw = np.random.default_rng(0)
     wrong = [bool(each) for each in draw.random(n) < 0.4]
     answers = [
-        Answer(tuple(float(-each) for each in draw.exponential(1.5 if label else 1, size=draw.integers(1, 6))), "x")
+        ScoredText(tuple(float(-each) for each in draw.exponential(1.5 if label else 1, size=draw.integers(1, 6))), "x")
         for label in wrong
     ]
     return answers, wrong
@@ -41,7 +41,7 @@ def test_aurocs_of_first_tokens() -> None:
 
 def test_unknown_empty_and_unlabelled_answers_have_no_part() -> None:
     answers, wrong = some()
-    more: list[Answer | None] = [*answers, None, Answer((), ""), Answer((-1.0,), "x")]
+    more: list[ScoredText | None] = [*answers, None, ScoredText((), ""), ScoredText((-1.0,), "x")]
     labels: list[bool | None] = [*wrong, True, True, None]
     assert prefixes(more, labels, SETTINGS) == prefixes(answers, wrong, SETTINGS)
     assert positions(more, labels, SETTINGS) == positions(answers, wrong, SETTINGS)
@@ -85,11 +85,11 @@ def test_one_class_and_nothing() -> None:
 
 
 def test_positions_end_where_a_single_answer_goes_on() -> None:
-    answers = [Answer((-0.5,) * length, "x") for length in (7, 3, 2)]
+    answers = [ScoredText((-0.5,) * length, "x") for length in (7, 3, 2)]
     assert [row.position for row in positions(answers, [True, False, True], SETTINGS)] == [0, 1, 2]
 
 
 def test_long_answers_end_somewhere() -> None:
-    answers = [Answer((-0.5,) * 2000, "x"), Answer((-1.0,) * 2000, "x")]
+    answers = [ScoredText((-0.5,) * 2000, "x"), ScoredText((-1.0,) * 2000, "x")]
     assert len(positions(answers, [True, False], SETTINGS)) == MOST_POSITIONS
-    assert prefixes(answers, [True, False], Settings(bootstrap=100, prefixes=(5000,)))[0].nll.value == 0
+    assert prefixes(answers, [True, False], EvaluateSettings(bootstrap=100, prefixes=(5000,)))[0].nll.value == 0

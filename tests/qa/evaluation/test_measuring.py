@@ -19,11 +19,11 @@ from gpuherd.qa.evaluation.measuring import (
     histogram,
     measure_result,
 )
-from gpuherd.qa.evaluation.ranking import compared, rejection
-from gpuherd.qa.evaluation.result import Settings
+from gpuherd.qa.evaluation.metrics import compared, rejection
+from gpuherd.qa.evaluation.result import EvaluateSettings
 from gpuherd.qa.intervals import auroc_interval, wilson
 
-SETTINGS = Settings(bootstrap=200)
+SETTINGS = EvaluateSettings(bootstrap=200)
 
 
 def some(n: int = 120, seed: int = 0) -> tuple[list[float], list[bool]]:
@@ -47,7 +47,7 @@ def test_answers_without_label_or_score_are_left_out() -> None:
 
 def test_figures_belong_together() -> None:
     scores, wrong = some(200)
-    found = measure_result("m", scores, wrong, {}, Settings(bootstrap=200, coverages=(0.5, 1.0)))
+    found = measure_result("m", scores, wrong, {}, EvaluateSettings(bootstrap=200, coverages=(0.5, 1.0)))
     for figure in (found.auroc, found.auprc, found.prr, found.prr_half, found.aurac, found.ece, found.at[0].accuracy):
         assert figure.value is not None and figure.interval is not None
         assert figure.interval.low < figure.interval.high
@@ -185,7 +185,9 @@ def test_differences_of_few_have_intervals_by_delong() -> None:
 
 def test_all_kept_being_right_is_not_certain() -> None:
     wrong = [at >= 70 for at in range(100)]
-    found = measure_result("m", [float(at) for at in range(100)], wrong, {}, Settings(bootstrap=100, coverages=(0.1,)))
+    found = measure_result(
+        "m", [float(at) for at in range(100)], wrong, {}, EvaluateSettings(bootstrap=100, coverages=(0.1,))
+    )
     (at,) = found.at
     assert at.accuracy.value == 1
     assert at.accuracy.interval == wilson(10, 10)
@@ -219,7 +221,7 @@ def test_one_huge_score_leaves_the_others_apart() -> None:
 )
 def test_any_scores_and_labels_can_be_evaluated(pairs: list[tuple[float | None, bool | None]]) -> None:
     scores, wrong = [score for score, _ in pairs], [label for _, label in pairs]
-    found = measure_result("m", scores, wrong, {}, Settings(bootstrap=100))
+    found = measure_result("m", scores, wrong, {}, EvaluateSettings(bootstrap=100))
     for figure in (found.auroc, found.auprc, found.aurac, found.ece):
         assert figure.value is None or 0 <= figure.value <= 1
         if figure.interval is not None:

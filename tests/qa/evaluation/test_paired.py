@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpuherd.qa.evaluation.ranking import compared
+from gpuherd.qa.evaluation.metrics import compared
 
 
 def literal_delong(one: np.ndarray, other: np.ndarray, wrong: np.ndarray) -> tuple[float, float] | None:

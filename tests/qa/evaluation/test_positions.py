@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings, strategies
 
 from gpuherd.qa.evaluation.measuring import places, prefix
-from gpuherd.qa.measures.evidence import Answer
+from gpuherd.qa.measures.evidence import ScoredText
 
-ANSWERS = [Answer((-1.0, -2.0, -6.0), "a b c"), Answer((), ""), Answer((-4.0,), "d")]
+ANSWERS = [ScoredText((-1.0, -2.0, -6.0), "a b c"), ScoredText((), ""), ScoredText((-4.0,), "d")]
 
 
 def test_a_prefix_is_the_mean_of_its_tokens() -> None:
@@ -34,7 +34,7 @@ def test_places_are_token_by_token() -> None:
 
 def test_no_answers_have_no_places() -> None:
     assert places([]).nll.shape == (0, 0)
-    assert places([Answer((), "")]).nll.shape == (1, 0)
+    assert places([ScoredText((), "")]).nll.shape == (1, 0)
 
 
 @settings(max_examples=40)
@@ -42,7 +42,7 @@ def test_no_answers_have_no_places() -> None:
     strategies.lists(strategies.lists(strategies.floats(-100, 0), max_size=12), max_size=8), strategies.integers(1, 15)
 )
 def test_prefixes_and_places_agree(answers: list[list[float]], length: int) -> None:
-    made = [Answer(tuple(each), "") for each in answers]
+    made = [ScoredText(tuple(each), "") for each in answers]
     found = places(made, most=length)
     for row, value in enumerate(prefix(made, length).nll):
         there = found.nll[row][found.there[row]]

@@ -15,7 +15,7 @@ from scipy.stats import mannwhitneyu
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
 from gpuherd.qa.bootstrap import as_they_are
-from gpuherd.qa.evaluation.ranking import auprc, auroc, grouped, ranked, rejection, roc_points, thinned
+from gpuherd.qa.evaluation.metrics import auprc, auroc, grouped, ranked, rejection, roc_points, thinned
 
 
 def cases(count: int = 200) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 
-from gpuherd.qa.measures.evidence import Answer, Evidence
+from gpuherd.qa.measures.evidence import Evidence, ScoredText
 
 WORDS = ("the", "a", "Paris", "London", "rivers", "flowing", "in", "1954", "1955", "was", "not", "born", "Danube", "by")
 
@@ -37,7 +37,7 @@ def evidence(seed: int, *, samples: int | None = None, tokens: int | None = None
     )
 
 
-def _answer(draw: random.Random, tokens: int, tied: bool) -> Answer:
+def _answer(draw: random.Random, tokens: int, tied: bool) -> ScoredText:
     if tied:
         log_probs = [draw.choice((-0.5, -1.0, -2.25)) for _ in range(tokens)]
     else:
@@ -45,7 +45,7 @@ def _answer(draw: random.Random, tokens: int, tied: bool) -> Answer:
     relevance = [0.0 if draw.random() < 0.1 else draw.random() for _ in range(tokens)]
     relevance[0] = 0.25 + draw.random() / 2  # not all 0: what the peers can't divide by has its own tests
     text = " ".join(draw.choice(WORDS) for _ in range(draw.randrange(1, 9)))
-    return Answer(tuple(log_probs), text, tuple(relevance))
+    return ScoredText(tuple(log_probs), text, tuple(relevance))
 
 
 def _matrix(draw: random.Random, count: int, tied: bool, *, symmetric: bool) -> np.ndarray:

@@ -13,7 +13,7 @@ import scipy.linalg
 from rouge_score.rouge_scorer import RougeScorer
 from tests.qa.measures.made import evidence
 
-from gpuherd.qa.measures.evidence import Answer, Evidence
+from gpuherd.qa.measures.evidence import Evidence, ScoredText
 from gpuherd.qa.measures.registry import compute, measures
 
 LONG = range(1000, 1006)  # answers of 2,000 tokens, whose probabilities are far below the least float64
@@ -36,18 +36,18 @@ def long_questions(count: int) -> tuple[Evidence, ...]:
 
 
 @functools.cache
-def p(answer: Answer) -> mpmath.mpf:
+def p(answer: ScoredText) -> mpmath.mpf:
     """The probability of an answer, as the product of its tokens'."""
     return mpmath.fprod(mpmath.exp(mpmath.mpf(each)) for each in answer.log_probs)
 
 
 @functools.cache
-def p_normalised(answer: Answer) -> mpmath.mpf:
+def p_normalised(answer: ScoredText) -> mpmath.mpf:
     return p(answer) ** (mpmath.mpf(1) / len(answer.log_probs))
 
 
 @functools.cache
-def p_relevant(answer: Answer) -> mpmath.mpf:
+def p_relevant(answer: ScoredText) -> mpmath.mpf:
     """SAR's p': each token's probability to the power of its share of the relevance."""
     assert answer.relevance is not None
     total = mpmath.fsum(answer.relevance)
@@ -57,7 +57,7 @@ def p_relevant(answer: Answer) -> mpmath.mpf:
     )
 
 
-def sentence_sar(question: Evidence, probability: Callable[[Answer], mpmath.mpf]) -> mpmath.mpf:
+def sentence_sar(question: Evidence, probability: Callable[[ScoredText], mpmath.mpf]) -> mpmath.mpf:
     """Duan et al., eq. for E_S with t = 0.001, mean over the samples."""
     assert question.similarity is not None
     ps = [probability(each) for each in question.samples]
@@ -142,7 +142,7 @@ def eccentricity(question: Evidence) -> float:
     return float(np.sqrt(sum(np.sum((each - coordinates.mean(axis=0)) ** 2) for each in coordinates)))
 
 
-def greedy(question: Evidence) -> Answer:
+def greedy(question: Evidence) -> ScoredText:
     assert question.greedy is not None
     return question.greedy
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings, strategies
 from tests.qa.measures.made import evidence
 
-from gpuherd.qa.measures.evidence import Answer, Evidence, Need
+from gpuherd.qa.measures.evidence import Evidence, EvidenceNeed, ScoredText
 from gpuherd.qa.measures.likelihood import log_sum_exp
 from gpuherd.qa.measures.registry import compute, measures
 
 SEEDS = strategies.integers(0, 10_000)
-OF_SAMPLES = [each.name for each in measures() if Need.SAMPLES in each.needs]
+OF_SAMPLES = [each.name for each in measures() if EvidenceNeed.SAMPLES in each.needs]
 
 
 def shuffled(question: Evidence, order: list[int]) -> Evidence:
@@ -56,7 +56,7 @@ def test_rounding_breaks_no_ties_between_the_same_samples_in_another_order() -> 
         count = draw.randrange(2, 9)
         shared = np.array([[draw.choice((0.0, 1 / 3, 0.2, 1.0)) for _ in range(count)] for _ in range(count)])
         affinity = np.maximum(np.maximum(shared, shared.T), np.eye(count))
-        question = Evidence("q", samples=(Answer((-1.0,), "x"),) * count, affinity=affinity)
+        question = Evidence("q", samples=(ScoredText((-1.0,), "x"),) * count, affinity=affinity)
         order = draw.sample(range(count), count)
         other = dataclasses.replace(question, affinity=affinity[np.ix_(order, order)])
         columns = compute(["u-deg", "u-eigv", "eccentricity"], [question, other]).columns
@@ -150,6 +150,6 @@ def test_log_sum_exp_lies_between_the_largest_and_as_many_of_it(logs: list[float
     assert log_sum_exp([each - 5e5 for each in logs]) == pytest.approx(found - 5e5, abs=1e-6)
 
 
-def _lowered(answer: Answer | None, less: float) -> Answer:
+def _lowered(answer: ScoredText | None, less: float) -> ScoredText:
     assert answer is not None
     return dataclasses.replace(answer, log_probs=tuple(each - less for each in answer.log_probs))

@@ -17,31 +17,31 @@ from tests.qa.measures.made import evidence
 
 from gpuherd.errors import UsageError
 from gpuherd.qa.measures import given
-from gpuherd.qa.measures.evidence import Answer, Evidence, Need
+from gpuherd.qa.measures.evidence import Evidence, EvidenceNeed, ScoredText
 from gpuherd.qa.measures.registry import NOT_FINITE, Measure, compute, measures, value_of
 
 EVERY = [each.name for each in measures()]
 
 
-def without(question: Evidence, need: Need) -> Evidence:
+def without(question: Evidence, need: EvidenceNeed) -> Evidence:
     """The question as if that had not been measured."""
     return dataclasses.replace(question, **_ABSENT[need](question))
 
 
-def _no_relevance(answer: Answer | None) -> Answer | None:
+def _no_relevance(answer: ScoredText | None) -> ScoredText | None:
     return None if answer is None else dataclasses.replace(answer, relevance=None)
 
 
-_ABSENT: dict[Need, Any] = {
-    Need.GREEDY: lambda question: {"greedy": None},
-    Need.SAMPLES: lambda question: {"samples": (), "similarity": None, "clusters": None, "affinity": None},
-    Need.RELEVANCE: lambda question: {"greedy": _no_relevance(question.greedy)},
-    Need.SAMPLE_RELEVANCE: lambda question: {"samples": tuple(map(_no_relevance, question.samples))},
-    Need.SIMILARITY: lambda question: {"similarity": None},
-    Need.EQUIVALENCE: lambda question: {"clusters": None},
-    Need.AFFINITY: lambda question: {"affinity": None},
-    Need.P_TRUE: lambda question: {"p_true": None},
-    Need.P_IK: lambda question: {"p_ik": None},
+_ABSENT: dict[EvidenceNeed, Any] = {
+    EvidenceNeed.GREEDY: lambda question: {"greedy": None},
+    EvidenceNeed.SAMPLES: lambda question: {"samples": (), "similarity": None, "clusters": None, "affinity": None},
+    EvidenceNeed.RELEVANCE: lambda question: {"greedy": _no_relevance(question.greedy)},
+    EvidenceNeed.SAMPLE_RELEVANCE: lambda question: {"samples": tuple(map(_no_relevance, question.samples))},
+    EvidenceNeed.SIMILARITY: lambda question: {"similarity": None},
+    EvidenceNeed.EQUIVALENCE: lambda question: {"clusters": None},
+    EvidenceNeed.AFFINITY: lambda question: {"affinity": None},
+    EvidenceNeed.P_TRUE: lambda question: {"p_true": None},
+    EvidenceNeed.P_IK: lambda question: {"p_ik": None},
 }
 
 
@@ -49,12 +49,12 @@ _ABSENT: dict[Need, Any] = {
 def test_a_measure_looks_at_what_it_names_and_at_nothing_else(each: Measure) -> None:
     question = evidence(7)
     only = question
-    for need in set(Need) - each.needs:
+    for need in set(EvidenceNeed) - each.needs:
         only = without(only, need)
     scores = compute([each.name], [question, only])
     first, second = scores.columns[each.name]
     assert first is not None and first == second
-    for needed in map(Need, each.needs):
+    for needed in map(EvidenceNeed, each.needs):
         lacking = compute([each.name], [without(question, needed)])
         assert lacking.columns[each.name] == (None,), f"it says that it needs {needed}"
 
@@ -66,7 +66,7 @@ def test_a_measure_says_what_it_is_and_where_it_is_from(each: Measure) -> None:
 
 
 def test_empty_answers_are_undefined_never_certain() -> None:
-    empty = Answer((), "", ())
+    empty = ScoredText((), "", ())
     full = evidence(3, samples=3)
     question = dataclasses.replace(full, greedy=empty, samples=(empty, *full.samples[1:]))
     scores = compute(EVERY, [question])
@@ -81,7 +81,7 @@ def test_empty_answers_are_undefined_never_certain() -> None:
 
 
 def test_an_answer_of_its_end_token_alone_is_as_likely_as_that() -> None:
-    question = Evidence("q", greedy=Answer((-0.7,), "", (0.0,)))
+    question = Evidence("q", greedy=ScoredText((-0.7,), "", (0.0,)))
     assert compute(["nll", "token-sar"], [question]).columns == {"nll": (0.7,), "token-sar": (0.7,)}
 
 
@@ -101,7 +101,7 @@ def test_samples_without_a_word_are_no_more_unlike_than_alike() -> None:
     """ROUGE knows ASCII letters and digits alone: of answers in another script it says nothing, not 0."""
     answers = {"same": ("北京", "北京"), "other": ("北京", "上海"), "empty": ("", ""), "mixed": ("北京", "Beijing")}
     questions = [
-        Evidence(name, samples=tuple(Answer((-1.0,), text) for text in texts)) for name, texts in answers.items()
+        Evidence(name, samples=tuple(ScoredText((-1.0,), text) for text in texts)) for name, texts in answers.items()
     ]
     scores = compute(["lexical-similarity"], questions)
     assert scores.columns["lexical-similarity"] == (None, None, None, 0.0)
@@ -110,8 +110,8 @@ def test_samples_without_a_word_are_no_more_unlike_than_alike() -> None:
 
 def test_token_sar_is_of_the_greedy_answer_or_of_the_samples() -> None:
     """Official SAR averages over samples, LM-Polygraph and RW-G-NLL look at the greedy answer."""
-    samples = (Answer((-1.0, -3.0), "a b", (1.0, 0.0)), Answer((-5.0,), "c", (0.5,)))
-    question = Evidence("q", greedy=Answer((-2.0,), "a", (0.3,)), samples=samples)
+    samples = (ScoredText((-1.0, -3.0), "a b", (1.0, 0.0)), ScoredText((-5.0,), "c", (0.5,)))
+    question = Evidence("q", greedy=ScoredText((-2.0,), "a", (0.3,)), samples=samples)
     assert compute(["token-sar", "token-sar:samples"], [question]).columns == {
         "token-sar": (2.0,),
         "token-sar:samples": (3.0,),
@@ -121,7 +121,7 @@ def test_token_sar_is_of_the_greedy_answer_or_of_the_samples() -> None:
 
 
 def test_relevances_that_are_all_zero_leave_the_tokens_alike() -> None:
-    answers = tuple(Answer((-1.0, -3.0), text, (0.0, 0.0)) for text in "ab")
+    answers = tuple(ScoredText((-1.0, -3.0), text, (0.0, 0.0)) for text in "ab")
     question = Evidence("q", greedy=answers[0], samples=answers, similarity=np.eye(2))
     columns = compute(["token-sar", "sar", "weighted-nll:sar-relevance"], [question]).columns
     assert [column[0] for column in columns.values()] == pytest.approx([2.0, 2.0, 2.0])
@@ -152,19 +152,19 @@ def test_an_eigenvalue_on_the_bound_is_beyond_it_whatever_its_rounding() -> None
 
 def test_duplicates_count_again_but_where_it_is_said() -> None:
     """LM-Polygraph's issue 223: the probability of a cluster passes 1 where the same answer was drawn twice."""
-    same = Answer((math.log(0.9),), "Paris")
+    same = ScoredText((math.log(0.9),), "Paris")
     question = Evidence("q", samples=(same, same), clusters=(0, 0))
     columns = compute(["se:mc", "se:mc-unique", "se:rao"], [question]).columns
     assert columns["semantic-entropy:mc"] == pytest.approx((-math.log(1.8),))
     assert columns["semantic-entropy:mc-unique"] == pytest.approx((-math.log(0.9),))
     assert columns["semantic-entropy:rao"] == (0.0,)
     # The same text by other tokens, less likely: the first sample stands for it.
-    other = dataclasses.replace(question, samples=(same, Answer((-2.0, -3.0), "Paris")))
+    other = dataclasses.replace(question, samples=(same, ScoredText((-2.0, -3.0), "Paris")))
     assert compute(["se:mc-unique"], [other]).columns["semantic-entropy:mc-unique"] == pytest.approx((-math.log(0.9),))
 
 
 def test_a_long_sample_beside_a_short_one_neither_underflows_nor_overflows() -> None:
-    samples = (Answer((-1.0,), "Paris"), Answer((-1.0,) * 2000, "a long story"))
+    samples = (ScoredText((-1.0,), "Paris"), ScoredText((-1.0,) * 2000, "a long story"))
     question = Evidence("q", samples=samples, similarity=np.array([[1.0, 0.5], [0.5, 1.0]]))
     # The short one alone counts, for itself once and for the long one 0.5 / 0.001 times.
     expected = (1.0 + (1.0 - math.log(500))) / 2
@@ -172,7 +172,7 @@ def test_a_long_sample_beside_a_short_one_neither_underflows_nor_overflows() -> 
 
 
 def test_what_no_float_can_hold_is_undefined() -> None:
-    question = Evidence("q", greedy=Answer((-800.0,), "x"))
+    question = Evidence("q", greedy=ScoredText((-800.0,), "x"))
     scores = compute(["perplexity", "nll"], [question])
     assert scores.columns == {"perplexity": (None,), "nll": (800.0,)}
     assert scores.undefined["perplexity"] == {NOT_FINITE: 1}
@@ -181,7 +181,7 @@ def test_what_no_float_can_hold_is_undefined() -> None:
 
 
 def test_certainty_is_zero_without_a_sign() -> None:
-    question = Evidence("q", greedy=Answer((0.0, 0.0), "x"))
+    question = Evidence("q", greedy=ScoredText((0.0, 0.0), "x"))
     columns = compute(["nll", "ln-nll", "mean-token-probability"], [question]).columns
     for name, (value,) in columns.items():
         assert value == 0 and math.copysign(1, value) == 1, name
@@ -217,7 +217,7 @@ def partitions(total: int, most: int) -> Iterator[tuple[int, ...]]:
 
 def entropy_of(sizes: Sequence[int]) -> float:
     clusters = tuple(number for number, size in enumerate(sizes) for _ in range(size))
-    answers = tuple(Answer((-1.0,), "x") for _ in clusters)
+    answers = tuple(ScoredText((-1.0,), "x") for _ in clusters)
     (value,) = compute(["discrete-semantic-entropy"], [Evidence("q", samples=answers, clusters=clusters)]).columns[
         "discrete-semantic-entropy"
     ]
@@ -267,10 +267,10 @@ def test_no_questions_have_empty_columns() -> None:
         ({"clusters": (0,)}, "1 cluster numbers for 2 samples"),
         ({"p_ik": 1.5}, "no probability"),
         ({"p_true": 0.1}, "no log of a probability"),
-        ({"greedy": Answer((-1.0, -2.0), "x", (0.5,))}, "the greedy answer has 2 tokens and the relevance of 1"),
-        ({"greedy": Answer((-1.0,), "x", (1.5,))}, "relevance beyond"),
-        ({"greedy": Answer((math.nan,), "x")}, "not finite"),
-        ({"greedy": Answer((-1.0, 0.1), "x")}, "the greedy answer has a token of a probability above 1"),
+        ({"greedy": ScoredText((-1.0, -2.0), "x", (0.5,))}, "the greedy answer has 2 tokens and the relevance of 1"),
+        ({"greedy": ScoredText((-1.0,), "x", (1.5,))}, "relevance beyond"),
+        ({"greedy": ScoredText((math.nan,), "x")}, "not finite"),
+        ({"greedy": ScoredText((-1.0, 0.1), "x")}, "the greedy answer has a token of a probability above 1"),
         ({"similarity": np.array([[1.0, 0.5], [0.4, 1.0]])}, "depends on their order"),
     ],
 )
@@ -282,17 +282,17 @@ def test_measurements_that_do_not_fit_their_answers_are_refused(change: dict[str
 
 NEW_MEASURE = """
 import sys
-from gpuherd.qa.measures.evidence import Answer, Evidence, Need, Undefined
+from gpuherd.qa.measures.evidence import Evidence, EvidenceNeed, ScoredText, Undefined
 from gpuherd.qa.measures.registry import compute, measure, measures
 
-@measure("longest", needs=[Need.GREEDY], source="here", aliases=["long"])
+@measure("longest", needs=[EvidenceNeed.GREEDY], source="here", aliases=["long"])
 def longest(evidence: Evidence) -> float:
     "Number of tokens."
     if evidence.greedy is None:
         raise Undefined("no answer")
     return float(len(evidence.greedy.log_probs))
 
-questions = [Evidence("a", greedy=Answer((-1.0, -2.0), "x")), Evidence("b")]
+questions = [Evidence("a", greedy=ScoredText((-1.0, -2.0), "x")), Evidence("b")]
 scores = compute(["long", "nll"], questions)
 assert scores.columns == {"longest": (2.0, None), "nll": (3.0, None)}, scores
 assert scores.undefined["longest"] == {"no answer": 1}

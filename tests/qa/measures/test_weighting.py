@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings, strategies
 from tests.qa.measures.made import evidence
 
-from gpuherd.qa.measures.evidence import Answer, Evidence, Undefined
+from gpuherd.qa.measures.evidence import Evidence, ScoredText, Undefined
 from gpuherd.qa.measures.registry import compute, measures
-from gpuherd.qa.measures.weighting import WEIGHTINGS, Tokens
+from gpuherd.qa.measures.weighting import WEIGHTINGS, AnswerTokens
 from gpuherd.qa.measures.weighting import shares as shares_of
 
 Loop = Callable[[int, int, list[float], list[float]], float]  # of token i of n, with all NLLs and relevances
@@ -125,7 +125,7 @@ LOOPS: dict[str, Loop] = {
 }
 
 
-def by_loop(name: str, answer: Answer) -> float:
+def by_loop(name: str, answer: ScoredText) -> float:
     """nllSAR's weighted NLL, with all tokens alike where no weight is above 0."""
     assert answer.relevance is not None
     nll, relevance = [-each for each in answer.log_probs], list(answer.relevance)
@@ -137,17 +137,17 @@ def by_loop(name: str, answer: Answer) -> float:
     return sum(weight * each for weight, each in zip(weights, nll, strict=True)) / sum(weights)
 
 
-def greedy(question: Evidence) -> Answer:
+def greedy(question: Evidence) -> ScoredText:
     assert question.greedy is not None
     return question.greedy
 
 
-def shares(name: str, answer: Answer) -> np.ndarray:
+def shares(name: str, answer: ScoredText) -> np.ndarray:
     return shares_of(WEIGHTINGS[name], answer)
 
 
-def of(*log_probs: float, relevance: tuple[float, ...] | None = None) -> Answer:
-    return Answer(log_probs, "text", relevance)
+def of(*log_probs: float, relevance: tuple[float, ...] | None = None) -> ScoredText:
+    return ScoredText(log_probs, "text", relevance)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -258,4 +258,4 @@ def test_weights_of_one_answer_cannot_be_changed_for_the_next() -> None:
     first[:] = 0
     assert shares("linear-increasing", of(-1.0, -2.0, -3.0)).tolist() == pytest.approx([0, 1 / 3, 2 / 3])
     with pytest.raises(ValueError, match="read-only"):
-        WEIGHTINGS["linear-increasing"].scheme(Tokens(np.ones(3)))[0] = 1.0
+        WEIGHTINGS["linear-increasing"].scheme(AnswerTokens(np.ones(3)))[0] = 1.0

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.qa.prompts.long_context import largest, part_of
-from gpuherd.qa.prompts.options import LongContext
+from gpuherd.qa.prompts.maker import LongContext, cut_context, largest
 
 
 @given(st.integers(1, 5000), st.data())
@@ -42,12 +41,12 @@ RULES: tuple[LongContext, ...] = ("cut", "cut-start", "cut-middle")
 @pytest.mark.parametrize("rule", RULES)
 @given(text=st.text(st.sampled_from("ab \n"), max_size=60), kept=st.integers(0, 60))
 def test_a_part_is_of_the_text_and_no_longer_than_asked(rule: LongContext, text: str, kept: int) -> None:
-    part = part_of(text, kept, rule)
+    part = cut_context(text, kept, rule)
     pieces = part.split("\n[…]\n") if rule == "cut-middle" and kept < len(text) else [part]
     assert all(piece in text for piece in pieces)
     assert sum(map(len, pieces)) <= max(kept, 0) or kept >= len(text)
 
 
 def test_words_longer_than_any_word_are_cut() -> None:
-    assert len(part_of("x" * 500, 200, "cut")) == 200
-    assert len(part_of("x" * 500, 200, "cut-start")) == 200
+    assert len(cut_context("x" * 500, 200, "cut")) == 200
+    assert len(cut_context("x" * 500, 200, "cut-start")) == 200

@@ -9,17 +9,17 @@ from typing import Any
 
 from rich.console import Console
 from tests.qa import small_models
-from tests.qa.generation.conftest import begin_run
+from tests.qa.generate.conftest import begin_run
 
 from gpuherd.errors import ExitCode
-from gpuherd.qa.generation.config import GenerateConfig
-from gpuherd.qa.judging.verdicts import Judgment
-from gpuherd.qa.measures.evidence import Need
+from gpuherd.qa.generate.config import GenerateConfig
+from gpuherd.qa.grading.verdicts import Judgment
+from gpuherd.qa.measures.evidence import EvidenceNeed
 from gpuherd.qa.runs import Run, run_of_path
 from gpuherd.qa.scoring import worker
-from gpuherd.qa.scoring.measuring import Measuring
 from gpuherd.qa.scoring.options import ScoreOptions, costly_needs, planned_specs
-from gpuherd.qa.statistics.files import Meta, Spec, rows, statistic_named
+from gpuherd.qa.scoring.score import StatisticStage
+from gpuherd.qa.statistics.files import StatisticMeta, StatisticSpec, rows, statistic_named
 from gpuherd.qa.statistics.registry import Planning
 
 QUESTIONS, SAMPLES = 12, 4
@@ -46,24 +46,24 @@ def specs_of(
     options: ScoreOptions,
     run: Run,
     *,
-    needs: frozenset[str] = frozenset(Need),
+    needs: frozenset[str] = frozenset(EvidenceNeed),
     labels: Mapping[str, Judgment] | None = None,
-) -> dict[str, Spec]:
+) -> dict[str, StatisticSpec]:
     """The statistics that a scoring would measure for these needs, by their names among those planned."""
     requested = needs if options.measures else needs - costly_needs()
     return planned_specs(options, Planning(requested, run, labels))
 
 
-def begin(run: Run, spec: Spec, **options: Any) -> tuple[Measuring, list[list[str]]]:
+def begin(run: Run, spec: StatisticSpec, **options: Any) -> tuple[StatisticStage, list[list[str]]]:
     """Everything before the jobs of a statistic, and the words of each of their workers."""
-    work = Measuring(spec, ScoreOptions(**options), run, list(run.answers()), Console(quiet=True))
+    work = StatisticStage(spec, ScoreOptions(**options), run, list(run.answers()), Console(quiet=True))
     work.begin()
     words = [job.argv for job in work.jobs()]
     assert len(words) == len(work.shards)
     return work, [list(each[each.index(worker.MODULE) + 1 :]) for each in words]
 
 
-def measured(run: Run, spec: Spec, **options: Any) -> tuple[Meta, list[dict[str, Any]]]:
+def measured(run: Run, spec: StatisticSpec, **options: Any) -> tuple[StatisticMeta, list[dict[str, Any]]]:
     """The statistic, measured by its workers one after the other in this process."""
     work, words = begin(run, spec, **options)
     for each in words:

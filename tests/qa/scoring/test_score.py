@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.jobs.remote.conftest import Cluster
 from tests.jobs.remote.conftest import cluster as cluster
 from tests.qa.encoders.small_encoders import random_bert
-from tests.qa.judging.judgings import make_judging
+from tests.qa.grading.judgings import make_judging
 from tests.qa.scoring.small_runs import QUESTIONS, SAMPLES, measured, specs_of
 
 from gpuherd.cli.main import run as gpuherd
@@ -24,7 +24,7 @@ from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.qa.runs import DamagedRun, NoSuchRun, Run
 from gpuherd.qa.scoring.files import scores, scoring_named
 from gpuherd.qa.scoring.options import ScoreOptions
-from gpuherd.qa.scoring.score import Scoring
+from gpuherd.qa.scoring.score import ScoringStage
 
 Capture = pytest.CaptureFixture[str]
 
@@ -33,8 +33,8 @@ def words(run: Run, *more: str) -> list[str]:
     return ["score", run.run_id, "--runs-dir", str(run.folder.root.parent), *more]
 
 
-def score(run: Run, **options: Any) -> Scoring:
-    return Scoring(str(run.folder.root), ScoreOptions(**options), console=Console(quiet=True))
+def score(run: Run, **options: Any) -> ScoringStage:
+    return ScoringStage(str(run.folder.root), ScoreOptions(**options), console=Console(quiet=True))
 
 
 def test_log_probs_become_columns(run: Run, capsys: Capture, tmp_path: Path) -> None:

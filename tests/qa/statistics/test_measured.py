@@ -13,9 +13,8 @@ from tests.qa.scoring.small_runs import QUESTIONS, SAMPLES, begin, measured, spe
 from gpuherd.errors import ExitCode
 from gpuherd.lm.model import LanguageModel
 from gpuherd.models.load.loading import load_model
-from gpuherd.qa.encoders.entailment import Asked, NliModel
-from gpuherd.qa.encoders.model_files import encoder_files
-from gpuherd.qa.encoders.similarity import BiEncoder, CrossEncoder
+from gpuherd.qa.encoders.files import encoder_files
+from gpuherd.qa.encoders.models import BiEncoder, CrossEncoder, EntailmentQuery, NliModel
 from gpuherd.qa.runs import Run
 from gpuherd.qa.scoring import worker
 from gpuherd.qa.scoring.options import ScoreOptions
@@ -75,7 +74,7 @@ def test_entailment_by_an_nli_model(run: Run, tmp_path: Path) -> None:
                 if one == other:
                     assert row["relations"][one][other] is None
                     continue
-                (relation,) = nli.relations([Asked(answered.question.question, premise, hypothesis)])
+                (relation,) = nli.relations([EntailmentQuery(answered.question.question, premise, hypothesis)])
                 assert relation is not None
                 expected = [relation.entailment, relation.neutral, relation.contradiction]
                 assert row["relations"][one][other] == pytest.approx(expected, abs=1e-5)
@@ -106,7 +105,7 @@ def test_a_state_that_is_not_finite_is_none(run: Run) -> None:
 
 
 def test_examples_of_p_true_are_not_asked_about(run: Run) -> None:
-    from tests.qa.judging.judgings import some_judgments
+    from tests.qa.grading.judgings import some_judgments
 
     ids = [each.question.id for each in run.answers()]
     labels = {each.id: each for each in some_judgments("+-" * (QUESTIONS // 2), ids)}

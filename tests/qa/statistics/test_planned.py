@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from tests.qa.encoders.small_encoders import NLI_LABELS, minilm, random_bert
-from tests.qa.judging.judgings import some_judgments
+from tests.qa.grading.judgings import some_judgments
 from tests.qa.scoring.small_runs import specs_of
 
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.models.load.options import ModelOptions
-from gpuherd.models.plan.precision import Precision
-from gpuherd.qa.measures.evidence import Need
+from gpuherd.models.memory.weights import Precision
+from gpuherd.qa.measures.evidence import EvidenceNeed
 from gpuherd.qa.runs import Run
-from gpuherd.qa.scoring.measuring import Measuring
 from gpuherd.qa.scoring.options import ScoreOptions
+from gpuherd.qa.scoring.score import StatisticStage
 from gpuherd.qa.statistics.language_model import generator_of
 from gpuherd.qa.statistics.p_true import chosen_examples
 
-NEEDS = frozenset(Need)
+NEEDS = frozenset(EvidenceNeed)
 
 
 def test_the_generator_is_loaded_as_it_was_unless_something_else_is_said(run: Run) -> None:
@@ -53,13 +53,13 @@ def test_a_generator_that_has_changed_is_refused(run: Run, tmp_path: Path) -> No
     options = ScoreOptions(measures=("p-true",))
     spec = specs_of(options, changed)["p-true"]
     with pytest.raises(BadModel, match="not the model any more"):
-        Measuring(spec, options, changed, list(run.answers()), Console(quiet=True))
+        StatisticStage(spec, options, changed, list(run.answers()), Console(quiet=True))
 
 
 def test_only_what_is_needed_is_planned(run: Run) -> None:
     options = ScoreOptions(relevance_model=str(minilm()))
-    assert set(specs_of(options, run, needs=frozenset({Need.GREEDY}))) == set()
-    assert set(specs_of(options, run, needs=frozenset({Need.RELEVANCE}))) == {"relevance"}
+    assert set(specs_of(options, run, needs=frozenset({EvidenceNeed.GREEDY}))) == set()
+    assert set(specs_of(options, run, needs=frozenset({EvidenceNeed.RELEVANCE}))) == {"relevance"}
     assert set(specs_of(options, run)) == {"relevance", "sample-relevance", "similarity"}
     # The generator is asked only for measures that were named.
     assert "p-true" in specs_of(ScoreOptions(measures=("all",)), run)
@@ -120,7 +120,7 @@ def test_an_encoder_asks_for_one_gpu_or_for_none(run: Run, tmp_path: Path) -> No
     options = ScoreOptions(relevance_model=str(model), shards=2)
     spec = specs_of(options, run)["relevance"]
     answers = list(run.answers())
-    work = Measuring(spec, options, run, answers, Console(quiet=True))
+    work = StatisticStage(spec, options, run, answers, Console(quiet=True))
     assert work.asks.gpus == 0 and len(work.shards) == 2
     assert sorted(item for shard in work.shards for item in shard.items) == list(range(len(answers)))
     assert not work.folder.root.exists(), "a plan writes nothing"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.qa.measures.evidence import Need
+from gpuherd.qa.measures.evidence import EvidenceNeed
 from gpuherd.qa.measures.registry import measures
-from gpuherd.qa.statistics.files import BadStatistic, Spec
+from gpuherd.qa.statistics.files import BadStatistic, StatisticSpec
 from gpuherd.qa.statistics.registry import register, statistic_of, statistics
 from gpuherd.qa.statistics.similarity import SIMILARITY
 
-OF_ANSWERS = {Need.GREEDY, Need.SAMPLES}
+OF_ANSWERS = {EvidenceNeed.GREEDY, EvidenceNeed.SAMPLES}
 
 NEW = """
 from dataclasses import dataclass
@@ -23,8 +23,16 @@ from dataclasses import dataclass
 from gpuherd.options import option
 from gpuherd.qa.measures.evidence import Evidence, Undefined
 from gpuherd.qa.measures.registry import measure
-from gpuherd.qa.statistics.files import Spec
-from gpuherd.qa.statistics.registry import CommonOptions, Cost, Measuring, Statistic, Values, planned_or_there, register
+from gpuherd.qa.statistics.files import StatisticSpec
+from gpuherd.qa.statistics.registry import (
+    BatchMeasurer,
+    CommonOptions,
+    Statistic,
+    StatisticCost,
+    Values,
+    planned_or_there,
+    register,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +44,16 @@ class OnTopic(Statistic[TopicOptions]):
     kind, options, needs = "topic", TopicOptions, ("topic",)
 
     def plan(self, options, planning):
-        return {} if options.topic_model is None else {"topic": Spec(self.kind, options.topic_model, "0")}
+        return {} if options.topic_model is None else {"topic": StatisticSpec(self.kind, options.topic_model, "0")}
 
     def sources(self, options, has, planned):
         return {"topic": planned_or_there(planned.get("topic"), has.latest(self.kind, "both"), "name --topic-model")}
 
     def cost(self, spec, answers):
-        return Cost(tuple(1 for _ in answers))
+        return StatisticCost(tuple(1 for _ in answers))
 
     def job(self, spec, inputs):
-        return Measuring(lambda batch: ["{}" for _ in batch])
+        return BatchMeasurer(lambda batch: ["{}" for _ in batch])
 
     def values(self, given):
         return Values([row["g"] for row in given.rows])
@@ -68,7 +76,7 @@ gpuherd.qa.statistics.__path__.append(sys.argv[1])
 from gpuherd.options import option_fields
 from gpuherd.qa.measures.evidence import Evidence
 from gpuherd.qa.measures.registry import compute, measures
-from gpuherd.qa.scoring.options import ScoreOptions, choose, meant, planned_specs, requested_needs, sources
+from gpuherd.qa.scoring.options import ScoreOptions, choose, selected_measures, planned_specs, requested_needs, sources
 from gpuherd.qa.statistics.registry import Has, Planning, ValueInputs, statistic_of
 
 assert "topic_model" in {field.name for field, _ in option_fields(ScoreOptions)}
@@ -77,7 +85,7 @@ has = Has(greedy=True, samples=3)
 
 
 def choice(options):
-    chosen, must = meant(options.measures, measures())
+    chosen, must = selected_measures(options.measures, measures())
     planned = planned_specs(options, Planning(requested_needs(options, chosen), None))
     return choose(chosen, sources(options, has, planned), must=must)
 
@@ -96,16 +104,16 @@ assert compute(["off-topic"], evidences).columns["off-topic"] == (0.75, None)
 
 def test_each_need_is_given_by_one_statistic() -> None:
     given = [need for each in statistics() for need in each.needs]
-    assert len(given) == len(set(given)) and OF_ANSWERS | set(given) == set(Need)
+    assert len(given) == len(set(given)) and OF_ANSWERS | set(given) == set(EvidenceNeed)
     assert all(each.needs <= OF_ANSWERS | set(given) for each in measures())
     with pytest.raises(ValueError, match="already"):
         register(SIMILARITY)
 
 
 def test_a_kind_that_is_not_known_is_refused() -> None:
-    assert statistic_of(Spec("similarity", "m", "0")) is SIMILARITY
+    assert statistic_of(StatisticSpec("similarity", "m", "0")) is SIMILARITY
     with pytest.raises(BadStatistic, match="doesn't know"):
-        statistic_of(Spec("../weather", "m", "0"))
+        statistic_of(StatisticSpec("../weather", "m", "0"))
 
 
 def test_a_new_statistic_is_one_file(tmp_path: Path) -> None:

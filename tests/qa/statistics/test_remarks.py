@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuherd.qa.statistics.language_model import mass_remarks, mass_seen
-from gpuherd.qa.statistics.similarity_model import self_similarity_remarks
+from gpuherd.qa.statistics.similarity import self_similarity_remarks
 
 
 def test_nothing_is_told_of_a_model_that_fits() -> None:

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.qa.encoders.entailment import Rule
-from gpuherd.qa.measures.evidence import Evidence, Need, answer_of, answers_of
+from gpuherd.lm.backend import Finish, Generation
+from gpuherd.qa.measures.evidence import Evidence, EvidenceNeed, answer_of, answers_of
 from gpuherd.qa.measures.given import check
-from gpuherd.qa.record import Answered, Finish, Generation, Prompted, Question
+from gpuherd.qa.record import Answered, Prompted, Question
 from gpuherd.qa.scoring.options import ScoreOptions
-from gpuherd.qa.statistics.equivalence import ClusterRule, affinity_in, clusters_in, jaccard
-from gpuherd.qa.statistics.files import Spec
-from gpuherd.qa.statistics.registry import Source, ValueInputs, statistics
+from gpuherd.qa.statistics.equivalence import ClusterRule, MeaningRule, affinity_in, clusters_in, jaccard
+from gpuherd.qa.statistics.files import StatisticSpec
+from gpuherd.qa.statistics.registry import NeedSource, ValueInputs, statistics
 
 QUESTION = Question("q", "Capital of France?", ("Paris",))
 PROMPT = Prompted("0" * 64, 3)
@@ -47,7 +47,7 @@ def texts_of(*samples: Generation) -> list[str]:
 def value(need: str, row: dict[str, Any], texts: Sequence[str] = (), kind: str = "") -> Any:
     """What measures get of one question, of a statistic of this kind where that makes a difference."""
     owner = next(each for each in statistics() if need in each.needs)
-    source = Source("said", Spec(kind or owner.kind, "m", "0"))
+    source = NeedSource("said", StatisticSpec(kind or owner.kind, "m", "0"))
     (found,) = owner.values(ValueInputs(need, source, [row], [texts], [None], ScoreOptions())).column
     return found
 
@@ -71,14 +71,14 @@ def test_log_probs_that_are_not_finite_make_no_answer() -> None:
     both = answers_of(asked(said("a", -1.0), said("b", None), greedy=said("c", None)), True, "answer")
     assert both.greedy is None and both.samples == ()
     assert clusters_in([], None, EXACT) is None and affinity_in([], None) is None
-    assert value(Need.SIMILARITY, {"matrix": [[1.0]]}) is None
+    assert value(EvidenceNeed.SIMILARITY, {"matrix": [[1.0]]}) is None
 
 
 def test_exact_equivalence_is_without_case_punctuation_and_articles() -> None:
     samples = [said(text, -1.0) for text in ["Paris", "paris.", " the Paris", "Lyon", "", "  "]]
     found = clusters_in(texts_of(*samples), None, EXACT)
     assert found == (0, 0, 0, 1, 2, 2)
-    check(answers_of(asked(*samples), True, "answer").with_values({Need.EQUIVALENCE: found}))
+    check(answers_of(asked(*samples), True, "answer").with_values({EvidenceNeed.EQUIVALENCE: found}))
 
 
 def relations(texts: list[int], table: list[list[tuple[float, float, float] | None]]) -> dict[str, object]:
@@ -90,17 +90,17 @@ def test_relations_make_clusters_and_edges_by_either_rule() -> None:
     row = relations([0, 1, 0], [[None, entails], [neutral, None]])
     texts = texts_of(said("Paris", -1.0), said("It is Paris", -1.0), said("Paris", -1.0))
     assert clusters_in(texts, row, ClusterRule("relations")) == (0, 1, 0)
-    assert value(Need.EQUIVALENCE, row, texts) == (0, 1, 0)
-    affinity = value(Need.AFFINITY, row, texts)
+    assert value(EvidenceNeed.EQUIVALENCE, row, texts) == (0, 1, 0)
+    affinity = value(EvidenceNeed.AFFINITY, row, texts)
     assert affinity.tolist() == [[1, 0.8, 1], [0.1, 1, 0.1], [1, 0.8, 1]]
-    assert clusters_in(texts, row, ClusterRule("relations", Rule.NOT_CONTRADICTING)) == (0, 0, 0)
+    assert clusters_in(texts, row, ClusterRule("relations", MeaningRule.NOT_CONTRADICTING)) == (0, 0, 0)
 
 
 def test_similarity_makes_clusters_from_its_threshold_on() -> None:
     row = {"number": 0, "id": "q", "matrix": [[0.99, 0.9, 0.2], [0.9, 0.98, 0.3], [0.2, 0.3, 0.97]]}
     samples = [said(text, -1.0) for text in ("a", "b", "c")]
     texts = texts_of(*samples)
-    needs = (Need.SIMILARITY, Need.EQUIVALENCE, Need.AFFINITY)
+    needs = (EvidenceNeed.SIMILARITY, EvidenceNeed.EQUIVALENCE, EvidenceNeed.AFFINITY)
     evidence = answers_of(asked(*samples), True, "answer").with_values(
         {need: value(need, row, texts, "similarity") for need in needs}
     )
@@ -116,29 +116,31 @@ def test_what_a_model_had_no_room_for_is_not_measured(kind: str) -> None:
     none = {"number": 0, "id": "q", "why": "long"} | (
         {"matrix": None} if kind == "similarity" else {"relations": None, "texts": [0, 1]}
     )
-    for need in (Need.EQUIVALENCE, Need.AFFINITY):
+    for need in (EvidenceNeed.EQUIVALENCE, EvidenceNeed.AFFINITY):
         assert value(need, none, ["a", "b"], kind) is None
     if kind == "similarity":
-        assert value(Need.SIMILARITY, none, ["a", "b"]) is None
-    assert value(Need.RELEVANCE, {"relevance": None}) is None
+        assert value(EvidenceNeed.SIMILARITY, none, ["a", "b"]) is None
+    assert value(EvidenceNeed.RELEVANCE, {"relevance": None}) is None
     evidence = answers_of(asked(greedy=said("a", -1.0)), True, "answer", relevance=None)
     assert evidence.greedy is not None and evidence.greedy.relevance is None
 
 
 def test_relevance_goes_to_its_answer() -> None:
-    greedy = value(Need.RELEVANCE, {"number": 0, "id": "q", "relevance": [[0.1, 0.2]]})
-    drawn = value(Need.SAMPLE_RELEVANCE, {"number": 0, "id": "q", "relevance": [[0.3], [0.4, 0.5]]})
+    greedy = value(EvidenceNeed.RELEVANCE, {"number": 0, "id": "q", "relevance": [[0.1, 0.2]]})
+    drawn = value(EvidenceNeed.SAMPLE_RELEVANCE, {"number": 0, "id": "q", "relevance": [[0.3], [0.4, 0.5]]})
     answered = asked(said("a", -1.0), said("b c", -1.0, -2.0), greedy=said("d e", -1.0, -2.0))
     evidence = answers_of(answered, True, "answer", greedy, drawn)
     assert evidence.greedy is not None and evidence.greedy.relevance == (0.1, 0.2, 0.0)
     assert [each.relevance for each in evidence.samples] == [(0.3, 0.0), (0.4, 0.5, 0.0)]
-    whole = evidence.with_values({Need.P_TRUE: value(Need.P_TRUE, {"log_p": -0.1}), Need.P_IK: 0.7})
+    whole = evidence.with_values(
+        {EvidenceNeed.P_TRUE: value(EvidenceNeed.P_TRUE, {"log_p": -0.1}), EvidenceNeed.P_IK: 0.7}
+    )
     assert (whole.p_true, whole.p_ik) == (-0.1, 0.7)
     check(whole)
 
 
 def test_what_no_field_is_for_goes_to_the_others() -> None:
-    evidence = Evidence("q").with_values({Need.P_TRUE: -0.1, "depth": 3}).with_values({"width": 4})
+    evidence = Evidence("q").with_values({EvidenceNeed.P_TRUE: -0.1, "depth": 3}).with_values({"width": 4})
     assert evidence.p_true == -0.1 and evidence.others == {"depth": 3, "width": 4}
 
 
@@ -160,4 +162,4 @@ def test_affinity_is_a_matrix_of_all_samples(texts: list[str]) -> None:
     samples = [said(text, -1.0) for text in texts]
     found = affinity_in(texts_of(*samples), None)
     assert found is not None and found.shape == (len(texts), len(texts))
-    check(answers_of(asked(*samples), True, "answer").with_values({Need.AFFINITY: found}))
+    check(answers_of(asked(*samples), True, "answer").with_values({EvidenceNeed.AFFINITY: found}))

@@ -134,7 +134,7 @@ _FIRST_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row(JobRow):
+class GridEngineJobRow(JobRow):
     """A job, or one or several tasks of an array, as ``qstat -xml`` shows it. ``state``: letters like ``qw``, ``hqw``,
     ``r``, ``dr``, ``Eqw``."""
 
@@ -186,7 +186,7 @@ _STATE_REASONS = {
 }
 
 
-def read_qstat(text: str) -> list[Row]:
+def read_qstat(text: str) -> list[GridEngineJobRow]:
     """The rows of ``qstat -xml``. Raises EngineAway for what is no such answer."""
     found = []
     for each in _xml(text).iter("job_list"):
@@ -196,7 +196,7 @@ def read_qstat(text: str) -> list[Row]:
             continue
         queue = each.findtext("queue_name") or ""
         found.append(
-            Row(
+            GridEngineJobRow(
                 job=job,
                 name=each.findtext("JB_name", ""),
                 state=each.findtext("state", ""),

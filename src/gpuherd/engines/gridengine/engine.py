@@ -17,7 +17,7 @@ from gpuherd.engines import host
 from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
 from gpuherd.engines.batch_system import keep_script, some
 from gpuherd.engines.gridengine import commands, translate
-from gpuherd.engines.gridengine.commands import GRID_ENGINE, Complex, Row
+from gpuherd.engines.gridengine.commands import GRID_ENGINE, Complex, GridEngineJobRow
 from gpuherd.engines.gridengine.options import GridEngineOptions
 from gpuherd.engines.gridengine.translate import CannotRequest
 from gpuherd.errors import UsageError
@@ -201,7 +201,7 @@ class GridEngine:
 
     # --- how they stand -------------------------------------------------------------------------------------------
 
-    def _sighting(self, row: Row, place: int, lost: frozenset[str]) -> Sighting:
+    def _sighting(self, row: GridEngineJobRow, place: int, lost: frozenset[str]) -> Sighting:
         if row.is_in_error:
             return row.sighting(place, f"Grid Engine could not start it: {self._in_error[row.job] or row.state}")
         if row.node in lost:
@@ -238,7 +238,7 @@ class GridEngine:
             for job in done:
                 del self._in_error[job]
 
-    def _lost_hosts(self, rows: Collection[Row]) -> frozenset[str]:
+    def _lost_hosts(self, rows: Collection[GridEngineJobRow]) -> frozenset[str]:
         """The hosts of these jobs of which sge_qmaster has heard nothing for long. Their jobs are deleted, for Grid
         Engine would take them for running until the node is back, and let them run on then."""
         now, running = time.monotonic(), {row.node for row in rows if row.node is not None}
@@ -275,7 +275,7 @@ class GridEngine:
                 found[ticket] = Sighting(handle=handle, phase=Phase.ENDED, end=End.CANCELLED, reason="deleted")
         return found
 
-    def _release(self, rows: Collection[Row]) -> None:
+    def _release(self, rows: Collection[GridEngineJobRow]) -> None:
         """Releases jobs that were submitted behind tasks of an array and wait for all of it: Grid Engine can't hold a
         job for some tasks of an array only."""
         if not self._after:
@@ -284,7 +284,7 @@ class GridEngine:
         for job, after in list(self._after.items()):
             needed = [GRID_ENGINE.parts(each) for each in after]
             waits = any(
-                row.job == other and (row.is_whole or row.speaks_of(place)) for other, place in needed for row in rows
+                row.job == other and (row.is_job or row.speaks_of(place)) for other, place in needed for row in rows
             )
             if not waits or job not in there:
                 del self._after[job]

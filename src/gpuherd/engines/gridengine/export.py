@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuherd.engines.base import EngineAway, EngineMissing, ExportJob, Placement
-from gpuherd.engines.export import ONE_PROCESS, ClusterFiles, Group, groups_of, run_with_notice
+from gpuherd.engines.export import ONE_PROCESS, ClusterFiles, ExportGroup, groups_of, run_with_notice
 from gpuherd.engines.gridengine import translate
 from gpuherd.engines.gridengine.commands import GRID_ENGINE, Complex
 from gpuherd.engines.gridengine.options import GridEngineOptions
@@ -47,12 +47,12 @@ class GridEngineFiles(ClusterFiles):
 """
     submit_setup = "rm -rf done\nmkdir -p logs done\n"
 
-    def __init__(self, groups: Sequence[Group], options: GridEngineOptions, known: Mapping[str, Complex]):
+    def __init__(self, groups: Sequence[ExportGroup], options: GridEngineOptions, known: Mapping[str, Complex]):
         super().__init__(groups)
         self._options = options
         self._known = known
 
-    def directives(self, group: Group) -> Sequence[str]:
+    def directives(self, group: ExportGroup) -> Sequence[str]:
         """As ``ClusterFiles.directives``."""
         jobs, limit = len(group.jobs), self._options.array_limit
         words = [f"-N {translate.job_name(group.name)}", "-S /bin/bash", "-cwd", "-j y", "-r n", "-notify"]
@@ -80,27 +80,27 @@ class GridEngineFiles(ClusterFiles):
         except translate.CannotRequest as problem:
             raise UsageError(str(problem)) from None
 
-    def line_number(self, group: Group) -> str:
+    def line_number(self, group: ExportGroup) -> str:
         """As ``ClusterFiles.line_number``."""
         return "${SGE_TASK_ID}" if len(group.jobs) > 1 else "1"
 
-    def before(self, group: Group) -> Sequence[str]:
+    def before(self, group: ExportGroup) -> Sequence[str]:
         """As ``ClusterFiles.before``."""
         lines = [*translate.gpus_of_site(group.placement.gpus), *self._options.setup]
         if group.after:
             needed = " ".join(f"done/{self.groups[place.group].name}.{place.index + 1}" for place in group.after)
-            told = "left out: $needed is not there, it has not succeeded"
+            message = "left out: $needed is not there, it has not succeeded"
             lines.append(f"for needed in {needed}; do")
-            lines.append(f'    if [ ! -e "$needed" ]; then echo "{told}" >&2; exit 1; fi')
+            lines.append(f'    if [ ! -e "$needed" ]; then echo "{message}" >&2; exit 1; fi')
             lines.append("done")
         return lines
 
-    def run(self, group: Group) -> str:
+    def run(self, group: ExportGroup) -> str:
         """As ``ClusterFiles.run``. Grid Engine also signals before it deletes a job."""
         success = _SUCCESS.format(name=group.name, task=self.line_number(group))
         return ONE_PROCESS + run_with_notice("USR1", "USR2", "TERM") + success
 
-    def submission(self, number: int, group: Group) -> Sequence[str]:  # noqa: ARG002
+    def submission(self, number: int, group: ExportGroup) -> Sequence[str]:  # noqa: ARG002
         """As ``ClusterFiles.submission``."""
         after = sorted({place.group for place in group.after} | set(group.behind))
         held = [f'-hold_jid "{",".join(f"$job_{each + 1}" for each in after)}"'] if after else []

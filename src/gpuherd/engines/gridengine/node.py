@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from gpuherd.engines.host import NAME as PYTHONPATH
-from gpuherd.engines.world import NodeSide, Rank, World
+from gpuherd.engines.world import Rank, RankStarter, World
 from gpuherd.errors import UsageError
 from gpuherd.gpus import visible
 from gpuherd.gpus.state import Maker
@@ -40,13 +40,12 @@ _GRACE_S = 10.0
 _LOOK_S = 0.1
 
 
-class _GridEngineNode(NodeSide):
+class _GridEngineNode(RankStarter):
     """Grid Engine passes on nothing of the environment of qsub; the script sets those variables that hide the user's,
     and the user's lines (``--setup``) have changed them since: the node's go over what was submitted.
     """
 
     own_environment_wins = True
-    starts_ranks = True
 
     def nodes(self, variables: Mapping[str, str]) -> tuple[str, ...]:
         """As ``NodeSide.nodes``."""
@@ -58,11 +57,11 @@ class _GridEngineNode(NodeSide):
         return job if job is None or task == _NOT_AN_ARRAY else f"{job}.{task}"
 
     def start_ranks(self, nodes: int, tasks: int, launcher: str | None, variables: Mapping[str, str]) -> list[str]:  # noqa: ARG002
-        """As ``NodeSide.start_ranks``."""
+        """As ``RankStarter.start_ranks``."""
         return [sys.executable, "-m", _MODULE, "all"]
 
     def rank(self, variables: Mapping[str, str], port: int) -> Rank:
-        """As ``NodeSide.rank``."""
+        """As ``RankStarter.rank``."""
         try:
             world = World(int(variables[_RANK]), int(variables[_NODES]), variables[_FIRST], port)
         except (KeyError, ValueError) as problem:

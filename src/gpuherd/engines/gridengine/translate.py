@@ -69,7 +69,7 @@ def job_name(batch: str) -> str:
 
 def arguments(batch: Batch, request: Sequence[str]) -> list[str]:
     """The words for qsub. ``request``: from ``requests``."""
-    words = ["-terse", "-N", job_name(batch.name), "-r", "n", "-notify", *_plain()]
+    words = ["-terse", "-N", job_name(batch.name), "-r", "n", "-notify", *_own_options()]
     if len(batch.parcels) > 1:
         words += ["-t", f"1-{len(batch.parcels)}"]
         if batch.at_once is not None and batch.at_once < len(batch.parcels):
@@ -80,7 +80,7 @@ def arguments(batch: Batch, request: Sequence[str]) -> list[str]:
     return [*words, *request]
 
 
-def _plain() -> list[str]:
+def _own_options() -> list[str]:
     # The script itself says where it writes: in qsub's words a path can't hold everything that a path can hold.
     return ["-b", "n", "-C", "", "-S", "/bin/bash", "-o", "/dev/null", "-e", "/dev/null", "-wd", "/"]
 
@@ -91,7 +91,7 @@ def verification(request: Sequence[str], known: Mapping[str, Complex]) -> list[s
     Grid Engine knows no amount of free memory of an empty cluster and takes it for none: the request is for the node's
     memory in all instead.
     """
-    words = ["-w", "v", *_plain()]
+    words = ["-w", "v", *_own_options()]
     for before, word in zip(("", *request), request, strict=False):
         if before == "-l":
             pairs = (each.partition("=") for each in word.split(","))

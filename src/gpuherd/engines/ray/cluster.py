@@ -26,7 +26,7 @@ _PROBE_S = 5.0
 _LONGEST_NOTE = 1000
 
 
-class Kind(Enum):
+class ClusterKind(Enum):
     """How the cluster is reached."""
 
     OWN = "own"
@@ -38,7 +38,7 @@ class Kind(Enum):
 class Address:
     """``text`` is HOST:PORT or an URL; "" for a cluster of our own, which is started and shut down by us."""
 
-    kind: Kind
+    kind: ClusterKind
     text: str = ""
 
 
@@ -50,11 +50,11 @@ def resolve(word: str | None, environment: Mapping[str, str]) -> Address:
     if word is None:
         word, where = environment.get("RAY_ADDRESS") or "auto", "RAY_ADDRESS"
     if word == "local":
-        return Address(Kind.OWN)
+        return Address(ClusterKind.OWN)
     if word != "auto":
         return _parsed(word, where)
     running = _running_here(environment)
-    return Address(Kind.OWN) if running is None else Address(Kind.JOINED, running)
+    return Address(ClusterKind.OWN) if running is None else Address(ClusterKind.JOINED, running)
 
 
 def answers(address: str, within_s: float = _PROBE_S) -> bool:
@@ -69,14 +69,14 @@ def _parsed(word: str, where: str) -> Address:
     if word.startswith(("http://", "https://")):
         if not _names_a_host(word):
             raise UsageError(f"{where} {word!r} is no address of a job server; give {_FORMS}")
-        return Address(Kind.SERVER, word.rstrip("/"))
+        return Address(ClusterKind.SERVER, word.rstrip("/"))
     if "://" in word:
         scheme = word.partition("://")[0]
         raise UsageError(f"{where} {word!r}: {scheme}:// is not taken; give {_FORMS}")
     host, sign, port = word.rpartition(":")
     if not sign or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise UsageError(f"{where} {word!r} is no address of a Ray cluster; give {_FORMS}")
-    return Address(Kind.JOINED, word)
+    return Address(ClusterKind.JOINED, word)
 
 
 def _names_a_host(url: str) -> bool:
@@ -98,7 +98,7 @@ def _running_here(environment: Mapping[str, str]) -> str | None:
     except (OSError, ValueError):
         return None
     try:
-        joined = _parsed(text, "ray_current_cluster").kind is Kind.JOINED and answers(text, 2.0)
+        joined = _parsed(text, "ray_current_cluster").kind is ClusterKind.JOINED and answers(text, 2.0)
     except UsageError:
         return None
     if joined and owner not in (0, os.geteuid()):
@@ -123,7 +123,7 @@ _MB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRoom:
+class NodeCapacity:
     """A node that is alive: its total and free resources by Ray's names; memory in bytes."""
 
     name: str
@@ -156,7 +156,7 @@ def _amount(word: str, amount: str) -> float:
     return value
 
 
-def wanted(placement: Placement, extra: Mapping[str, float], *, cpus: float) -> dict[str, float]:
+def resources_per_node(placement: Placement, extra: Mapping[str, float], *, cpus: float) -> dict[str, float]:
     """The resources that it takes on each of its nodes. ``cpus``: Ray's default."""
     asked = {
         GPU: float(placement.gpus),
@@ -174,7 +174,7 @@ def turn_of(placement: Placement, notice_s: float) -> float | None:
     return placement.time_s - notice_s if placement.time_s > notice_s else placement.time_s
 
 
-def never(placement: Placement, asked: Mapping[str, float], nodes: Collection[NodeRoom]) -> str | None:
+def never(placement: Placement, asked: Mapping[str, float], nodes: Collection[NodeCapacity]) -> str | None:
     """Why these nodes can never grant it; None where they can once it is free."""
     able = sum(_fits(asked, node.total) for node in nodes)
     if able >= placement.nodes:
@@ -205,14 +205,14 @@ def _short(asked: Mapping[str, float], rooms: Collection[Mapping[str, float]]) -
 
 
 def refused(
-    placements: Iterable[Placement], asked: Callable[[Placement], Mapping[str, float]], nodes: Collection[NodeRoom]
+    placements: Iterable[Placement], asked: Callable[[Placement], Mapping[str, float]], nodes: Collection[NodeCapacity]
 ) -> dict[Placement, str]:
     """Those placements that these nodes can never grant, and why. ``asked``: a placement's resources in Ray's terms."""
     reasons = ((each, never(each, asked(each), nodes)) for each in placements)
     return {each: reason for each, reason in reasons if reason is not None}
 
 
-def waits_for(count: int, asked: Mapping[str, float], nodes: Collection[NodeRoom]) -> str:
+def waits_for(count: int, asked: Mapping[str, float], nodes: Collection[NodeCapacity]) -> str:
     """Why a parcel that Ray has not placed waits."""
     if sum(_fits(asked, node.total) for node in nodes) < count:
         return f"Ray has no node with {_words(asked)} now; it starts when one joins"
@@ -267,30 +267,30 @@ def find_ray(word: str | None) -> list[CheckResult]:
         address = resolve(word, os.environ)
     except GpuherdError as problem:
         return [here, CheckResult("Ray cluster", Status.FAIL, str(problem), "give --ray-address as it says")]
-    if address.kind is Kind.OWN:
+    if address.kind is ClusterKind.OWN:
         detail = "none runs here; gpuherd starts one on this machine for as long as it works"
         return [here, CheckResult("Ray cluster", Status.SKIP, detail, "ray start --head, or --ray-address of another")]
-    place = address.text.partition("://")[2].partition("/")[0] if address.kind is Kind.SERVER else address.text
-    if address.kind is Kind.SERVER and ":" not in place:
+    place = address.text.partition("://")[2].partition("/")[0] if address.kind is ClusterKind.SERVER else address.text
+    if address.kind is ClusterKind.SERVER and ":" not in place:
         place += ":443" if address.text.startswith("https") else ":80"
     if not answers(place):
         remedy = "ray start --head starts one; a remote one is reached by its job server, http://HOST:8265"
-        return [here, CheckResult("Ray cluster", Status.FAIL, f"nobody answers at {address.text}", remedy)]
-    if address.kind is Kind.SERVER:
+        return [here, CheckResult("Ray cluster", Status.FAIL, f"nothing answers at {address.text}", remedy)]
+    if address.kind is ClusterKind.SERVER:
         return [here, CheckResult("Ray cluster", Status.OK, f"a job server answers at {address.text}")]
     answer = ask(_DRIVER, [LOOK, address.text], environment={}, timeout_s=_RAY_WITHIN_S)
     return [here, ray_cluster(address.text, answer.values, answer.error)]
 
 
-def ray_cluster(address: str, told: Mapping[str, Any], error: str | None) -> CheckResult:
+def ray_cluster(address: str, info: Mapping[str, Any], error: str | None) -> CheckResult:
     """Judges the totals of a cluster that a process has joined (``look``)."""
-    problem = error or told.get("error")
+    problem = error or info.get("error")
     if problem is not None:
         remedy = "both need the same versions of Ray and Python; see ray status on the cluster"
         return CheckResult("Ray cluster", Status.FAIL, f"{address}: {problem}", remedy)
-    nodes = f"{told['nodes']} node{'s' if told['nodes'] != 1 else ''}"
-    detail = f"{address}: {nodes}, {told['gpus']:g} GPUs, {told['cpus']:g} cores"
-    if not told["gpus"]:
+    nodes = f"{info['nodes']} node{'s' if info['nodes'] != 1 else ''}"
+    detail = f"{address}: {nodes}, {info['gpus']:g} GPUs, {info['cpus']:g} cores"
+    if not info["gpus"]:
         remedy = "ray start --num-gpus N on the nodes that have some, if jobs want GPUs"
         return CheckResult("Ray cluster", Status.WARN, detail, remedy)
     return CheckResult("Ray cluster", Status.OK, detail)

@@ -26,7 +26,7 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.job_submission import JobDetails
 
 from gpuherd.engines.base import End, EngineAway
-from gpuherd.engines.ray.cluster import LOOK, Address, Kind, NodeRoom, answers
+from gpuherd.engines.ray.cluster import LOOK, Address, ClusterKind, NodeCapacity, answers
 from gpuherd.engines.ray.engine import SETUP, Answer, Question, Setup, refused_token
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 
@@ -65,14 +65,14 @@ def connect(address: Address, folder: Path | None) -> Cluster:
     return _join(address.text) if folder is None else _start(folder)
 
 
-def rooms() -> list[NodeRoom]:
+def rooms() -> list[NodeCapacity]:
     """The nodes that are alive, with their total and free resources. Raises EngineAway."""
     from ray._private.state import available_resources_per_node  # no public function gives it by node
 
     try:
         free: Mapping[str, Mapping[str, float]] = available_resources_per_node()
         return [
-            NodeRoom(node["NodeManagerHostname"], node["Resources"], free.get(node["NodeID"], {}))
+            NodeCapacity(node["NodeManagerHostname"], node["Resources"], free.get(node["NodeID"], {}))
             for node in ray.nodes()
             if node["Alive"]
         ]
@@ -90,8 +90,8 @@ def grows() -> bool:
         if config is not None and config.node_group_configs:
             return True
     with suppress(RayError, OSError, ValueError, TypeError, AttributeError):
-        told = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
-        return any(_NO_TYPE.fullmatch(each) is None for each in {**(told.get("active_nodes") or {})})
+        report = json.loads(_internal_kv_get("__autoscaling_status") or b"{}").get("autoscaler_report") or {}
+        return any(_NO_TYPE.fullmatch(each) is None for each in {**(report.get("active_nodes") or {})})
     return False
 
 
@@ -290,7 +290,7 @@ def bug(problem: Exception) -> RuntimeError:
 
 
 def _open(setup: Setup) -> Tasks | JobServer:
-    if setup.address.kind is Kind.SERVER:
+    if setup.address.kind is ClusterKind.SERVER:
         from gpuherd.engines.ray.job_server import JobServer
 
         return JobServer(setup)
@@ -302,7 +302,7 @@ def _open(setup: Setup) -> Tasks | JobServer:
 def look(address: str) -> dict[str, Any]:
     """The totals of a cluster that this process joins and leaves."""
     try:
-        cluster = connect(Address(Kind.JOINED, address), None)
+        cluster = connect(Address(ClusterKind.JOINED, address), None)
         try:
             there = rooms()
         finally:

@@ -21,7 +21,7 @@ from typing import Any
 
 from gpuherd.engines.base import Batch, EngineAway, EngineMissing, Placement, Sighting, Ticket
 from gpuherd.engines.host import finding_us
-from gpuherd.engines.ray.cluster import Address, Kind, custom, resolve
+from gpuherd.engines.ray.cluster import Address, ClusterKind, custom, resolve
 from gpuherd.engines.ray.options import RayOptions
 from gpuherd.engines.world import Join, Lead
 from gpuherd.errors import UsageError
@@ -148,7 +148,7 @@ class Channel:
     def __init__(self, setup: Setup, connect_s: float = _CONNECT_S):
         self._address = setup.address
         try:
-            self._folder = OwnFolder() if setup.address.kind is Kind.OWN else None
+            self._folder = OwnFolder() if setup.address.kind is ClusterKind.OWN else None
         except OSError as problem:
             raise EngineAway(f"can't make a folder for Ray in /tmp: {problem.strerror}") from problem
         ours, theirs = Pipe()
@@ -188,7 +188,7 @@ class Channel:
         then the channel can't be used any more."""
         try:
             self._connection.send((method, argument))
-            self._wait(method == SETUP and self._address.kind is Kind.JOINED, within_s)
+            self._wait(method == SETUP and self._address.kind is ClusterKind.JOINED, within_s)
             answer: Answer = self._connection.recv()
         except (EOFError, OSError):
             self._process.wait()
@@ -299,7 +299,7 @@ class RayEngine:
             resources=custom(options.ray_resources),
             notice_s=options.notice,
         )
-        self.look_s = _SERVER_LOOK_S if self._setup.address.kind is Kind.SERVER else _LOOK_S
+        self.look_s = _SERVER_LOOK_S if self._setup.address.kind is ClusterKind.SERVER else _LOOK_S
         self._channel: Channel | None = None
         # One process answers, one query after the other, from whichever thread.
         self._asks = threading.Lock()

@@ -19,7 +19,7 @@ from ray.util.state import list_nodes
 from ray.util.state.exception import RayStateApiException
 
 from gpuherd.engines.base import Batch, End, EngineAway, Phase, Placement, Refused, Sighting
-from gpuherd.engines.ray.cluster import CPU, GPU, MEMORY, NodeRoom, refused, turn_of, wanted
+from gpuherd.engines.ray.cluster import CPU, GPU, MEMORY, NodeCapacity, refused, resources_per_node, turn_of
 from gpuherd.engines.ray.driver import end_of_job, in_short, said
 from gpuherd.engines.ray.engine import Setup, handle_of, refused_token
 from gpuherd.errors import UsageError
@@ -44,32 +44,32 @@ class JobServer:
     def __init__(self, setup: Setup):
         self._setup = setup
         self._url = setup.address.text
-        with self._told():
+        with self._errors_translated():
             self._client = JobSubmissionClient(self._url)
         self._fetched: set[str] = set()
 
     def check(self, placements: tuple[Placement, ...]) -> dict[Placement, str]:
         """As ``Engine.check``; a cluster with an autoscaler is expected to grow."""
         found = {each: _SPANNING for each in placements if each.nodes > 1}
-        with self._told():
+        with self._errors_translated():
             if self._grows():
                 return found
             nodes = [
-                NodeRoom(node.node_name, node.resources_total or {}, {})
+                NodeCapacity(node.node_name, node.resources_total or {}, {})
                 for node in list_nodes(address=self._url, limit=_MOST_NODES, raise_on_missing_output=False)
                 if node.state == "ALIVE"
             ]
-        return refused(placements, self._asked, nodes) | found
+        return refused(placements, self._resources, nodes) | found
 
     def submit(self, batch: Batch) -> list[str]:
         """As ``Engine.submit``. Jobs that the server has by these names already are not submitted again."""
-        asked = self._asked(batch.placement)
+        asked = self._resources(batch.placement)
         extra = {name: amount for name, amount in asked.items() if name not in (GPU, CPU, MEMORY)}
         turn_s = turn_of(batch.placement, self._setup.notice_s)
         handles: list[str] = []
         for index, parcel in enumerate(batch.parcels):
             handle = handle_of(batch.name, index)
-            with self._told(taken=index):
+            with self._errors_translated(taken=index):
                 self._submit(
                     submission_id=handle,
                     entrypoint=entrypoint(batch.command, index, turn_s),
@@ -85,14 +85,14 @@ class JobServer:
 
     def look(self, handles: tuple[str, ...]) -> dict[str, Sighting]:
         """As ``Engine.look``, with one query."""
-        with self._told():
+        with self._errors_translated():
             jobs = {job.submission_id: job for job in self._client.list_jobs()}
         return {handle: self._sighting(handle, jobs[handle]) for handle in handles if handle in jobs}
 
     def cancel(self, handles: tuple[str, ...]) -> None:
         """As ``Engine.cancel``."""
         for handle in handles:
-            with self._told():
+            with self._errors_translated():
                 try:
                     self._client.stop_job(handle)
                 except RuntimeError as problem:
@@ -110,8 +110,8 @@ class JobServer:
             if "already exists" not in str(problem):
                 raise
 
-    def _asked(self, placement: Placement) -> dict[str, float]:
-        return wanted(placement, self._setup.resources, cpus=0.0)
+    def _resources(self, placement: Placement) -> dict[str, float]:
+        return resources_per_node(placement, self._setup.resources, cpus=0.0)
 
     def _sighting(self, handle: str, job: JobDetails) -> Sighting:
         agent = urlsplit(job.driver_agent_http_address or "").hostname
@@ -140,13 +140,13 @@ class JobServer:
     def _grows(self) -> bool:
         """Whether an autoscaler can bring nodes that are not there yet."""
         with suppress(RuntimeError, ValueError, TypeError, AttributeError):
-            told: Any = self._client._do_request("GET", "/api/cluster_status").json()
-            report = json.dumps(told.get("data", {}).get("clusterStatus", {}).get("autoscalingStatus"))
+            reply: Any = self._client._do_request("GET", "/api/cluster_status").json()
+            report = json.dumps(reply.get("data", {}).get("clusterStatus", {}).get("autoscalingStatus"))
             return "Launch" in report
         return False
 
     @contextmanager
-    def _told(self, taken: int | None = None) -> Iterator[None]:
+    def _errors_translated(self, taken: int | None = None) -> Iterator[None]:
         """Turns what can go wrong on the way to the server, and in it, into our errors. ``taken``: how many jobs of the
         batch that is handed over it has already: only one of which it has nothing can be refused."""
         try:

@@ -16,11 +16,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gpuherd.engines.base import Batch, End, EngineAway, Phase, Placement, Sighting
 from gpuherd.engines.ray import driver
-from gpuherd.engines.ray.cluster import CPU, GPU, MEMORY, NodeRoom, refused, turn_of, waits_for, wanted
+from gpuherd.engines.ray.cluster import CPU, GPU, MEMORY, NodeCapacity, refused, resources_per_node, turn_of, waits_for
 from gpuherd.engines.ray.driver import end_of, end_of_leader, in_short, unfit
 from gpuherd.engines.ray.engine import Setup, handle_of
 from gpuherd.engines.ray.worker import imports, join_in, work
-from gpuherd.engines.world import Failure, Join, Lead, World
+from gpuherd.engines.world import Join, Lead, NodeFailure, World
 from gpuherd.errors import UsageError
 
 # A parcel over several nodes: a placement group with a bundle for each (STRICT_SPREAD: no two on one node), one task
@@ -30,7 +30,7 @@ from gpuherd.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TaskGroup:
     """What the first task needs to start the others. ``options`` are those of each task."""
 
     group: PlacementGroup
@@ -39,7 +39,7 @@ class Span:
     options: Mapping[str, Any]
 
 
-def in_bundle(span: Span, rank: int) -> dict[str, Any]:
+def in_bundle(span: TaskGroup, rank: int) -> dict[str, Any]:
     """The options of the task of one node."""
     strategy = PlacementGroupSchedulingStrategy(span.group, placement_group_bundle_index=rank)
     return {**span.options, "scheduling_strategy": strategy}
@@ -48,7 +48,7 @@ def in_bundle(span: Span, rank: int) -> dict[str, Any]:
 class Companions:
     """The tasks on the other nodes, for the leader on the first (``engines.world.Others``)."""
 
-    def __init__(self, span: Span, manifest: str, index: int, handle: str):
+    def __init__(self, span: TaskGroup, manifest: str, index: int, handle: str):
         self.address: str = get_node_ip_address()
         self.names = _names(span.group)
         self._span = span
@@ -56,8 +56,8 @@ class Companions:
         self._index = index
         self._handle = handle
         self._open: dict[Any, int] = {}
-        self._failure: Failure | None = None
-        self._asked = False
+        self._failure: NodeFailure | None = None
+        self._cancelled = False
 
     def begin(self, port: int) -> None:
         """Starts them. Raises EngineAway."""
@@ -76,7 +76,7 @@ class Companions:
         self._hear()
         return not self._open
 
-    def failure(self) -> Failure | None:
+    def failure(self) -> NodeFailure | None:
         """The first that failed, None while none has."""
         self._hear()
         return self._failure
@@ -84,8 +84,8 @@ class Companions:
     def end(self) -> None:
         """Asks them to make room; a second call ends their workers. Their guardians end what is left."""
         for answer in self._open:
-            ray.cancel(answer, force=self._asked)
-        self._asked = True
+            ray.cancel(answer, force=self._cancelled)
+        self._cancelled = True
 
     def _hear(self) -> None:
         if not self._open:
@@ -107,14 +107,14 @@ def _names(group: PlacementGroup) -> tuple[str, ...]:
     return ()
 
 
-def _failure(answer: Any, rank: int) -> Failure | None:
+def _failure(answer: Any, rank: int) -> NodeFailure | None:
     try:
-        told: Failure | None = ray.get(answer)
-        return told
+        failure: NodeFailure | None = ray.get(answer)
+        return failure
     except RayError as problem:
         # An error that was raised there without a cancellation is the job's own; in all other cases it lost its worker.
         own = isinstance(problem, RayTaskError) and not isinstance(problem, TaskCancelledError)
-        return Failure(rank, f"of rank {rank}", 1 if own else None)
+        return NodeFailure(rank, f"of rank {rank}", 1 if own else None)
 
 
 # Parcels as tasks of Ray: one task leads one attempt. They run in the process next to Ray, which is their driver: they
@@ -139,7 +139,7 @@ class Flight:
 
     stream: Any
     asked: Mapping[str, float]
-    span: Span | None = None
+    span: TaskGroup | None = None
     node: str | None = None
     ended: tuple[End, str | None] | None = None
     cancelled: bool = False
@@ -153,7 +153,7 @@ class Tasks:
         self._cluster = driver.connect(setup.address, setup.folder)
         self._work = ray.remote(num_returns="streaming", max_retries=0, max_calls=0)(work)
         self._flights: dict[str, Flight] = {}
-        self._rooms: list[NodeRoom] = []
+        self._rooms: list[NodeCapacity] = []
         self._rooms_at = float("-inf")
 
     def check(self, placements: tuple[Placement, ...]) -> dict[Placement, str]:
@@ -163,11 +163,11 @@ class Tasks:
         found = {} if self._setup.join else {each: _ONE_NODE for each in placements if each.nodes > 1}
         if driver.grows():
             return found
-        return refused(placements, self._asked, driver.rooms()) | found
+        return refused(placements, self._resources, driver.rooms()) | found
 
     def submit(self, batch: Batch) -> list[str]:
         """As ``Engine.submit``."""
-        asked = self._asked(batch.placement)
+        asked = self._resources(batch.placement)
         options = options_of(asked, batch.placement)
         turn_s = turn_of(batch.placement, self._setup.notice_s)
         handles = []
@@ -215,15 +215,17 @@ class Tasks:
         finally:
             self._cluster.leave()
 
-    def _span(self, handle: str, nodes: int, asked: Mapping[str, float], options: Mapping[str, Any]) -> Span | None:
+    def _span(
+        self, handle: str, nodes: int, asked: Mapping[str, float], options: Mapping[str, Any]
+    ) -> TaskGroup | None:
         if nodes == 1 or self._setup.join is None:
             return None
         # This does not wait for the bundles: a task in the group does.
         group = placement_group([dict(asked) for _ in range(nodes)], strategy="STRICT_SPREAD", name=handle)
-        return Span(group, self._setup.join, nodes, options)
+        return TaskGroup(group, self._setup.join, nodes, options)
 
-    def _asked(self, placement: Placement) -> dict[str, float]:
-        return wanted(placement, self._setup.resources, cpus=_TASK_CPUS)
+    def _resources(self, placement: Placement) -> dict[str, float]:
+        return resources_per_node(placement, self._setup.resources, cpus=_TASK_CPUS)
 
     def _hear(self) -> None:
         """Reads the tasks' messages: first the node, then the exit code, or the error that they ended with."""

@@ -20,17 +20,22 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.engines.world import Failure, Others, Stop, World
+from gpuherd.engines.world import NodeFailure, Others, Stop, World
 
 if TYPE_CHECKING:
-    from gpuherd.engines.ray.tasks import Span
+    from gpuherd.engines.ray.tasks import TaskGroup
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BREAKPOINT = "PYTHONBREAKPOINT"
 
 
 def work(
-    lead: Callable[..., int], manifest: str, index: int, handle: str, turn_s: float | None, span: Span | None = None
+    lead: Callable[..., int],
+    manifest: str,
+    index: int,
+    handle: str,
+    turn_s: float | None,
+    span: TaskGroup | None = None,
 ) -> Iterator[str | tuple[int, bool]]:
     """The task: yields the node's name as soon as it runs, and when the attempt has ended its leader's exit code and
     whether its time was up.
@@ -44,14 +49,14 @@ def work(
         from gpuherd.engines.ray.tasks import Companions
 
         others = Companions(span, manifest, index, handle)
-    with asked_to_stop(turn_s) as stop:
+    with stop_requests(turn_s) as stop:
         code = lead(manifest, index, stop, handle=handle, others=others)
     yield int(code), turn_s is not None and time.monotonic() >= began + turn_s
 
 
-def join_in(join: Callable[..., Failure | None], manifest: str, index: int, world: World) -> Failure | None:
+def join_in(join: Callable[..., NodeFailure | None], manifest: str, index: int, world: World) -> NodeFailure | None:
     """The task on another node of an attempt over several."""
-    with asked_to_stop(None) as stop:
+    with stop_requests(None) as stop:
         return join(manifest, index, world, stop)
 
 
@@ -61,7 +66,7 @@ def imports(lead: Callable[..., int]) -> str:
 
 
 @contextmanager
-def asked_to_stop(turn_s: float | None) -> Iterator[Stop]:
+def stop_requests(turn_s: float | None) -> Iterator[Stop]:
     """A ``Stop`` that is set when Ray cancels the task or ends the worker, or when its time is up.
 
     For the main thread. A SIGTERM is passed on to Ray's own handler afterwards.
@@ -109,8 +114,8 @@ def _watch(read_end: int, stop: Stop, turn_s: float | None) -> None:
             stop.ask(time_up=True)
             wait_ms = None
             continue
-        told = os.read(read_end, 64)
-        if any(byte in told for byte in _SIGNALS):
+        received = os.read(read_end, 64)
+        if any(byte in received for byte in _SIGNALS):
             stop.ask()
-        if 0 in told:
+        if 0 in received:
             return

@@ -137,7 +137,7 @@ class Slurm(BatchSystem):
 
     # --- queries ----------------------------------------------------------------------------------------------------
 
-    def squeue(self, names: Sequence[str]) -> Iterator[Row]:
+    def squeue(self, names: Sequence[str]) -> Iterator[SlurmJobRow]:
         """This user's jobs, at least those with these names, also those that have just ended."""
         only = ",".join(names)
         return read_squeue(
@@ -147,7 +147,7 @@ class Slurm(BatchSystem):
             )
         )
 
-    def sacct(self, *, jobs: Sequence[str] = (), names: Sequence[str] = ()) -> list[Row] | None:
+    def sacct(self, *, jobs: Sequence[str] = (), names: Sequence[str] = ()) -> list[SlurmJobRow] | None:
         """Accounting's records of these jobs, or of all with one of these names in the last week; None where accounting
         is switched off.
         """
@@ -212,7 +212,7 @@ _BY = re.compile(r"CANCELLED by (\d{1,20})")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row(JobRow):
+class SlurmJobRow(JobRow):
     """A line of squeue or sacct. ``state``: SLURM's word, like RUNNING; ``by``: the user id that sacct gives with
     CANCELLED."""
 
@@ -250,23 +250,23 @@ class Row(JobRow):
         )
 
 
-def read_squeue(text: str) -> Iterator[Row]:
+def read_squeue(text: str) -> Iterator[SlurmJobRow]:
     """The rows of ``squeue --noheader -o _SQUEUE_FORMAT``."""
     for line in text.splitlines():
         job, place, state, node, name, reason = _fields(line, 6)
         places = _places(place)
         if _JOB.fullmatch(job) and job.isdigit() and places != ():
-            yield Row(job=job, places=places, state=state, name=name, node=_word(node), reason=_word(reason))
+            yield SlurmJobRow(job=job, places=places, state=state, name=name, node=_word(node), reason=_word(reason))
 
 
-def read_sacct(text: str) -> Iterator[Row]:
+def read_sacct(text: str) -> Iterator[SlurmJobRow]:
     """The rows of ``sacct --noheader --parsable2 --allocations --format=_SACCT_FORMAT``."""
     for line in text.splitlines():
         job, state, nodes, reason, name = _fields(line, 5)
         found, by = _JOB.fullmatch(job), _BY.match(state)
         places = None if found is None else _places(found[2] or found[3] or "")
         if found is not None and places != ():
-            yield Row(
+            yield SlurmJobRow(
                 job=found[1],
                 places=places,
                 state=state.partition(" ")[0].rstrip("+"),

@@ -16,7 +16,7 @@ from functools import cached_property
 from gpuherd.engines.base import Batch, End, EngineAway, EngineMissing, Phase, Placement, Refused, Sighting, Ticket
 from gpuherd.engines.batch_system import check_argument, keep_script, notice_s
 from gpuherd.engines.slurm import site
-from gpuherd.engines.slurm.commands import SLURM, Row
+from gpuherd.engines.slurm.commands import SLURM, SlurmJobRow
 from gpuherd.engines.slurm.options import SlurmOptions
 from gpuherd.errors import UsageError, printable
 from gpuherd.gpus.lease_files import user_name
@@ -182,12 +182,12 @@ def notice(options: SlurmOptions, time_s: float | None) -> int:
 def checked(words: Sequence[str], program: str = "sbatch") -> tuple[str, ...]:
     """``--slurm-args``, checked. Raises UsageError for what is no option, or is gpuherd's own to give."""
     for word in words:
-        given = _meant(word.partition("=")[0])
+        given = _own_option(word.partition("=")[0])
         check_argument("--slurm-args", word, given, _OURS, program, "--slurm-args=--exclude=n3")
     return tuple(words)
 
 
-def _meant(name: str) -> str | None:
+def _own_option(name: str) -> str | None:
     """The option of ``_OURS`` that a word gives, also abbreviated as sbatch would take it; None for another one."""
     if not name.startswith("--"):
         return _SHORT.get(name[:2])
@@ -246,7 +246,7 @@ class SlurmEngine:
         self._nameless_since: dict[str, float] = {}
 
     @cached_property
-    def _settings(self) -> site.Settings:
+    def _settings(self) -> site.SlurmSettings:
         return site.settings(SLURM.config())
 
     @property
@@ -313,13 +313,15 @@ class SlurmEngine:
     def close(self) -> None:
         """As ``Engine.close``: there is nothing to close."""
 
-    def _recorded(self, places: Mapping[Ticket, tuple[str, int]], now: Collection[Row]) -> dict[Ticket, Row]:
+    def _recorded(
+        self, places: Mapping[Ticket, tuple[str, int]], now: Collection[SlurmJobRow]
+    ) -> dict[Ticket, SlurmJobRow]:
         """Accounting's rows for these. ``now``: the controller's rows."""
         # Whole arrays: asked about a single place, sacct leaves out what became of an array's waiting rest.
         jobs = sorted({SLURM.parts(ticket.handle)[0] for ticket in places if ticket.handle is not None})
         nameless = sorted({name for ticket, (name, _) in places.items() if ticket.handle is None})
         parts = [jobs[at : at + _RECORDED_AT_ONCE] for at in range(0, len(jobs), _RECORDED_AT_ONCE)]
-        found: dict[Ticket, Row] = {}
+        found: dict[Ticket, SlurmJobRow] = {}
         for handles, names in (*((part, []) for part in parts), ([], nameless)):
             if self._accounting and (handles or names):
                 try:
@@ -331,7 +333,7 @@ class SlurmEngine:
                 found |= {**_dropped(places, now, rows or ()), **SLURM.rows_of(places, rows or ())}
         return found
 
-    def _sighting(self, row: Row | None, recorded: Row | None, place: int) -> Sighting | None:
+    def _sighting(self, row: SlurmJobRow | None, recorded: SlurmJobRow | None, place: int) -> Sighting | None:
         if recorded is not None and recorded.phase is not Phase.ENDED:
             recorded = None
         by = None if recorded is None or recorded.by is None else user_name(recorded.by)
@@ -347,16 +349,16 @@ class SlurmEngine:
 
 
 def _dropped(
-    places: Mapping[Ticket, tuple[str, int]], now: Collection[Row], recorded: Collection[Row]
-) -> dict[Ticket, Row]:
+    places: Mapping[Ticket, tuple[str, int]], now: Collection[SlurmJobRow], recorded: Collection[SlurmJobRow]
+) -> dict[Ticket, SlurmJobRow]:
     """Those of arrays that controller and accounting both know, to be overruled by what either says of them. Who
     cancels single jobs of an array that waits takes them out of it, and SLURM keeps no record of them at all.
     """
-    arrays = {(row.name, row.job) for row in now} & {(row.name, row.job) for row in recorded if not row.is_whole}
+    arrays = {(row.name, row.job) for row in now} & {(row.name, row.job) for row in recorded if not row.is_job}
     found = {}
     for ticket, (name, _) in places.items():
         job, place = (None, 0) if ticket.handle is None else SLURM.parts(ticket.handle)
         if job is not None and (name, job) in arrays:
             only = range(place, place + 1)
-            found[ticket] = Row(job=job, places=(only,), state="CANCELLED", name=name)
+            found[ticket] = SlurmJobRow(job=job, places=(only,), state="CANCELLED", name=name)
     return found

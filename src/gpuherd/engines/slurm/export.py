@@ -6,7 +6,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from gpuherd.engines.base import ExportJob
-from gpuherd.engines.export import ONE_PROCESS, RUN, ClusterFiles, Group, groups_of, run_with_notice, whole_groups
+from gpuherd.engines.export import (
+    ONE_PROCESS,
+    RUN,
+    ClusterFiles,
+    ExportGroup,
+    grouped_dependencies,
+    groups_of,
+    run_with_notice,
+)
 from gpuherd.engines.slurm.commands import SLURM
 from gpuherd.engines.slurm.engine import checked, notice, resources
 from gpuherd.engines.slurm.node import SHELL_MEETING, SHELL_PLACE, steps
@@ -20,7 +28,7 @@ held=()
 trap 'if [ "${#held[@]}" -gt 0 ]; then scontrol release "${held[@]}"; fi' EXIT
 """
 _SEVERAL = """\
-# {told} They meet at this port of the first node, or the next that is free there.
+# {comment} They meet at this port of the first node, or the next that is free there.
 {meeting}
 place=$(cat <<'PLACE'
 {place}
@@ -47,17 +55,17 @@ class SlurmFiles(ClusterFiles):
 # refused: scancel takes it back, by the numbers that are printed.
 """
 
-    def __init__(self, groups: Sequence[Group], options: SlurmOptions):
+    def __init__(self, groups: Sequence[ExportGroup], options: SlurmOptions):
         super().__init__(groups)
         self._options = options
-        self._needed = [whole_groups(group.after, groups) for group in groups]
+        self._needed = [grouped_dependencies(group.after, groups) for group in groups]
         # Groups that others need; none where the user holds all of them.
         self._held: frozenset[int] = frozenset()
         if not {"--hold", "-H"} & set(options.slurm_args):
             self._held = frozenset(number for group in groups for number in {place.group for place in group.after})
         self.submit_setup = "mkdir -p logs\n" + (_HOLDING if self._held else "")
 
-    def directives(self, group: Group) -> Sequence[str]:
+    def directives(self, group: ExportGroup) -> Sequence[str]:
         """As ``ClusterFiles.directives``; sbatch takes a line apart much as a shell does."""
         options, jobs = self._options, len(group.jobs)
         words = [f"--job-name={group.name}", f"--output=logs/%x{'.%a' if jobs > 1 else ''}.log"]
@@ -70,11 +78,11 @@ class SlurmFiles(ClusterFiles):
         words += ["--no-requeue", "--kill-on-invalid-dep=yes", *checked(options.slurm_args)]
         return [shlex.quote(word) for word in words]
 
-    def line_number(self, group: Group) -> str:  # noqa: ARG002
+    def line_number(self, group: ExportGroup) -> str:  # noqa: ARG002
         """As ``ClusterFiles.line_number``."""
         return "$((${SLURM_ARRAY_TASK_ID:-0} + 1))"
 
-    def before(self, group: Group) -> Sequence[str]:
+    def before(self, group: ExportGroup) -> Sequence[str]:
         """As ``ClusterFiles.before``."""
         # SLURM names the GPUs where it has given any.
         shown = {ORDER: PCI_ORDER} if group.placement.gpus else environment(())
@@ -83,17 +91,17 @@ class SlurmFiles(ClusterFiles):
             lines.append("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK")
         return [*lines, *self._options.setup]
 
-    def run(self, group: Group) -> str:
+    def run(self, group: ExportGroup) -> str:
         """As ``ClusterFiles.run``."""
         asked, process = group.placement, ONE_PROCESS
         if asked.nodes * asked.tasks > 1:
             where = f"The job spans {asked.nodes} nodes" if asked.nodes > 1 else "The job runs on one node"
             how = "one process of it starts on each." if asked.tasks == 1 else f"{asked.tasks} processes start on each."
             srun = shlex.join(steps(asked.nodes, asked.tasks, mpi=self._options.mpi, more=()))
-            process = _SEVERAL.format(told=f"{where}: {how}", meeting=SHELL_MEETING, place=SHELL_PLACE, srun=srun)
+            process = _SEVERAL.format(comment=f"{where}: {how}", meeting=SHELL_MEETING, place=SHELL_PLACE, srun=srun)
         return process + (RUN if self._options.time_limit is None else run_with_notice("TERM") + 'exit "$code"\n')
 
-    def submission(self, number: int, group: Group) -> Sequence[str]:
+    def submission(self, number: int, group: ExportGroup) -> Sequence[str]:
         """As ``ClusterFiles.submission``."""
         whole, single = self._needed[number]
         needed = [f"${{job_{other + 1}}}" for other in sorted(whole)]

@@ -15,12 +15,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 from gpuherd.engines import host
-from gpuherd.engines.base import Command, Inside, Placement, Replacement
+from gpuherd.engines.base import CommandRequest, Inside, Placement, Replacement
 from gpuherd.engines.slurm import commands
 from gpuherd.engines.slurm.engine import checked, cpus_of_task, resources
 from gpuherd.engines.slurm.node import SHELL_MEETING, SHELL_PLACE, steps
 from gpuherd.engines.slurm.options import SlurmOptions
-from gpuherd.engines.slurm.site import Allocation, Node, allocation, refuse_mpi
+from gpuherd.engines.slurm.site import Allocation, SlurmNode, allocation, refuse_mpi
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
 from gpuherd.gpus.visible import ORDER, PCI_ORDER, named_in, without
 from gpuherd.gpus.visible import environment as visible_environment
@@ -102,7 +102,7 @@ def environment(own: Mapping[str, str], asked: Placement) -> dict[str, str]:
     return found | dict.fromkeys(_EXIT_CODES, str(int(ExitCode.BUSY)))
 
 
-def replacement(command: Command, options: SlurmOptions) -> Replacement:
+def replacement(command: CommandRequest, options: SlurmOptions) -> Replacement:
     """The srun that runs a command: as a step of the SLURM job that we are in where that fits, else as a new job.
 
     Raises JobCannotFit and UsageError where it must be a step and can't be, UsageError for wrong options;
@@ -231,7 +231,7 @@ def _is_terminal() -> bool:
     return os.isatty(0) and os.isatty(1)
 
 
-def _is_on(node: Node) -> bool:
+def _is_on(node: SlurmNode) -> bool:
     """Whether this process runs on the node; the shell of salloc often runs on the login node."""
     return os.environ.get("SLURMD_NODENAME") == node.name
 
@@ -254,7 +254,7 @@ def place_for(wanted: Sequence[Placement], options: SlurmOptions) -> Allocation 
     return found.lacks_for_all(wanted, options) or found
 
 
-def _part(node: Node) -> Node:
+def _part(node: SlurmNode) -> SlurmNode:
     """The part of the job's node that this process may use: a step can have less than its job."""
     visible = len(named_in(os.environ))
     cpus = os.environ.get("SLURM_CPUS_ON_NODE", "")

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
-from gpuherd.engines.world import FIRST_PORT, PORTS, NodeSide, Rank, World, resolves
+from gpuherd.engines.world import FIRST_PORT, PORTS, Rank, RankStarter, World, resolves
 from gpuherd.errors import UsageError
 
 _ANSWER_S = 10.0
@@ -41,13 +41,12 @@ _WORD = re.compile(rf"(?:[^\[\],]|{_NUMBERS})+")
 _LIST = re.compile(rf"{_WORD.pattern}(?:,{_WORD.pattern})*")
 
 
-class _SlurmNode(NodeSide):
+class _SlurmNode(RankStarter):
     """SLURM hands on the environment of ``sbatch`` itself, and the user's lines (``--setup 'module load cuda'``) have
     changed it since: the node's goes over what was submitted.
     """
 
     own_environment_wins = True
-    starts_ranks = True
 
     def node(self, variables: Mapping[str, str]) -> str:
         """As ``NodeSide.node``."""
@@ -66,12 +65,12 @@ class _SlurmNode(NodeSide):
         return f"{array}_{task}" if array and task else variables.get("SLURM_JOB_ID")
 
     def start_ranks(self, nodes: int, tasks: int, launcher: str | None, variables: Mapping[str, str]) -> list[str]:
-        """As ``NodeSide.start_ranks``, by srun."""
+        """As ``RankStarter.start_ranks``, by srun."""
         return steps(nodes, tasks, cpus=variables.get("SLURM_CPUS_PER_TASK"), mpi=launcher)
 
     def end_ranks(self, variables: Mapping[str, str]) -> bool:
-        """As ``NodeSide.end_ranks``. A signal to srun itself would not do: it takes SIGTERM for the request to end all,
-        and leaves SLURM's KillWait for it."""
+        """As ``RankStarter.end_ranks``. A signal to srun itself would not do: it takes SIGTERM for the request to end
+        all, and leaves SLURM's KillWait for it."""
         job = variables.get("SLURM_JOB_ID")
         if job is None:
             return False
@@ -82,7 +81,7 @@ class _SlurmNode(NodeSide):
             return False
 
     def rank(self, variables: Mapping[str, str], port: int) -> Rank:
-        """As ``NodeSide.rank``. The first node's address is the host that SLURM names first, or where that name
+        """As ``RankStarter.rank``. The first node's address is the host that SLURM names first, or where that name
         can't be resolved the address from which srun has started this."""
         try:
             node, nodes = int(variables["SLURM_NODEID"]), int(variables["SLURM_STEP_NUM_NODES"])

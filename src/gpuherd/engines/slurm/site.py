@@ -43,7 +43,7 @@ _LACKS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
+class SlurmNode:
     """A node. Memory is MB (2^20 bytes); ``gpus``: the number of each type, "" where the site names no types."""
 
     name: str
@@ -73,7 +73,7 @@ class Partition:
     state: str
     default: bool
     max_time_s: float | None
-    nodes: tuple[Node, ...]
+    nodes: tuple[SlurmNode, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,7 @@ class Allocation:
     """
 
     job: str
-    nodes: tuple[Node, ...]
+    nodes: tuple[SlurmNode, ...]
     left_s: float | None
     chosen: Mapping[str, str]
 
@@ -157,7 +157,7 @@ class Allocation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class SlurmSettings:
     """The parts of slurm.conf that matter here. ``array_size``: the most parcels of one array; ``accounting``: whether
     sacct works; ``enforced``: what users need, like ``associations`` or ``qos``; ``remembers_s``: how long the
     controller knows a job that has ended.
@@ -178,12 +178,12 @@ class Site:
     qos: frozenset[str] | None = None
 
 
-def settings(text: str) -> Settings:
+def settings(text: str) -> SlurmSettings:
     """From ``scontrol show config``."""
     values = _values(text)
     size = values.get("MaxArraySize", "")
     enforced = values.get("AccountingStorageEnforce", "").lower().split(",")
-    return Settings(
+    return SlurmSettings(
         # The largest index must be below it.
         array_size=int(size) if size.isdigit() else _DEFAULT_ARRAY,
         accounting=not values.get("AccountingStorageType", "").endswith(("none", "filetxt", "(null)")),
@@ -199,8 +199,8 @@ def _values(config: str) -> dict[str, str]:
 
 def allocation(text: str) -> Allocation | None:
     """From ``scontrol show job --details``; None for a job that does not run."""
-    told = dict(_FIELD.findall(text))
-    if told.get("JobState") != "RUNNING":
+    fields = dict(_FIELD.findall(text))
+    if fields.get("JobState") != "RUNNING":
         return None
     nodes = []
     for names_there, cpus, memory, gres in _ON_NODES.findall(text):
@@ -208,25 +208,29 @@ def allocation(text: str) -> Allocation | None:
         count = sum(int(last or first) - int(first) + 1 for first, _, last in numbers)
         for name in hosts(names_there):
             gpus = gpus_of(gres)
-            nodes.append(Node(name=name, state="", cpus=count, memory_mb=int(memory), gpus=gpus))
-    limit, ran = seconds_of(told.get("TimeLimit", "")), seconds_of(told.get("RunTime", ""))
+            nodes.append(SlurmNode(name=name, state="", cpus=count, memory_mb=int(memory), gpus=gpus))
+    limit, ran = seconds_of(fields.get("TimeLimit", "")), seconds_of(fields.get("RunTime", ""))
     return Allocation(
-        job=told.get("JobId", ""),
+        job=fields.get("JobId", ""),
         nodes=tuple(nodes),
         left_s=None if limit is None else max(0.0, limit - (ran or 0.0)),
-        chosen={"partition": told.get("Partition", ""), "account": told.get("Account", ""), "qos": told.get("QOS", "")},
+        chosen={
+            "partition": fields.get("Partition", ""),
+            "account": fields.get("Account", ""),
+            "qos": fields.get("QOS", ""),
+        },
     )
 
 
 def partitions(nodes: str, listed: str) -> dict[str, Partition]:
     """From ``sinfo -N`` with _NODES_FORMAT and ``sinfo`` with _PARTITIONS_FORMAT, both with ``--all --noheader``."""
-    found: dict[str, dict[str, Node]] = {}
+    found: dict[str, dict[str, SlurmNode]] = {}
     for line in nodes.splitlines():
         fields = line.split("|", 5)
         if len(fields) != 6:
             continue
         name, partition, state, cpus, memory, gres = fields
-        node = Node(
+        node = SlurmNode(
             name=printable(name),
             state=state.rstrip("*~#!%$@^-+"),
             cpus=_number(cpus),
@@ -486,9 +490,9 @@ def check_partitions(found: Mapping[str, Partition]) -> CheckResult:
     name = "SLURM partitions"
     if not found:
         return CheckResult(name, Status.FAIL, "this user sees none", "ask its administrator for one")
-    told = [_in_words(each) for each in found.values()]
-    more = f" and {len(told) - _MOST_PARTITIONS} more" if len(told) > _MOST_PARTITIONS else ""
-    detail = "; ".join(told[:_MOST_PARTITIONS]) + more
+    partitions = [_in_words(each) for each in found.values()]
+    more = f" and {len(partitions) - _MOST_PARTITIONS} more" if len(partitions) > _MOST_PARTITIONS else ""
+    detail = "; ".join(partitions[:_MOST_PARTITIONS]) + more
     if not any(node.count(None) for each in found.values() for node in each.nodes):
         remedy = "jobs on GPUs can't be submitted; GresTypes=gpu and Gres= of the nodes are the administrator's"
         return CheckResult(name, Status.WARN, f"{detail}; no node has a GPU that SLURM knows", remedy)

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuherd.esd.config import FitSettings
 from gpuherd.esd.fits.power_law import PowerLawFit, fit_power_law
-from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import CONV_NORM, eigenvalues_of_stack
 
 Float64 = npt.NDArray[np.float64]

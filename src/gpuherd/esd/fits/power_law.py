@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gpuherd.esd.config import KS, KS_KINDS, METHODS, FitSettings, Method
 from gpuherd.esd.fits.search import TIE, Candidates, Float64, Tails, alpha_interval
-from gpuherd.esd.settings import KS, KS_KINDS, METHODS, FitSettings, Method
 
 # --- The window around the peak ---------------------------------------------------------------------------------------
 #
@@ -62,13 +62,13 @@ class PowerLawFit:
 
     Attributes:
         alpha: exponent of the density; None where there is no fit.
-        D: Kolmogorov-Smirnov distance of the kind asked for, 0 to 1.
+        D: Kolmogorov-Smirnov distance of the requested kind, 0 to 1.
         xmin: the value from which on the law is fitted (one of the spectrum's own).
         xmax: the largest value of the spectrum. It takes no part in the likelihood.
         sigma: standard error of alpha, (alpha - 1) / sqrt(num_tail).
         num_tail: how many values are >= xmin in the sorted order, n - i.
         status: ``"ok"``, or one sentence that says why the rest is None.
-        alpha_lo: the least alpha of the tails within ``delta`` of the distance D; None where it was not asked for.
+        alpha_lo: the least alpha of the tails within ``delta`` of the distance D; None where it was not requested.
         alpha_hi: the largest one.
     """
 
@@ -263,7 +263,7 @@ def fit_clipped(x: Float64, fit: Callable[[Float64], PowerLawFit]) -> ClippedFit
 
 # --- Random numbers of a matrix ---------------------------------------------------------------------------------------
 #
-# Random numbers that a matrix gets whatever else is analysed, before or beside it, and on which machine.
+# Random numbers that a matrix gets whatever else is analysed, before it or at the same time, and on any machine.
 
 
 def generator(purpose: str, seed: int, name: str) -> np.random.Generator:
@@ -297,7 +297,7 @@ def bootstrap_p_value(x: Float64, fit: PowerLawFit, settings: FitSettings, rng: 
     """The share of samples whose distance from their own fit is larger than D: 0 to 1.
 
     Its standard error is sqrt(p (1 - p) / samples): 2500 samples give it to 0.01. Whether a sample's least distance is
-    larger than D can be told without knowing it: one candidate within D is enough, and bounds rule the others out.
+    larger than D can be decided without knowing it: one candidate within D is enough, and bounds rule the others out.
 
     Args:
         x: what was fitted: ascending, positive, finite.

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpuherd.esd.config import FitSettings
 from gpuherd.esd.fits.marchenko_pastur import fit_marchenko_pastur
 from gpuherd.esd.fits.power_law import generator
-from gpuherd.esd.settings import FitSettings
 from gpuherd.esd.spectra.pooled import layer_spectrum
 
 # --- Random orders ----------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class RandomisedFigures:
     Attributes:
         max_rand_eval: the largest eigenvalue of the random matrices.
         rand_softrank: the same over the largest eigenvalue of the matrix itself (ww_softrank in WeightWatcher), the
-            mean over the replicas. 1 for a matrix that can't be told from noise.
+            mean over the replicas. 1 for a matrix that can't be distinguished from noise.
         rand_distance: Jensen-Shannon distance of the two spectra, each divided by its sum and in ascending order
             (natural logarithm: 0 to sqrt(ln 2)), the mean over the replicas.
         rand_sigma_mp, rand_bulk_min, rand_bulk_max, rand_num_spikes, rand_mp_softrank: the Marchenko-Pastur fit of the

@@ -18,7 +18,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.settings import KS
+from gpuherd.esd.config import KS
 
 Float64 = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.intp]

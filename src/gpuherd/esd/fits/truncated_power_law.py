@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.errors import MissingExtra
+from gpuherd.esd.config import FitSettings
 from gpuherd.esd.fits.power_law import candidate_range
 from gpuherd.esd.fits.search import Float64, Tails
-from gpuherd.esd.settings import FitSettings
 
 # --- The package ------------------------------------------------------------------------------------------------------
 #
@@ -96,7 +96,7 @@ def fit(x: Float64, settings: FitSettings) -> TruncatedPowerLaw:
     Raises:
         MissingExtra: powerlaw is not installed, or it is version 2, which caps exponents at 3 and computes other fits.
     """
-    law = package_law()
+    law = package_distribution()
     tails = Tails.of(x, settings.ks)
     allowed = candidate_range(x, tails, settings.fix_fingers, bins=settings.bins, xmin_pos=settings.xmin_pos)
     if isinstance(allowed, str):
@@ -114,7 +114,7 @@ def fit(x: Float64, settings: FitSettings) -> TruncatedPowerLaw:
 
 
 @functools.cache
-def package_law() -> Any:
+def package_distribution() -> Any:
     """The package's truncated power law with its integrals in float64. Raises MissingExtra."""
     require()
     with warnings.catch_warnings():

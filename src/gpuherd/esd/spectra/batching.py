@@ -66,7 +66,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MatrixGroup:
     """Matrices that one lane takes in this order. ``device`` is the number of its GPU, None for the CPU."""
 
     indices: tuple[int, ...]
@@ -84,7 +84,7 @@ class LanePlan:
     """
 
     lanes: int
-    groups: tuple[Group, ...]
+    groups: tuple[MatrixGroup, ...]
 
 
 def plan_lanes(sizes: Sequence[Size], devices: int, free_bytes: int | None = None) -> LanePlan:
@@ -99,7 +99,7 @@ def plan_lanes(sizes: Sequence[Size], devices: int, free_bytes: int | None = Non
     on_device = [size for size in sizes if not (size.on_host or size.side <= HOST_SIDE)]
     chosen = {size.index for size in on_device}
     rest = _gathered([size for size in sizes if size.index not in chosen], lanes=max(1, len(sizes)))
-    host = tuple(Group(indices, 0.0, None) for indices in rest)
+    host = tuple(MatrixGroup(indices, 0.0, None) for indices in rest)
     if not on_device:
         return LanePlan(1, host)
     largest = max(size.side for size in on_device)
@@ -109,7 +109,7 @@ def plan_lanes(sizes: Sequence[Size], devices: int, free_bytes: int | None = Non
     gathered = _gathered(on_device, devices * most)
     costs = [sum(cost_of[index] for index in indices) for indices in gathered]
     where = assign(costs, devices)
-    groups = [Group(indices, cost, device) for indices, cost, device in zip(gathered, costs, where, strict=True)]
+    groups = [MatrixGroup(indices, cost, device) for indices, cost, device in zip(gathered, costs, where, strict=True)]
     groups.sort(key=lambda group: (-group.cost, group.indices))
     return LanePlan(lanes, (*groups, *host))
 
@@ -149,7 +149,7 @@ def lane_bytes(side: int) -> int:
 
 
 def peak_bytes(side: int, *, parallel: bool) -> int:
-    """GPU memory that the analysis takes on each GPU beside what CUDA itself needs; ``side`` is the largest."""
+    """GPU memory that the analysis takes on each GPU in addition to what CUDA itself needs; ``side`` is the largest."""
     return lane_bytes(side) * (lanes_at(side) if parallel else 1)
 
 

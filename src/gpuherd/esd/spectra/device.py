@@ -19,13 +19,13 @@ import numpy.typing as npt
 from gpuherd.esd.spectra.batching import panel_length
 from gpuherd.esd.spectra.eigenvalues import SAFE_EXPONENT
 from gpuherd.esd.spectra.gram import EPS
-from gpuherd.esd.spectra.lapack import LapackError, loaded_library
+from gpuherd.esd.spectra.solvers import LapackError, loaded_library
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
 
-    from gpuherd.esd.settings import Precision
+    from gpuherd.esd.config import Precision
 
 # --- Gram matrices ----------------------------------------------------------------------------------------------------
 #
@@ -52,7 +52,7 @@ ROW_RANGE = 60
 _EXPONENT_MIN, _EXPONENT_MAX = -1000, 1000
 
 
-class GramSum:
+class DeviceGramSum:
     """The Gram matrix of the shorter side of a matrix that comes in pieces along its longer side.
 
     Error: with w_i the i-th row (of the side that stays), every entry is within c ‖w_i‖ ‖w_j‖ of the exact one, so that
@@ -219,7 +219,7 @@ def to_band(gram: torch.Tensor, width: int = BAND) -> Band:
 
     Each step takes the next ``width`` columns below the band, P = Q R with Q = I - V T Vᵀ, and turns the rest A into
     Qᵀ A Q = A - V Wᵀ - W Vᵀ with W = (A V - ½ V Tᵀ (Vᵀ A V)) T. Backward stable, as every sequence of orthogonal
-    similarities. Memory on the device: 4 n ``width`` numbers beside the matrix.
+    similarities. Memory on the device: 4 n ``width`` numbers in addition to the matrix.
     """
     n = len(gram)
     width = min(width, max(1, n - 1))
@@ -232,7 +232,7 @@ def to_band(gram: torch.Tensor, width: int = BAND) -> Band:
         product = trailing @ reflectors
         inner = factor.T @ (reflectors.T @ product)
         other = (product - 0.5 * (reflectors @ inner)) @ factor
-        trailing.addmm_(_beside(reflectors, other), _beside(other, reflectors).T, alpha=-1.0)
+        trailing.addmm_(_concatenated(reflectors, other), _concatenated(other, reflectors).T, alpha=-1.0)
     return Band(_diagonals(gram, width))
 
 
@@ -257,7 +257,7 @@ def _reflect(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return vectors, factor, torch.triu(packed[:count])
 
 
-def _beside(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def _concatenated(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     import torch
 
     return torch.cat((left, right), dim=1)
@@ -298,7 +298,7 @@ Solved = npt.NDArray[Any] | Band
 
 
 @dataclass(frozen=True, slots=True)
-class Arithmetic:
+class GramArithmetic:
     """How a device computes: the form of its Gram matrices, and whether their eigenvalues are found on it, or their
     bands, whose eigenvalues are then found by the CPU."""
 
@@ -306,7 +306,7 @@ class Arithmetic:
     solver: Solver
 
 
-def arithmetic_of(capability: tuple[int, int] | None, precision: Precision) -> Arithmetic:
+def arithmetic_of(capability: tuple[int, int] | None, precision: Precision) -> GramArithmetic:
     """What suits a card best, at the precision asked for; ``capability`` is None for torch on the CPU.
 
     In float64 a card with few float64 units multiplies exactly in float32. The reduction to a band is
@@ -314,13 +314,13 @@ def arithmetic_of(capability: tuple[int, int] | None, precision: Precision) -> A
     have in float64, where a core of a CPU takes 4 s. The rest, 0.7 s of a core, is left to the CPU.
     """
     if precision == "float32":
-        return Arithmetic("float32", "device")
+        return GramArithmetic("float32", "device")
     if capability is None or capability in FAST_FLOAT64:
-        return Arithmetic("float64", "device")
-    return Arithmetic("split", "band")
+        return GramArithmetic("float64", "device")
+    return GramArithmetic("split", "band")
 
 
-def device_arithmetic(device: str, precision: Precision) -> Arithmetic:
+def device_arithmetic(device: str, precision: Precision) -> GramArithmetic:
     """The same, of a device as torch names it."""
     import torch
 
@@ -339,13 +339,13 @@ def gram_on_device(
             there are more rows than columns or as many, else (rows, any). Each is let go before the next is asked for.
         shape: of the matrix.
         device: where to compute.
-        form: see ``GramSum``.
+        form: see ``DeviceGramSum``.
 
     Returns:
         None where an entry is NaN or infinite, all are zero, or sums of squares could leave the range of the form.
     """
     rows, columns = shape
-    total = GramSum(min(shape), device, form)
+    total = DeviceGramSum(min(shape), device, form)
     for panel in panels:
         there = panel.to(device, non_blocking=True)
         arrived = _arrival(device)

@@ -36,7 +36,7 @@ from gpuherd.esd.spectra.gram import (
 from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
 
 if TYPE_CHECKING:
-    from gpuherd.esd.settings import Precision
+    from gpuherd.esd.config import Precision
 
 Float64 = npt.NDArray[np.float64]
 Matrix = npt.NDArray[Any]
@@ -52,8 +52,8 @@ SAFE_EXPONENT = SAFE[np.dtype(np.float64)]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What came of reading a matrix.
+class MatrixReading:
+    """The result of reading a matrix.
 
     Attributes:
         evals: float64, shape (min(rows, columns),), ascending, none negative; empty if any weight is ``bad``.
@@ -106,7 +106,7 @@ def eigenvalues(W: Matrix, *, device: str = "cpu", precision: Precision = "float
 
 def eigenvalues_of_slabs(
     slabs: Slabs, rows: int, columns: int, *, precision: Precision = "float64", resolve: bool = True
-) -> Reading:
+) -> MatrixReading:
     """As ``eigenvalues`` on the CPU, for a matrix that is read in pieces and never whole in memory.
 
     Args:
@@ -132,12 +132,12 @@ def eigenvalues_of_slabs(
     if gram is None:
         bad, exponent, order = _surveyed(slabs, rows, columns)
         if bad:
-            return Reading(np.empty(0), bad=bad)
-        return Reading(scaled_back(_resolved(slabs, rows, columns, exponent, order, None), exponent))
+            return MatrixReading(np.empty(0), bad=bad)
+        return MatrixReading(scaled_back(_resolved(slabs, rows, columns, exponent, order, None), exponent))
     if gram.bad:
-        return Reading(np.empty(0), bad=gram.bad)
+        return MatrixReading(np.empty(0), bad=gram.bad)
     if gram.empty:
-        return Reading(np.zeros(min(rows, columns)), zero=True)
+        return MatrixReading(np.zeros(min(rows, columns)), zero=True)
     exponent, order = gram.exponent, np.argsort(-gram.matrix.diagonal(), kind="stable")
     values = None if foresee and will_lose_values(gram.matrix) else symmetric_eigenvalues(gram.matrix)
     del gram
@@ -147,7 +147,7 @@ def eigenvalues_of_slabs(
         values = np.maximum(values, 0.0)
     elif precision == "float32" and values[0] <= 0.0:
         return eigenvalues_of_slabs(slabs, rows, columns)
-    return Reading(scaled_back(values, exponent))
+    return MatrixReading(scaled_back(values, exponent))
 
 
 def is_deficient(values: Float64) -> bool:
@@ -268,7 +268,7 @@ def _ascending_svdvals(core: Float64) -> Float64:
     return values
 
 
-def _on_device(slabs: Slabs, shape: tuple[int, int], device: str, precision: Precision, resolve: bool) -> Reading:
+def _on_device(slabs: Slabs, shape: tuple[int, int], device: str, precision: Precision, resolve: bool) -> MatrixReading:
     """As ``eigenvalues_of_slabs``, by torch on ``device``. What it can't resolve, or finds unfit, the CPU looks at."""
     import torch
 
@@ -283,4 +283,4 @@ def _on_device(slabs: Slabs, shape: tuple[int, int], device: str, precision: Pre
     with ieee_float32():
         gram = gram_on_device(panels, shape, device, arithmetic.gram)
         values = None if gram is None else eigenvalues_of_grams([gram], arithmetic.solver, resolve=resolve)[0]
-    return eigenvalues_of_slabs(slabs, *shape, resolve=resolve) if values is None else Reading(values)
+    return eigenvalues_of_slabs(slabs, *shape, resolve=resolve) if values is None else MatrixReading(values)

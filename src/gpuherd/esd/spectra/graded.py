@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.esd.spectra.gram import EPS
-from gpuherd.esd.spectra.lapack import aligned
-from gpuherd.esd.spectra.solvers import symmetric_eigenvalues
+from gpuherd.esd.spectra.solvers import aligned, symmetric_eigenvalues
 
 Float64 = npt.NDArray[np.float64]
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.spectra.lapack import ALIGNMENT, aligned
-from gpuherd.esd.spectra.solvers import choice_for
+from gpuherd.esd.spectra.solvers import ALIGNMENT, aligned, choice_for
 
 Matrix = npt.NDArray[Any]
 Real = npt.NDArray[np.floating[Any]]
@@ -104,7 +103,7 @@ class GramSum:
         if self.empty:
             self.exponent = needed
         elif exponent > self.exponent + safe:
-            # Earlier pieces were smaller: what they lose at the low end is nothing beside this one.
+            # Earlier pieces were smaller: what they lose at the low end is negligible against this one.
             with np.errstate(all="ignore"):  # above the diagonal there is no telling what lies
                 np.ldexp(self.matrix, 2 * (self.exponent - needed), out=self.matrix)
             self.exponent = needed

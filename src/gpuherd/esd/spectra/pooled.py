@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.engines.host import free_memory
-from gpuherd.esd.spectra.eigenvalues import Reading, eigenvalues, eigenvalues_of_slabs, is_deficient
+from gpuherd.esd.spectra.eigenvalues import MatrixReading, eigenvalues, eigenvalues_of_slabs, is_deficient
 from gpuherd.esd.spectra.gram import SAFE, count_non_finite, panel_length
-from gpuherd.esd.spectra.lapack import aligned
-from gpuherd.esd.spectra.solvers import choice_for, symmetric_eigenvalues
+from gpuherd.esd.spectra.solvers import aligned, choice_for, symmetric_eigenvalues
 
 if TYPE_CHECKING:
-    from gpuherd.esd.settings import Precision
+    from gpuherd.esd.config import Precision
     from gpuherd.models.tensors.matrices import WeightMatrix
 
 # --- Stacks of small matrices -----------------------------------------------------------------------------------------
@@ -68,8 +67,10 @@ def eigenvalues_of_stack(stack: Sequence[Matrix] | Matrix, *, precision: Precisi
     return result
 
 
-def readings(stack: Iterable[Matrix], *, precision: Precision = "float64", resolve: bool = True) -> Iterator[Reading]:
-    """One ``Reading`` for each matrix (see ``eigenvalues_of_slabs``). All are real, of one shape, and no side is 0."""
+def readings(
+    stack: Iterable[Matrix], *, precision: Precision = "float64", resolve: bool = True
+) -> Iterator[MatrixReading]:
+    """One ``MatrixReading`` for each matrix (see ``eigenvalues_of_slabs``). All are real, of one shape, none empty."""
     solver: _SmallSolver | None = None
     for W in stack:
         if precision == "float32" or min(W.shape) > SMALL_SIDE or 8 * W.size > SMALL_BYTES:
@@ -99,7 +100,7 @@ class _SmallSolver:
         self._gram = aligned((n, n), np.float64)
         self._library = choice_for(n).library
 
-    def solve(self, W: Matrix, *, resolve: bool) -> Reading:
+    def solve(self, W: Matrix, *, resolve: bool) -> MatrixReading:
         """Its eigenvalues; by singular values where it is of deficient rank, by scaling where its weights are far
         from 1."""
         np.copyto(self._weights, W, casting="unsafe")
@@ -108,11 +109,11 @@ class _SmallSolver:
             return eigenvalues_of_slabs(_pieces(W), *W.shape, resolve=resolve)
         values = self._values()
         if not resolve:
-            return Reading(np.maximum(values, 0.0))
+            return MatrixReading(np.maximum(values, 0.0))
         if is_deficient(values):
             singular = np.linalg.svd(self._weights, compute_uv=False)
-            return Reading(np.ascontiguousarray(singular[::-1]) ** 2)
-        return Reading(values)
+            return MatrixReading(np.ascontiguousarray(singular[::-1]) ** 2)
+        return MatrixReading(values)
 
     def _values(self) -> Float64:
         if self._library is None:
@@ -159,7 +160,7 @@ def spectrum_of(
         matrix: not one that is skipped. Each number is read once; a matrix of deficient rank is read again.
         device: where the eigenvalues are computed (see ``eigenvalues``).
         precision: of the arithmetic on the CPU.
-        free: tells the bytes of memory that can still be taken, None where nobody knows.
+        free: returns the bytes of memory that can still be taken, None where that is unknown.
 
     Returns:
         A spectrum, always: a matrix that can't be analysed, or is too large for the memory, has a ``problem``.
@@ -200,7 +201,7 @@ def layer_spectrum(
     if problem is not None:
         return LayerSpectrum(np.empty(0), problem)
     if device == "cpu":
-        read: Iterable[Reading] = readings(slices, precision=precision, resolve=resolve)
+        read: Iterable[MatrixReading] = readings(slices, precision=precision, resolve=resolve)
     else:
         read = _on_device(slices, device, precision, resolve)
     return _pooled(read, rows * columns * len(slices), conv=conv)
@@ -219,7 +220,7 @@ def memory_needed(rows: int, columns: int, precision: Precision = "float64") -> 
     return dtype.itemsize * (side * side + 2 * side * min(max(rows, columns), panel_length(max(1, side), dtype)))
 
 
-def _pooled(read: Iterable[Reading], weights: int, *, conv: bool) -> LayerSpectrum:
+def _pooled(read: Iterable[MatrixReading], weights: int, *, conv: bool) -> LayerSpectrum:
     """The spectrum of slices that have been read: ``weights`` numbers in all."""
     done = list(read)
     bad = sum(reading.bad for reading in done)
@@ -231,11 +232,11 @@ def _pooled(read: Iterable[Reading], weights: int, *, conv: bool) -> LayerSpectr
     return checked(evals * CONV_NORM if conv else evals)
 
 
-def _on_device(slices: Iterable[Matrix], device: str, precision: Precision, resolve: bool) -> Iterable[Reading]:
+def _on_device(slices: Iterable[Matrix], device: str, precision: Precision, resolve: bool) -> Iterable[MatrixReading]:
     for W in slices:
         bad = count_non_finite(W)
         evals = np.empty(0) if bad else eigenvalues(W, device=device, precision=precision, resolve=resolve)
-        yield Reading(evals, bad=bad, zero=not bad and not W.any())
+        yield MatrixReading(evals, bad=bad, zero=not bad and not W.any())
 
 
 def too_small(rows: int, columns: int, slices: int) -> str | None:

@@ -1,9 +1,10 @@
-"""Eigenvalues of a symmetric matrix, values only: which library and which reduction for which size.
+"""Eigenvalues of a symmetric matrix, values only: which library and which reduction for which size, and the calls.
 
-Two ways lead to the tridiagonal form. One-stage (LAPACK's dsytrd) does half of its work by products of the matrix with
-one vector after another: quick while the matrix lies in a cache, bound by memory beyond. Two-stage (dsytrd_2stage)
-reduces to a band by products of matrices, then chases the band: more operations, nearly all at full speed. MKL's
-dsyevd is two-stage from some size on by itself.
+LAPACK's routines are called directly in the library that numpy or scipy brought, or in an installed MKL. Two ways
+lead to the tridiagonal form. One-stage (dsytrd) does half of its work by products of the matrix with one vector after
+another: quick while the matrix lies in a cache, bound by memory beyond. Two-stage (dsytrd_2stage) reduces to a band
+by products of matrices, then chases the band: more operations, nearly all at full speed. MKL's dsyevd is two-stage
+from some size on by itself.
 
 The choice is a table of sizes (benchmarks/esd.py measures what it rests on), not a race at the start of each process:
 the same machine takes the same way every time, so that results are the same to the last bit.
@@ -11,7 +12,11 @@ the same machine takes the same way every time, so that results are the same to 
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import re
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,11 +25,343 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gpuherd.esd.spectra.lapack import Lapack, LapackError, Maker, installed_mkl, loaded_library
+# ---- the libraries that are there, called directly
+#
+# scipy's wrappers leave out what makes the difference here: MKL, where scipy was built with another library; the
+# two-stage reduction that every OpenBLAS has; and a call that leaves a large matrix where it is. So the library files
+# are found (in what numpy and scipy have brought into this process, and in an installed MKL), opened by ctypes, and
+# tried on a small matrix whose eigenvalues are known before anything depends on them.
 
 logger = logging.getLogger(__name__)
 
 Real = npt.NDArray[np.floating[Any]]
+Maker = Literal["mkl", "openblas"]
+
+# Prefix and suffix of the Fortran names: those of scipy's and numpy's wheels, of plain builds, of ILP64 builds.
+NAMES = (("scipy_", "_"), ("scipy_", "_64_"), ("", "_"), ("", "_64_"), ("", "64_"))
+ROUTINES = ("syrk", "syevd", "sytrd", "sytrd_sy2sb", "sytrd_sb2st", "sterf")
+
+# BLAS may round otherwise where data begin elsewhere; on a boundary of a cache line they always begin alike.
+ALIGNMENT = 64
+
+# The library is tried on a matrix of this side: large enough for blocked code, and for a band of TRIAL_BAND.
+TRIAL_SIDE, TRIAL_BAND, TRIAL_BLOCK = 80, 8, 16
+
+
+class LapackError(RuntimeError):
+    """A routine reported a failure (its ``info`` is not 0)."""
+
+
+@dataclass(frozen=True)
+class Lapack:
+    """One library, opened.
+
+    Integers go by reference as 64-bit numbers. On the little-endian machines that Python's wheels exist for, a library
+    with 32-bit integers reads their lower half, so one way of calling serves both.
+
+    Attributes:
+        maker: who made it.
+        path: its file.
+        prefix, suffix: what stands around the Fortran names.
+    """
+
+    maker: Maker
+    path: str
+    prefix: str
+    suffix: str
+    handle: ctypes.CDLL
+
+    def syrk(self, panel: Real, gram: Real, *, transposed: bool, first: bool) -> None:
+        """Adds ``panel panelᵀ`` (``transposed``: ``panelᵀ panel``) to the lower triangle of ``gram``, in place.
+
+        Args:
+            panel: float32 or float64, Fortran order, shape (n, k) or, transposed, (k, n).
+            gram: shape (n, n), Fortran order, of the panel's type. What is above the diagonal is not touched.
+            first: nothing is in ``gram`` yet; it is written, not added to.
+        """
+        n, k = len(gram), panel.shape[0 if transposed else 1]
+        scalar = ctypes.c_float if gram.dtype == np.float32 else ctypes.c_double
+        self._call(
+            "syrk",
+            gram.dtype,
+            (b"L", b"T" if transposed else b"N"),
+            _integer_pointer(n),
+            _integer_pointer(k),
+            ctypes.byref(scalar(1.0)),
+            _address(panel),
+            _integer_pointer(panel.shape[0]),
+            ctypes.byref(scalar(0.0 if first else 1.0)),
+            _address(gram),
+            _integer_pointer(n),
+        )
+
+    def syevd(self, matrix: Real) -> Real:
+        """Eigenvalues of a symmetric matrix, ascending, from its lower triangle, which is overwritten.
+
+        One call of the library's dsyevd or ssyevd for values only: one-stage in OpenBLAS, two-stage within MKL.
+        Raises LapackError if it does not converge.
+        """
+        n = len(matrix)
+        values = np.empty(n, matrix.dtype)
+        info = ctypes.c_int64(0)
+
+        def call(work: Real, lwork: int, iwork: npt.NDArray[np.int64], liwork: int) -> None:
+            arrays = (_address(work), _integer_pointer(lwork), _address(iwork), _integer_pointer(liwork))
+            head = (_integer_pointer(n), _address(matrix), _integer_pointer(n), _address(values))
+            self._call("syevd", matrix.dtype, (b"N", b"L"), *head, *arrays, ctypes.byref(info))
+            _check("syevd", info)
+
+        work, iwork = np.zeros(1, matrix.dtype), np.zeros(1, np.int64)
+        call(work, -1, iwork, -1)
+        lwork, liwork = int(work[0]), max(1, _low(int(iwork[0])))
+        call(np.empty(max(1, lwork), matrix.dtype), lwork, np.empty(liwork, np.int64), liwork)
+        return values
+
+    def to_tridiagonal(self, matrix: Real, block: int) -> tuple[Real, Real]:
+        """One stage: diagonal (n,) and subdiagonal (n - 1,) of a tridiagonal matrix of the same eigenvalues.
+
+        Args:
+            matrix: symmetric, Fortran order; its lower triangle is read and overwritten.
+            block: columns reduced at a time, 1 or more. The workspace tells: LAPACK's dsytrd takes as many as fit, at
+                most its own 32.
+        """
+        n, dtype = len(matrix), matrix.dtype
+        diagonal, below, tau = (np.empty(n, dtype) for _ in range(3))
+        work, info = np.empty(block * n, dtype), ctypes.c_int64(0)
+        head = (
+            _integer_pointer(n),
+            _address(matrix),
+            _integer_pointer(n),
+            _address(diagonal),
+            _address(below),
+            _address(tau),
+        )
+        self._call("sytrd", dtype, (b"L",), *head, _address(work), _integer_pointer(len(work)), ctypes.byref(info))
+        _check("sytrd", info)
+        return diagonal, below[: n - 1]
+
+    def to_band(self, matrix: Real, band: int) -> Real:
+        """The first stage: an orthogonal similarity that leaves ``band`` diagonals below the main one.
+
+        Args:
+            matrix: symmetric, Fortran order; its lower triangle is read and overwritten.
+            band: 1 to n - 1.
+
+        Returns:
+            Shape (band + 1, n), Fortran order, in LAPACK's lower band storage.
+
+        Source: LAPACK's dsytrd_sy2sb (Haidar, Ltaief & Dongarra, SC 2011): all of its work is in level-3 BLAS.
+        """
+        n, dtype = len(matrix), matrix.dtype
+        banded = np.zeros((band + 1, n), dtype, order="F")
+        tau, info = np.empty(n, dtype), ctypes.c_int64(0)
+
+        def call(work: Real, lwork: int) -> None:
+            head = (
+                _integer_pointer(n),
+                _integer_pointer(band),
+                _address(matrix),
+                _integer_pointer(n),
+                _address(banded),
+                _integer_pointer(band + 1),
+            )
+            tail = (_address(tau), _address(work), _integer_pointer(lwork), ctypes.byref(info))
+            self._call("sytrd_sy2sb", dtype, (b"L",), *head, *tail)
+            _check("sytrd_sy2sb", info)
+
+        work = np.zeros(1, dtype)
+        call(work, -1)
+        call(np.empty(max(1, int(work[0])), dtype), int(work[0]))
+        return banded
+
+    def band_to_tridiagonal(self, banded: Real) -> tuple[Real, Real]:
+        """The second stage: diagonal (n,) and subdiagonal (n - 1,) of a tridiagonal matrix of the same eigenvalues.
+
+        ``banded`` is left as it is. Source: LAPACK's dsytrd_sb2st, which chases bulges within the cache.
+        """
+        band, n, dtype = banded.shape[0] - 1, banded.shape[1], banded.dtype
+        diagonal, below, info = np.empty(n, dtype), np.empty(n, dtype), ctypes.c_int64(0)
+
+        def call(reflectors: Real, lhous: int, work: Real, lwork: int) -> None:
+            head = (
+                _integer_pointer(n),
+                _integer_pointer(band),
+                _address(banded),
+                _integer_pointer(band + 1),
+                _address(diagonal),
+                _address(below),
+            )
+            tail = (
+                _address(reflectors),
+                _integer_pointer(lhous),
+                _address(work),
+                _integer_pointer(lwork),
+                ctypes.byref(info),
+            )
+            self._call("sytrd_sb2st", dtype, (b"Y", b"N", b"L"), *head, *tail)
+            _check("sytrd_sb2st", info)
+
+        reflectors, work = np.zeros(1, dtype), np.zeros(1, dtype)
+        call(reflectors, -1, work, -1)
+        lhous, lwork = int(reflectors[0]), int(work[0])
+        call(np.empty(max(1, lhous), dtype), lhous, np.empty(max(1, lwork), dtype), lwork)
+        return diagonal, below[: n - 1]
+
+    def sterf(self, diagonal: Real, below: Real) -> Real:
+        """Eigenvalues of a symmetric tridiagonal matrix, ascending, by the square-root-free QR; both are overwritten.
+
+        Raises LapackError if it does not converge.
+        """
+        info = ctypes.c_int64(0)
+        where = (_integer_pointer(len(diagonal)), _address(diagonal), _address(below), ctypes.byref(info))
+        self._call("sterf", diagonal.dtype, (), *where)
+        _check("sterf", info)
+        return diagonal
+
+    def _call(self, routine: str, dtype: np.dtype[Any], letters: tuple[bytes, ...], *arguments: object) -> None:
+        """Calls a Fortran routine: letters first, as all of these have it, and their hidden lengths last."""
+        letter = "s" if dtype == np.float32 else "d"
+        function = getattr(self.handle, f"{self.prefix}{letter}{routine}{self.suffix}")
+        lengths = [ctypes.c_size_t(1)] * len(letters)
+        function(*letters, *arguments, *lengths)
+
+
+@cache
+def loaded_library() -> Lapack | None:
+    """The library that numpy (else scipy) has brought into this process, if it can be called and counts right.
+
+    numpy's comes first: it is there in any case, so that its products and ours share one pool of threads, and importing
+    scipy.linalg would cost a worker 0.3 s.
+    """
+    found = _first_good(_in_this_process())
+    if found is not None:
+        return found
+    import scipy.linalg  # noqa: F401 - loads it
+
+    return _first_good(_in_this_process())
+
+
+@cache
+def installed_mkl() -> Lapack | None:
+    """MKL, if it is installed; it is loaded by this. None on the many machines without it."""
+    return _first_good(_mkl_files())
+
+
+def _first_good(files: Iterable[tuple[Maker, str]]) -> Lapack | None:
+    for maker, path in files:
+        library = _opened(maker, path)
+        if library is not None:
+            logger.debug("LAPACK: %s, %s", maker, path)
+            return library
+    return None
+
+
+def aligned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Real:
+    """An array in Fortran order, not initialised, whose data begin at a multiple of 64 bytes."""
+    kind = np.dtype(dtype)
+    size = int(np.prod(shape)) * kind.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(kind).reshape(shape, order="F")
+
+
+def _in_this_process() -> Iterator[tuple[Maker, str]]:
+    """OpenBLAS or MKL files that are mapped into this process, those of numpy first."""
+    try:
+        text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return
+    paths = {line.split(maxsplit=5)[5] for line in text.splitlines() if line.count(" ") > 4 and "/" in line}
+    for path in sorted(paths, key=lambda path: ("numpy" not in Path(path).parent.name, path)):
+        name = Path(path).name
+        if "openblas" in name:
+            yield "openblas", path
+        elif name.startswith("libmkl_rt"):
+            yield "mkl", path
+
+
+def _mkl_files() -> Iterator[tuple[Maker, str]]:
+    """MKL's single dynamic library, where pip or conda puts it in this environment."""
+    for folder in dict.fromkeys((sys.prefix, sys.exec_prefix)):
+        for path in sorted(Path(folder, "lib").glob("libmkl_rt.so*"), reverse=True):
+            if re.fullmatch(r"libmkl_rt\.so(\.\d+)*", path.name):
+                yield "mkl", str(path)
+
+
+def _opened(maker: Maker, path: str) -> Lapack | None:
+    """The library, if it can be opened, has all routines under one of the known names, and counts right."""
+    from gpuherd.esd.resources import before_mkl
+
+    if maker == "mkl":
+        before_mkl()
+    try:
+        handle = ctypes.CDLL(path)
+    except OSError as problem:
+        logger.info("%s can't be opened: %s", path, problem)
+        return None
+    for prefix, suffix in NAMES:
+        if all(hasattr(handle, f"{prefix}{letter}{name}{suffix}") for letter in "sd" for name in ROUTINES):
+            library = Lapack(maker, path, prefix, suffix, handle)
+            return library if _passes_trial(library) else None
+    logger.info("%s has not all of %s", path, ", ".join(ROUTINES))
+    return None
+
+
+def _passes_trial(library: Lapack) -> bool:
+    """Whether every routine, in both types, gives the eigenvalues 4 sin²(kπ / 2(n+1)) of the second difference.
+
+    The matrix is rotated by I - 2vvᵀ first, so that it is full; its square root stands in for weights.
+    """
+    n = TRIAL_SIDE
+    angles = np.pi * np.arange(1, n + 1) / (n + 1)
+    expected = 4 * np.sin(angles / 2) ** 2
+    v = np.ones(n) / np.sqrt(n)
+    waves = np.sqrt(2 / (n + 1)) * np.sin(np.outer(np.arange(1, n + 1), angles))
+    weights = (np.eye(n) - 2 * np.outer(v, v)) @ waves * np.sqrt(expected)
+    for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 1e-4)):
+        panel = np.asfortranarray(weights.astype(dtype))
+        try:
+            values = [library.syevd(_trial_gram(library, panel))]
+            values.append(library.sterf(*library.to_tridiagonal(_trial_gram(library, panel), TRIAL_BLOCK)))
+            banded = library.to_band(_trial_gram(library, panel), TRIAL_BAND)
+            values.append(library.sterf(*library.band_to_tridiagonal(banded)))
+        except LapackError as problem:
+            logger.info("%s is not used: %s", library.path, problem)
+            return False
+        if not all(np.allclose(found, expected, rtol=0, atol=tolerance) for found in values):
+            logger.warning("%s is not used: it gets the eigenvalues of a known matrix wrong", library.path)
+            return False
+    return True
+
+
+def _trial_gram(library: Lapack, panel: Real) -> Real:
+    gram = aligned((len(panel), len(panel)), panel.dtype)
+    library.syrk(panel[:, :30], gram, transposed=False, first=True)
+    library.syrk(np.asfortranarray(panel[:, 30:].T), gram, transposed=True, first=False)
+    return gram
+
+
+def _integer_pointer(number: int) -> Any:
+    return ctypes.byref(ctypes.c_int64(number))
+
+
+def _address(array: npt.NDArray[Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+def _low(number: int) -> int:
+    """The lower 32 bits as a signed number: what a library with 32-bit integers has written."""
+    return ctypes.c_int32(number & 0xFFFFFFFF).value
+
+
+def _check(routine: str, info: ctypes.c_int64) -> None:
+    code = _low(info.value)
+    if code:
+        raise LapackError(f"{routine} failed with info = {code}")
+
+
+# ---- which of them, and which way, for which size
+
 Way = Literal["one-stage", "two-stage"]
 
 # From this side on the two-stage reduction of OpenBLAS is faster (measured: equal at 2304, 0.77 of the time at 2560,
@@ -38,7 +375,7 @@ INTEL = "GenuineIntel"
 
 
 @dataclass(frozen=True)
-class Choice:
+class SolverChoice:
     """How to solve.
 
     Attributes:
@@ -84,7 +421,7 @@ def block_for(n: int) -> int:
     return 16 if n < 1024 else 32
 
 
-def choice_for(n: int) -> Choice:
+def choice_for(n: int) -> SolverChoice:
     """What this process takes for a matrix of side ``n``. An MKL is loaded only where it would be taken."""
     loaded, vendor = loaded_library(), cpu_vendor()
     maker = None if loaded is None else loaded.maker
@@ -92,11 +429,11 @@ def choice_for(n: int) -> Choice:
     if first == "mkl" and maker != "mkl":
         found = installed_mkl()
         if found is not None:
-            return Choice(found, way)
+            return SolverChoice(found, way)
         _, way = choose(n, maker, vendor, mkl=False)
     if way == "two-stage":
-        return Choice(loaded, way, band_for(n))
-    return Choice(loaded, way, block_for(n) if maker == "openblas" else 0)
+        return SolverChoice(loaded, way, band_for(n))
+    return SolverChoice(loaded, way, block_for(n) if maker == "openblas" else 0)
 
 
 def symmetric_eigenvalues(matrix: Real) -> npt.NDArray[np.float64]:

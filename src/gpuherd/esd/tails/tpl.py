@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuherd.esd.tails.registry import TailDistribution
+from gpuherd.esd.tails import TailDistribution
 
 TAIL = TailDistribution(
     name="tpl",

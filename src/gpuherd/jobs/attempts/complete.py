@@ -112,7 +112,7 @@ class _Change:
     too_small: bool = False
 
 
-def _had_less_than_asked(queued: QueuedJob, seen: Observed) -> bool:
+def _had_smaller_gpu(queued: QueuedJob, seen: Observed) -> bool:
     """Whether it ran on a smaller GPU than it asked for, for the first time, and there are others."""
     asked_mb, had_mb = queued.memory_mb, seen.gpu_total_mb
     if asked_mb is None or had_mb is None or queued.avoid:
@@ -129,7 +129,7 @@ def _climb(queued: QueuedJob, seen: Observed) -> _Change:
         enough = queued.memory_mb is not None and (seen.peak_mb or 0) < queued.memory_mb
         alone = ResourceRequest(gpus, queued.memory_mb if enough else memory_mb)
         return _Change(alone, is_asked_for=True, sentence="on a GPU for itself")
-    if _had_less_than_asked(queued, seen):
+    if _had_smaller_gpu(queued, seen):
         sentence = f"on a GPU with {queued.memory_mb} MB, as it asked"
         return _Change(queued.request, is_asked_for=True, sentence=sentence, too_small=True)
     if seen.larger_exists and seen.gpu_total_mb is not None:

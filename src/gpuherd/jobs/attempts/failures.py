@@ -207,7 +207,7 @@ def classify(
 def _judge(
     end: Exit, log_tail: str, passed: Passed | None, gpu_problem: str | None, missing_result: str | None
 ) -> tuple[FailureClass, str]:
-    line = telling_line(log_tail)
+    line = error_line(log_tail)
     if not end.started and (passed is None or passed.kind is not LimitKind.WHOLE):
         return FailureClass.NEVER_STARTED, line or "it ended before it could be given the go-ahead"
     if gpu_problem is not None and end.code not in _BY_CODE:
@@ -286,12 +286,12 @@ def _code(exit_code: int | None, reason: str) -> str:
     return f"exit code {exit_code}" if exit_code and not reason.startswith("exit code ") else ""
 
 
-def telling_line(log_tail: str) -> str | None:
+def error_line(log_tail: str) -> str | None:
     """The last line of a log that names an error, else the last line that is not blank; None for an empty log.
 
     Cleaned, and without the "error: " of our own workers, which is redundant in a reason.
 
-    >>> telling_line("error: the model has no weights\\n")
+    >>> error_line("error: the model has no weights\\n")
     'the model has no weights'
     """
     lines = [said for line in log_tail.splitlines() if (said := _words(line)) and not _SHELL_WORDS.match(said)]

@@ -29,7 +29,7 @@ from gpuherd.jobs.control.messages import OF_JOBS, ControlKind, Request, Respons
 from gpuherd.jobs.control.server import ControlServer
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.gpu.health import GpuHealth
-from gpuherd.jobs.lock import DispatcherLock, Role
+from gpuherd.jobs.lock import DispatcherLock, LockRole
 from gpuherd.jobs.options import DispatchOptions, changes
 from gpuherd.jobs.queue.reader import is_there
 from gpuherd.jobs.queue.schema import may_pass, raising_cannot_write
@@ -112,7 +112,7 @@ def _refuse_unknown(queue: Queue, request: Request) -> None:
 def _carry_out_here(queue: Queue, run: RunDirectory, number: int) -> Response | None:
     """Carries out every open request if no dispatcher runs; the response to this one, None if one runs."""
     try:
-        lock = DispatcherLock(run.lock, Role.CONTROL)
+        lock = DispatcherLock(run.lock, LockRole.CONTROL)
     except QueueBusy:
         return None
     with closing(lock):

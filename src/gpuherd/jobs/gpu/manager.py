@@ -107,7 +107,7 @@ class GpuManager:
 
     # --- when to look -----------------------------------------------------------------------------------------
 
-    def wanted(self, waits: bool, now: float) -> None:
+    def set_waiting(self, waits: bool, now: float) -> None:
         """Sets whether a job waits for a GPU: only then are those that are not ours looked at."""
         if waits and not self._wanted:
             self._check_at = max(self._check_at, now)

@@ -117,7 +117,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class StrangerSighting:
     """A stranger seen: since when without a break (None: not at the last look), when last, and whether reported."""
 
     since: float | None
@@ -126,7 +126,7 @@ class Sighting:
 
 
 # By ``Stranger.key``, the strangers seen so far.
-Sightings = Mapping[tuple[str, str], Sighting]
+Sightings = Mapping[tuple[str, str], StrangerSighting]
 
 
 def contention_actions(
@@ -154,10 +154,10 @@ def contention_actions(
     sightings = {key: replace(each, since=None) for key, each in kept.items()}
     settled: list[Stranger] = []
     for stranger in strangers:
-        before = seen.get(stranger.key, Sighting(None, now))
+        before = seen.get(stranger.key, StrangerSighting(None, now))
         since = now if before.since is None else before.since
         settled += [stranger] if now - since >= PRESENCE_S else []
-        sightings[stranger.key] = Sighting(since, now, before.reported or stranger in settled)
+        sightings[stranger.key] = StrangerSighting(since, now, before.reported or stranger in settled)
     actions: list[Action] = []
     for attempt in running:
         here = [stranger for stranger in settled if stranger.gpu in attempt.gpus]

@@ -385,16 +385,14 @@ class GpuWatch:
     def _refresh(self, only: Collection[str] | None = None, *, errors: bool = False) -> Machine:
         """Queries the driver: about all GPUs, or about these only, and then about memory and processes only."""
         sensors = only is None or errors
-        machine = self._reader.snapshot(errors=errors, sensors=sensors, only=only)
+        machine = self._reader.snapshot(errors=errors, sensors=sensors, only=only, known=self._gpus)
         found = {gpu.uuid: gpu for gpu in machine.gpus}
         for uuid in list(self._gpus) if only is None else self._gpus.keys() & only:
-            old, gpu = self._gpus[uuid], found.get(uuid)
+            gpu = found.get(uuid)
             if gpu is None:
                 problem = machine.problem or "the driver no longer lists it"
-                self._gpus[uuid] = replace(old, problem=problem, processes=())
-                continue
-            kept = ("peers",) if sensors else ("peers", "utilisation_percent", "temperature_c", "power_w")
-            self._gpus[uuid] = replace(gpu, **{name: getattr(old, name) for name in kept})
+                gpu = replace(self._gpus[uuid], problem=problem, processes=())
+            self._gpus[uuid] = gpu
         return machine
 
     def _observe(self, uuids: Iterable[str], now: float) -> None:

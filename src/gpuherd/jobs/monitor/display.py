@@ -39,7 +39,7 @@ def display(console: Console, *, plain_every_s: float = 15.0) -> Iterator[Displa
     screen = _Screen()
     escape_unencodable(console.file)
     if not console.is_terminal:
-        yield PlainDisplay(console, plain_every_s, screen)
+        yield LineDisplay(console, plain_every_s, screen)
         return
     # Only on a terminal: a dispatcher that writes to a file for days should be small.
     from rich.live import Live
@@ -74,7 +74,7 @@ class _Screen:
             logger.info("can't write to the terminal or pipe any more (%r); the run goes on without a display", problem)
 
 
-class PlainDisplay:
+class LineDisplay:
     """One line for each event, and a line of counts every so many seconds."""
 
     def __init__(self, console: Console, every_s: float, screen: _Screen | None = None):

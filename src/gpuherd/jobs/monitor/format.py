@@ -20,7 +20,7 @@ from gpuherd.errors import clean
 from gpuherd.jobs.attempts.failures import in_words
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import JobState
-from gpuherd.jobs.monitor.job_status import SHOWN_FIRST, Page
+from gpuherd.jobs.monitor.job_status import SHOWN_FIRST, JobSelection
 from gpuherd.jobs.monitor.status import DispatcherStatus, InEngine, RunStatus, opened, snapshot
 from gpuherd.jobs.records import AttemptRow, Counts, JobStatus
 from gpuherd.jobs.run_dir import RunDirectory
@@ -239,7 +239,7 @@ def as_tables(
         shown.update(job.state for job in jobs)
         yield Group(Text(), _table(jobs, one_line=height is not None))
         jobs = next(rest, ())
-    for line in _not_shown(status, shown):
+    for line in _omitted(status, shown):
         yield Text(line, style="dim")
 
 
@@ -277,7 +277,7 @@ def _that_fit(jobs: Sequence[JobStatus], rows: int) -> Sequence[JobStatus]:
     return (*running[:of_running], *others[: rows - of_running])
 
 
-def _not_shown(status: RunStatus, shown: Counter[JobState]) -> list[str]:
+def _omitted(status: RunStatus, shown: Counter[JobState]) -> list[str]:
     """How many of each state the table does not show."""
     if shown.total() == status.matching:
         return [] if shown or not status.counts.total else ["no job matches"]
@@ -314,7 +314,7 @@ json_object('id', id, 'name', name, 'title', coalesce(nullif(json_extract(spec, 
 """
 
 
-def json_text(run: RunDirectory, page: Page, *, lines: bool = True) -> Iterator[str]:
+def json_text(run: RunDirectory, page: JobSelection, *, lines: bool = True) -> Iterator[str]:
     """The status with all jobs of a page without ``offset`` and ``each``, as pieces of one JSON text.
 
     Nothing is yielded before all is read, so that a slow reader of the text does not hold the queue's snapshot; the

@@ -41,7 +41,7 @@ PAGE = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Page:
+class JobSelection:
     """Which jobs to read: those in these states (all if empty), with ``text`` in their name, after ``offset``.
 
     ``each``: at most so many of every state but running, so that one long state does not hide the others. ``begun``:
@@ -62,20 +62,20 @@ class Page:
         return bool(self.text or self.names or self.begun)
 
 
-EVERYTHING = Page(limit=2**31)
+EVERYTHING = JobSelection(limit=2**31)
 
 
 # --- the rows of a page -------------------------------------------------------------------------------------------
 
 
-def matching(reader: QueueReader, page: Page, submission: int, counts: Counts) -> int:
+def matching(reader: QueueReader, page: JobSelection, submission: int, counts: Counts) -> int:
     """How many jobs the page is taken from."""
     return sum(_matching(reader, page, submission, counts, state) for state in _states(page))
 
 
 def rows_of(
     reader: QueueReader,
-    page: Page,
+    page: JobSelection,
     submission: int,
     counts: Counts,
     longest_first: bool,
@@ -108,17 +108,17 @@ def rows_of(
         skip = max(0, skip - here)
 
 
-def _states(page: Page) -> list[JobState]:
+def _states(page: JobSelection) -> list[JobState]:
     return [state for state in SHOWN_FIRST if not page.states or state in page.states]
 
 
-def _matching(reader: QueueReader, page: Page, submission: int, counts: Counts, state: JobState) -> int:
+def _matching(reader: QueueReader, page: JobSelection, submission: int, counts: Counts, state: JobState) -> int:
     if page.searches:
         return _count(reader, *_where(page, submission, state))
     return int(getattr(counts, state.value))
 
 
-def places(page: Page) -> Iterator[int | None]:
+def places(page: JobSelection) -> Iterator[int | None]:
     """For each waiting job of the page how many waiting jobs are ahead of it; None where the page does not say."""
     if page.searches or (page.offset and set(page.states) != {JobState.WAITING}):
         return itertools.repeat(None)
@@ -163,7 +163,7 @@ def _order(state: JobState, longest_first: bool) -> str:
     return f"{_CANNOT_RUN_LAST}round, priority DESC, {'rank DESC, ' if longest_first else ''}id"
 
 
-def _where(page: Page, submission: int, state: JobState) -> tuple[str, tuple[object, ...]]:
+def _where(page: JobSelection, submission: int, state: JobState) -> tuple[str, tuple[object, ...]]:
     where, values = "submission = ? AND state = ?", [submission, state.value]
     if page.text:
         where += " AND instr(lower(name), lower(?)) > 0"
@@ -199,7 +199,13 @@ class JobStatuses:
     """
 
     def __init__(
-        self, run: RunDirectory, reader: QueueReader, page: Page, *, working: bool, state: DispatcherState | None
+        self,
+        run: RunDirectory,
+        reader: QueueReader,
+        page: JobSelection,
+        *,
+        working: bool,
+        state: DispatcherState | None,
     ):
         self._run, self._reader, self._working, self._state = run, reader, working, state
         self._places = places(page)

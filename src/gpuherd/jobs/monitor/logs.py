@@ -1,7 +1,7 @@
 """A job's logs by its name: of an attempt as they are now, or followed as they grow, over further attempts.
 
-Text is passed on as it was written; it is untrusted, and ``shown`` makes a line safe for a terminal. Where a job in an
-engine wrote nothing, perhaps because it never began, the output of the engine itself is shown.
+Text is passed on as it was written; it is untrusted: ``terminal_line`` makes a line safe for a terminal. Where a job
+in an engine wrote nothing, perhaps because it never began, the output of the engine itself is shown.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpuherd.errors import UsageError, clean, harmless
 from gpuherd.jobs.attempts.failures import size
 from gpuherd.jobs.dispatcher_state import engine_name
 from gpuherd.jobs.job import ENDED, JobState
-from gpuherd.jobs.monitor.job_status import Page
+from gpuherd.jobs.monitor.job_status import JobSelection
 from gpuherd.jobs.monitor.status import attempts_of, job_names, opened, status_of
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.records import AttemptRow, AttemptState
@@ -134,7 +134,7 @@ class _WaitReporter:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _REASON_S
-        job = next(iter(status_of(self._run, self._reader, Page(names=(self._job,))).jobs), None)
+        job = next(iter(status_of(self._run, self._reader, JobSelection(names=(self._job,))).jobs), None)
         if job is None or job.state not in _STATE_WORDS or (job.state is JobState.RUNNING and not job.reason):
             return
         reason = f": {clean(job.reason)}" if job.reason else ""
@@ -214,7 +214,7 @@ def _state(reader: QueueReader, job: str) -> JobState | None:
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-def shown(line: str) -> str:
+def terminal_line(line: str) -> str:
     """A line of a log for a terminal: sanitised, its indentation kept, at most 4096 characters.
 
     >>> shown("  10%|#   \\r  90%|### \\x1b[2J")
@@ -277,7 +277,7 @@ class Growing:
     def more(self) -> list[str]:
         """New whole lines, without their ends, about a megabyte at most; [] when there is none, or no log to read.
 
-        A line of over a megabyte comes in pieces. ``ended_line`` is False after one that goes on with the next.
+        A line of over a megabyte comes in pieces. ``ended_line`` is False after one that the next piece continues.
         """
         data = self._read()
         self._offset += len(data)

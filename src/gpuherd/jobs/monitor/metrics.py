@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from gpuherd.jobs.monitor.job_status import Page, ran_s
+from gpuherd.jobs.monitor.job_status import JobSelection, ran_s
 from gpuherd.jobs.monitor.status import RunStatus, status_of
 from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.records import AttemptState
@@ -26,7 +26,7 @@ _DONE = "state = 'done' AND ended_mono IS NOT NULL"
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
+class Durations:
     """Lengths of time in ascending order."""
 
     ordered: Sequence[float] = ()
@@ -91,8 +91,8 @@ class Metrics:
     status: RunStatus
     ended: Mapping[tuple[str, str], int] = field(default_factory=dict)
     gpu_s_by_state: Mapping[str, float] = field(default_factory=dict)
-    wait: Distribution = Distribution()
-    run: Distribution = Distribution()
+    wait: Durations = Durations()
+    run: Durations = Durations()
     gpus: Mapping[str, GpuMetrics] = field(default_factory=dict)
 
 
@@ -104,7 +104,7 @@ def read_metrics(run: RunDirectory, reader: QueueReader) -> Metrics:
         " GROUP BY state, class ORDER BY min(id)"
     )
     return Metrics(
-        status=status_of(run, reader, Page(limit=0)),
+        status=status_of(run, reader, JobSelection(limit=0)),
         ended={(row["state"], row["class"]): row["n"] for row in ended},
         gpu_s_by_state=gpu_s,
         wait=_distribution(reader, "SELECT wait_s FROM attempts ORDER BY 1"),
@@ -113,8 +113,8 @@ def read_metrics(run: RunDirectory, reader: QueueReader) -> Metrics:
     )
 
 
-def _distribution(reader: QueueReader, query: str) -> Distribution:
-    return Distribution([float(row[0]) for row in reader.each(query)])
+def _distribution(reader: QueueReader, query: str) -> Durations:
+    return Durations([float(row[0]) for row in reader.each(query)])
 
 
 def _gpus(reader: QueueReader) -> tuple[dict[str, GpuMetrics], dict[str, float]]:

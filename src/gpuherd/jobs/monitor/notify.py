@@ -191,26 +191,26 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class PendingFailures:
     """Failures that were not sent yet, and when the next notice of failures may go; times by ``clock.mono``."""
 
     failures: tuple[str, ...] = ()
     more: int = 0
     not_before: float = 0.0
 
-    def plus(self, failure: str) -> Bundle:
+    def plus(self, failure: str) -> PendingFailures:
         """With one more failure; beyond 20 they are only counted."""
         if len(self.failures) >= _MOST_NAMED:
-            return Bundle(self.failures, self.more + 1, self.not_before)
-        return Bundle((*self.failures, failure), self.more, self.not_before)
+            return PendingFailures(self.failures, self.more + 1, self.not_before)
+        return PendingFailures((*self.failures, failure), self.more, self.not_before)
 
     def due_at(self) -> float | None:
         """When it is to be sent, None when it is empty."""
         return self.not_before if self.failures else None
 
-    def sent(self, now: float) -> Bundle:
+    def sent(self, now: float) -> PendingFailures:
         """The empty bundle after it was sent."""
-        return Bundle(not_before=now + BUNDLE_S)
+        return PendingFailures(not_before=now + BUNDLE_S)
 
     def text(self, run: str) -> str:
         """The notice's one line."""
@@ -312,7 +312,7 @@ class Notifier:
             self._thread.start()
 
     def _work(self) -> None:
-        bundle, look_at = Bundle(), None
+        bundle, look_at = PendingFailures(), None
         while True:
             due = [at for at in (bundle.due_at(), look_at) if at is not None]
             try:
@@ -345,13 +345,13 @@ class Notifier:
             return None
         return None if counts is None or counts.waiting or counts.running else counts
 
-    def _failed(self, bundle: Bundle) -> Notice:
+    def _failed(self, bundle: PendingFailures) -> Notice:
         return self._notice("failed", bundle.text(self.run), bundle, None)
 
-    def _finished(self, bundle: Bundle, how: str, counts: Counts | None) -> Notice:
+    def _finished(self, bundle: PendingFailures, how: str, counts: Counts | None) -> Notice:
         return self._notice("finished", f"gpuherd: {self.run} {how}", bundle, counts)
 
-    def _notice(self, kind: str, text: str, bundle: Bundle, counts: Counts | None) -> Notice:
+    def _notice(self, kind: str, text: str, bundle: PendingFailures, counts: Counts | None) -> Notice:
         ended = ("done", "failed", "waiting", "cancelled")
         return Notice(
             kind=kind,

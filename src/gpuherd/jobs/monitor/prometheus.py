@@ -25,7 +25,7 @@ from prometheus_client.registry import Collector
 
 from gpuherd import __version__
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.jobs.monitor.metrics import Distribution, Metrics, read_metrics
+from gpuherd.jobs.monitor.metrics import Durations, Metrics, read_metrics
 from gpuherd.jobs.monitor.status import opened
 from gpuherd.jobs.run_dir import RunDirectory
 
@@ -101,7 +101,7 @@ def _counter(name: str, text: str, samples: Iterable[tuple[Any, ...]], *labels: 
     return family
 
 
-def _summary(name: str, help_text: str, values: Distribution) -> Metric:
+def _summary(name: str, help_text: str, values: Durations) -> Metric:
     family = SummaryMetricFamily(f"gpuherd_{name}", help_text)
     for percent in _QUANTILES if values.ordered else ():
         family.add_sample(f"gpuherd_{name}", {"quantile": str(percent / 100)}, values.quantile(percent))

@@ -21,8 +21,8 @@ from gpuherd.jobs.dispatcher_state import DispatcherState
 from gpuherd.jobs.gpu import health
 from gpuherd.jobs.monitor.job_status import (
     PAGE,
+    JobSelection,
     JobStatuses,
-    Page,
     live_attempt,
     matching,
     rows_of,
@@ -98,10 +98,10 @@ class RunStatus:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_status(run: RunDirectory, page: Page | None = None) -> RunStatus:
+def read_status(run: RunDirectory, page: JobSelection | None = None) -> RunStatus:
     """The status of a run, with a page of its jobs. Raises UsageError without a queue, and QueueUnreadable."""
     with opened(run) as reader:
-        return status_of(run, reader, page or Page())
+        return status_of(run, reader, page or JobSelection())
 
 
 @contextmanager
@@ -111,13 +111,13 @@ def opened(run: RunDirectory) -> Iterator[QueueReader]:
         yield reader
 
 
-def status_of(run: RunDirectory, reader: QueueReader, page: Page) -> RunStatus:
+def status_of(run: RunDirectory, reader: QueueReader, page: JobSelection) -> RunStatus:
     """The status from a queue that is open already, for repeated reading."""
     with snapshot(run, reader, page) as taken:
         return replace(taken.status, jobs=tuple(taken.jobs(taken.rows())))
 
 
-def by_pages(run: RunDirectory, page: Page, each: int = PAGE) -> tuple[RunStatus, Iterator[list[JobStatus]]]:
+def by_pages(run: RunDirectory, page: JobSelection, each: int = PAGE) -> tuple[RunStatus, Iterator[list[JobStatus]]]:
     """The status without its jobs, and the jobs of the page in chunks of ``each``: the first chunk is there before the
     last is read, and no more than one is in memory.
 
@@ -128,7 +128,7 @@ def by_pages(run: RunDirectory, page: Page, each: int = PAGE) -> tuple[RunStatus
     return next(chunks)[0], (jobs for _, jobs in chunks)
 
 
-def _by_pages(run: RunDirectory, page: Page, each: int) -> Iterator[tuple[RunStatus, list[JobStatus]]]:
+def _by_pages(run: RunDirectory, page: JobSelection, each: int) -> Iterator[tuple[RunStatus, list[JobStatus]]]:
     with opened(run) as reader:
         with snapshot(run, reader, page) as taken:
             numbers = array("q", (row["id"] for row in taken.rows("id")))
@@ -143,7 +143,7 @@ def _by_pages(run: RunDirectory, page: Page, each: int) -> Iterator[tuple[RunSta
 
 
 @contextmanager
-def snapshot(run: RunDirectory, reader: QueueReader, page: Page) -> Iterator[StatusSnapshot]:
+def snapshot(run: RunDirectory, reader: QueueReader, page: JobSelection) -> Iterator[StatusSnapshot]:
     """The run at one moment, which lasts as long as the context: for pages that are too long to keep in memory. Keep it
     short, as every ``QueueReader.snapshot``."""
     with reader.snapshot():
@@ -157,7 +157,7 @@ class StatusSnapshot:
         status: without its jobs.
     """
 
-    def __init__(self, run: RunDirectory, reader: QueueReader, page: Page):
+    def __init__(self, run: RunDirectory, reader: QueueReader, page: JobSelection):
         self._reader, self._page = reader, page
         at = clock.wall()
         self._submission = _submission(reader)

@@ -54,8 +54,8 @@ class SubmissionChanges:
         """
         found = []
         if self.kept:
-            told = "; ".join(f"{how} stay {_some(names)}" for how, names in self.kept.items())
-            found.append(f"the last run was cut off and is continued: {told} (see gpuherd retry, gpuherd resume)")
+            counts = "; ".join(f"{how} stay {_some(names)}" for how, names in self.kept.items())
+            found.append(f"the last run was cut off and is continued: {counts} (see gpuherd retry, gpuherd resume)")
         if self.revived:
             many = len(self.revived)
             how = "1 job that had failed or was cancelled waits"
@@ -216,8 +216,8 @@ class Interventions(QueueFile):
             ).fetchone()
         ]
         if circular:
-            told = [f"job {name!r} would need itself, by way of jobs that are in the queue" for name in circular]
-            raise UsageError("; ".join(told[:_MOST_CIRCULAR]))
+            cycles = [f"job {name!r} would need itself, by way of jobs that are in the queue" for name in circular]
+            raise UsageError("; ".join(cycles[:_MOST_CIRCULAR]))
 
     def _known(self, jobs: Sequence[Job]) -> Mapping[str, sqlite3.Row]:
         if self._value(int, "SELECT 1 FROM jobs LIMIT 1") is None:

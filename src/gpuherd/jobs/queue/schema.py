@@ -243,7 +243,7 @@ def refuse_no_queue(path: Path) -> None:
         if state.st_size or path.absolute() != run.queue or not run.has_run():
             return
         if time.monotonic() > deadline:
-            raise damaged(path, "it is empty, and the files beside it show that jobs have run here")
+            raise damaged(path, "it is empty, and the files next to it show that jobs have run here")
         time.sleep(0.02)
 
 

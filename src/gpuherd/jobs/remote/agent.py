@@ -27,7 +27,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpuherd.engines import progress
-from gpuherd.engines.world import Failure, NodeSide, Others, Rank, Stop, World, free_port, node_side
+from gpuherd.engines.world import NodeFailure, NodeSide, Others, Rank, RankStarter, Stop, World, free_port, node_side
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
 from gpuherd.gpus.visible import chosen_in, named_in, without
 from gpuherd.gpus.visible import environment as visible_environment
@@ -43,8 +43,8 @@ from gpuherd.jobs.remote.protocol import (
     Manifest,
     Order,
     claim_on_node,
+    create_exclusive,
     exit_code,
-    once,
     order_of,
     patiently,
     present,
@@ -109,7 +109,7 @@ def lead(
 
     Args:
         handle: the engine's word for the attempt, where the node's variables do not give it.
-        others: the other nodes of an attempt that spans several, where ``NodeSide.start_ranks`` does not start them.
+        others: the other nodes of an attempt that spans several, where ``RankStarter.start_ranks`` does not start them.
         patience_s: how long a claim, a start or a report is tried again that fails.
 
     Raises UsageError for an invalid manifest or index, OSError where the attempt can't be claimed or reported.
@@ -121,6 +121,8 @@ def lead(
     side = node_side(shared.engine)
     if order.job.nodes > 1 and others is None and not side.starts_ranks:
         raise UsageError(f"{shared.engine} has given one node to an attempt that spans {order.job.nodes}")
+    if order.has_ranks and others is None:
+        _starter(side, shared.engine)
     inherited = environment(os.environ, shared, order)
     claim = _claim(inherited, handle, order, others, side)
     missing = _missing(order, stop)
@@ -141,7 +143,7 @@ def lead(
     return exit_code(part.run(stop, others))
 
 
-def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> Failure | None:
+def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> NodeFailure | None:
     """Runs another node's part of an attempt, whose leader is elsewhere. Returns its failure, None if it ended well.
 
     It may be called as ``lead`` may. Its files, log included, are the attempt's with ``node<rank>`` in their names.
@@ -161,8 +163,8 @@ def join(manifest: str, index: int, world: World, stop: Stop | None = None) -> F
         return None
     node = os.uname().nodename
     if not ended.started:
-        return Failure(world.rank, node, ExitCode.FAILED)
-    return Failure(world.rank, node, ExitCode.FAILED if ended.code == 0 else ended.code, ended.signal)
+        return NodeFailure(world.rank, node, ExitCode.FAILED)
+    return NodeFailure(world.rank, node, ExitCode.FAILED if ended.code == 0 else ended.code, ended.signal)
 
 
 def environment(own: Mapping[str, str], shared: Manifest, order: Order) -> dict[str, str]:
@@ -200,15 +202,23 @@ def _read_now(path: Path) -> EndReport | None:
 
 
 def _spread(part: NodePart, others: Others | None, side: NodeSide, engine: str) -> NodePart:
-    """The leader's part of an attempt on several nodes, or of several processes."""
+    """The leader's part of an attempt on several nodes, or of several processes. Raises UsageError where there are no
+    ``others`` and the engine starts no ranks."""
     order = part.order
     port = free_port(order.tag)
     if others is not None:
         return replace(part, world=World(0, order.job.nodes, others.address, port))
-    start = side.start_ranks(order.job.nodes, order.tasks, order.mpi, part.inherited)
+    starter = _starter(side, engine)
+    start = starter.start_ranks(order.job.nodes, order.tasks, order.mpi, part.inherited)
     rank = (sys.executable, "-m", "gpuherd.jobs.remote.agent", "rank", engine, str(port), str(order.first_failure))
     led = replace(order, job=replace(order.job, argv=(*start, *rank, "--", *order.job.argv)))
-    return replace(part, order=led, ask_all=lambda: side.end_ranks(part.inherited))
+    return replace(part, order=led, ask_all=lambda: starter.end_ranks(part.inherited))
+
+
+def _starter(side: NodeSide, engine: str) -> RankStarter:
+    if not isinstance(side, RankStarter):
+        raise UsageError(f"{engine} starts no processes of an attempt")
+    return side
 
 
 def _taken(order: Order) -> int:
@@ -251,9 +261,9 @@ def _claim(
     )
 
 
-# One of several processes of an attempt, as the engine starts it (``NodeSide.start_ranks``). It gives the job its place
-# among the nodes (``world``), reports which GPUs the job has there, runs the job, and ends as it ends. SLURM ends all
-# when one has failed, and returns the highest of all exit codes: that of a signal then, by which it ended the others.
+# One of several processes of an attempt, as the engine starts it (``RankStarter.start_ranks``). It gives the job its
+# place among the nodes (``world``), reports which GPUs the job has there, runs the job, and ends as it ends. SLURM ends
+# all when one has failed, and returns the highest of all exit codes: then that of a signal, by which it ended others.
 # The first that fails therefore leaves its own in ``file``, which can be created only once.
 #
 # srun hands signals to the whole process group, in which the job is too; they do nothing to this process.
@@ -262,7 +272,7 @@ _RANK_SIGNALS = (*_SIGNALS, signal.SIGQUIT)
 
 
 def _run_rank(engine: str, port: int, file: Path, argv: Sequence[str]) -> int:
-    side = node_side(engine)
+    side = _starter(node_side(engine), engine)
     rank = side.rank(os.environ, port)
     for number in _RANK_SIGNALS:
         signal.signal(number, lambda *_: None)  # not ignored: the job would inherit that
@@ -275,10 +285,10 @@ def _run_rank(engine: str, port: int, file: Path, argv: Sequence[str]) -> int:
     for number in _RANK_SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # an interpreter that ends takes handlers away, and one is still coming
     if code != 0:
-        ended = Failure(rank.world.rank, node, None if code < 0 else code, -code if code < 0 else None)
+        ended = NodeFailure(rank.world.rank, node, None if code < 0 else code, -code if code < 0 else None)
         say(str(ended))
         with suppress(OSError):
-            once(file, json.dumps(asdict(ended)).encode())
+            create_exclusive(file, json.dumps(asdict(ended)).encode())
     return code if code >= 0 else _SIGNALLED - code
 
 

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, cast
 from gpuherd.engines import host
 from gpuherd.engines.local.process import CannotStart, Exit, Launch, LocalProcess, adopt, read_exit, start
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, ProcessId, Traces, boot_id, end_rest
-from gpuherd.engines.world import Failure, Others, Stop, World
+from gpuherd.engines.world import NodeFailure, Others, Stop, World
 from gpuherd.errors import GpuherdError
 from gpuherd.jobs import clock
 from gpuherd.jobs.attempts.time_limits import Supervised, TimeLimits, Timer
@@ -119,7 +119,7 @@ class Supervision(Supervised):
     others: Others | None = None
     ask_all: Callable[[], bool] | None = None
     interrupted: bool = False
-    failure: Failure | None = None
+    failure: NodeFailure | None = None
     _ended: bool = field(default=False, init=False)
     _others_end_at: float | None = field(default=None, init=False)
 
@@ -138,7 +138,7 @@ class Supervision(Supervised):
                     self._end_others()
             if stop.fileno() in ready:
                 stop.heard()
-                self.make_room(soon=stop.soon)
+                self.vacate(soon=stop.soon)
             if self._all_ended():
                 # A sender of the request may have ended the job as well, and that may be noticed first: Ray's job
                 # server does so.
@@ -146,7 +146,7 @@ class Supervision(Supervised):
                 return
             self.keep_time(clock.mono(), self.grace_s)
 
-    def make_room(self, *, soon: bool = True) -> None:
+    def vacate(self, *, soon: bool = True) -> None:
         """SIGTERM to all that belongs to it, and SIGKILL after the grace, or when the notice of its end is over."""
         self.interrupted = True
         self.end(clock.mono(), self.grace_s if soon else max(self.grace_s, (self.notice_s or 0.0) - LAST_S))
@@ -285,7 +285,7 @@ class NodePart:
                 supervision.follow(stop)
             except BaseException as problem:
                 thrown = problem
-                supervision.make_room()
+                supervision.vacate()
                 supervision.follow(stop)
         try:
             ended = self._finish(supervision, clock.mono() - began, peak.mb)
@@ -332,13 +332,13 @@ class NodePart:
         return ended
 
 
-def _problem(order: Order, failure: Failure | None, started: bool) -> str | None:
+def _problem(order: Order, failure: NodeFailure | None, started: bool) -> str | None:
     if not started:
         return f"it was ended before it began, or {order.status} could not be written"
     return None if failure is None else str(failure)
 
 
-def _copy_tail(order: Order, failure: Failure) -> None:
+def _copy_tail(order: Order, failure: NodeFailure) -> None:
     """Copies the end of the failed node's log into the log that people read."""
     there = Path(order.on_node(failure.rank).log)
     with suppress(OSError):

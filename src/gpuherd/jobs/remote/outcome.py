@@ -210,7 +210,7 @@ _NO_FAULT = {
 }
 
 
-class Step(Enum):
+class NextStep(Enum):
     """The next step for an attempt that is not over."""
 
     GO_ON = "nothing"
@@ -218,7 +218,7 @@ class Step(Enum):
     VOID = "claim it, so that it never begins"
 
 
-def outcome(attempt: RemoteAttempt, at: float, *, late: bool) -> Known | Step:
+def outcome(attempt: RemoteAttempt, at: float, *, late: bool) -> Known | NextStep:
     """The attempt's end, or what is to be done with it while it is not over.
 
     Args:
@@ -230,17 +230,17 @@ def outcome(attempt: RemoteAttempt, at: float, *, late: bool) -> Known | Step:
     if attempt.claim is not None and attempt.claim.void:
         return _never_began(attempt, attempt.claim, at)
     if attempt.is_called_back and attempt.may_begin:
-        return Step.VOID
+        return NextStep.VOID
     if attempt.end is None and not attempt.unknown:
-        return Step.GO_ON
+        return NextStep.GO_ON
     # What is cancelled begins no more; if it had begun, our claim comes too late, and its report is waited for.
     surely = attempt.may_begin and attempt.end in (End.NEVER, End.CANCELLED)
     if not late and not surely:
-        return Step.ASK
-    return Step.VOID if attempt.may_begin else _unreported(attempt, at)
+        return NextStep.ASK
+    return NextStep.VOID if attempt.may_begin else _unreported(attempt, at)
 
 
-def _reported(attempt: RemoteAttempt, report: EndReport, at: float, *, late: bool) -> Known | Step:
+def _reported(attempt: RemoteAttempt, report: EndReport, at: float, *, late: bool) -> Known | NextStep:
     found, note = report.exit, report.problem or ""
     if report.well:
         return attempt.ended(found, at)
@@ -254,7 +254,7 @@ def _reported(attempt: RemoteAttempt, report: EndReport, at: float, *, late: boo
     if not (report.interrupted or unseen or _is_of_others(found)):
         return attempt.ended(found, at, note=note)
     if attempt.end is None and not late:
-        return Step.ASK
+        return NextStep.ASK
     by_engine = _by_engine(attempt, found, at)
     if by_engine is not None:
         return by_engine
@@ -297,7 +297,7 @@ def _unreported(attempt: RemoteAttempt, at: float) -> Known:
         # The leader ends with 0 only for a job that has succeeded; it could not write its report, over a quota say.
         return attempt.ended(Exit(started=True, code=0), at)
     if attempt.end is End.FAILED:
-        return attempt.ended(found, at, note=_says(attempt, "it failed, and its node has told nothing"))
+        return attempt.ended(found, at, note=_says(attempt, "it failed, and its node has reported nothing"))
     by_engine = _by_engine(attempt, found, at)
     return by_engine or attempt.ended(found, at, no_fault=NoFault.NODE_LOST, rests=True)
 

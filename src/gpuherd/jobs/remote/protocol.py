@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from gpuherd.atomic import NO_LINKS, atomic_write, link_first
 from gpuherd.engines.local.process import CannotStart, Exit
-from gpuherd.engines.world import Failure, Stop
+from gpuherd.engines.world import NodeFailure, Stop
 from gpuherd.errors import ExitCode, UsageError, one_line
 from gpuherd.gpus.visible import VARIABLES
 from gpuherd.jobs.job import Job, job_of, spec_of
@@ -117,10 +117,10 @@ class Manifest:
     orders: tuple[Order, ...]
 
 
-def claim_on_node(beside: Path, rank: int) -> Path:
-    """Where another node of an attempt, 1 or more, reports that it has begun its part. ``beside``: a file of the
+def claim_on_node(next_to: Path, rank: int) -> Path:
+    """Where another node of an attempt, 1 or more, reports that it has begun its part. ``next_to``: a file of the
     attempt, whose name it has but for the suffix."""
-    return beside.with_suffix(f".node{rank}.claim")
+    return next_to.with_suffix(f".node{rank}.claim")
 
 
 def portable(environment: Mapping[str, str]) -> dict[str, str]:
@@ -262,10 +262,10 @@ class EndReport:
 
 def take(path: Path, claim: Claim) -> bool:
     """Claims an attempt; False when it is claimed already. Raises OSError, as on a file system without hard links."""
-    return once(path, json.dumps(asdict(claim)).encode())
+    return create_exclusive(path, json.dumps(asdict(claim)).encode())
 
 
-def once(path: Path, data: bytes) -> bool:
+def create_exclusive(path: Path, data: bytes) -> bool:
     """Creates a file that is complete from the first moment and can be created only once; False when it exists.
 
     Raises OSError, as on a file system without hard links.
@@ -328,10 +328,10 @@ def read_ended(path: Path) -> EndReport | None:
         return None
 
 
-def first_failure(path: Path) -> Failure | None:
+def first_failure(path: Path) -> NodeFailure | None:
     """The first failure among an attempt's processes (``Order.first_failure``), None where none has failed."""
     try:
-        return Failure(**json.loads(path.read_bytes()))
+        return NodeFailure(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 

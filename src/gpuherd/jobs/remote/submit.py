@@ -88,7 +88,7 @@ class BatchLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SubmitGroup:
     """Jobs that go together, in their order."""
 
     placement: Placement
@@ -97,11 +97,11 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class SubmitDecision:
     """The decision: each candidate is in a group, in ``waits`` or in ``refused``. Groups are in the order of their
     first jobs."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[SubmitGroup, ...] = ()
     waits: tuple[Wait, ...] = ()
     refused: tuple[Wait, ...] = ()
 
@@ -141,7 +141,7 @@ def decide(
     asks: Callable[[QueuedJob], Placement],
     never: Mapping[Placement, str],
     limits: BatchLimits,
-) -> Decision:
+) -> SubmitDecision:
     """Decides what to submit now. ``never``: placements that the engine can never provide, with the reason."""
     places = max(0, limits.at_most - limits.open)
     groups: dict[tuple[Placement, tuple[Predecessor, ...], int], list[QueuedJob]] = {}
@@ -162,8 +162,8 @@ def decide(
             size = sizes.get(alike, 0)
             sizes[alike] = size + 1
             groups.setdefault((*alike, size // limits.largest), []).append(job)
-    found = [Group(placement, after, tuple(jobs)) for (placement, after, _), jobs in groups.items()]
-    return Decision(tuple(found), tuple(waits), tuple(refused))
+    found = [SubmitGroup(placement, after, tuple(jobs)) for (placement, after, _), jobs in groups.items()]
+    return SubmitDecision(tuple(found), tuple(waits), tuple(refused))
 
 
 def _key(candidate: Candidate, limits: BatchLimits) -> tuple[int, bool, float, int]:
@@ -373,7 +373,7 @@ class Submitter(Decisions):
 
     # --- one batch ----------------------------------------------------------------------------------------------
 
-    def _hand_over(self, group: Group) -> bool:
+    def _hand_over(self, group: SubmitGroup) -> bool:
         """Submits these jobs as one batch. False where no more can be submitted for a while."""
         numbers = [next(self._numbers) for _ in group.jobs]
         batch = self._batch(group, numbers)
@@ -428,7 +428,7 @@ class Submitter(Decisions):
             text = f"{len(submitted)} jobs handed to {title} as {clean(handles[0])} to {clean(handles[-1])}"
             self._reporter.emit(EventKind.HANDED, text)
 
-    def _batch(self, group: Group, numbers: Sequence[int]) -> Batch:
+    def _batch(self, group: SubmitGroup, numbers: Sequence[int]) -> Batch:
         name = self._queue.batch_name(numbers[0])
         return Batch(
             name=name,
@@ -461,7 +461,7 @@ class Submitter(Decisions):
         waited_s = 0.0 if follows else max(0.0, record.started_at - max(record.queued.ready_at, self._began_at))
         return StartRecord(record, waited_s, None)
 
-    def _write_manifest(self, batch: Batch, records: Sequence[AttemptRecord], group: Group) -> None:
+    def _write_manifest(self, batch: Batch, records: Sequence[AttemptRecord], group: SubmitGroup) -> None:
         orders = tuple(self._order(record, group) for record in records)
         manifest = Manifest(
             batch=batch.name, engine=self.options.engine, environment=portable(os.environ), orders=orders
@@ -469,7 +469,7 @@ class Submitter(Decisions):
         self._run.handover.mkdir(exist_ok=True)
         private_write(self._run.manifest(batch.name), to_json(manifest).encode())
 
-    def _order(self, record: AttemptRecord, group: Group) -> Order:
+    def _order(self, record: AttemptRecord, group: SubmitGroup) -> Order:
         job, placement = record.queued.job, group.placement
         limits = TimeLimits.of(job, self.options)
         return Order(

@@ -29,7 +29,7 @@ from gpuherd.jobs.queue.schema import may_pass
 from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, Begun, EventKind
 from gpuherd.jobs.remote import AT_A_TIME_S, QUERY_LONGEST_S, QUERY_SOON_S, SWEEP_S
-from gpuherd.jobs.remote.outcome import RemoteAttempt, Step, outcome
+from gpuherd.jobs.remote.outcome import NextStep, RemoteAttempt, outcome
 from gpuherd.jobs.remote.protocol import Claim, take
 from gpuherd.jobs.remote.spool import Spool
 from gpuherd.jobs.reporter import Reporter
@@ -440,9 +440,9 @@ class Tracker:
             found = outcome(attempt, clock.wall(), late=attempt.is_late(now, self._patience_s))
             if isinstance(found, Known):
                 return self._with_output(attempt, found)
-            if found is Step.VOID and self._void(attempt):
+            if found is NextStep.VOID and self._void(attempt):
                 continue
-            if found is Step.ASK:
+            if found is NextStep.ASK:
                 attempt.wait_for_word(now)
                 self._queries.soon(now)
             return None

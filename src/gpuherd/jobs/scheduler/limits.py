@@ -120,14 +120,14 @@ def limits(
     )
 
 
-def as_first_asked(job: Job) -> WaitingJob:
+def as_declared(job: Job) -> WaitingJob:
     """The job with its declared request, before anything was learned."""
     return WaitingJob(0, job.gpus, job.memory_mb, nodes=job.nodes, host_memory_mb=job.host_memory_mb)
 
 
 def refuse_if_none_fits(jobs: Sequence[Job], gpus: Sequence[Gpu], limits: Limits) -> None:
     """Raises JobCannotFit, with the first job's reason, when not one of the jobs could ever run here."""
-    first_of_kind = {as_first_asked(job): job for job in reversed(jobs)}
+    first_of_kind = {as_declared(job): job for job in reversed(jobs)}
     reasons = {job.name: why_never(asked, gpus, limits) for asked, job in first_of_kind.items()}
     if jobs and None not in reasons.values():
         raise JobCannotFit(f"job {clean(jobs[0].title or jobs[0].name)} {reasons[jobs[0].name]}")

@@ -139,11 +139,11 @@ class Reservations:
         if job.gpus > self._schedule.limits.most_gpus:
             return  # It waits for the hour, not for GPUs.
         if job.share:
-            self._reserve_room(job)
+            self._reserve_shared_gpu(job)
         elif job.gpus > 1 or self._schedule.pool.open_count:
             self._reserve_gpus(job)
 
-    def _reserve_room(self, job: WaitingJob) -> None:
+    def _reserve_shared_gpu(self, job: WaitingJob) -> None:
         """For the first sharing job that fits nowhere: closes the shared GPU with the most room."""
         if self._has_reserved_room:
             return
@@ -236,13 +236,13 @@ def explain_wait(schedule: TentativeSchedule, job: WaitingJob, *, reserved: bool
         if most < limits.max_gpus and job.gpus > most:
             return limits.gpus_now_why or f"only {most} GPUs may be used for now"
         if job.share and schedule.shared:
-            return _no_room(schedule, job)
+            return _why_not_shared(schedule, job)
         also = " or reserved for a larger job" if reserved else ""
         return f"{most - max(0, schedule.budget)} of at most {most} GPUs are in use{also}"
     counted = len(pool)
     if counted > _MOST_COUNTED:
         if job.share and schedule.shared:
-            return _no_room(schedule, job)
+            return _why_not_shared(schedule, job)
         return f"{pool.free} of {counted} GPUs are free, our own jobs run on {pool.in_use}"
     labels: dict[str, list[str]] = {}
     ours = []
@@ -268,7 +268,7 @@ def explain_wait(schedule: TentativeSchedule, job: WaitingJob, *, reserved: bool
     return "; ".join(reasons) or f"{pool.free} of {job.gpus} GPUs are free"
 
 
-def _no_room(schedule: TentativeSchedule, job: WaitingJob) -> str:
+def _why_not_shared(schedule: TentativeSchedule, job: WaitingJob) -> str:
     """Why a sharing job fits on none of the GPUs that are shared, where it may not have one of its own."""
     room = next(schedule.pool.emptiest_open(), None)
     if room is None:

@@ -250,11 +250,11 @@ class Pool:
             if free is not was_free:
                 self._count_free(node, free - was_free)
             if old.ours and old.shareable_mb is not None:
-                del self._open[bisect_left(self._open, _room(old, node))]
+                del self._open[bisect_left(self._open, _sharing_order(old, node))]
         if node.least_mb < self._least_mb:
             self._least_mb = node.least_mb
         if is_open:
-            insort(self._open, _room(view, node))
+            insort(self._open, _sharing_order(view, node))
 
     def remove(self, uuid: str) -> None:
         """Removes a GPU that may not be used any more; does nothing for an unknown one."""
@@ -266,7 +266,7 @@ class Pool:
         self.timed -= old.over_at is not None
         self._count_free(node, -int(old.is_free))
         if old.is_open:
-            del self._open[bisect_left(self._open, _room(old, node))]
+            del self._open[bisect_left(self._open, _sharing_order(old, node))]
         self._never.clear()
         self._enough.clear()
 
@@ -390,5 +390,5 @@ def _tight_mb(view: GpuView) -> int | None:
     return most_mb if most_mb < view.gpu.total_mb else None
 
 
-def _room(view: GpuView, node: Node) -> tuple[int, int, str]:
+def _sharing_order(view: GpuView, node: Node) -> tuple[int, int, str]:
     return (view.shareable_mb or 0, node.place, view.gpu.uuid)

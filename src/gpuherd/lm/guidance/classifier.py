@@ -14,15 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.atomic import atomic_write, whole_folder
+from gpuherd.atomic import atomic_folder, atomic_write
 from gpuherd.errors import BadModel, MissingModel, UsageError, naming_extras
 from gpuherd.lm.guidance.guide import FILE, HEAD_FILE, ClassifierForm, Head, Kind, read_form, tokens_digest
 
 if TYPE_CHECKING:
     import torch
 
-    from gpuherd.lm.guidance.reading import ReadingMaker
-    from gpuherd.lm.guidance.value_model import ValueModel
+    from gpuherd.lm.guidance.value_model import ReadingMaker, ValueModel
 
 _EXTRAS = {"torch": "load", "transformers": "load", "safetensors": "load", "huggingface_hub": "load"}
 
@@ -58,7 +57,7 @@ class Classifier:
     @cached_property
     def readings(self) -> ReadingMaker:
         """Makes readings of rows that grow; the body is tried on a few tokens first."""
-        from gpuherd.lm.guidance.reading import ReadingMaker
+        from gpuherd.lm.guidance.value_model import ReadingMaker
 
         return ReadingMaker(self.module, self.name)
 
@@ -94,7 +93,7 @@ class Classifier:
             loss=self.form.loss if loss is None else loss,
             trained=self.form.trained if trained is None else dict(trained),
         )
-        with whole_folder(Path(folder)) as aside, _quietly():
+        with atomic_folder(Path(folder)) as aside, _quietly():
             self.module.body.save_pretrained(aside, state_dict=body)  # type: ignore[operator]
             self.tokenizer.save_pretrained(aside)
             save_file({name: each.detach().cpu().contiguous() for name, each in head.items()}, aside / HEAD_FILE)
@@ -213,8 +212,8 @@ def _torch_dtype(word: str) -> torch.dtype:
     """``float32`` or ``fp32``, and so on. Raises UsageError."""
     import torch
 
+    from gpuherd.models.memory.weights import Precision
     from gpuherd.models.place.request import parse_precision
-    from gpuherd.models.plan.precision import Precision
 
     known = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
     named = parse_precision(word)

@@ -25,16 +25,9 @@ from typing import Any
 import numpy as np
 
 from gpuherd.errors import BadModel, MissingExtra, MissingModel
-from gpuherd.models.checkpoints.stored import (
-    FileStamp,
-    StoredTensor,
-    check_shape,
-    opened,
-    read_bytes,
-    rows_of,
-    unchanged,
-)
-from gpuherd.models.tensors.source import ITEM_BYTES, FloatArray, Run, TensorInfo
+from gpuherd.models.checkpoints.quantized import Dequantized, Float32, integers_of
+from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, check_shape, opened
+from gpuherd.models.tensors.source import ITEM_BYTES, Run, TensorInfo
 
 # Vocabularies take 5 to 20 MB.
 MAX_HEADER_BYTES = 100_000_000
@@ -44,80 +37,50 @@ _CHUNK = 1 << 20
 # struct's letter for each scalar type by its number; 8 is text, 9 a list.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
-# Numbers that are dequantised at a time: the library's temporaries take about five times their float32 size.
-_PANEL = 1 << 20
 
 
 class MissingGguf(BadModel, MissingExtra):
     """A GGUF file was given where the ``gguf`` library is not installed."""
 
 
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """A quantised tensor's place in a file: rows of blocks.
+@dataclass(frozen=True)
+class GgufTensor(Dequantized):
+    """A quantised tensor: rows of blocks.
 
     Attributes:
-        info: name, shape (rows first) and the type's name; ``decoded`` is set.
-        file: the file, as it was when its header was read.
-        offset: byte of the first block.
         kind: the type's number.
         block: numbers in a block.
         block_bytes: bytes of a block.
     """
 
-    info: TensorInfo
-    file: FileStamp
-    offset: int
     kind: int
     block: int
     block_bytes: int
 
     @property
-    def has_blocks(self) -> bool:
-        """Always: a block of the tensor costs the bytes of the blocks that hold it."""
-        return True
+    def offset(self) -> int:
+        """Byte of the first block."""
+        return self.codes.offset
 
-    def read(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """The tensor, or entries ``start`` to ``stop`` of its first axis, as float32. Raises BadModel."""
-        shape = self.info.shape
-        first, last = (0, shape[0]) if start is None or stop is None else (start, stop)
-        each = math.prod(shape[1:-1])
-        rows = (first, last) if len(shape) > 1 else (0, 1)
-        columns = (0, shape[-1]) if len(shape) > 1 else (first, last)
-        block = self.read_block((rows[0] * each, rows[1] * each), columns)
-        return block.reshape(last - first, *shape[1:])
+    def _blocks(self, columns: Run) -> Run:
+        return columns[0] // self.block, -(-columns[1] // self.block)
 
-    def read_block(self, rows: Run, columns: Run) -> FloatArray:
-        """A block of the tensor seen as (all axes but the last, the last axis), as float32. Raises BadModel."""
-        height, width = rows_of(self.info.shape)
-        if not (0 <= rows[0] <= rows[1] <= height and 0 <= columns[0] <= columns[1] <= width):
-            raise ValueError(f"{self.info.name}: no block {rows} x {columns} in {height} x {width}")
-        first, last = columns[0] // self.block, -(-columns[1] // self.block)
-        row_bytes = width // self.block * self.block_bytes
-        result = np.empty((rows[1] - rows[0], columns[1] - columns[0]), np.float32)
-        step = max(1, _PANEL // max(1, (last - first) * self.block))
-        skip = columns[0] - first * self.block
-        with unchanged(self.file) as fd:
-            for start in range(0, len(result), step):
-                panel = result[start : start + step]
-                raw = read_bytes(
-                    fd,
-                    self.offset + (rows[0] + start) * row_bytes + first * self.block_bytes,
-                    (len(panel), (last - first) * self.block_bytes),
-                    row_bytes,
-                    f"tensor {self.info.name!r} of {self.file.path}",
-                )
-                panel[:] = _dequantised(raw, self.kind)[:, skip : skip + panel.shape[1]]
-        return result
+    def _decoded_width(self, columns: Run) -> int:
+        first, last = self._blocks(columns)
+        return (last - first) * self.block
+
+    def _weights(self, rows: Run, columns: Run) -> Float32:
+        first, last = self._blocks(columns)
+        row_bytes = self.info.shape[-1] // self.block * self.block_bytes
+        raw = integers_of(self.codes, self.offset, rows, (first * self.block_bytes, last * self.block_bytes), row_bytes)
+        return _dequantised(raw, self.kind)[:, columns[0] - first * self.block : columns[1] - first * self.block]
 
 
-def _dequantised(raw: np.ndarray[Any, np.dtype[np.uint8]], kind: int) -> FloatArray:
+def _dequantised(raw: np.ndarray[Any, np.dtype[np.uint8]], kind: int) -> Float32:
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    # A stranger's scales may be NaN or overflow: the spectrum's checks say so, not a warning.
-    with np.errstate(all="ignore"):
-        weights: FloatArray = dequantize(raw, GGMLQuantizationType(kind))
+    weights: Float32 = dequantize(raw, GGMLQuantizationType(kind))
     return weights
 
 
@@ -255,8 +218,8 @@ def _tensor(
         return StoredTensor(TensorInfo(name, shape, of.name, nbytes), file, start + offset)
     if not _can_dequantise(kind, of.block_bytes):
         raise BadModel(f"{where} is stored as {of.name}, which the gguf library can't turn into weights")
-    info = TensorInfo(name, shape, of.name, nbytes, decoded=True)
-    return GgufTensor(info, file, start + offset, kind, of.block, of.block_bytes)
+    info = TensorInfo(name, shape, of.name, nbytes, dequantized=True)
+    return GgufTensor(info, StoredTensor(info, file, start + offset), kind, of.block, of.block_bytes)
 
 
 def _check_layout(tensors: list[StoredTensor | GgufTensor], file: FileStamp) -> None:
@@ -301,7 +264,7 @@ def _can_dequantise(kind: int, block_bytes: int) -> bool:
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
-# What matrices and fused layouts are told apart by.
+# What distinguishes matrices and fused layouts.
 MODEL_TYPE = "gguf"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 

@@ -14,14 +14,15 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from gpuherd.errors import BadModel, CannotWrite, MissingModel
-from gpuherd.models.names import ModelRef, shown
+from gpuherd.models.names import ModelRef, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +123,7 @@ def read_range(ref: ModelRef, commit: str, name: str, start: int, stop: int) -> 
     # A server that compresses what it sends would count other bytes than we do.
     headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
     with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
-        if response.status_code == 416:  # nothing of the file lies there
+        if response.status_code == 416:  # the file has no bytes in that range
             return b""
         hf_raise_for_status(response)
         # A server may send the whole file nevertheless.
@@ -147,7 +148,7 @@ def patiently(call: Callable[[], ResultT], ref: ModelRef, patience: Patience) ->
             passing = _judge(problem, ref)
             if wait is None:
                 raise NoNetwork(passing) from None
-            logger.warning("model %s: %s; trying again in %.0f s", shown(ref.text), passing, wait)
+            logger.warning("model %s: %s; trying again in %.0f s", quoted(ref.text), passing, wait)
             patience.sleep(wait)
     raise AssertionError("unreachable")
 
@@ -156,14 +157,14 @@ def _judge(problem: Exception, ref: ModelRef) -> str:
     """A short reason if the failure may pass; raises our error if it won't, and what is no failure of the Hub as is."""
     from huggingface_hub import errors
 
-    model = f"model {shown(ref.text)}"
+    model = f"model {quoted(ref.text)}"
     # Gated is a kind of missing repository in huggingface_hub, so it has to come first.
     if isinstance(problem, errors.GatedRepoError):
         raise MissingModel(
             f"{model} is gated: accept its licence on its page of the Hugging Face Hub and log in with 'hf auth login'"
         ) from None
     if isinstance(problem, errors.RevisionNotFoundError):
-        raise MissingModel(f"{model}: the repository has no revision {shown(ref.revision or 'main')}") from None
+        raise MissingModel(f"{model}: the repository has no revision {quoted(ref.revision or 'main')}") from None
     if isinstance(problem, errors.RepositoryNotFoundError):
         raise MissingModel(
             f"{model} is not on the Hugging Face Hub, or is private; check the id, or log in with 'hf auth login'"
@@ -194,28 +195,26 @@ def missing(ref: ModelRef, problem: str | None) -> MissingModel:
     """The error for a model that would have to come from a Hub that can't be asked: offline, or without a network."""
     reason = f"the Hugging Face Hub can't be reached ({problem})" if problem else "HF_HUB_OFFLINE is set"
     return MissingModel(
-        f"model {shown(ref.text)} is not in the local cache, and {reason}; download it where there is a network"
+        f"model {quoted(ref.text)} is not in the local cache, and {reason}; download it where there is a network"
     )
 
 
 def unreadable(ref: ModelRef, name: str, problem: str) -> BadModel:
     """The error for a file of the repository that is not what it should be."""
-    return BadModel(f"model {shown(ref.text)}: its file {name!r} {problem}")
+    return BadModel(f"model {quoted(ref.text)}: its file {name!r} {problem}")
 
 
-class no_progress_bars:  # noqa: N801 - used like a function
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
     """Keeps huggingface_hub's progress bars out of job logs."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    def __enter__(self) -> None:
-        from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
-
-        self._were_disabled = are_progress_bars_disabled()
-        disable_progress_bars()
-
-    def __exit__(self, *_: Any) -> None:
-        from huggingface_hub.utils import enable_progress_bars
-
-        if not self._were_disabled:
+    were_disabled = are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not were_disabled:
             enable_progress_bars()
 
 
@@ -253,8 +252,8 @@ def _mb(nbytes: int) -> str:
 # ---- a model on this machine -----------------------------------------------------------------------------------------
 
 _CONFIGS = ("config.json", "adapter_config.json", "*.index.json")
-# What transformers reads beside config and weights: generation_config.json, the tokenizer in its many forms, the
-# processor of pictures and sounds, chat templates.
+# What transformers reads in addition to config and weights: generation_config.json, the tokenizer in its many forms,
+# the processor of pictures and sounds, chat templates.
 _FOR_LOADING = (
     "*.json",
     "*.txt",
@@ -354,7 +353,7 @@ def choose_files(
 
 
 def _others(files: Sequence[str], for_loading: bool, with_code: bool) -> list[str]:
-    """What is fetched beside config and weights."""
+    """Files that are fetched in addition to config and weights."""
     patterns = (*(_FOR_LOADING if for_loading else ()), *(_CODE if with_code else ()))
     return [
         name
@@ -375,11 +374,11 @@ def _gguf(files: Sequence[str], ref: ModelRef) -> list[str]:
     found = sorted(name for name in files if name.lower().endswith(".gguf") and not fnmatchcase(name, _PROJECTOR))
     models = {_SHARD.sub("", name) for name in found}
     if not found:
-        raise BadModel(f"model {shown(ref.text)} has no safetensors, PyTorch or GGUF weights in its top folder")
+        raise BadModel(f"model {quoted(ref.text)} has no safetensors, PyTorch or GGUF weights in its top folder")
     if len(models) > 1:
         names = ", ".join(found[:4]) + (", ..." if len(found) > 4 else "")
         raise BadModel(
-            f"model {shown(ref.text)} has several GGUF files ({names}); download the one to analyse and give its path"
+            f"model {quoted(ref.text)} has several GGUF files ({names}); download the one to analyse and give its path"
         )
     return found
 
@@ -395,7 +394,7 @@ def _check_disk(ref: ModelRef, listing: Listing, chosen: Sequence[str]) -> None:
     check_space(
         Path(constants.HF_HUB_CACHE),
         size,
-        f"model {shown(ref.text)}",
+        f"model {quoted(ref.text)}",
         remedy="make room, or set HF_HOME to a folder on a larger disk",
     )
 
@@ -411,12 +410,32 @@ def _is_cached(ref: ModelRef, commit: str, file: RemoteFile) -> bool:
     return file.sha256 is not None and (folder / "blobs" / file.sha256).exists()
 
 
-def _download(ref: ModelRef, files: Sequence[str]) -> Path:
+def locate_small(ref: ModelRef, patterns: Sequence[str]) -> Path:
+    """The folder of a Hub model with its files of these patterns, downloaded where they are not in the cache, without
+    its weights. Raises MissingModel, CannotWrite."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    problem = None if is_offline() else no_answer()
+    if problem is None and not is_offline():
+        try:
+            return patiently(lambda: _download(ref, patterns), ref, Patience())
+        except NoNetwork as failure:
+            problem = str(failure)
+    try:
+        return _download(ref, patterns, offline=True)
+    except LocalEntryNotFoundError:
+        raise missing(ref, problem) from None
+
+
+def _download(ref: ModelRef, files: Sequence[str], *, offline: bool = False) -> Path:
+    """The snapshot with these files. ``offline``: those in the cache."""
     from huggingface_hub import snapshot_download
 
-    # By the name that was asked for and not by the commit, so that the cache knows the name when it is asked offline.
+    # By the name that was requested and not by the commit, so that the cache knows the name when it is offline.
     with no_progress_bars():
-        return Path(snapshot_download(repo_of(ref), revision=ref.revision, allow_patterns=[*files]))
+        return Path(
+            snapshot_download(repo_of(ref), revision=ref.revision, allow_patterns=[*files], local_files_only=offline)
+        )
 
 
 def _from_cache(ref: ModelRef, problem: str | None) -> Path:

@@ -1,6 +1,6 @@
 """What a model of the Hugging Face Hub is, from its config.json and the headers of its weight files alone.
 
-A model of 800 GB is known after some hundred kilobytes: only the first bytes of each safetensors file are asked for.
+A model of 800 GB is known after some hundred kilobytes: only the first bytes of each safetensors file are read.
 They are checked as those of a local file are, against the file's size. What was learnt of a commit is kept in the
 user's cache folder, so that the same model is known at once the next time, without a network too. Weights in other
 formats are not looked into.
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,20 @@ from gpuherd.models.checkpoints.hub import (
     repo_of,
     unreadable,
 )
-from gpuherd.models.checkpoints.open import ADAPTER_CONFIG, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, read_json
+from gpuherd.models.checkpoints.open import (
+    ADAPTER_CONFIG,
+    MAX_CONFIG_BYTES,
+    MAX_INDEX_BYTES,
+    json_object,
+    merge_tensors,
+    misplaced_tensor,
+    read_json,
+    shard_numbers,
+    weight_map_of,
+)
 from gpuherd.models.checkpoints.safetensors import MAX_HEADER_BYTES, parse_header
-from gpuherd.models.checkpoints.stored import FileStamp
-from gpuherd.models.names import ModelRef, safe_filename, shown
+from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor
+from gpuherd.models.names import ModelRef, quoted, safe_filename
 from gpuherd.models.tensors.source import TensorInfo
 
 _log = logging.getLogger(__name__)
@@ -54,7 +65,6 @@ MAX_KEPT_BYTES = 200_000_000
 _VERSION = 1
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -87,12 +97,12 @@ def read_remote(
 ) -> RemoteModel:
     """The config and the tensors' headers of a model of the Hub.
 
-    The Hub is asked which commit the revision is now, and nothing more if that one is known already. Offline, and when
-    the network fails (tried again after ``waits`` seconds each), what was learnt of the revision before will do.
+    The Hub is queried for the commit of the revision, and for nothing more if that one is known already. Offline, and
+    when the network fails (tried again after ``waits`` seconds each), what was learnt of the revision before will do.
 
     Raises:
         MissingModel: the model, its revision or a shard is not there, it is gated, or it is not known and the Hub can't
-            be asked.
+            be reached.
         OnlyAdapter: it is an adapter.
         BadModel: a file of it is damaged, or which files are its weights is not clear.
     """
@@ -127,7 +137,7 @@ class HubHeaders:
         self._reachable: bool | None = None
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(AT_ONCE)
-        self._asked = {ref: self._pool.submit(self._ask, ref) for ref in dict.fromkeys(refs) if ref.path is None}
+        self._futures = {ref: self._pool.submit(self._ask, ref) for ref in dict.fromkeys(refs) if ref.path is None}
 
     def __enter__(self) -> HubHeaders:
         return self
@@ -137,9 +147,9 @@ class HubHeaders:
 
     def __call__(self, ref: ModelRef) -> RemoteModel | None:
         """The model's config and headers; None where they are not available."""
-        if ref not in self._asked:
-            self._asked[ref] = self._pool.submit(self._ask, ref)
-        return self._asked[ref].result()
+        if ref not in self._futures:
+            self._futures[ref] = self._pool.submit(self._ask, ref)
+        return self._futures[ref].result()
 
     def _ask(self, ref: ModelRef) -> RemoteModel | None:
         try:
@@ -147,10 +157,10 @@ class HubHeaders:
                 return _remembered(ref, _Kept(ref), None)
             return read_remote(ref, waits=(1.0,))
         except BadModel as problem:
-            _log.debug("%s: %s", shown(ref.text), problem)
+            _log.debug("%s: %s", quoted(ref.text), problem)
             self._is_reachable(again=True)
         except ModuleNotFoundError:
-            _log.debug("%s: huggingface_hub is not installed", shown(ref.text))
+            _log.debug("%s: huggingface_hub is not installed", quoted(ref.text))
         return None
 
     def _is_reachable(self, *, again: bool = False) -> bool:
@@ -175,7 +185,7 @@ def _ask(ref: ModelRef, listing: Listing, patience: Patience) -> RemoteModel:
     sizes = {file.name: file.size for file in listing.files}
     if ADAPTER_CONFIG in sizes and "config.json" not in sizes:
         raise OnlyAdapter(
-            f"model {shown(ref.text)} is an adapter, no model of its own; name its base, and this as its adapter"
+            f"model {quoted(ref.text)} is an adapter, no model of its own; name its base, and this as its adapter"
         )
     config = _read_json(ref, listing, "config.json", MAX_CONFIG_BYTES, patience) if "config.json" in sizes else {}
     chosen = choose_files(listing.names, ref)
@@ -190,18 +200,18 @@ def _ask(ref: ModelRef, listing: Listing, patience: Patience) -> RemoteModel:
     return RemoteModel(listing.commit, config, tensors, sum(sizes[name] or 0 for name in weights))
 
 
-def _weight_map(ref: ModelRef, listing: Listing, found: Sequence[str], patience: Patience) -> dict[str, str]:
+def _weight_map(ref: ModelRef, listing: Listing, found: Sequence[str], patience: Patience) -> Mapping[str, str]:
     """Which of the weight files each tensor is in, by the index; empty for a model without one. Raises BadModel."""
     if _SINGLE in found or _INDEX not in listing.names:
         return {}
-    weight_map = _read_json(ref, listing, _INDEX, MAX_INDEX_BYTES, patience).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise unreadable(ref, _INDEX, "has no weight_map")
+    weight_map = weight_map_of(
+        _read_json(ref, listing, _INDEX, MAX_INDEX_BYTES, patience), partial(unreadable, ref, _INDEX)
+    )
     for tensor, shard in weight_map.items():
         if shard not in found:
             raise MissingModel(
-                f"model {shown(ref.text)}: its index lists shard {shown(str(shard))}, but it is not in the "
-                f"repository's top folder (tensor {shown(tensor)})"
+                f"model {quoted(ref.text)}: its index lists shard {quoted(str(shard))}, but it is not in the "
+                f"repository's top folder (tensor {quoted(tensor)})"
             )
     return weight_map
 
@@ -210,32 +220,38 @@ def _weight_files(ref: ModelRef, found: Sequence[str]) -> list[str]:
     """Which of the safetensors files are the model where there is no index, as for a folder. Raises BadModel."""
     if _SINGLE in found:
         return [_SINGLE]
-    numbered = [_NUMBERED.fullmatch(name) for name in found]
-    counts = {match and (match["stem"], match["count"]) for match in numbered}
-    if len(found) > 1 and (len(counts) != 1 or None in counts):
-        raise BadModel(f"model {shown(ref.text)} has several weight files ({', '.join(found[:4])}) and no index")
-    if numbered[0] is not None and len(found) != int(numbered[0]["count"]):
-        raise MissingModel(f"model {shown(ref.text)} has {len(found)} of {int(numbered[0]['count'])} shards")
+    numbers = shard_numbers(found)
+    if numbers is None and len(found) > 1:
+        raise BadModel(f"model {quoted(ref.text)} has several weight files ({', '.join(found[:4])}) and no index")
+    if numbers is not None and numbers.absent:
+        raise MissingModel(
+            f"model {quoted(ref.text)} has {numbers.count - len(numbers.absent)} of {numbers.count} shards"
+        )
+    if numbers is not None and numbers.beyond:
+        raise BadModel(
+            f"model {quoted(ref.text)} has a shard {numbers.beyond[0]} of {numbers.count}; which files are the model's "
+            "is not clear"
+        )
     return list(found)
 
 
 def _headers(
     ref: ModelRef, commit: str, sizes: Mapping[str, int | None], patience: Patience
-) -> list[tuple[str, list[TensorInfo]]]:
-    """The tensors of each file. Several files are asked for at once."""
+) -> list[list[StoredTensor]]:
+    """The tensors of each file. Several files are read at once."""
     with ThreadPoolExecutor(min(AT_ONCE, len(sizes))) as pool:
-        asked = {
+        futures = {
             name: pool.submit(patiently, lambda name=name, size=size: _header(ref, commit, name, size), ref, patience)
             for name, size in sizes.items()
         }
         try:
-            return [(name, future.result()) for name, future in asked.items()]
+            return [future.result() for future in futures.values()]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _header(ref: ModelRef, commit: str, name: str, size: int | None) -> list[TensorInfo]:
+def _header(ref: ModelRef, commit: str, name: str, size: int | None) -> list[StoredTensor]:
     """The tensors of one file, by one request or two."""
     start = read_range(ref, commit, name, 0, FIRST_BYTES)
     length = int.from_bytes(start[:8], "little")
@@ -247,7 +263,7 @@ def _header(ref: ModelRef, commit: str, name: str, size: int | None) -> list[Ten
     if len(text) < length:
         raise unreadable(ref, name, "ends before its header does")
     file = FileStamp(Path(f"{repo_of(ref)}/{name}"), size if size is not None else _size_by_header(text, length), 0, 0)
-    return [tensor.info for tensor in parse_header(text, file, 8 + length)]
+    return parse_header(text, file, 8 + length)
 
 
 def _size_by_header(text: bytes, length: int) -> int:
@@ -260,21 +276,20 @@ def _size_by_header(text: bytes, length: int) -> int:
 
 
 def _merge(
-    ref: ModelRef, files: Sequence[tuple[str, list[TensorInfo]]], weight_map: Mapping[str, str]
+    ref: ModelRef, files: Iterable[Sequence[StoredTensor]], weight_map: Mapping[str, Any]
 ) -> dict[str, TensorInfo]:
     """All files' tensors together; a name must not come twice, and what the index says must be true."""
-    place: dict[str, str] = {}
-    result: dict[str, TensorInfo] = {}
-    for file, tensors in files:
-        for info in tensors:
-            if info.name in place:
-                raise unreadable(ref, file, f"holds tensor {info.name!r}, which {place[info.name]!r} holds too")
-            place[info.name] = file
-            result[info.name] = info
-    for tensor, shard in weight_map.items():
-        if place.get(tensor) != shard:
-            raise unreadable(ref, _INDEX, f"says that tensor {tensor!r} is in {shard!r}, where it is not")
-    return result
+    stored = merge_tensors(
+        files,
+        lambda name, first, second: unreadable(
+            ref, second.name, f"holds tensor {name!r}, which {first.name!r} holds too"
+        ),
+    )
+    misplaced = misplaced_tensor(weight_map, stored)
+    if misplaced is not None:
+        tensor, shard = misplaced
+        raise unreadable(ref, _INDEX, f"says that tensor {tensor!r} is in {shard!r}, where it is not")
+    return {name: tensor.info for name, tensor in stored.items()}
 
 
 def _read_json(ref: ModelRef, listing: Listing, name: str, limit: int, patience: Patience) -> dict[str, Any]:
@@ -282,13 +297,7 @@ def _read_json(ref: ModelRef, listing: Listing, name: str, limit: int, patience:
     text = patiently(lambda: read_range(ref, listing.commit, name, 0, limit + 1), ref, patience)
     if len(text) > limit:
         raise unreadable(ref, name, f"has more than {limit} bytes, too many for such a file")
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise unreadable(ref, name, f"can't be read as JSON: {problem}") from None
-    if not isinstance(content, dict):
-        raise unreadable(ref, name, "holds no JSON object")
-    return content
+    return json_object(text, partial(unreadable, ref, name))
 
 
 class _Kept:
@@ -302,7 +311,7 @@ class _Kept:
         self._revision = self._folder / f"revision-{safe_filename(ref.revision or 'main')}.json"
 
     def commit(self) -> str | None:
-        """The commit that the revision was when it was last asked for."""
+        """The commit that the revision was when the Hub was last queried."""
         with suppress(BadModel):
             commit = read_json(self._revision).get("commit")
             if isinstance(commit, str) and _COMMIT.fullmatch(commit):

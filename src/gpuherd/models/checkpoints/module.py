@@ -13,16 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.quantized import quantised_as
-from gpuherd.models.tensors.source import ITEM_BYTES, FloatArray, Run, TensorInfo, stored_bytes
+from gpuherd.models.tensors.source import BY_TORCH, ITEM_BYTES, FloatArray, Run, TensorInfo, stored_bytes
 
 if TYPE_CHECKING:
     import torch
 
-_DTYPES = {
-    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL", "uint8": "U8",
-    "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2", "complex64": "C64", "uint16": "U16", "uint32": "U32", "uint64": "U64",
-}  # fmt: skip
+_DTYPES = {**BY_TORCH, "complex64": "C64"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,13 +34,11 @@ class ModuleSource:
     tensors: Mapping[str, TensorInfo]
     _values: Mapping[str, torch.Tensor] = field(repr=False)
 
-    def read(self, name: str) -> FloatArray:
-        """One tensor as float32 or float64; a view that can't be written to where no conversion is needed."""
-        return _floats(self._values[name])
-
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        """Entries ``start`` to ``stop`` of the first axis, converted without the others."""
-        return _floats(self._values[name][start:stop])
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        """One tensor, or entries of its first axis, as float32 or float64; a view that can't be written to where no
+        conversion is needed."""
+        value = self._values[name]
+        return _floats(value if stop is None else value[start:stop])
 
     def has_blocks(self, name: str) -> bool:
         """Whether the tensor can be seen as rows below each other without a copy."""

@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.checkpoints import gguf as gguf_model
 from gpuherd.models.checkpoints import safetensors, torch_pickle
-from gpuherd.models.checkpoints.quantized import dequantized, quantised_as
-from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, opened
+from gpuherd.models.checkpoints.quantized import Dequantized, dequantized, quantised_as
+from gpuherd.models.checkpoints.stored import StoredTensor, opened
 from gpuherd.models.tensors.kinds import adapter_factor
 from gpuherd.models.tensors.source import Codes, FloatArray, Half, Run, TensorInfo
+
+# A tensor in a file: its numbers, or codes for them.
+ReadableTensor = StoredTensor | Dequantized
+StoredT = TypeVar("StoredT", bound=ReadableTensor)
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Many times the largest in use. Parsed JSON can take twenty times its size, so that a limit is needed.
@@ -40,7 +44,6 @@ _OTHER = re.compile(
     r"(training_args|optimizer.*|scheduler.*|scaler.*|rng_state.*|random_states.*|adapter_model|consolidated.*|"
     r"tokenizer.*|.*embedder.*|trainer_state.*|.*optim_states|mmproj.*|.*imatrix.*)\.(bin|pt|pth|safetensors|gguf)"
 )
-_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(safetensors|bin|gguf)")
 # What else people keep models in, to be able to say so.
 _FOREIGN = {
     ".ggml": "GGML", ".h5": "TensorFlow (.h5)", ".msgpack": "Flax (.msgpack)", ".onnx": "ONNX",
@@ -49,61 +52,28 @@ _FOREIGN = {
 }  # fmt: skip
 
 
-StoredT = TypeVar("StoredT", bound="Stored")
-
-
-class Stored(Protocol):
-    """A tensor in a file, however it is stored there."""
-
-    @property
-    def info(self) -> TensorInfo:
-        """Name, shape of the weights and format."""
-        ...
-
-    @property
-    def file(self) -> FileStamp:
-        """The file, as it was when its header was read."""
-        ...
-
-    @property
-    def has_blocks(self) -> bool:
-        """Whether ``read_block`` can be asked."""
-        ...
-
-    def read(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """The tensor, or entries ``start`` to ``stop`` of its first axis."""
-        ...
-
-    def read_block(self, rows: Run, columns: Run) -> FloatArray:
-        """A block of the tensor seen as (all axes but the last, the last axis)."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """Weights on disk: a ``TensorSource``.
 
     Attributes:
         path: the folder or file that was opened.
-        config: the parsed config.json beside the weights, empty if there is none.
+        config: the parsed config.json next to the weights, empty if there is none.
         stored: place of each tensor, by name, in the order of the files.
     """
 
     path: Path
     config: Mapping[str, Any]
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, ReadableTensor]
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """All tensors by name."""
         return {name: tensor.info for name, tensor in self.stored.items()}
 
-    def read(self, name: str) -> FloatArray:
-        """One tensor as float32 (stored as F16, BF16, F32) or float64 (F64). Raises BadModel."""
-        return self.stored[name].read()
-
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        """Entries ``start`` to ``stop`` of the tensor's first axis; only their bytes are read."""
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        """One tensor, or entries of its first axis, as float32 (stored as F16, BF16, F32) or float64 (F64). Raises
+        BadModel."""
         return self.stored[name].read(start, stop)
 
     def has_blocks(self, name: str) -> bool:
@@ -115,7 +85,7 @@ class Checkpoint:
         return self.stored[name].read_block(rows, columns)
 
     def half_of(self, name: str) -> Half | None:
-        """The tensor's format where ``read_codes`` can be asked for it: 16 bits a number, stored as they are."""
+        """The tensor's format where ``read_codes`` can be called for it: 16 bits a number, stored as they are."""
         tensor = self.stored[name]
         return tensor.half if isinstance(tensor, StoredTensor) else None
 
@@ -154,15 +124,15 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, config, stored)
 
 
-def _open(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Stored]]:
+def _open(path: Path) -> tuple[Mapping[str, Any], Mapping[str, ReadableTensor]]:
     """Config and tensors of a folder or a file that exists."""
     whole_folder = path.is_dir()
     gguf = _only_gguf(path) if whole_folder else path if path.suffix.lower() in _GGUF else None
     if gguf is not None:
         config, files = gguf_model.read_model(gguf)
         return config, _merge(files)
-    beside = (path if whole_folder else path.parent) / "config.json"
-    config = read_json(beside) if beside.exists() else {}
+    config_file = (path if whole_folder else path.parent) / "config.json"
+    config = read_json(config_file) if config_file.exists() else {}
     return config, dequantized(_read_folder(path) if whole_folder else _merge([read_weight_file(path)]), config)
 
 
@@ -172,13 +142,7 @@ def read_json(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
         if stamp.size > limit:
             raise BadModel(f"{path} has {stamp.size} bytes, too many for such a file (at most {limit})")
         text = os.pread(fd, limit, 0)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise BadModel(f"{path} can't be read as JSON: {problem}") from None
-    if not isinstance(content, dict):
-        raise BadModel(f"{path} holds no JSON object")
-    return content
+    return json_object(text, lambda problem: BadModel(f"{path} {problem}"))
 
 
 def read_weight_file(path: Path) -> list[StoredTensor]:
@@ -209,9 +173,7 @@ def _read_folder(folder: Path) -> Mapping[str, StoredTensor]:
 
 
 def _read_sharded(folder: Path, index: Path) -> Mapping[str, StoredTensor]:
-    weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise BadModel(f"{index} has no weight_map")
+    weight_map = weight_map_of(read_json(index, MAX_INDEX_BYTES), lambda problem: BadModel(f"{index} {problem}"))
     shards: dict[str, None] = {}
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or Path(shard).name != shard or shard.startswith(".") or "\0" in shard:
@@ -222,9 +184,10 @@ def _read_sharded(folder: Path, index: Path) -> Mapping[str, StoredTensor]:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise MissingModel(f"{index} lists shard {absent[0]!r}{more}, but it is not in the folder")
     stored = _merge([read_weight_file(folder / shard) for shard in shards])
-    for tensor, shard in weight_map.items():
-        if tensor not in stored or stored[tensor].file.path.name != shard:
-            raise BadModel(f"{index}: tensor {tensor!r} is not in shard {shard!r}, where the index says it is")
+    misplaced = misplaced_tensor(weight_map, stored)
+    if misplaced is not None:
+        tensor, shard = misplaced
+        raise BadModel(f"{index}: tensor {tensor!r} is not in shard {shard!r}, where the index says it is")
     return stored
 
 
@@ -237,15 +200,12 @@ def _exists(path: Path) -> bool:
 
 
 def _merge(files: Iterable[Sequence[StoredT]]) -> dict[str, StoredT]:
-    """All files' tensors together; a name must not come twice."""
-    result: dict[str, StoredT] = {}
-    for tensors in files:
-        for tensor in tensors:
-            name = tensor.info.name
-            if name in result:
-                raise BadModel(f"tensor {name!r} is both in {result[name].file.path} and in {tensor.file.path}")
-            result[name] = tensor
-    return result
+    """All files' tensors together. Raises BadModel for a name that comes twice."""
+
+    def twice(name: str, first: Path, second: Path) -> BadModel:
+        return BadModel(f"tensor {name!r} is both in {first} and in {second}")
+
+    return merge_tensors(files, twice)
 
 
 def _only_gguf(folder: Path) -> Path | None:
@@ -274,7 +234,7 @@ def _unnamed_weights(folder: Path) -> list[Path]:
     empty = not any(folder.iterdir())
     for endings in (_SAFETENSORS, _PICKLES):
         weights = [path for path in files if path.suffix.lower() in endings]
-        if len(weights) == 1 and not _NUMBERED.fullmatch(weights[0].name):
+        if len(weights) == 1 and shard_numbers([weights[0].name]) is None:
             return weights
         if weights:
             return _numbered_shards(folder, weights)
@@ -283,19 +243,15 @@ def _unnamed_weights(folder: Path) -> list[Path]:
 
 def _numbered_shards(folder: Path, weights: list[Path]) -> list[Path]:
     """Shards by the numbers in their names (``x-00001-of-00003``), when their index file is missing."""
-    matches = [_NUMBERED.fullmatch(path.name) for path in weights]
-    stems = {(match["stem"], match["count"]) if match else None for match in matches}
-    if len(stems) != 1 or None in stems:
+    numbers = shard_numbers(path.name for path in weights)
+    if numbers is None:
         names = ", ".join(path.name for path in weights[:4]) + (", ..." if len(weights) > 4 else "")
         raise BadModel(f"{folder} has several weight files ({names}) and no index; name the one to analyse")
-    count = int(next(match["count"] for match in matches if match))
-    numbers = {int(match["number"]) for match in matches if match}
-    beyond = sorted(number for number in numbers if not 0 < number <= count)
-    if beyond:
-        raise BadModel(f"{folder} has a shard {beyond[0]} of {count}; which files are the model's is not clear")
-    absent = sorted(set(range(1, count + 1)) - numbers)
-    if absent:
-        raise MissingModel(f"{folder}: shard {absent[0]} of {count} is not in the folder")
+    count = numbers.count
+    if numbers.beyond:
+        raise BadModel(f"{folder} has a shard {numbers.beyond[0]} of {count}; which files are the model's is not clear")
+    if numbers.absent:
+        raise MissingModel(f"{folder}: shard {numbers.absent[0]} of {count} is not in the folder")
     return weights
 
 
@@ -310,3 +266,89 @@ def _no_weights(folder: Path, files: list[Path], empty: bool) -> str:
     if (folder / "config.json").exists():
         return f"{folder} has a config.json but no weights (no .safetensors, .bin or .gguf file)"
     return f"{folder} is no model folder: it has neither config.json nor a .safetensors, .bin or .gguf file"
+
+
+# ---- a model in several files: whether their names, their index and the tensors in them agree ------------------------
+#
+# A folder on disk and a repository of the Hub (``hub_headers``) are checked by the same rules; each words its own
+# errors, as people look for the mistake in different places.
+
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.(safetensors|bin|gguf)")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNumbers:
+    """The numbers in the names of one model's shards (``x-00001-of-00003``), and how many there should be."""
+
+    present: frozenset[int]
+    count: int
+
+    @property
+    def absent(self) -> list[int]:
+        """Numbers without a file, ascending."""
+        return sorted(set(range(1, self.count + 1)) - self.present)
+
+    @property
+    def beyond(self) -> list[int]:
+        """Numbers that no shard of this model has, ascending."""
+        return sorted(number for number in self.present if not 0 < number <= self.count)
+
+
+def shard_numbers(names: Iterable[str]) -> ShardNumbers | None:
+    """The shards' numbers; None where a name has no number, or the names are those of several models.
+
+    >>> shard_numbers(["m-00001-of-00003.bin", "m-00004-of-00003.bin"]).absent
+    [2, 3]
+    >>> shard_numbers(["a.bin", "m-00001-of-00003.bin"]) is None
+    True
+    """
+    numbers: set[int] = set()
+    models: set[tuple[str, str]] = set()
+    for name in names:
+        match = _NUMBERED.fullmatch(name)
+        if match is None:
+            return None
+        numbers.add(int(match["number"]))
+        models.add((match["stem"], match["count"]))
+    return ShardNumbers(frozenset(numbers), int(models.pop()[1])) if len(models) == 1 else None
+
+
+def json_object(text: bytes, bad: Callable[[str], BadModel]) -> dict[str, Any]:
+    """A JSON object from the text of a file. Raises ``bad`` of the problem."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as problem:
+        raise bad(f"can't be read as JSON: {problem}") from None
+    if not isinstance(content, dict):
+        raise bad("holds no JSON object")
+    return content
+
+
+def weight_map_of(index: Mapping[str, Any], bad: Callable[[str], BadModel]) -> Mapping[str, Any]:
+    """The shard of each tensor, as an index has it: any value can stand there. Raises ``bad`` of the problem."""
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise bad("has no weight_map")
+    return weight_map
+
+
+def merge_tensors(
+    files: Iterable[Sequence[StoredT]], twice: Callable[[str, Path, Path], BadModel]
+) -> dict[str, StoredT]:
+    """The tensors of all files by name. Raises ``twice`` of a name and of two files that hold such a tensor."""
+    result: dict[str, StoredT] = {}
+    for tensors in files:
+        for tensor in tensors:
+            name = tensor.info.name
+            if name in result:
+                raise twice(name, result[name].file.path, tensor.file.path)
+            result[name] = tensor
+    return result
+
+
+def misplaced_tensor(weight_map: Mapping[str, Any], stored: Mapping[str, ReadableTensor]) -> tuple[str, Any] | None:
+    """The first tensor that is not in the shard where the index has it, with that shard; None where all are."""
+    for name, shard in weight_map.items():
+        if name not in stored or stored[name].file.path.name != shard:
+            return name, shard
+    return None

@@ -14,7 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, check_shape, opened
@@ -119,36 +119,12 @@ _FORMATS = (
 _RANK = {name: rank for rank, name in enumerate(_FORMATS)}
 
 
-class Entry(Protocol):
-    """What a header says of a tensor."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Its format, by safetensors' name."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes."""
-        ...
-
-
-def in_order(entries: Iterable[Entry]) -> list[str]:
+def in_order(entries: Iterable[TensorInfo]) -> list[str]:
     """The names of the tensors in the order in which they lie in the file."""
     return [entry.name for entry in sorted(entries, key=lambda entry: (-_RANK[entry.dtype], entry.name.encode()))]
 
 
-def header(entries: Sequence[Entry]) -> bytes:
+def header(entries: Sequence[TensorInfo]) -> bytes:
     """The file's first bytes, up to the first tensor's."""
     by_name = {entry.name: entry for entry in entries}
     content: dict[str, object] = {"__metadata__": {"format": "pt"}}
@@ -163,7 +139,7 @@ def header(entries: Sequence[Entry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def index(shards: Mapping[str, Sequence[Entry]], parameters: int) -> bytes:
+def index(shards: Mapping[str, Sequence[TensorInfo]], parameters: int) -> bytes:
     """``model.safetensors.index.json`` for tensors in several files, as transformers writes it.
 
     Args:

@@ -31,7 +31,7 @@ from gpuherd.models.tensors.source import (
     stored_bytes,
 )
 
-# What numpy can count; a file may claim any size along an axis beside one of none.
+# What numpy can count; a file may claim any size along an axis if another has size 0.
 MAX_AXES = 64
 MAX_ELEMENTS = 1 << 62
 
@@ -68,13 +68,33 @@ class StoredTensor:
     offset: int
     strides: tuple[int, ...] | None = None
 
-    def read(self, start: int | None = None, stop: int | None = None) -> FloatArray:
-        """The tensor, or entries ``start`` to ``stop`` of its first axis (see ``read_stored``)."""
-        return read_stored(self, start, stop)
+    def read(self, start: int = 0, stop: int | None = None) -> FloatArray:
+        """The tensor, or entries ``start`` to ``stop`` of its first axis. Raises BadModel when the file has changed or
+        ends too early, or when the format can't be read as floats."""
+        shape, strides = self.info.shape, self.strides
+        first = 0
+        if stop is not None:
+            if not shape or not 0 <= start <= stop <= shape[0]:
+                raise ValueError(f"{self.info.name}: no entries {start} to {stop} in shape {shape}")
+            first = start * (math.prod(shape[1:]) if strides is None else strides[0])
+            shape = (stop - start, *shape[1:])
+        span = math.prod(shape) if strides is None else _span(shape, strides)
+        item = stored_bytes(self.info.dtype, 1) or 1
+        with unchanged(self.file) as fd:
+            flat = read_floats(fd, self.offset + first * item, span, self.info.dtype, self.label)
+        if strides is None:
+            return flat.reshape(shape)
+        bytes_apart = tuple(step * flat.itemsize for step in strides)
+        return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, shape, bytes_apart, writeable=False))
+
+    @property
+    def label(self) -> str:
+        """The tensor and its file, for messages."""
+        return f"tensor {self.info.name!r} of {self.file.path}"
 
     @property
     def has_blocks(self) -> bool:
-        """Whether ``read_block`` can be asked: some rows and columns lie in the file as runs of neighbours."""
+        """Whether ``read_block`` can be called: some rows and columns lie in the file as runs of neighbours."""
         return self.strides is None or (len(self.strides) == 2 and 1 in self.strides)
 
     def read_block(self, rows: Run, columns: Run) -> FloatArray:
@@ -83,7 +103,7 @@ class StoredTensor:
 
     @property
     def half(self) -> Half | None:
-        """The format, where it has 16 bits and rows lie in the file as they are: ``read_codes`` can be asked."""
+        """The format, where it has 16 bits and rows lie in the file as they are: ``read_codes`` can be called."""
         plain = self.strides is None or (len(self.strides) == 2 and self.strides[1] == 1)
         return "BF16" if plain and self.info.dtype == "BF16" else "F16" if plain and self.info.dtype == "F16" else None
 
@@ -94,7 +114,7 @@ class StoredTensor:
         first = self.offset + 2 * (rows[0] * apart + columns[0])
         with unchanged(self.file) as fd:
             _read_on(fd, first, 2 * apart * (rows[1] - rows[0]), columns)
-            read_codes(fd, first, target, apart, _what(self))
+            read_codes(fd, first, target, apart, self.label)
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -147,32 +167,6 @@ def _changed(file: FileStamp) -> str:
     return f"{file.path} was changed while it was being read"
 
 
-def read_stored(tensor: StoredTensor, start: int | None = None, stop: int | None = None) -> FloatArray:
-    """The tensor, or entries ``start`` to ``stop`` of its first axis. Raises BadModel when the file has changed or
-    ends too early, or when the format can't be read as floats."""
-    info, strides = tensor.info, tensor.strides
-    shape = info.shape
-    first = 0
-    if start is not None and stop is not None:
-        if not shape or not 0 <= start <= stop <= shape[0]:
-            raise ValueError(f"{info.name}: no entries {start} to {stop} in shape {shape}")
-        step = strides[0] if strides is not None else math.prod(shape[1:])
-        first = start * step
-        shape = (stop - start, *shape[1:])
-    span = math.prod(shape) if strides is None else _span(shape, strides)
-    item = stored_bytes(info.dtype, 1) or 1
-    with unchanged(tensor.file) as fd:
-        flat = read_floats(fd, tensor.offset + first * item, span, info.dtype, _what(tensor))
-    if strides is None:
-        return flat.reshape(shape)
-    bytes_apart = tuple(step * flat.itemsize for step in strides)
-    return np.ascontiguousarray(np.lib.stride_tricks.as_strided(flat, shape, bytes_apart, writeable=False))
-
-
-def _what(tensor: StoredTensor) -> str:
-    return f"tensor {tensor.info.name!r} of {tensor.file.path}"
-
-
 def _read_block(tensor: StoredTensor, rows: Run, columns: Run) -> FloatArray:
     width = _check_block(tensor, rows, columns)
     if tensor.strides is None or tensor.strides[1] == 1:
@@ -201,9 +195,9 @@ def _runs(tensor: StoredTensor, outer: Run, inner: Run, apart: int) -> FloatArra
     first = tensor.offset + (outer[0] * apart + inner[0]) * item
     with unchanged(tensor.file) as fd:
         if width == apart or count == 1:
-            return read_floats(fd, first, count * width, dtype, _what(tensor)).reshape(count, width)
+            return read_floats(fd, first, count * width, dtype, tensor.label).reshape(count, width)
         _read_on(fd, first, count * apart * item, inner)
-        return read_float_rows(fd, first, count, width, apart, dtype, _what(tensor))
+        return read_float_rows(fd, first, count, width, apart, dtype, tensor.label)
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:

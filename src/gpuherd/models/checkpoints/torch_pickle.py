@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, c_strides, check_shape, opened
-from gpuherd.models.tensors.source import TensorInfo, stored_bytes
+from gpuherd.models.tensors.source import BY_TORCH, TensorInfo, stored_bytes
 
 MAX_PICKLE_BYTES = 100_000_000
 # How often tensors may hold the same numbers, as views of one storage.
@@ -32,11 +32,6 @@ _STORAGES = {
     "FloatStorage": "F32", "DoubleStorage": "F64", "HalfStorage": "F16", "BFloat16Storage": "BF16",
     "CharStorage": "I8", "ByteStorage": "U8", "ShortStorage": "I16", "IntStorage": "I32", "LongStorage": "I64",
     "BoolStorage": "BOOL", "UntypedStorage": "U8",
-}  # fmt: skip
-_DTYPES = {
-    "float32": "F32", "float64": "F64", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "uint8": "U8",
-    "int16": "I16", "int32": "I32", "int64": "I64", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2", "uint16": "U16", "uint32": "U32", "uint64": "U64",
 }  # fmt: skip
 # Checkpoints of training programs keep the weights under one of these keys.
 _NESTS = ("state_dict", "model_state_dict", "model", "module")
@@ -118,8 +113,8 @@ class _Unpickler(pickle.Unpickler):
             return _ALLOWED[(module, name)]
         if module in ("torch", "torch.storage", "torch.cuda") and name in _STORAGES:
             return _Named(_STORAGES[name])
-        if module == "torch" and name in _DTYPES:
-            return _Named(_DTYPES[name])
+        if module == "torch" and name in BY_TORCH:
+            return _Named(BY_TORCH[name])
         raise _WantsCode(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> _Storage:

@@ -1,5 +1,5 @@
-"""Descriptions as files: one JSON object each, kept in the user's cache by the configuration's digest, and shipped for
-well-known models. Pure but for the files; no torch here.
+"""Descriptions as files: one JSON object each, kept in the user's cache by the configuration's digest. Pure but for the
+files; no torch here.
 
 A description holds what transformers' code decides: blocks, tensors, caches, peaks. What a configuration says of its
 checkpoint (the stored dtype, a quantisation) is read again each time.
@@ -10,28 +10,33 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from gpuherd.atomic import atomic_write
-from gpuherd.errors import BadModel
 from gpuherd.jobs.settings import user_cache
-from gpuherd.models.plan.architecture import Architecture, Block, Curve, LayerCache, Peaks, Role, Tensor
-from gpuherd.models.plan.fields import Fields
-from gpuherd.models.plan.from_config import assumptions_of, images_of, quantised_of, stored_precision
-from gpuherd.models.plan.known import KnownModel, known_models
+from gpuherd.models.describe.config import assumptions_of, images_of, quantised_of, stored_precision
+from gpuherd.models.describe.description import (
+    Architecture,
+    Block,
+    Curve,
+    LayerCache,
+    Peaks,
+    Polynomial,
+    Role,
+    SharedInput,
+    Tensor,
+    TrainingPeaks,
+)
 
-VERSION = 1
-SHIPPED = "descriptions.jsonl"
+VERSION = 2
 _MOST_FILES = 200
 _MOST_BYTES = 16 << 20
 # Fields of a configuration on which no shape, cache or peak depends.
-_BESIDE = frozenset(
+BESIDE = frozenset(
     {"_name_or_path", "architectures", "auto_map", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id",
      "finetuning_task", "id2label", "initializer_range", "label2id", "pad_token_id", "pretraining_tp",
      "quantization_config", "rope_parameters", "rope_scaling", "rope_theta", "sep_token_id", "task_specific_params",
@@ -48,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 def digest(config: Mapping[str, Any]) -> str:
     """Names a description: the same for configurations that transformers of this version builds the same model of."""
-    counted = {key: value for key, value in config.items() if key not in _BESIDE}
+    counted = {key: value for key, value in config.items() if key not in BESIDE}
     text = json.dumps([VERSION, _transformers(), counted], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -87,6 +92,7 @@ def to_dict(architecture: Architecture) -> dict[str, Any]:
         "templates": [json.loads(text) for text in templates],
         "blocks": blocks,
         "peaks": {name: _peaks_dict(peaks) for name, peaks in architecture.peaks.items()},
+        "around": dict(architecture.around),
     }
 
 
@@ -111,7 +117,11 @@ def _peaks_dict(peaks: Peaks) -> dict[str, Any]:
     def curves(some: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
         return {key: [[*each.once, *each.each, each.matrix] for each in some[key]] for key in some}
 
-    return {"prompt": curves(peaks.prompt), "token": curves(peaks.token), "fill": peaks.fill}
+    found = {"prompt": curves(peaks.prompt), "token": curves(peaks.token), "fill": peaks.fill}
+    if peaks.training:
+        found["training"] = {key: [each.kept, each.entry, *each.passing] for key, each in peaks.training.items()}
+        found["inputs"] = [[each.kept, *each.weights] for each in peaks.inputs]
+    return found
 
 
 def from_dict(record: Mapping[str, Any], config: Mapping[str, Any], model: str) -> Architecture:
@@ -132,6 +142,7 @@ def from_dict(record: Mapping[str, Any], config: Mapping[str, Any], model: str) 
         source="model",
         assumptions=(*assumptions_of(config), *quantised_of(config), *images_of(blocks)),
         peaks={name: _peaks(each) for name, each in record["peaks"].items()},
+        around={key: _polynomial(each) for key, each in record.get("around", {}).items()},
         **{name: record[name] for name in _SCALARS},
     )
 
@@ -158,7 +169,17 @@ def _peaks(record: Mapping[str, Any]) -> Peaks:
             for key, rows in some.items()
         }
 
-    return Peaks(curves(record["prompt"]), curves(record["token"]), record["fill"])
+    training = {
+        key: TrainingPeaks(_polynomial(kept), _polynomial(entry), tuple(_polynomial(each) for each in passing))
+        for key, (kept, entry, *passing) in record.get("training", {}).items()
+    }
+    inputs = tuple(SharedInput(tuple(weights), kept) for kept, *weights in record.get("inputs", ()))
+    return Peaks(curves(record["prompt"]), curves(record["token"]), record["fill"], training, inputs)
+
+
+def _polynomial(numbers: Sequence[float]) -> Polynomial:
+    once, each, pair = numbers
+    return once, each, pair
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -188,58 +209,3 @@ def write_cached(config: Mapping[str, Any], record: Mapping[str, Any]) -> None:
 
 def _folder() -> Path:
     return user_cache("descriptions")
-
-
-def shipped(model_id: str, config: Mapping[str, Any], model: str) -> Architecture | None:
-    """The description of a well-known model that comes with gpuherd; None where there is none.
-
-    One line a model: the id, a tab, the description. Only the model's own line is parsed.
-    """
-    return next((found for _, found in _shipped({model_id: config}, model)), None)
-
-
-def with_shipped_peaks(architecture: Architecture) -> Architecture:
-    """The same architecture with the peaks of a well-known model whose layers it has, as fine-tuned models do; without
-    any where none has the same."""
-    alike = {known.model_id: known.config for known in known_models() if _may_be_alike(known, architecture)}
-    for _, found in _shipped(alike, architecture.model):
-        keys = {_layer(block): block.peaks for block in found.blocks if block.kind == "layer"}
-        if all(_layer(block) in keys for block in architecture.blocks if block.kind == "layer"):
-            blocks = tuple(
-                replace(block, peaks=keys[_layer(block)]) if block.kind == "layer" else block
-                for block in architecture.blocks
-            )
-            return replace(architecture, blocks=blocks, peaks=found.peaks)
-    return architecture
-
-
-def _may_be_alike(known: KnownModel, architecture: Architecture) -> bool:
-    fields = Fields(known.config, known.model_id, str(known.config.get("model_type")))
-    if fields.model_type != architecture.model_type:
-        return False
-    with suppress(BadModel):
-        return fields.hidden == architecture.hidden_size
-    return False
-
-
-def _layer(block: Block) -> object:
-    """All of a layer that its peaks depend on, as far as its shapes tell."""
-    start = len(block.name)
-    return tuple(sorted((tensor.name[start:], tensor.shape, tensor.role) for tensor in block.tensors)), block.cache
-
-
-def _shipped(configs: Mapping[str, Mapping[str, Any]], model: str) -> Iterator[tuple[str, Architecture]]:
-    """The shipped descriptions of these models."""
-    source = resources.files("gpuherd.models.describe").joinpath(SHIPPED)
-    if not source.is_file():
-        return
-    with source.open(encoding="utf-8") as lines:
-        for line in lines:
-            model_id, _, record = line.partition("\t")
-            if model_id not in configs:
-                continue
-            try:
-                yield model_id, from_dict(json.loads(record), configs[model_id], model)
-            except (KeyError, TypeError, ValueError) as problem:
-                said = f"the shipped description of {model_id} is damaged: {problem}"
-                raise BadModel(f"{said}; install gpuherd again") from None

@@ -1,6 +1,7 @@
 """The process that describes one model: a request on standard input, the answer on standard output, both JSON.
 
-Messages of libraries go to standard error, so that nothing but the answer is on standard output.
+Messages of libraries go to standard error, so that nothing but the answer is on standard output. A module of its own,
+because it alone may import torch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def main() -> None:
 
         request = json.load(sys.stdin)
         try:
-            found = describe_config(request["config"], request["model"])
+            found = describe_config(request["config"], request["model"], training=request["training"])
             json.dump({"description": to_dict(found)}, answer, separators=(",", ":"))
         except BadModel as problem:
             json.dump({"problem": str(problem)}, answer)

@@ -9,8 +9,10 @@ Needs torch and transformers; ``gpuherd.models.describe`` runs it in a process o
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
@@ -19,11 +21,19 @@ import torch
 from torch import nn
 
 from gpuherd.errors import BadModel
-from gpuherd.models.describe.peaks import Measured, measure_model
-from gpuherd.models.names import shown
-from gpuherd.models.plan.architecture import Architecture, Block, Role, Tensor
-from gpuherd.models.plan.from_config import assumptions_of, images_of, model_type_of, quantised_of, stored_precision
+from gpuherd.models.describe.config import (
+    assumptions_of,
+    images_of,
+    model_type_of,
+    quantised_of,
+    stored_precision,
+)
+from gpuherd.models.describe.description import Architecture, Block, Peaks, Role, Tensor
+from gpuherd.models.describe.peaks import Measured, measure_model, step_of
+from gpuherd.models.describe.training import measure_training
+from gpuherd.models.names import quoted
 
+_log = logging.getLogger(__name__)
 # Far above any model that exists; a config that asks for more would take minutes to build.
 MOST_LAYERS, MOST_NUMBER = 1000, 1 << 40
 _COUNTED = re.compile(r"(^|_)n?_?(num_)?(hidden_)?(layers?|blocks|heads|experts)$|^n_layer$|depth")
@@ -44,18 +54,49 @@ _INNER = (
 )
 
 
-def describe_config(config: Mapping[str, Any], model: str, *, peaks: bool = True) -> Architecture:
-    """The architecture of the model that transformers builds from a parsed config.json, with peaks unless told not to.
+def describe_config(
+    config: Mapping[str, Any], model: str, *, peaks: bool = True, training: bool = False
+) -> Architecture:
+    """The architecture of the model that transformers builds from a parsed config.json.
+
+    Args:
+        config: parsed.
+        model: how the user named it.
+        peaks: measure what answers need.
+        training: measure what training steps need, where transformers can run one.
 
     Raises BadModel where transformers has no class for it, or can't build or run it.
     """
     built = build(config, model)
+    with _can_run(model):
+        found = _read(built, config, model, peaks)
+    if not training:
+        return found
     try:
-        return _read(built, config, model, peaks)
+        return _with_training(found, built)
+    except Exception as problem:  # whatever a strange config makes transformers' code raise
+        # Plans count such layers by their shapes, and say so.
+        _log.warning("%s: its training steps can't be measured: %s", quoted(model), _first_line(problem))
+        return found
+
+
+def add_training(architecture: Architecture, config: Mapping[str, Any]) -> Architecture:
+    """The same description with what training steps need. Raises BadModel as ``describe_config`` does."""
+    built = build(config, architecture.model)
+    with _can_run(architecture.model):
+        return _with_training(architecture, built)
+
+
+@contextmanager
+def _can_run(model: str) -> Iterator[None]:
+    try:
+        yield
     except BadModel:
         raise
-    except Exception as problem:  # whatever a strange config makes transformers' code raise
-        raise BadModel(f"{shown(model)}: transformers builds it, but can't run it: {_first_line(problem)}") from problem
+    except Exception as problem:  # as above
+        raise BadModel(
+            f"{quoted(model)}: transformers builds it, but can't run it: {_first_line(problem)}"
+        ) from problem
 
 
 def build(config: Mapping[str, Any], model: str) -> Any:
@@ -65,17 +106,27 @@ def build(config: Mapping[str, Any], model: str) -> Any:
 
     model_type = model_type_of(config)
     if model_type not in CONFIG_MAPPING:
-        raise BadModel(f"{shown(model)}: transformers has no model of the type {shown(model_type or 'None')}")
+        raise BadModel(f"{quoted(model)}: transformers has no model of the type {quoted(model_type or 'None')}")
     _check_sizes(config, model)
-    fields = {key: value for key, value in config.items() if key not in ("auto_map", "quantization_config")}
+    fields = {key: _floats(value) for key, value in config.items() if key not in ("auto_map", "quantization_config")}
     try:
         parsed = CONFIG_MAPPING[model_type].from_dict(fields)
         with torch.device("meta"), no_init_weights():
             built = _class_of(parsed)._from_config(parsed, dtype=torch.bfloat16)
         built.tie_weights()
     except Exception as problem:  # as above
-        raise BadModel(f"{shown(model)}: transformers can't build it: {_first_line(problem)}") from problem
+        raise BadModel(f"{quoted(model)}: transformers can't build it: {_first_line(problem)}") from problem
     return built.eval()
+
+
+def _floats(value: Any) -> Any:
+    """The value with the infinities that ``save_pretrained`` writes as ``{"__float__": "Infinity"}``."""
+    if isinstance(value, Mapping):
+        tag = value.get("__float__") if len(value) == 1 else None
+        if tag in ("Infinity", "-Infinity", "NaN"):
+            return float(tag)
+        return {key: _floats(each) for key, each in value.items()}
+    return [_floats(each) for each in value] if isinstance(value, list) else value
 
 
 def _check_sizes(config: Mapping[str, Any], model: str) -> None:
@@ -86,12 +137,12 @@ def _check_sizes(config: Mapping[str, Any], model: str) -> None:
         elif isinstance(value, int) and not isinstance(value, bool):
             most = MOST_LAYERS if _COUNTED.search(key) else MOST_NUMBER
             if value > most:
-                raise BadModel(f"{shown(model)}: its config has {shown(key)} = {value}; it must be at most {most}")
+                raise BadModel(f"{quoted(model)}: its config has {quoted(key)} = {value}; it must be at most {most}")
 
 
 def _first_line(problem: Exception) -> str:
     lines = str(problem).strip().splitlines()
-    return shown(f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300])
+    return quoted(f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300])
 
 
 def _class_of(config: Any) -> Any:
@@ -139,7 +190,10 @@ def _read(built: Any, config: Mapping[str, Any], model: str, peaks: bool) -> Arc
     measured = measure_model(built, lists, quantisable, peaks=peaks)
     # What answers alone don't call, such as layers that guess further tokens, lies in memory as a whole.
     lists = [each for each in lists if f"{each.path}.0" in measured.called]
-    blocks = tuple(_blocks(built, lists, tensors, measured))
+    # Some classes tie the head whatever the config says; a checkpoint of such a config holds both, and both are loaded.
+    says_untied = config.get("tie_word_embeddings") is False
+    untied = {name for name, each in tensors.items() if says_untied and each.role is Role.HEAD}
+    blocks = tuple(_blocks(built, lists, tensors, measured, untied))
     split = any(tensor.split for block in blocks for tensor in block.tensors)
     heads = _number(text, "num_attention_heads")
     return Architecture(
@@ -160,6 +214,33 @@ def _read(built: Any, config: Mapping[str, Any], model: str, peaks: bool) -> Arc
         tensor_parallel_limit=gcd(heads, _number(text, "num_key_value_heads") or heads) if split else None,
         peaks={block.peaks: measured.peaks[block.peaks] for block in blocks if block.peaks},
     )
+
+
+def _with_training(architecture: Architecture, built: Any) -> Architecture:
+    """The architecture with measured training steps; as it is where nothing predicts a next token."""
+    if built.get_output_embeddings() is None:
+        return architecture
+    names = {block.name for block in architecture.blocks}
+    lists = [layers for layers in layer_lists(built) if f"{layers.path}.0" in names]
+    # One layer of each kind: what its backward pass needs doesn't depend on those below it.
+    first = [replace(layers, kept=1 + max(layers.kinds)) for layers in lists]
+    linear = {tensor.name for tensor in architecture.tensors() if tensor.role is Role.LINEAR}
+    measured = measure_training(
+        built,
+        first,
+        linear,
+        step=step_of(built, first, linear),
+        fill=max((each.fill for each in architecture.peaks.values()), default=1),
+    )
+    blocks = tuple(
+        replace(block, peaks=_measured_as(block.name, lists)) if block.kind == "layer" else block
+        for block in architecture.blocks
+    )
+    peaks = {}
+    for name in dict.fromkeys(block.peaks for block in blocks if block.peaks):
+        one, inference = _first_alike(name, lists), architecture.peaks.get(name, Peaks({}, {}))
+        peaks[name] = replace(inference, training=measured.layers[one], inputs=measured.inputs.get(one, ()))
+    return replace(architecture, blocks=blocks, peaks=peaks, around=measured.around)
 
 
 def _number(config: Any, name: str) -> int:
@@ -304,8 +385,11 @@ def _is_split(name: str, plan: Mapping[str, str]) -> bool:
 # --- blocks --------------------------------------------------------------------------------------------------------
 
 
-def _blocks(built: Any, lists: Sequence[Layers], tensors: Mapping[str, Tensor], measured: Measured) -> Iterator[Block]:
-    """All blocks in the order in which they are called, each tensor in one of them, tied ones after their owner."""
+def _blocks(
+    built: Any, lists: Sequence[Layers], tensors: Mapping[str, Tensor], measured: Measured, untied: Collection[str]
+) -> Iterator[Block]:
+    """All blocks in the order in which they are called, each tensor in one of them, tied ones but ``untied`` after
+    their owner."""
     owners: dict[int, str] = {}
     left = dict(tensors)
     for name, kind in _in_order(built, lists, measured):
@@ -313,7 +397,7 @@ def _blocks(built: Any, lists: Sequence[Layers], tensors: Mapping[str, Tensor], 
         for each in [key for key in left if key == name or key.startswith(f"{name}.")]:
             storage = id(built.get_parameter_or_buffer(each))
             owner = owners.setdefault(storage, each)
-            found.append(replace(left.pop(each), tied_to=None if owner == each else owner))
+            found.append(replace(left.pop(each), tied_to=None if owner == each or each in untied else owner))
         if kind == "layer":
             key = _measured_as(name, lists)
             yield Block(name, "layer", tuple(found), measured.caches.get(key), key if key in measured.peaks else None)
@@ -328,6 +412,12 @@ def _measured_as(name: str, lists: Sequence[Layers]) -> str:
     kind = layers.kinds[int(number)]
     same = [n for n, each in enumerate(layers.kinds) if each == kind and n < layers.kept]
     return f"{path}.{next((n for n in same if n > 0), same[0])}"
+
+
+def _first_alike(name: str, lists: Sequence[Layers]) -> str:
+    """The first layer of the kind."""
+    path, _, number = name.rpartition(".")
+    return f"{path}.{next(each for each in lists if each.path == path).kinds[int(number)]}"
 
 
 def _in_order(built: Any, lists: Sequence[Layers], measured: Measured) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpuherd.models.plan.architecture import Curve, LayerCache, Peaks
+from gpuherd.models.describe.description import Curve, LayerCache, Peaks, Polynomial
 
 if TYPE_CHECKING:
     from gpuherd.models.describe.meta import Layers
@@ -85,48 +85,64 @@ class _Run:
     called: list[str] = field(default_factory=list)
 
 
-class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of living storages and keeps an event for each operation."""
+class LivingStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of living storages, and numbers each storage.
 
-    def __init__(self, trace: _Trace) -> None:
+    Attributes:
+        now: bytes that are alive.
+        living: number and bytes of each living storage, by its address.
+    """
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._sizes: dict[int, int] = {}
-        self._trace = trace
         self.now = 0
+        self.living: dict[int, tuple[int, int]] = {}
+        self._count = 0
 
-    def add(self, tensor: torch.Tensor) -> None:
-        """Counts a tensor, once for each storage."""
+    def add(self, tensor: torch.Tensor, *, counts: bool = True) -> None:
+        """Counts a tensor, once for each storage; without ``counts`` as one of no bytes."""
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key not in self._sizes:
-            self._sizes[key] = storage.nbytes()
-            self.now += storage.nbytes()
+        if key not in self.living:
+            size = storage.nbytes() if counts else 0
+            self._count += 1
+            self.living[key] = self._count, size
+            self.now += size
             weakref.finalize(storage, self._gone, key)
 
-    def add_all(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Counts tensors and holds none of them: what the cache gives up while it grows must not live on here."""
-        for tensor in tensors:
-            self.add(tensor)
+    def add_all(self, values: Any, *, counts: bool = True) -> None:
+        """Counts the tensors among values and holds none of them: what the cache gives up while it grows must not live
+        on here."""
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, torch.Tensor):
+                self.add(leaf, counts=counts)
 
     def _gone(self, key: int) -> None:
-        self.now -= self._sizes.pop(key, 0)
+        self.now -= self.living.pop(key, (0, 0))[1]
+
+
+class _Alive(LivingStorages):  # type: ignore[no-untyped-call]
+    """Keeps an event for each operation."""
+
+    def __init__(self, trace: _Trace) -> None:
+        super().__init__()
+        self._trace = trace
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.add(leaf)
+        self.add_all(result)
         self._trace.event(func, args, result, self.now)
         return result
 
 
-class _LikeCuda(TorchFunctionMode):
+class LikeCuda(TorchFunctionMode):
     """Attention whose keys and values differ in size has a fused kernel on CUDA; on the CPU torch has none, and would
     make a score for each pair of tokens."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = dict(kwargs or {})
         if func is torch.nn.functional.scaled_dot_product_attention:
+            options["dropout_p"] = 0.0  # of scores, which fused kernels draw again instead of keeping them
             query, key, value = args[:3] if len(args) >= 3 else (options["query"], options["key"], options["value"])
             if key.shape[-1] != value.shape[-1] and query.shape[1] == key.shape[1]:
                 mask = args[3] if len(args) > 3 else options.get("attn_mask")
@@ -141,7 +157,7 @@ def _efficient(query: Any, key: Any, value: Any, mask: Any) -> Any:
         missing = -numbers.shape[-1] % 8
         filled = torch.nn.functional.pad(numbers, (0, missing)) if missing else numbers
         mask = filled[..., : numbers.shape[-1]].expand(*query.shape[:3], -1)
-    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, mask, False)[0]
+    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, mask, torch.is_grad_enabled())[0]
 
 
 class _Trace:
@@ -225,7 +241,7 @@ class _Trace:
         alive.add_all((*self.model.parameters(), *self.model.buffers()))
         weights = alive.now
         alive.add_all((*kept, *_cache_tensors(cache)))
-        with _LikeCuda(), alive:
+        with LikeCuda(), alive:
             answer = call()
         whole = sum(_cache_sizes(cache).values())
         growing = {name: whole if grows else size for name, size in self._done.items()}
@@ -244,9 +260,7 @@ def measure_model(
         quantisable: names of weights that bitsandbytes turns into codes.
         peaks: False for the order of calls and the caches alone, which two runs tell.
     """
-    step = _step(built.config)
-    if step > _SHORT and _loops(built, lists, quantisable):
-        step = _SHORT
+    step = step_of(built, lists, quantisable)
     sizes = [(batch, tokens) for batch, tokens in product(_BATCHES, (step, 2 * step, 3 * step))]
     if not peaks:
         two = _runs(built, lists, quantisable, torch.bfloat16, sizes[:2])
@@ -269,9 +283,13 @@ def _loops(built: Any, lists: Sequence[Layers], quantisable: Set[str]) -> bool:
     return len(long.prompt) > 1.6 * len(short.prompt)
 
 
-def _step(config: Any) -> int:
-    """Tokens between the lengths that are run: three of them fit into windows and positions."""
-    text = config.get_text_config()
+def step_of(built: Any, lists: Sequence[Layers], quantisable: Set[str]) -> int:
+    """Tokens between the lengths that are run: three of them fit into windows and positions; few where code loops."""
+    step = _step(built.config.get_text_config())
+    return _SHORT if step > _SHORT and _loops(built, lists, quantisable) else step
+
+
+def _step(text: Any) -> int:
     chunk = next((n for name in ("chunk_size", "mamba_chunk_size") if type(n := getattr(text, name, None)) is int), 0)
     step = chunk if 64 <= chunk <= 1024 else _STEP
     bounds = [getattr(text, name, None) for name in ("sliding_window", "max_position_embeddings", "attention_window")]
@@ -284,26 +302,43 @@ def _step(config: Any) -> int:
 def _runs(
     built: Any, lists: Sequence[Layers], quantisable: Set[str], dtype: torch.dtype, sizes: Sequence[tuple[int, int]]
 ) -> list[_Run]:
-    from transformers.initialization import no_init_weights
-
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), _any_grouped_product():
-        with no_init_weights():
-            model = type(built)._from_config(copy.deepcopy(built.config), dtype=dtype).eval()
-        for layers in lists:
-            path, _, last = layers.path.rpartition(".")
-            setattr(
-                model.get_submodule(path), last, nn.ModuleList(list(model.get_submodule(layers.path))[: layers.kept])
-            )
-        names = [f"{layers.path}.{n}" for layers in lists for n in range(layers.kept)]
+    names = measured_layers(lists)
+    with fake_tensors(), torch.no_grad():
+        model = first_layers(built, lists, dtype).eval()
         found = []
         for batch, tokens in sizes:
             trace = _Trace(model, names, quantisable)
             run = _Run(batch, tokens)
             with trace.hooks():
-                (_with_encoder if model.config.is_encoder_decoder else _alone)(model, trace, run)
+                (_with_encoder if model.config.is_encoder_decoder else _run_padded)(model, trace, run)
             run.called = list(trace.called)
             found.append(run)
     return found
+
+
+@contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Tensors without storage that know their shapes, in operations that transformers has for all of them."""
+    with FakeTensorMode(allow_non_fake_inputs=True), _any_grouped_product():
+        yield
+
+
+def first_layers(built: Any, lists: Sequence[Layers], dtype: torch.dtype) -> Any:
+    """The model with as many layers as it takes to have each kind of them, of fake tensors."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = type(built)._from_config(copy.deepcopy(built.config), dtype=dtype)
+    for layers in lists:
+        path, _, last = layers.path.rpartition(".")
+        kept = list(model.get_submodule(layers.path))[: layers.kept]
+        setattr(model.get_submodule(path), last, nn.ModuleList(kept))
+    return model
+
+
+def measured_layers(lists: Sequence[Layers]) -> list[str]:
+    """Names of the layers that such a model has."""
+    return [f"{layers.path}.{n}" for layers in lists for n in range(layers.kept)]
 
 
 @contextmanager
@@ -323,7 +358,7 @@ def _any_grouped_product() -> Iterator[None]:
         moe._can_use_grouped_mm = own
 
 
-def _alone(model: Any, trace: _Trace, run: _Run) -> None:
+def _run_padded(model: Any, trace: _Trace, run: _Run) -> None:
     """A padded batch of prompts, then one more token; of an encoder the prompts alone."""
     from transformers import DynamicCache
 
@@ -513,10 +548,11 @@ def _fit(sizes: Sequence[tuple[int, int]], row: Sequence[int], matrix: int) -> C
     lengths = sorted({tokens for _, tokens in sizes})
     each = [(at[two, tokens] - at[one, tokens]) / (two - one) for tokens in lengths]
     once = [at[one, tokens] - one * slope for tokens, slope in zip(lengths, each, strict=True)]
-    return Curve(_quadratic(lengths, once), _quadratic(lengths, each), matrix)
+    return Curve(quadratic(lengths, once), quadratic(lengths, each), matrix)
 
 
-def _quadratic(at: Sequence[int], values: Sequence[float]) -> tuple[float, float, float]:
+def quadratic(at: Sequence[int], values: Sequence[float]) -> Polynomial:
+    """The polynomial through the values at three equally distant places."""
     (x, y, _), (a, b, c) = at, values
     step = y - x
     second = (c - 2 * b + a) / (2 * step * step)

@@ -15,7 +15,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +24,12 @@ from typing import Any
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import BadModel, MissingModel, naming_extras
 from gpuherd.jobs.settings import user_cache
+from gpuherd.models.checkpoints.open import read_json
 from gpuherd.models.checkpoints.stored import FileStamp, opened, unchanged
-from gpuherd.models.load.support import EXTRAS
-from gpuherd.models.names import ModelRef, parse_model, shown
-from gpuherd.models.plan.known import known_model
-from gpuherd.models.plan.naming import split_precision
+from gpuherd.models.describe.known_models import known_model
+from gpuherd.models.load.pretrained import EXTRAS
+from gpuherd.models.memory.weights import split_precision
+from gpuherd.models.names import ModelRef, parse_model, quoted
 from gpuherd.runs.console import of_bytes
 
 # The content of smaller files goes into the digest as it is, that of larger ones by its SHA-256, which is kept from one
@@ -79,7 +80,7 @@ def model_files(model: str, adapter: str | None = None) -> ModelFiles:
     if top is None and is_adapter(base):
         top, name = base, adapter_base(base)
         if name is None:
-            raise BadModel(f"model {shown(model)} is an adapter, and its adapter_config.json names no base model")
+            raise BadModel(f"model {quoted(model)} is an adapter, and its adapter_config.json names no base model")
         ref = parse_model(name)
         base = _folder(ref)
     config = base if base.is_dir() else base.parent
@@ -134,38 +135,11 @@ def _folder(ref: ModelRef) -> Path:
     if ref.path is not None:
         return ref.path
     with naming_extras(EXTRAS, "models of the Hub take"):
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
+        import huggingface_hub  # noqa: F401 - known to be there before a model is looked for
 
-    from gpuherd.models.checkpoints.hub import (
-        NoNetwork,
-        Patience,
-        is_offline,
-        missing,
-        no_answer,
-        no_progress_bars,
-        patiently,
-        repo_of,
-    )
+    from gpuherd.models.checkpoints.hub import locate_small
 
-    def fetch(*, offline: bool) -> Path:
-        with no_progress_bars():
-            return Path(
-                snapshot_download(
-                    repo_of(ref), revision=ref.revision, allow_patterns=[*_SMALL_FILES], local_files_only=offline
-                )
-            )
-
-    problem = None if is_offline() else no_answer()
-    if problem is None and not is_offline():
-        try:
-            return patiently(lambda: fetch(offline=False), ref, Patience())
-        except NoNetwork as failure:
-            problem = str(failure)
-    try:
-        return fetch(offline=True)
-    except LocalEntryNotFoundError:
-        raise missing(ref, problem) from None
+    return locate_small(ref, _SMALL_FILES)
 
 
 def _of_all(digests: Sequence[str]) -> str:
@@ -278,10 +252,8 @@ def _cached(stamp: FileStamp, changed_ns: int) -> str | None:
     if stamp.size <= _SMALL:
         return None
     try:
-        record = json.loads(_cache_file(stamp.path).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(record, Mapping):
+        record = read_json(_cache_file(stamp.path))
+    except BadModel:
         return None
     made = record.get("sha256")
     same = all(record.get(name) == value for name, value in _stamp_values(stamp, changed_ns).items())

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuherd.engines import host, progress
@@ -20,12 +20,18 @@ from gpuherd.errors import JobCannotFit
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.options import DispatchOptions
-from gpuherd.models.load.job_options import ShardOptions, WorkOptions
-from gpuherd.models.load.options import LoadOptions, ModelOptions, load_request, read_device_map, requested_precision
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.load.options import (
+    ModelOptions,
+    ShardOptions,
+    WorkOptions,
+    load_request,
+    read_device_map,
+    requested_precision,
+)
+from gpuherd.models.memory.kv_cache import Reserve, Workload
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.inventory import idle_gpus, node_gpus
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.options import words_of
 from gpuherd.runs.shard_file import Shard
 from gpuherd.runs.shards import ShardedDirectory
@@ -50,7 +56,7 @@ class Resources:
     cluster: EngineOptions | None = None
 
     @property
-    def cards(self) -> tuple[GpuSpec, ...]:
+    def gpu_specs(self) -> tuple[GpuSpec, ...]:
         """GPUs that a job can get, with the memory that is free when no process uses them; of a cluster those of a
         node. Raises as ``node_gpus``."""
         return idle_gpus(self.gpus) if self.cluster is None else node_gpus(self.cluster)
@@ -98,7 +104,7 @@ class JobRequest:
 
 def resources_for(options: DispatchOptions) -> Resources:
     """The resources for a run with these options: of this machine (raises NoSuchGpu), or of the cluster that they name,
-    which is queried only when ``cards`` is read."""
+    which is queried only when ``gpu_specs`` is read."""
     if options.engine != LOCAL:
         return Resources((), host.cores(), options)
     from gpuherd.jobs.gpu.watch import watch_for_plan
@@ -107,8 +113,8 @@ def resources_for(options: DispatchOptions) -> Resources:
     return Resources(watch_for_plan(options, load()).gpus, host.cores())
 
 
-def job_request(model: str, options: WorkOptions, workload: Workload, have: Resources, beside: int = 0) -> JobRequest:
-    """What a job with this workload requests. ``beside``: bytes that another model takes on the same GPU.
+def job_request(model: str, options: WorkOptions, workload: Workload, have: Resources, reserved: int = 0) -> JobRequest:
+    """What a job with this workload requests. ``reserved``: bytes of another model on the same GPU.
 
     Raises:
         UsageError: options that contradict each other.
@@ -120,7 +126,7 @@ def job_request(model: str, options: WorkOptions, workload: Workload, have: Reso
         return JobRequest(0, None, have.places(0, options), "on the CPU, as asked")
     if isinstance(device_map, Mapping):
         return _as_mapped(device_map, options, have)
-    return _as_planned(model, options, workload, have, beside)
+    return _as_planned(model, options, workload, have, reserved)
 
 
 def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Resources) -> JobRequest:
@@ -129,15 +135,15 @@ def _as_mapped(device_map: Mapping[str, object], options: WorkOptions, have: Res
     return JobRequest(gpus, None, have.places(gpus, options), said)
 
 
-def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Resources, beside: int) -> JobRequest:
+def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Resources, reserved: int) -> JobRequest:
     from gpuherd.models.place.resources import resources_for
 
-    cards = have.cards
+    specs = have.gpu_specs
     least = options.gpus_per_job
     try:
         demand = resources_for(
             model,
-            cards,
+            specs,
             dtype=requested_precision(options.dtype, options.quantization),
             batch=workload.batch,
             prompt_tokens=workload.prompt_tokens,
@@ -145,14 +151,14 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Reso
             parallel=options.parallel,
             gpu_range=None if least == 1 else (least, max(least, have.most_gpus(options))),
             most=options.max_gpus,
-            reserve=Reserve().with_beside(beside),
+            reserve=Reserve().with_fixed(reserved),
             read=_reader(options.adapter),
             spelling=_SPELLING,
         )
     except JobCannotFit:
-        if options.allow_offload is None or not cards:
+        if options.allow_offload is None or not specs:
             raise
-        gpus = options.most_of(len(cards))
+        gpus = options.most_of(len(specs))
         said = f"{gpus} {'GPU' if gpus == 1 else 'GPUs'}; what has no room there goes to the {options.allow_offload}"
         return JobRequest(gpus, None, 1, said)
     return JobRequest(demand.gpus, demand.memory_mb, have.places(demand.gpus, options), demand.sentence)
@@ -160,15 +166,15 @@ def _as_planned(model: str, options: WorkOptions, workload: Workload, have: Reso
 
 def _reader(adapter: str | None) -> Callable[[str], Architecture]:
     """Reads the shapes of a model, with those of its adapter if there is one."""
-    from gpuherd.models.plan.reading import read_architecture
+    from gpuherd.models.describe.reading import read_architecture
 
     if adapter is None:
         return read_architecture
 
     def read(name: str) -> Architecture:
         from gpuherd.models.checkpoints.hub import locate
+        from gpuherd.models.describe.reading import with_adapter
         from gpuherd.models.names import parse_model
-        from gpuherd.models.plan.adapters import with_adapter
 
         return with_adapter(read_architecture(name), locate(parse_model(adapter)))
 
@@ -244,8 +250,8 @@ def worker_words(call: WorkerCall, number: int, folder: ShardedDirectory, option
 # ---- inside a job
 
 
-def load(options: ShardOptions, words: Sequence[str], *, beside: int = 0) -> Loaded:
-    """Loads a worker's model as its job was planned. ``beside``: bytes kept free on each GPU for another model.
+def load(options: ShardOptions, words: Sequence[str], *, reserved: int = 0) -> Loaded:
+    """Loads a worker's model as its job was planned. ``reserved``: bytes kept free on each GPU for another model.
 
     With ``--parallel tensor`` this process becomes torchrun, which starts ``words`` (a module and its arguments) once
     for each GPU; each of those returns with its part of the model. All of them then do the same work, and only the one
@@ -253,23 +259,12 @@ def load(options: ShardOptions, words: Sequence[str], *, beside: int = 0) -> Loa
 
     Raises what ``load_model`` raises.
     """
-    from gpuherd.models.load.loading import load_prepared
-    from gpuherd.models.load.prepare import prepare
+    from gpuherd.models.load.tensor_parallel import load_requested
 
     workload = Workload(options.batch_size, options.prompt_tokens, options.new_tokens)
-    shared = {each.name: getattr(options, each.name) for each in fields(ModelOptions)}
     progress.report(0, None, "load")
-    if options.parallel == "tensor":
-        from gpuherd.models.load.tensor_parallel import load_tensor_parallel, relaunch, this_rank
-
-        request = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
-        rank = this_rank(os.environ)
-        if rank is not None:
-            return load_tensor_parallel(request, rank)[0]
-        relaunch(request, words)
-        shared["parallel"] = None  # one GPU is all that there is
-    request = load_request(options.model, LoadOptions(**shared), workload, simulate=options.simulate)
-    return load_prepared(prepare(replace(request, reserve=Reserve().with_beside(beside))))
+    request = load_request(options.model, options, workload, simulate=options.simulate)
+    return load_requested(replace(request, reserve=Reserve().with_fixed(reserved)), words)[0]
 
 
 def is_writer() -> bool:

@@ -1,34 +1,34 @@
 """Loads a model through transformers, each block where a plan says and nowhere else, checks that it did, and reports.
 
-What is loaded, and where to, is decided in ``prepare`` before torch is imported; ``verify`` compares the result with
-it.
+What is loaded, and where to, is decided in ``prepare`` before torch is imported. ``tensors_of`` reads a loaded model as
+plain data, which is compared with the plan: whether each tensor is on the device of its block, in the right
+precision, none missing, and as large as predicted.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import GpuherdError, MissingExtra, MissingModel, naming_extras
-from gpuherd.gpus.visible import CUDA
-from gpuherd.models.load import verify
-from gpuherd.models.load.options import Device, LoadRequest, Offload
-from gpuherd.models.load.placement import Placement, weights_by_device
-from gpuherd.models.load.prepare import Prepared, prepare
-from gpuherd.models.load.pretrained import few, fitted_class, from_pretrained, with_adapter
-from gpuherd.models.load.support import EXTRAS, classes_for, config_of, expected_dtypes, runs_own_code
-from gpuherd.models.names import shown
+from gpuherd.errors import GpuherdError, naming_extras
+from gpuherd.models.load.identity import tokenizer_in
+from gpuherd.models.load.options import CPU, DISK, Device, LoadRequest, Offload
+from gpuherd.models.load.placement import BlockPlacement, block_of, weights_by_device
+from gpuherd.models.load.prepare import PreparedModel, prepare
+from gpuherd.models.load.pretrained import EXTRAS, check_cuda, expected_dtypes, load_weights, with_adapter
+from gpuherd.models.memory.kv_cache import Reserve, Workload
+from gpuherd.models.memory.weights import Precision
+from gpuherd.models.names import quoted
 from gpuherd.models.place.gpus import GpuSpec
-from gpuherd.models.place.placement import ParallelOption
+from gpuherd.models.place.request import ParallelOption
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.units import gib
 
 # ---- the report ------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ _CUDA_SLACK = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """What lies on one device.
+    """The contents of one device.
 
     Attributes:
         device: as planned: a GPU's number, ``cpu``, ``disk``.
@@ -82,12 +82,12 @@ class LoadReport:
     Attributes:
         model: as the user named it.
         class_name: its class in transformers.
-        precision: in which its weights lie.
+        precision: of its weights.
         dtypes: torch dtype -> bytes of the weights that have it.
-        devices: what lies where.
+        devices: the contents of each.
         device_map: block -> device, as planned.
         input_device: where token ids go, as torch names it.
-        simulated: the GPUs are pretended, and all lies in the CPU's memory.
+        simulated: the GPUs are pretended, and all is in the CPU's memory.
         attention: the implementation that computes attention.
         adapter: what was put on top, and whether it was merged; None without.
         seconds: how long loading took, imports included.
@@ -119,7 +119,7 @@ class LoadReport:
         if self.simulated:
             yield "  the GPUs are pretended: all of it is in the CPU's memory"
         for each in self.devices:
-            yield f"  {_where(each.device)}: {each.blocks}: {_sizes(each)}"
+            yield f"  {where(each.device)}: {each.blocks}: {_sizes(each)}"
         if self.adapter is not None:
             yield f"  adapter: {self.adapter}"
         for note in self.notes:
@@ -155,21 +155,190 @@ class LoadReport:
         }
 
 
-def _where(device: Device) -> str:
+def where(device: Device) -> str:
+    """The device in words: ``GPU 0``, ``cpu``."""
     return f"GPU {device}" if isinstance(device, int) else device
 
 
 def _sizes(each: OnDevice) -> str:
     if each.real is None:
         return f"{gib(each.predicted)} of weights, offloaded"
-    told = f"{gib(each.real)} of weights, predicted {gib(each.predicted)}"
+    text = f"{gib(each.real)} of weights, predicted {gib(each.predicted)}"
     if each.error is not None and each.real != each.predicted:
-        told += f" ({100 * each.error:+.3f} %)"
+        text += f" ({100 * each.error:+.3f} %)"
     if each.cuda is not None:
-        told += f", {gib(each.cuda)} given out by CUDA"
+        text += f", {gib(each.cuda)} given out by CUDA"
     if not each.within:
-        told += ": MORE THAN THE TOLERANCE APART"
-    return told
+        text += ": MORE THAN THE TOLERANCE APART"
+    return text
+
+
+# ---- comparing what was loaded with what was planned -----------------------------------------------------------------
+
+_SHOWN = 3
+# PEFT wraps the model and the modules that it changes.
+_WRAPPING = "base_model.model."
+_WRAPPED = re.compile(
+    r"\.base_layer|\.original_module|(?<=lora_A)\.default|(?<=lora_B)\.default|(?<=_vector)\.default|"
+    r"(?<=lora_embedding_A)\.default|(?<=lora_embedding_B)\.default|(?<=modules_to_save)\.default"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTensor:
+    """A parameter or buffer of a loaded model.
+
+    Attributes:
+        name: its path, as the model without adapters names it.
+        device: ``cpu``, ``cuda:0``, ``meta``.
+        dtype: ``bfloat16``, ``int8``, ...
+        storage: what tensors of one storage have in common, a number and the device.
+        nbytes: bytes of that storage.
+        state: bytes of what bitsandbytes keeps in addition to it.
+        codes: whether its numbers are codes of bitsandbytes.
+        buffer: it is no parameter.
+    """
+
+    name: str
+    device: str
+    dtype: str
+    storage: int
+    nbytes: int
+    state: int = 0
+    codes: bool = False
+    buffer: bool = False
+
+
+def tensors_of(model: Any, *, divided: bool = False) -> list[LoadedTensor]:
+    """All parameters and buffers of a torch module, tied ones under each of their names.
+
+    ``divided``: the module holds one rank's part of each layer, and its tensors' own bytes count: a part may be a view
+    of a larger storage.
+    """
+    tensors = [(name, each, False) for name, each in model.named_parameters(remove_duplicate=False)]
+    tensors += [(name, each, True) for name, each in model.named_buffers(remove_duplicate=False)]
+    return [_seen(base_name(name), each, buffer, divided) for name, each, buffer in tensors]
+
+
+def _seen(name: str, tensor: Any, buffer: bool, divided: bool) -> LoadedTensor:
+    tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    state = _state_tensors(tensor)
+    meta = tensor.device.type == "meta"
+    storage = None if meta else tensor.untyped_storage()
+    return LoadedTensor(
+        name=name,
+        device=str(tensor.device),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        storage=id(tensor) if storage is None else storage.data_ptr(),
+        nbytes=0 if storage is None else tensor.numel() * tensor.element_size() if divided else storage.nbytes(),
+        state=sum(each.untyped_storage().nbytes() for each in state),
+        codes=bool(state),
+        buffer=buffer,
+    )
+
+
+def _state_tensors(weight: Any) -> list[Any]:
+    """Bytes that bitsandbytes keeps in addition to a weight; none for an unquantised one."""
+    if getattr(weight, "SCB", None) is not None:
+        return [weight.SCB]
+    state = getattr(weight, "quant_state", None)
+    if state is None:
+        return []
+    nested = [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
+    return [state.absmax, state.code, *nested]
+
+
+def base_name(name: str) -> str:
+    """The name that a tensor has in the model without PEFT's wrapping.
+
+    >>> plain_name("base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight")
+    'model.layers.0.self_attn.q_proj.weight'
+    """
+    return _WRAPPED.sub("", name.removeprefix(_WRAPPING))
+
+
+def misplaced(placement: BlockPlacement, seen: Iterable[LoadedTensor]) -> list[str]:
+    """A sentence for each tensor on another device than its block was planned for; on ``meta`` above all."""
+    devices, on_gpus = placement.by_block, bool(placement.gpus) and not placement.simulated
+    problems: list[str] = []
+    for each in seen:
+        block = block_of(each.name, devices)
+        if block is None and each.buffer and each.device != "meta":
+            continue
+        if block is None:
+            problems.append(f"{each.name} is part of no block that was planned")
+            continue
+        allowed = _devices_for(devices[block], placement.simulated, on_gpus)
+        if each.device not in allowed and not (each.buffer and devices[block] in (CPU, DISK)):
+            problems.append(f"{each.name} is on {each.device}, planned on {where(devices[block])}")
+    return problems
+
+
+def _devices_for(device: Device, simulated: bool, on_gpus: bool) -> tuple[str, ...]:
+    """Where torch says that a tensor of such a block is. What is offloaded is ``meta`` until it is computed."""
+    if isinstance(device, int):
+        return (CPU,) if simulated else (f"cuda:{device}",)
+    if device == DISK:
+        return ("meta",)
+    return (CPU, "meta") if on_gpus else (CPU,)
+
+
+def of_other_dtypes(seen: Iterable[LoadedTensor], expected: frozenset[str], float32: frozenset[str]) -> list[str]:
+    """A sentence for each plain weight of another dtype than expected.
+
+    Args:
+        expected: the dtypes that there may be.
+        float32: names of those that are kept in float32.
+    """
+    return [
+        f"{each.name} is in {each.dtype}, not in {' or '.join(sorted(expected))}"
+        for each in seen
+        if not (
+            each.buffer or each.codes or each.dtype in expected or (each.dtype == "float32" and each.name in float32)
+        )
+        and each.dtype.startswith(("float", "bfloat"))
+    ]
+
+
+def untied(seen: Sequence[LoadedTensor], ties: Mapping[str, str]) -> list[str]:
+    """A sentence for each tensor that shares no storage with the one that it is tied to, though on the same device."""
+    by_name = {each.name: each for each in seen}
+    pairs = ((by_name.get(name), by_name.get(owner)) for name, owner in ties.items())
+    return [
+        f"{one.name} is a copy of {other.name}, to which it is tied"
+        for one, other in pairs
+        if one is not None
+        and other is not None
+        and one.device == other.device != "meta"
+        and one.storage != other.storage
+    ]
+
+
+def bytes_by_device(placement: BlockPlacement, seen: Sequence[LoadedTensor]) -> dict[Device, int]:
+    """Bytes of weights and their quantisation on each planned device, each storage once on each; what is offloaded is
+    not counted, nor buffers that no plan knows."""
+    devices = placement.by_block
+    planned = {tensor.name for tensor in placement.architecture.tensors()}
+    found: dict[Device, dict[int, int]] = {}
+    for each in (each for each in seen if each.device != "meta" and (not each.buffer or each.name in planned)):
+        block = block_of(each.name, devices)
+        if block is not None:
+            found.setdefault(devices[block], {})[each.storage] = each.nbytes + each.state
+    return {device: sum(storages.values()) for device, storages in found.items()}
+
+
+def bytes_by_dtype(seen: Sequence[LoadedTensor]) -> dict[str, int]:
+    """Bytes of the weights by dtype, each storage once."""
+    found: dict[str, dict[tuple[str, int], int]] = {}
+    for each in (each for each in seen if not each.buffer and each.device != "meta"):
+        found.setdefault(each.dtype, {})[each.device, each.storage] = each.nbytes
+    return {dtype: sum(storages.values()) for dtype, storages in sorted(found.items())}
+
+
+def in_short(problems: Sequence[str]) -> str:
+    """Some of the sentences, and how many more there are."""
+    more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+    return "; ".join(problems[:_SHOWN]) + more
 
 
 # ---- loading ---------------------------------------------------------------------------------------------------------
@@ -187,7 +356,7 @@ class Loaded:
 
     Attributes:
         model: transformers' (or PEFT's) module, in evaluation mode.
-        report: where it lies, and predicted beside real memory.
+        report: where it is, and its predicted and real memory.
         folder: its config.
         tokenizer_folder: its tokenizer: the adapter's, where that brings one, else ``folder``.
     """
@@ -201,16 +370,7 @@ class Loaded:
     @cached_property
     def tokenizer(self) -> Any:
         """The model's tokenizer, loaded when first asked for. Raises MissingModel where there is none."""
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(
-                self.tokenizer_folder, trust_remote_code=self.trust_remote_code, local_files_only=True
-            )
-        except (OSError, ValueError, TypeError, KeyError) as problem:
-            raise MissingModel(
-                f"{self.tokenizer_folder} has no tokenizer that transformers can use: {problem}"
-            ) from None
+        return tokenizer_in(self.tokenizer_folder, trust_remote_code=self.trust_remote_code)
 
     @property
     def input_device(self) -> str:
@@ -287,31 +447,35 @@ def load_model(
     return load_prepared(prepare(request), started=started)
 
 
-def load_prepared(ready: Prepared, *, started: float | None = None) -> Loaded:
+def load_prepared(ready: PreparedModel, *, started: float | None = None) -> Loaded:
     """Loads what was prepared. ``started``: since when the seconds count, of ``time.monotonic``."""
     started = time.monotonic() if started is None else started
     for device, blocks in ready.placement.format_blocks():
-        logger.info("%s: %s -> %s", ready.request.model, blocks, f"GPU {device}" if isinstance(device, int) else device)
+        logger.info("%s: %s -> %s", ready.request.model, blocks, where(device))
     with naming_extras(EXTRAS, "loading models takes"):
         import accelerate  # noqa: F401 - a device map needs it, and transformers says so late
         import transformers  # noqa: F401
-    _check_cuda(ready.placement)
-    trusted = runs_own_code(ready.config, trusted=ready.request.trust_remote_code)
-    config = config_of(ready.folder, trusted=trusted)
-    model_class, ready, device_map = fitted_class(classes_for(ready.base, config, trusted=trusted), config, ready)
+    check_cuda(ready.placement)
     before = _given_out(ready.placement)
-    model, unexpected = from_pretrained(model_class, config, ready, device_map)
-    notes = [*ready.notes]
-    if unexpected:
-        notes.append(f"{len(unexpected)} tensors of the checkpoint have no place in the model: {few(unexpected)}")
-    seen = verify.tensors_of(model)
-    _judge(ready, seen)
+    model, ready = load_weights(ready)
+    tensors = tensors_of(model)
+    _check_as_planned(ready, tensors)
     if ready.adapter is not None:
         model = with_adapter(model, ready.adapter, merge=ready.request.merge_adapter)
-        seen = verify.tensors_of(model)
-        _refuse(ready, verify.misplaced(ready.placement, seen))
+        tensors = tensors_of(model)
+        refuse_placement(ready, misplaced(ready.placement, tensors))
     after = _given_out(ready.placement)
-    report = _report(ready, model, seen, {gpu: after[gpu] - before[gpu] for gpu in after}, started, tuple(notes))
+    placement = ready.placement
+    report = load_report(
+        ready,
+        model,
+        tensors,
+        _devices(ready, tensors, {gpu: after[gpu] - before[gpu] for gpu in after}),
+        device_map=placement.by_block,
+        input_device=placement.input_device,
+        simulated=placement.simulated,
+        started=started,
+    )
     for line in report.lines():
         logger.info("%s", line)
     if not report.within:
@@ -319,56 +483,59 @@ def load_prepared(ready: Prepared, *, started: float | None = None) -> Loaded:
     return Loaded(model, report, ready.folder, ready.tokenizer_folder, ready.request.trust_remote_code)
 
 
-# ---- before ----------------------------------------------------------------------------------------------------------
+def load_report(
+    ready: PreparedModel,
+    model: Any,
+    tensors: Sequence[LoadedTensor],
+    devices: Sequence[OnDevice],
+    *,
+    device_map: Mapping[str, Device],
+    input_device: str,
+    simulated: bool,
+    started: float,
+) -> LoadReport:
+    """The report on a model, or on this rank's part of one. ``started``: since when the seconds count."""
+    unmerged = ready.adapter is not None and not ready.request.merge_adapter
+    adapter = None
+    if ready.adapter is not None:
+        adapter = f"{ready.adapter} ({'beside the weights' if unmerged else 'merged'})"
+    return LoadReport(
+        model=ready.request.model,
+        class_name=type(model.get_base_model() if unmerged else model).__name__,
+        precision=ready.precision,
+        dtypes=bytes_by_dtype(tensors),
+        devices=tuple(devices),
+        device_map=device_map,
+        input_device=input_device,
+        simulated=simulated,
+        attention=str(getattr(model.config, "_attn_implementation", None) or "unknown"),
+        adapter=adapter,
+        seconds=time.monotonic() - started,
+        notes=ready.notes,
+    )
 
 
-def _check_cuda(placement: Placement) -> None:
-    """Raises MissingExtra where GPUs are planned that torch can't use, and nobody wants them pretended."""
-    if placement.simulated or not placement.gpus:
-        return
-    import torch
-
-    check_torch(torch.cuda.device_count())
-    if torch.cuda.device_count() <= max(placement.gpus):
-        raise GpuherdError(
-            f"the plan uses GPU {max(placement.gpus)}, and torch sees {torch.cuda.device_count()} GPUs; was "
-            f"{CUDA} changed after CUDA had started?"
-        )
-
-
-def check_torch(gpus: int) -> None:
-    """Raises MissingExtra where GPUs are planned and torch sees none; ``gpus``: how many it sees."""
-    import torch
-
-    if not gpus:
-        build = "has no CUDA" if torch.version.cuda is None else "can't use this machine's driver"
-        raise MissingExtra(
-            f"the plan is for GPUs, and torch {torch.__version__} {build}; install torch with CUDA (see gpuherd "
-            "doctor), load with device_map='cpu', or pretend the GPUs with simulate"
-        )
-
-
-# ---- after -----------------------------------------------------------------------------------------------------------
-
-
-def _judge(ready: Prepared, seen: Sequence[verify.Seen]) -> None:
-    """Raises WrongPlacement where the model is not what was planned."""
-    tensors = list(ready.base.tensors())
-    ties = {tensor.name: tensor.tied_to for tensor in tensors if tensor.tied_to is not None}
+def wrong_dtypes(ready: PreparedModel, tensors: Sequence[LoadedTensor]) -> list[str]:
+    """A sentence for each weight of another dtype than planned."""
     in_fp16 = ready.precision.computes_in is Precision.FP16
-    float32 = frozenset(each.name for each in tensors if each.keeps_fp32 or (each.fp32_in_fp16 and in_fp16))
-    problems = verify.misplaced(ready.placement, seen)
-    problems += verify.of_other_dtypes(seen, expected_dtypes(ready.precision), float32)
-    problems += verify.untied(seen, ties)
-    _refuse(ready, problems)
+    kept = [each for each in ready.base.tensors() if each.keeps_fp32 or (each.fp32_in_fp16 and in_fp16)]
+    return of_other_dtypes(tensors, expected_dtypes(ready.precision), frozenset(each.name for each in kept))
 
 
-def _refuse(ready: Prepared, problems: Sequence[str]) -> None:
+def refuse_placement(ready: PreparedModel, problems: Sequence[str]) -> None:
+    """Raises WrongPlacement where there are problems."""
     if problems:
-        raise WrongPlacement(f"{shown(ready.request.model)} is not where it was planned: {verify.in_short(problems)}")
+        raise WrongPlacement(f"{quoted(ready.request.model)} is not where it was planned: {in_short(problems)}")
 
 
-def _given_out(placement: Placement) -> dict[int, int]:
+def _check_as_planned(ready: PreparedModel, tensors: Sequence[LoadedTensor]) -> None:
+    """Raises WrongPlacement where the model is not what was planned."""
+    ties = {tensor.name: tensor.tied_to for tensor in ready.base.tensors() if tensor.tied_to is not None}
+    problems = [*misplaced(ready.placement, tensors), *wrong_dtypes(ready, tensors), *untied(tensors, ties)]
+    refuse_placement(ready, problems)
+
+
+def _given_out(placement: BlockPlacement) -> dict[int, int]:
     """Bytes that CUDA's allocator has given out on each planned GPU; nothing where they are pretended."""
     if placement.simulated or not placement.gpus:
         return {}
@@ -378,21 +545,15 @@ def _given_out(placement: Placement) -> dict[int, int]:
     return {gpu: torch.cuda.memory_allocated(gpu) for gpu in placement.gpus}
 
 
-def _report(
-    ready: Prepared,
-    model: Any,
-    seen: Sequence[verify.Seen],
-    cuda: Mapping[int, int],
-    started: float,
-    notes: tuple[str, ...],
-) -> LoadReport:
+def _devices(ready: PreparedModel, tensors: Sequence[LoadedTensor], cuda: Mapping[int, int]) -> list[OnDevice]:
+    """The contents of each planned device. ``cuda``: bytes that CUDA's allocator gave out on each GPU."""
     placement, loads = ready.placement, ready.placement.loads or {}
     predicted = weights_by_device(placement.architecture, placement.devices, ready.precision)
-    real = verify.bytes_by_device(placement, seen)
-    blocks: dict[Any, list[str]] = {}
+    real = bytes_by_device(placement, tensors)
+    blocks: dict[Device, list[str]] = {}
     for device, words in placement.format_blocks():
         blocks.setdefault(device, []).append(words)
-    devices = tuple(
+    return [
         OnDevice(
             device=device,
             blocks=", ".join(words),
@@ -402,23 +563,4 @@ def _report(
             planned=loads[device].usage.total if isinstance(device, int) and device in loads else None,
         )
         for device, words in blocks.items()
-    )
-    adapter = None
-    if ready.adapter is not None:
-        adapter = f"{ready.adapter} ({'merged' if ready.request.merge_adapter else 'beside the weights'})"
-    return LoadReport(
-        model=ready.request.model,
-        class_name=type(
-            model if ready.adapter is None or ready.request.merge_adapter else model.get_base_model()
-        ).__name__,
-        precision=ready.precision,
-        dtypes=verify.bytes_by_dtype(seen),
-        devices=devices,
-        device_map=placement.by_block,
-        input_device=placement.input_device,
-        simulated=placement.simulated,
-        attention=str(getattr(model.config, "_attn_implementation", None) or "unknown"),
-        adapter=adapter,
-        seconds=time.monotonic() - started,
-        notes=notes,
-    )
+    ]

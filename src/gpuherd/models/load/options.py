@@ -1,22 +1,25 @@
-"""Options of commands that load a model, the request that they or keywords make, and what contradicts itself in it.
-Light."""
+"""Options of commands that load a model, of jobs that each load one, and the request that options or keywords make.
+Light.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from gpuherd.engines.options import refuse_ranks
 from gpuherd.errors import UsageError
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.models.memory.kv_cache import Reserve, Workload
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
-from gpuherd.models.place.placement import PARALLEL_OPTIONS, ParallelOption
-from gpuherd.models.place.request import DTYPES, parse_precision
+from gpuherd.models.place.request import DTYPES, PARALLEL_OPTIONS, ParallelOption, parse_precision
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.options import option
+from gpuherd.units import count, positive_int
 
 # A GPU's number, CPU or DISK.
 Device = int | str
@@ -42,7 +45,8 @@ def quantisation_named(word: str) -> Precision:
 def requested_precision(dtype: str | None, quantization: str | None) -> Precision | None:
     """The precision that two words ask for, None where neither is said.
 
-    ``quantization`` may stand beside the dtype that it computes in. Raises UsageError where they contradict each other.
+    ``quantization`` can be given together with the dtype that it computes in. Raises UsageError where they
+    contradict each other.
     """
     plain = None if dtype is None else parse_precision(dtype)
     found = None if quantization is None else quantisation_named(quantization)
@@ -116,7 +120,7 @@ _MAX_MAP_BYTES = 5_000_000
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """What was asked for: the keywords of ``load_model``, which explains them."""
+    """The options as given: the keywords of ``load_model``, which explains them."""
 
     model: str
     plan: MemoryPlan | AnswerRefusal | None = None
@@ -134,22 +138,12 @@ class LoadRequest:
     simulate: bool = False
 
 
-def load_request(model: str, options: LoadOptions, workload: Workload, *, simulate: bool = False) -> LoadRequest:
-    """What a command's options ask for. Raises UsageError for a device map that can't be read."""
-    return LoadRequest(
-        model=model,
-        device_map=read_device_map(options.device_map),
-        quantization=options.quantization,
-        dtype=options.dtype,
-        adapter=options.adapter,
-        merge_adapter=options.merge_adapter,
-        allow_offload=options.allow_offload,
-        parallel=options.parallel,
-        gpus=options.gpus,
-        trust_remote_code=options.trust_remote_code,
-        workload=workload,
-        simulate=simulate,
-    )
+def load_request(model: str, options: ModelOptions, workload: Workload, *, simulate: bool = False) -> LoadRequest:
+    """The request of a command's options. Raises UsageError for a device map that can't be read."""
+    kind = LoadOptions if isinstance(options, LoadOptions) else ModelOptions
+    given = {each.name: getattr(options, each.name) for each in fields(kind)}
+    given["device_map"] = read_device_map(options.device_map)
+    return LoadRequest(model, **given, workload=workload, simulate=simulate)
 
 
 def read_device_map(word: str | None) -> Mapping[str, Any] | str | None:
@@ -194,3 +188,73 @@ def check(request: LoadRequest) -> None:
             "each layer over several GPUs takes a process a GPU: use gpuherd.models.load.tensor_parallel, or "
             "'python -m gpuherd.models.load.worker --parallel tensor'"
         )
+
+
+# ---- options of work that jobs share, each with a model of its own: one declaration for commands and workers ---------
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions(DispatchOptions, ModelOptions):
+    """Options of work that is divided among jobs, each of which loads the model."""
+
+    gpus_per_job: int = option(
+        1,
+        help="GPUs that each job gets at least; a model that needs more gets more",
+        aliases=("num-gpus-per-job",),
+        parse=positive_int,
+        metavar="N",
+        group="GPUs",
+    )
+    batch_size: int = option(
+        32,
+        help="sequences at once in a job; halved when memory runs out",
+        parse=positive_int,
+        metavar="N",
+        group="work",
+    )
+    shards: int | None = option(
+        None,
+        help="jobs to divide the work among (default: as many as can run at once); kept when the work goes on",
+        parse=positive_int,
+        metavar="N",
+        group="work",
+    )
+    retries: int = option(
+        1, help="further tries for a job that crashed or ran out of memory", parse=count, metavar="N", group="work"
+    )
+    dry_run: bool = option(False, help="show what would run and start nothing", group="work")
+    enqueue_only: bool = option(False, help="put the jobs into the queue of the run's folder and end", group="work")
+
+    def __post_init__(self) -> None:
+        DispatchOptions.__post_init__(self)
+        refuse_ranks(self)
+        ModelOptions.__post_init__(self)
+        object.__setattr__(self, "gpu_list", tuple(self.gpu_list))
+        for name, least, instead in (
+            ("gpus_per_job", 1, " (on the CPU: --device-map cpu)"),
+            ("batch_size", 1, ""),
+            ("shards", 1, ""),
+            ("retries", 0, ""),
+        ):
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise UsageError(f"{name}={number}; the least is {least}{instead}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardOptions(ModelOptions):
+    """Options of every worker: the model, the folder of the work, its shard, and what it does at once."""
+
+    model: str = option(help="the model: a folder, a weight file, or a Hugging Face id", metavar="MODEL", group="work")
+    folder: str = option(help="the folder of the work, which has its shards.json", metavar="DIR", group="work")
+    shard: int = option(help="which of the shards", parse=count, metavar="N", group="work")
+    batch_size: int = option(32, help="sequences at once", parse=positive_int, metavar="N", group="work")
+    prompt_tokens: int = option(
+        512, help="tokens of the longest prompt, for the memory plan", parse=positive_int, metavar="N", group="work"
+    )
+    new_tokens: int = option(
+        1, help="most new tokens of a sequence, for the memory plan", parse=positive_int, metavar="N", group="work"
+    )
+    simulate: bool = option(
+        False, help="the GPUs are pretended: what is planned on them lies in the CPU's memory", group="work"
+    )

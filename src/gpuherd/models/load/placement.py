@@ -15,30 +15,28 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from gpuherd.errors import UsageError
+from gpuherd.models.describe.description import Architecture, Block, Tensor
 from gpuherd.models.load.options import CPU, DISK, Device, Offload
-from gpuherd.models.names import shown
+from gpuherd.models.memory.kv_cache import Reserve, Workload
+from gpuherd.models.memory.usage import CostTable, Usage
+from gpuherd.models.memory.weights import Precision, weight_bytes
+from gpuherd.models.names import quoted
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.result import GpuLoad, MemoryPlan, format_blocks
 from gpuherd.models.place.split import cuts_allowed, ties_together
-from gpuherd.models.plan.architecture import Architecture, Block, Tensor
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import Usage
-from gpuherd.models.plan.usage import CostTable
-from gpuherd.models.plan.weights import weight_bytes
-from gpuherd.models.plan.workload import Reserve, Workload
 from gpuherd.options import did_you_mean
 
 _CUDA = re.compile(r"(?:cuda:)?(\d{1,6})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class BlockPlacement:
     """Where the blocks of a model go.
 
     Attributes:
         architecture: the model's.
         devices: of each block, in the order of ``architecture.blocks``.
-        simulated: GPUs that are only pretended: their blocks lie in the CPU's memory, under their numbers here.
+        simulated: GPUs that are only pretended: their blocks are in the CPU's memory, under their numbers here.
         loads: what a plan says of each GPU, by its number; empty where there was no plan.
     """
 
@@ -54,7 +52,7 @@ class Placement:
 
     @property
     def device_map(self) -> dict[str, Device]:
-        """The same as transformers is told it: of pretended GPUs ``cpu``."""
+        """The same for transformers: ``cpu`` for simulated GPUs."""
         return {
             name: CPU if self.simulated and isinstance(device, int) else device
             for name, device in self.by_block.items()
@@ -76,7 +74,7 @@ class Placement:
 
     @property
     def offloads(self) -> bool:
-        """Whether something that belongs to a GPU lies elsewhere: on disk, or on the CPU beside GPUs."""
+        """Whether something that belongs to a GPU is elsewhere: on disk, or on the CPU although there are GPUs."""
         return DISK in self.devices or (CPU in self.devices and bool(self.gpus))
 
     def format_blocks(self) -> list[tuple[Device, str]]:
@@ -90,16 +88,16 @@ class Placement:
         return runs
 
 
-def from_plan(plan: MemoryPlan, numbers: Sequence[int], *, simulated: bool = False) -> Placement:
+def from_plan(plan: MemoryPlan, numbers: Sequence[int], *, simulated: bool = False) -> BlockPlacement:
     """The placement of the plan's first replica; ``numbers`` are those of its GPUs in this process."""
     devices = tuple(numbers[place] for place, load in enumerate(plan.loads) for _ in range(load.first, load.after_last))
     loads = dict(zip(numbers, plan.loads, strict=True))
-    return Placement(plan.architecture, devices, simulated, loads)
+    return BlockPlacement(plan.architecture, devices, simulated, loads)
 
 
-def all_on(architecture: Architecture, device: Device) -> Placement:
+def all_on(architecture: Architecture, device: Device) -> BlockPlacement:
     """Every block on one device."""
-    return Placement(architecture, tuple(device for _ in architecture.blocks))
+    return BlockPlacement(architecture, tuple(device for _ in architecture.blocks))
 
 
 def from_device_map(
@@ -109,20 +107,20 @@ def from_device_map(
     visible: int,
     allow_offload: Offload | None = None,
     simulated: bool = False,
-) -> Placement:
+) -> BlockPlacement:
     """The placement that a device map means: module path -> GPU number, ``cuda:0``, ``cpu``, ``disk`` or torch.device.
 
     Args:
         device_map: a path covers all below it, the longest path counts; ``""`` is the whole model. It is not changed.
         visible: how many GPUs CUDA shows to this process; of simulated ones any number goes.
-        allow_offload: ``cpu``: the CPU's memory is allowed beside GPUs; ``disk``: the disk too.
+        allow_offload: ``cpu``: the CPU's memory is allowed in addition to GPUs; ``disk``: the disk too.
 
     Raises UsageError: a path that the model has not, a block without a device or on two, a GPU that is not there, a
         device of another kind, offloading that is not allowed.
     """
-    wanted = {str(path): device_of(device) for path, device in device_map.items()}
-    _check_paths(architecture, wanted)
-    placement = Placement(architecture, tuple(_devices(architecture, wanted)), simulated)
+    requested = {str(path): device_of(device) for path, device in device_map.items()}
+    _check_paths(architecture, requested)
+    placement = BlockPlacement(architecture, tuple(_devices(architecture, requested)), simulated)
     if not simulated and (absent := [number for number in placement.gpus if number >= visible]):
         raise UsageError(
             f"the device map names GPU {absent[0]}, and CUDA shows this process "
@@ -133,8 +131,8 @@ def from_device_map(
     return placement
 
 
-def _check_first(placement: Placement) -> None:
-    """Embeddings that are added to each other lie on one device: not every model carries one to the other's."""
+def _check_first(placement: BlockPlacement) -> None:
+    """Embeddings that are added to each other need one device: not every model carries one to the other's."""
     blocks = [
         each
         for each in zip(placement.architecture.blocks, placement.devices, strict=True)
@@ -149,8 +147,8 @@ def _check_first(placement: Placement) -> None:
             )
 
 
-def check_offload(placement: Placement, allowed: Offload | None) -> None:
-    """Raises UsageError where a placement leaves the GPUs and nobody has allowed it."""
+def check_offload(placement: BlockPlacement, allowed: Offload | None) -> None:
+    """Raises UsageError where a placement leaves the GPUs and that was not allowed."""
     if not placement.offloads or allowed == DISK or (allowed == CPU and DISK not in placement.devices):
         return
     away = [(name, device) for name, device in placement.by_block.items() if device in (CPU, DISK)]
@@ -188,7 +186,7 @@ def weights_by_device(architecture: Architecture, devices: Sequence[Device], pre
 
 
 def block_of(path: str, blocks: Iterable[str]) -> str | None:
-    """The block that a tensor or module lies in: the longest of these names that its path begins with."""
+    """The block of a tensor or module: the longest of these names that its path begins with."""
     known = blocks if isinstance(blocks, set | dict | frozenset) else set(blocks)
     while path:
         if path in known:
@@ -197,24 +195,24 @@ def block_of(path: str, blocks: Iterable[str]) -> str | None:
     return None
 
 
-def _check_paths(architecture: Architecture, wanted: Mapping[str, Device]) -> None:
+def _check_paths(architecture: Architecture, requested: Mapping[str, Device]) -> None:
     """Every path of the map must be one of the model."""
     known = {""}
     for path in [block.name for block in architecture.blocks] + [tensor.name for tensor in architecture.tensors()]:
         while path not in known:
             known.add(path)
             path = path.rpartition(".")[0]
-    for path in wanted:
+    for path in requested:
         if path not in known:
             hint = did_you_mean(path, known, show=repr)
-            raise UsageError(f"device map: {shown(architecture.model)} has no part {shown(path)}{hint}")
+            raise UsageError(f"device map: {quoted(architecture.model)} has no part {quoted(path)}{hint}")
 
 
-def _devices(architecture: Architecture, wanted: Mapping[str, Device]) -> Iterable[Device]:
+def _devices(architecture: Architecture, requested: Mapping[str, Device]) -> Iterable[Device]:
     """The device of each block."""
     for block in architecture.blocks:
         paths = [tensor.name for tensor in block.tensors] or [block.name]
-        found = {path: wanted[key] for path in paths if (key := _longest(path, wanted)) is not None}
+        found = {path: requested[key] for path in paths if (key := _longest(path, requested)) is not None}
         if len(found) < len(paths):
             missing = next(path for path in paths if path not in found)
             raise UsageError(f"device map: it says nothing of {missing!r}; name {block.name!r}, or '' for all the rest")
@@ -227,8 +225,8 @@ def _devices(architecture: Architecture, wanted: Mapping[str, Device]) -> Iterab
         yield here[0]
 
 
-def _longest(path: str, wanted: Mapping[str, Device]) -> str | None:
-    while path not in wanted:
+def _longest(path: str, requested: Mapping[str, Device]) -> str | None:
+    while path not in requested:
         if not path:
             return None
         path = path.rpartition(".")[0]
@@ -248,16 +246,16 @@ def _and(devices: Iterable[Device]) -> str:
 
 def offloaded(
     architecture: Architecture,
-    cards: Sequence[GpuSpec],
+    gpus: Sequence[GpuSpec],
     precision: Precision,
     workload: Workload,
     reserve: Reserve,
     where: Offload,
 ) -> tuple[Architecture, tuple[Device, ...]] | None:
-    """As many leading blocks as can be on the cards, one card after the other, the others at ``where``.
+    """As many leading blocks as can be on the gpus, one gpu after the other, the others at ``where``.
 
-    Returns the architecture, its tied blocks side by side, and the device of each block, cards by their number; None
-    where the cards have no room even so.
+    Returns the architecture, its tied blocks side by side, and the device of each block, gpus by their number; None
+    where the gpus have no room even so.
     """
     architecture = ties_together(architecture) or architecture
     table = CostTable(architecture, precision, workload, reserve)
@@ -267,23 +265,23 @@ def offloaded(
         taken = max(sum(table.weights(block, block + 1)) for block in range(kept, count))
         aside = taken + table.cache(kept, count).largest
         needed = max(table.workspace(kept, count))
-        devices = _filled(table, cards, [cut for cut in cuts if cut <= kept], aside, needed)
+        devices = _filled(table, gpus, [cut for cut in cuts if cut <= kept], aside, needed)
         if devices is not None:
             return architecture, (*devices, *([where] * (count - kept)))
     return None
 
 
 def _filled(
-    table: CostTable, cards: Sequence[GpuSpec], cuts: Sequence[int], aside: int, workspace: int
+    table: CostTable, gpus: Sequence[GpuSpec], cuts: Sequence[int], aside: int, workspace: int
 ) -> tuple[Device, ...] | None:
-    """The card of each block before the last cut; the first card keeps ``aside`` free, and that much workspace."""
+    """The gpu of each block before the last cut; the first gpu keeps ``aside`` free, and that much workspace."""
     devices: list[Device] = []
-    for number, card in enumerate(cards):
+    for number, gpu in enumerate(gpus):
         first = after = len(devices)
         for cut in (cut for cut in cuts if cut > first):
-            usage = table.usage(first, cut, card)
-            beside = max(0, workspace - usage.workspace) + aside if number == 0 else 0
-            if usage.total + beside > card.free:
+            usage = table.usage(first, cut, gpu)
+            more = max(0, workspace - usage.workspace) + aside if number == 0 else 0
+            if usage.total + more > gpu.free:
                 break
             after = cut
         devices += [number] * (after - first)
@@ -318,25 +316,27 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedPlacement:
     """A plan in the names of a class.
 
     Attributes:
         base: the model without an adapter.
-        placement: where its blocks go; what the class has beyond the plan lies with the last block,
+        placement: where its blocks go; what the class has beyond the plan goes with the last block,
             or where the storage is that it shares.
     """
 
     base: Architecture
-    placement: Placement
+    placement: BlockPlacement
 
 
-def fitted(base: Architecture, placement: Placement, built: Built, stored: Container[str]) -> Fitted | str:
+def fitted(
+    base: Architecture, placement: BlockPlacement, built: Built, stored: Container[str]
+) -> FittedPlacement | str:
     """The plan in the names of what a class builds, or the first tensor in which they differ, as words.
 
     Args:
         base: the planned model, without an adapter.
-        placement: of the same model, with its adapter if it has one beside it.
+        placement: of the same model, with its adapter if it has an unmerged one.
         stored: names of the tensors in the checkpoint: what the class has beyond the plan must be there.
     """
     prefix = built.prefix
@@ -360,10 +360,10 @@ def _difference(base: Architecture, built: Built, rename: Callable[[str], str], 
         name, there = rename(tensor.name), built.buffers if tensor.buffer else built.parameters
         if there.get(name) != tensor.shape:
             how = f"of shape {there[name]}" if name in there else "not at all"
-            return f"{shown(tensor.name)} {how}, planned of shape {tensor.shape}"
+            return f"{quoted(tensor.name)} {how}, planned of shape {tensor.shape}"
     own = (tensor.name for tensor in _beyond(base, built, rename) if tensor.tied_to is None)
     absent = next((name for name in own if name not in stored), None)
-    return None if absent is None else f"{shown(absent)}, which is not in the checkpoint"
+    return None if absent is None else f"{quoted(absent)}, which is not in the checkpoint"
 
 
 def _beyond(base: Architecture, built: Built, rename: Callable[[str], str]) -> list[Tensor]:
@@ -376,7 +376,9 @@ def _beyond(base: Architecture, built: Built, rename: Callable[[str], str]) -> l
     ]
 
 
-def _renamed(base: Architecture, placement: Placement, built: Built, rename: Callable[[str], str]) -> Fitted:
+def _renamed(
+    base: Architecture, placement: BlockPlacement, built: Built, rename: Callable[[str], str]
+) -> FittedPlacement:
     beyond = _beyond(base, built, rename)
     blocks = [rename(block.name) for block in base.blocks]
     modules = dict.fromkeys(tensor.name.partition(".")[0] for tensor in beyond if block_of(tensor.name, blocks) is None)
@@ -393,11 +395,13 @@ def _renamed(base: Architecture, placement: Placement, built: Built, rename: Cal
 
     renamed = dict(zip(blocks, placement.devices, strict=True))
     devices = (*placement.devices, *(_device_of(head, renamed, placement.devices[-1]) for head in heads))
-    return Fitted(of_class(base), replace(placement, architecture=of_class(placement.architecture), devices=devices))
+    return FittedPlacement(
+        of_class(base), replace(placement, architecture=of_class(placement.architecture), devices=devices)
+    )
 
 
 def _device_of(head: Block, devices: Mapping[str, Device], last: Device) -> Device:
-    """Beside the storage that it shares, if it shares one; else with the last block."""
+    """With the storage that it shares, if it shares one; else with the last block."""
     homes = (block_of(tensor.tied_to, devices) for tensor in head.tensors if tensor.tied_to is not None)
     return next((devices[home] for home in homes if home is not None), last)
 

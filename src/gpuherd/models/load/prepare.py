@@ -14,13 +14,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, ExitCode, GpuherdError, MissingModel, UsageError
 from gpuherd.gpus.visible import described, value_in
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.known_models import known_model
+from gpuherd.models.describe.reading import read_architecture
 from gpuherd.models.load.options import CPU, LoadRequest, check, requested_precision
 from gpuherd.models.load.placement import (
-    Placement,
+    BlockPlacement,
     all_on,
     check_offload,
     from_device_map,
@@ -28,19 +31,17 @@ from gpuherd.models.load.placement import (
     offloaded,
     weights_by_device,
 )
-from gpuherd.models.load.support import check_bitsandbytes, check_cards, check_code
-from gpuherd.models.names import ModelRef, parse_model, shown
+from gpuherd.models.load.pretrained import check_bitsandbytes, check_code, check_gpus
+from gpuherd.models.memory.weights import Precision, split_precision
+from gpuherd.models.names import ModelRef, parse_model, quoted
 from gpuherd.models.place.gpus import Capability, GpuSpec, parse_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.request import agreed_precision, precision_for
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.known import known_model
-from gpuherd.models.plan.naming import split_precision
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import MIB
 from gpuherd.units import gib
+
+if TYPE_CHECKING:
+    from gpuherd.models.place.inventory import GpusNow
 
 # ---- where the blocks go ---------------------------------------------------------------------------------------------
 
@@ -70,27 +71,25 @@ class ThisMachine:
         if self._seen is None:
             from gpuherd.gpus.query import machine
             from gpuherd.gpus.visible import count_in_pci_order, visible_now
+            from gpuherd.models.place.inventory import spec_of
 
             # The numbers here are CUDA's only if CUDA counts as we do.
             count_in_pci_order()
             _give_back_memory()
             gpus = () if self._simulate else visible_now(machine().gpus)
-            self._seen = tuple(
-                GpuSpec(gpu.label, gpu.name, gpu.total_mb * MIB, gpu.free_mb * MIB, gpu.compute_capability, gpu.uuid)
-                for gpu in gpus
-            )
+            self._seen = tuple(spec_of(gpu, gpu.free_mb) for gpu in gpus)
         return self._seen
 
-    def number(self, card: GpuSpec) -> int | None:
-        """The number that CUDA gives this card in this process, None if it is not shown."""
-        return next((number for number, seen in enumerate(self.visible) if seen.uuid == card.uuid), None)
+    def number(self, gpu: GpuSpec) -> int | None:
+        """The number that CUDA gives this gpu in this process, None if it is not shown."""
+        return next((number for number, seen in enumerate(self.visible) if seen.uuid == gpu.uuid), None)
 
 
-Placed = tuple[Placement, tuple[GpuSpec, ...], tuple[str, ...]]
+Placed = tuple[BlockPlacement, tuple[GpuSpec, ...], tuple[str, ...]]
 
 
 def destination(request: LoadRequest, architecture: Architecture, precision: Precision, machine: ThisMachine) -> Placed:
-    """Where the blocks go, the cards that they go to, and what should be said of that."""
+    """Where the blocks go, the gpus that they go to, and what should be said of that."""
     placed = _placed(request, architecture, precision, machine)
     _check_memory(request, placed[0], precision)
     return placed
@@ -107,42 +106,42 @@ def _placed(request: LoadRequest, architecture: Architecture, precision: Precisi
             allow_offload=request.allow_offload,
             simulated=request.simulate,
         )
-        cards = () if request.simulate else tuple(machine.visible[number] for number in placement.gpus)
-        _check_room(request, placement, precision, cards)
-        return placement, cards, ()
+        gpus = () if request.simulate else tuple(machine.visible[number] for number in placement.gpus)
+        _check_gpu_memory(request, placement, precision, gpus)
+        return placement, gpus, ()
     if isinstance(request.plan, AnswerRefusal):
         raise _does_not_fit(request.plan)
     if isinstance(request.plan, MemoryPlan):
         return _by_plan(request.plan, machine, simulate=request.simulate)
-    cards, problem = _cards(request)
-    if not cards:
-        return _on_cpu(architecture, problem)
-    told = make_plan(
-        architecture, cards, precision, request.workload, request.reserve, parallel=request.parallel or "auto"
-    )
-    if isinstance(told, MemoryPlan):
-        return _by_plan(told, machine, simulate=request.simulate)
-    if request.allow_offload is None:
-        raise _does_not_fit(told)
-    return _offloaded(request, told, cards, machine)
-
-
-def _cards(request: LoadRequest) -> tuple[tuple[GpuSpec, ...], str | None]:
-    """The cards to plan for; none where this machine has no GPU, with the reason."""
-    if not isinstance(request.gpus, str):
-        if not request.gpus:
+    now = requested_gpus(request)
+    gpus = now.gpus
+    if not gpus:
+        if request.gpus != "auto":
             raise UsageError("gpus: none are given; device_map='cpu' loads a model on the CPU")
-        return tuple(request.gpus), None
-    if request.gpus != "auto":
-        return parse_gpus(request.gpus), None
-    from gpuherd.models.place.inventory import gpus_now
+        if now.left_out:
+            raise ModelDoesNotFit(f"no GPU is free: {'; '.join(now.left_out)}")
+        return _on_cpu(architecture, now.problem)
+    outcome = make_plan(
+        architecture, gpus, precision, request.workload, request.reserve, parallel=request.parallel or "auto"
+    )
+    if isinstance(outcome, MemoryPlan):
+        return _by_plan(outcome, machine, simulate=request.simulate)
+    if request.allow_offload is None:
+        raise _does_not_fit(outcome)
+    return _offloaded(request, outcome, gpus, machine)
 
+
+def requested_gpus(request: LoadRequest) -> GpusNow:
+    """The GPUs to plan for: those that the request names, else those of this machine that are free."""
+    from gpuherd.models.place.inventory import GpusNow, gpus_now
+
+    if not isinstance(request.gpus, str):
+        return GpusNow(tuple(request.gpus))
+    if request.gpus != "auto":
+        return GpusNow(parse_gpus(request.gpus))
     _give_back_memory()
     # Whoever names the GPUs has chosen them, busy or not: what is free on them counts.
-    now = gpus_now(busy_too=value_in(os.environ) is not None)
-    if not now.gpus and now.left_out:
-        raise ModelDoesNotFit(f"no GPU is free: {'; '.join(now.left_out)}")
-    return now.gpus, now.problem
+    return gpus_now(busy_too=value_in(os.environ) is not None)
 
 
 def _give_back_memory() -> None:
@@ -155,55 +154,55 @@ def _give_back_memory() -> None:
 
 def _by_plan(plan: MemoryPlan, machine: ThisMachine, *, simulate: bool) -> Placed:
     """The placement of a plan; the plan's GPUs are those of this machine, by their UUID, or the first ones."""
-    cards = tuple(load.gpu for load in plan.loads)
-    real = [card for card in cards if card.uuid is not None]
+    gpus = tuple(load.gpu for load in plan.loads)
+    real = [gpu for gpu in gpus if gpu.uuid is not None]
     if simulate or (not real and not machine.visible):
         note = "no CUDA here: the blocks of all GPUs lie in the CPU's memory" if not simulate else ""
-        placement = from_plan(plan, range(len(cards)), simulated=True)
+        placement = from_plan(plan, range(len(gpus)), simulated=True)
         return placement, (), (*plan.warnings, *((note,) if note else ()))
-    numbers = _numbers(cards, machine)
+    numbers = _numbers(gpus, machine)
     here = tuple(machine.visible[number] for number in numbers)
-    for load, card in zip(plan.loads, here, strict=True):
-        if load.usage.total > card.free:
+    for load, gpu in zip(plan.loads, here, strict=True):
+        if load.usage.total > gpu.free:
             raise ModelDoesNotFit(
-                f"GPU {card.label} ({card.name}) has {gib(card.free)} free now, and the plan needs "
+                f"GPU {gpu.label} ({gpu.name}) has {gib(gpu.free)} free now, and the plan needs "
                 f"{gib(load.usage.total)} on it"
             )
     return from_plan(plan, numbers), here, plan.warnings
 
 
-def _numbers(cards: Sequence[GpuSpec], machine: ThisMachine) -> list[int]:
-    """The number of each card in this process: by its UUID; those that are only words are the first ones here."""
+def _numbers(gpus: Sequence[GpuSpec], machine: ThisMachine) -> list[int]:
+    """The number of each gpu in this process: by its UUID; those that are only words are the first ones here."""
     numbers: list[int] = []
-    for place, card in enumerate(cards):
-        number = machine.number(card) if card.uuid is not None else place
+    for place, gpu in enumerate(gpus):
+        number = machine.number(gpu) if gpu.uuid is not None else place
         if number is None or number >= len(machine.visible):
             raise UsageError(
-                f"the plan uses GPU {card.label} ({card.name}), which CUDA does not show this process "
+                f"the plan uses GPU {gpu.label} ({gpu.name}), which CUDA does not show this process "
                 f"({described(os.environ)})"
             )
         numbers.append(number)
     return numbers
 
 
-def _offloaded(request: LoadRequest, refusal: AnswerRefusal, cards: Sequence[GpuSpec], machine: ThisMachine) -> Placed:
+def _offloaded(request: LoadRequest, refusal: AnswerRefusal, gpus: Sequence[GpuSpec], machine: ThisMachine) -> Placed:
     """As much on the GPUs as goes, the rest where it is allowed."""
     where = request.allow_offload or "cpu"
-    found = offloaded(refusal.architecture, cards, refusal.precision, request.workload, request.reserve, where)
+    found = offloaded(refusal.architecture, gpus, refusal.precision, request.workload, request.reserve, where)
     if found is None:
         raise _does_not_fit(refusal)
     architecture, devices = found
-    pretended = request.simulate or (not machine.visible and all(card.uuid is None for card in cards))
-    used = cards[: 1 + max(device for device in devices if isinstance(device, int))]
+    pretended = request.simulate or (not machine.visible and all(gpu.uuid is None for gpu in gpus))
+    used = gpus[: 1 + max(device for device in devices if isinstance(device, int))]
     numbers = list(range(len(used))) if pretended else _numbers(used, machine)
-    placement = Placement(
+    placement = BlockPlacement(
         architecture,
         tuple(numbers[device] if isinstance(device, int) else device for device in devices),
         simulated=pretended,
     )
     check_offload(placement, request.allow_offload)
     here = () if pretended else tuple(machine.visible[number] for number in placement.gpus)
-    _check_room(request, placement, refusal.precision, here)
+    _check_gpu_memory(request, placement, refusal.precision, here)
     away = sum(device == where for device in devices)
     note = f"{away} of {len(devices)} blocks are offloaded to {where}: this is many times slower"
     return placement, here, (refusal.reason, note)
@@ -213,7 +212,7 @@ def _on_cpu(architecture: Architecture, problem: str | None) -> Placed:
     return all_on(architecture, CPU), (), (f"on the CPU: {problem}",) if problem else ()
 
 
-def _check_memory(request: LoadRequest, placement: Placement, precision: Precision) -> None:
+def _check_memory(request: LoadRequest, placement: BlockPlacement, precision: Precision) -> None:
     """Raises ModelDoesNotFit where the computer has less memory available than goes there, pretended GPUs' too."""
     import psutil
 
@@ -229,29 +228,31 @@ def _check_memory(request: LoadRequest, placement: Placement, precision: Precisi
         )
 
 
-def _check_room(request: LoadRequest, placement: Placement, precision: Precision, cards: Sequence[GpuSpec]) -> None:
+def _check_gpu_memory(
+    request: LoadRequest, placement: BlockPlacement, precision: Precision, gpus: Sequence[GpuSpec]
+) -> None:
     """Raises ModelDoesNotFit where the weights alone are more than what is free on a GPU."""
     needed = weights_by_device(placement.architecture, placement.devices, precision)
-    for number, card in zip(placement.gpus, cards, strict=False):
+    for number, gpu in zip(placement.gpus, gpus, strict=False):
         taken = needed[number] + request.reserve.context
-        if taken > card.free:
+        if taken > gpu.free:
             raise ModelDoesNotFit(
-                f"{gib(taken)} would lie on GPU {number} ({card.name}), which has {gib(card.free)} free now"
+                f"{gib(taken)} would lie on GPU {number} ({gpu.name}), which has {gib(gpu.free)} free now"
             )
 
 
 def _does_not_fit(refusal: AnswerRefusal) -> ModelDoesNotFit:
     """The refusal as an error, with what would fit."""
     advice = [f"{' '.join(each.words)}: {each.sentence}" for each in refusal.alternatives[:_MOST_ADVICE]]
-    told = f". What would fit: {'; '.join(advice)}" if advice else ""
-    return ModelDoesNotFit(refusal.reason + told, refusal)
+    remedy = f". What would fit: {'; '.join(advice)}" if advice else ""
+    return ModelDoesNotFit(refusal.reason + remedy, refusal)
 
 
 # ---- everything together ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedModel:
     """A model that may be loaded.
 
     Attributes:
@@ -260,7 +261,7 @@ class Prepared:
         config: its parsed config.json.
         precision: in which it is loaded.
         base: the model as transformers builds it, without an adapter.
-        placement: where its blocks go, those of an adapter beside it too.
+        placement: where its blocks go, those of an unmerged adapter too.
         capabilities: of the GPUs that it goes to, where they are known.
         adapter: the adapter's folder.
         notes: sentences that a person should read.
@@ -271,7 +272,7 @@ class Prepared:
     config: Mapping[str, Any]
     precision: Precision
     base: Architecture
-    placement: Placement
+    placement: BlockPlacement
     capabilities: tuple[Capability | None, ...] = ()
     adapter: Path | None = None
     notes: tuple[str, ...] = ()
@@ -290,7 +291,7 @@ class Prepared:
 Placing = Callable[[LoadRequest, Architecture, Precision, ThisMachine], Placed]
 
 
-def prepare(request: LoadRequest, placing: Placing = destination) -> Prepared:
+def prepare(request: LoadRequest, placing: Placing = destination) -> PreparedModel:
     """Decides everything about a loading; ``placing`` where the blocks go.
 
     Raises:
@@ -301,15 +302,15 @@ def prepare(request: LoadRequest, placing: Placing = destination) -> Prepared:
     """
     check(request)
     name, suffix = split_precision(request.model)
-    wanted = agreed_precision(request.model, suffix, requested_precision(request.dtype, request.quantization))
-    if wanted is not None:
-        check_bitsandbytes(wanted)
+    requested = agreed_precision(request.model, suffix, requested_precision(request.dtype, request.quantization))
+    if requested is not None:
+        check_bitsandbytes(requested)
     machine = ThisMachine(simulate=request.simulate)
     ref = _reference(name)
 
     def fetched(what: ModelRef) -> Path:
         if what.path is None and (early := _before_it_is_fetched(what)) is not None:
-            placing(request, early, precision_for(early, wanted)[0], machine)
+            placing(request, early, precision_for(early, requested)[0], machine)
         return _located(what, request)
 
     path, adapter = _apart(request, ref, fetched)
@@ -317,25 +318,25 @@ def prepare(request: LoadRequest, placing: Placing = destination) -> Prepared:
     config = _config(path)
     check_code(request.model, config, trusted=request.trust_remote_code)
     if isinstance(request.plan, MemoryPlan):
-        wanted = _agreed(request.plan, architecture, wanted)
-    precision, assumed = precision_for(architecture, wanted)
+        requested = _agreed(request.plan, architecture, requested)
+    precision, assumed = precision_for(architecture, requested)
     check_bitsandbytes(precision)
-    in_memory = _beside(request, architecture, adapter, precision)
-    placement, cards, notes = placing(request, in_memory, precision, machine)
+    in_memory = _with_unmerged_adapter(request, architecture, adapter, precision)
+    placement, gpus, notes = placing(request, in_memory, precision, machine)
     codes = precision.is_quantised or precision is Precision.AS_STORED
     if placement.offloads and (codes or adapter is not None):
         what = f"weights in {precision}" if codes else "a model with an adapter"
         raise UsageError(f"{what} can't be offloaded: all blocks must be on GPUs; see 'gpuherd plan' for what fits")
-    return Prepared(
+    return PreparedModel(
         request=request,
         path=path,
         config=config,
         precision=precision,
         base=architecture,
         placement=placement,
-        capabilities=tuple(card.capability for card in cards),
+        capabilities=tuple(gpu.capability for gpu in gpus),
         adapter=adapter,
-        notes=(*in_memory.assumptions, *((assumed,) if assumed else ()), *notes, *check_cards(precision, cards)),
+        notes=(*in_memory.assumptions, *((assumed,) if assumed else ()), *notes, *check_gpus(precision, gpus)),
     )
 
 
@@ -363,7 +364,7 @@ def _reference(name: str) -> ModelRef:
     if known is not None and "/" not in name and not Path(name).exists():
         if known.model_id.partition("/")[2].lower() != name.strip().lower():
             raise BadModel(
-                f"model {shown(name)} is known by its shapes, which are those of {known.model_id}; to load it, give "
+                f"model {quoted(name)} is known by its shapes, which are those of {known.model_id}; to load it, give "
                 "its own id on the Hugging Face Hub, or its folder"
             )
         name = known.model_id
@@ -402,10 +403,10 @@ def _apart(request: LoadRequest, ref: ModelRef, fetched: Callable[[ModelRef], Pa
     path = fetched(ref)
     if is_adapter(path):
         if request.adapter is not None:
-            raise UsageError(f"model {shown(ref.text)} is an adapter itself; give its base as the model")
+            raise UsageError(f"model {quoted(ref.text)} is an adapter itself; give its base as the model")
         base = adapter_base(path)
         if base is None:
-            raise BadModel(f"model {shown(ref.text)} is an adapter, and its adapter_config.json names no base model")
+            raise BadModel(f"model {quoted(ref.text)} is an adapter, and its adapter_config.json names no base model")
         return fetched(parse_model(base)), path
     if request.adapter is None:
         if request.merge_adapter:
@@ -413,7 +414,7 @@ def _apart(request: LoadRequest, ref: ModelRef, fetched: Callable[[ModelRef], Pa
         return path, None
     found = _located(parse_model(request.adapter), request)
     if not is_adapter(found):
-        raise BadModel(f"adapter {shown(request.adapter)} has no adapter_config.json")
+        raise BadModel(f"adapter {quoted(request.adapter)} has no adapter_config.json")
     return path, found
 
 
@@ -422,12 +423,12 @@ def _architecture(request: LoadRequest, path: Path) -> Architecture:
     damaged file, a pickle with code in it are found here."""
     if path.suffix.lower() == ".gguf" or (path.is_dir() and not (path / "config.json").exists() and _has_gguf(path)):
         raise BadModel(
-            f"{shown(request.model)} is a GGUF file, which can be planned and analysed, but is not loaded here: give "
+            f"{quoted(request.model)} is a GGUF file, which can be planned and analysed, but is not loaded here: give "
             "the model that it was made from, quantised on the way if need be (--quantization nf4)"
         )
     found = read_architecture(str(path))
     if found.source != "weights":
-        raise MissingModel(f"{shown(request.model)} can be planned by its config, but there are no weights to load")
+        raise MissingModel(f"{quoted(request.model)} can be planned by its config, but there are no weights to load")
     return replace(found, model=request.model)
 
 
@@ -441,18 +442,20 @@ def _config(path: Path) -> Mapping[str, Any]:
     return read_json((path if path.is_dir() else path.parent) / "config.json")
 
 
-def _beside(request: LoadRequest, base: Architecture, adapter: Path | None, precision: Precision) -> Architecture:
-    """What lies in memory of a model with an adapter: of one that is merged the base alone.
+def _with_unmerged_adapter(
+    request: LoadRequest, base: Architecture, adapter: Path | None, precision: Precision
+) -> Architecture:
+    """What a model with an adapter keeps in memory: of one that is merged the base alone.
 
     Raises BadModel where the adapter is damaged or for another base, UsageError where it can't be merged.
     """
     if adapter is None:
         return base
-    from gpuherd.models.plan.adapters import with_adapter
+    from gpuherd.models.describe.reading import with_adapter
 
-    beside = with_adapter(base, adapter)
+    unmerged = with_adapter(base, adapter)
     if not request.merge_adapter:
-        return beside
+        return unmerged
     if precision.is_quantised or precision is Precision.AS_STORED:
         raise UsageError(
             f"an adapter can't be merged into weights in {precision} without loss: merge it first with 'gpuherd merge' "
@@ -461,17 +464,17 @@ def _beside(request: LoadRequest, base: Architecture, adapter: Path | None, prec
     return base
 
 
-def _agreed(plan: MemoryPlan, architecture: Architecture, wanted: Precision | None) -> Precision:
+def _agreed(plan: MemoryPlan, architecture: Architecture, requested: Precision | None) -> Precision:
     """The plan's precision. Raises UsageError where the plan is for another model or another precision."""
     planned = {tensor.name: tensor.shape for tensor in plan.architecture.tensors()}
     there = {tensor.name: tensor.shape for tensor in architecture.tensors()}
     other = next((name for name in (*planned, *there) if planned.get(name) != there.get(name)), None)
     if other is not None:
         raise UsageError(
-            f"the plan is for {shown(plan.architecture.model)}, where {other} has the shape "
-            f"{planned.get(other, 'of no tensor')}; in {shown(architecture.model)} it has {there.get(other, 'none')}. "
+            f"the plan is for {quoted(plan.architecture.model)}, where {other} has the shape "
+            f"{planned.get(other, 'of no tensor')}; in {quoted(architecture.model)} it has {there.get(other, 'none')}. "
             "Plan this model, or give only the plan's device_map"
         )
-    if wanted is not None and wanted is not plan.precision:
-        raise UsageError(f"the plan is for {plan.precision}, and {wanted} was asked for; plan it in {wanted}")
+    if requested is not None and requested is not plan.precision:
+        raise UsageError(f"the plan is for {plan.precision}, and {requested} was asked for; plan it in {requested}")
     return plan.precision

@@ -1,12 +1,15 @@
-"""transformers' own loading with everything explicit: class, dtype, device of each block, and only local files; and
-PEFT's modules on the result.
+"""What transformers, bitsandbytes, PEFT and the GPUs can load, and transformers' own loading with everything explicit:
+class, dtype, device of each block, and only local files.
 
-Refuses what transformers would let pass: a model of other shapes than the planned one, weights that are missing (it
-fills them with random numbers). torch, transformers and PEFT are imported inside functions only.
+What can be decided before torch is imported (is bitsandbytes there, can the GPU compute so, does the model bring code
+of its own) comes first; torch, transformers and PEFT are imported inside functions only. Refuses what transformers
+would let pass: a model of other shapes than the planned one, weights that are missing (it fills them with random
+numbers). No code of a model is ever imported here unless it was allowed.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 import warnings
 import weakref
@@ -14,20 +17,230 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpuherd.errors import BadModel, MissingExtra, naming_extras
+from gpuherd.errors import BadModel, GpuherdError, MissingExtra, UsageError, naming_extras
+from gpuherd.gpus.visible import CUDA
+from gpuherd.models.describe.config import model_type_of
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.known_models import known_types
 from gpuherd.models.load.options import DISK
-from gpuherd.models.load.placement import Built, Fitted, Placement, block_of, fitted
-from gpuherd.models.load.prepare import Prepared
-from gpuherd.models.load.support import EXTRAS, loading_words, runs_own_code
-from gpuherd.models.names import shown
-from gpuherd.models.plan.precision import Precision
+from gpuherd.models.load.placement import BlockPlacement, Built, FittedPlacement, block_of, fitted
+from gpuherd.models.memory.weights import Precision
+from gpuherd.models.names import quoted
+from gpuherd.models.place.gpus import Capability, GpuSpec, capability_verdict
+
+if TYPE_CHECKING:
+    from gpuherd.models.load.prepare import PreparedModel
 
 
-def fitted_class(classes: Sequence[Any], config: Any, ready: Prepared) -> tuple[Any, Prepared, dict[str, Any]]:
+# ---- classes ---------------------------------------------------------------------------------------------------------
+
+# What a model that brings its own code is loaded by, in this order.
+_AUTO_CLASSES = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModel")
+
+
+def own_code(config: Mapping[str, Any]) -> str | None:
+    """The class that a model's config says to import from the model's own files: ``modeling_x.XForCausalLM``; None
+    where it names none."""
+    auto_map = config.get("auto_map")
+    if not isinstance(auto_map, Mapping):
+        return None
+    for name in _AUTO_CLASSES:
+        reference = auto_map.get(name)
+        if isinstance(reference, str):
+            return reference.rpartition("--")[2]
+    return None
+
+
+def check_code(model: str, config: Mapping[str, Any], *, trusted: bool) -> None:
+    """Raises BadModel where a model can only be loaded by code of its own, which was not allowed. Imports nothing:
+    what transformers has is known from its files."""
+    code = own_code(config)
+    if trusted or code is None or _in_transformers(config):
+        return
+    raise BadModel(
+        f"{quoted(model)} needs code of its own to be loaded ({quoted(code)}); read that code, and then allow it with "
+        "--trust-remote-code"
+    )
+
+
+def _in_transformers(config: Mapping[str, Any]) -> bool:
+    """Whether transformers itself has this architecture: that of a known model, or a folder of its own there."""
+    if model_type_of(config) in known_types():
+        return True
+    return bool(_folders_in_transformers(config))
+
+
+def _folders_in_transformers(config: Mapping[str, Any]) -> list[Path]:
+    """The folders of this architecture in transformers, which is not imported."""
+    spec = importlib.util.find_spec("transformers")
+    places = spec.submodule_search_locations if spec is not None else None
+    name = model_type_of(config).replace("-", "_")
+    folders = [Path(place) / "models" / name for place in places or () if name.isidentifier()]
+    return [folder for folder in folders if folder.is_dir()]
+
+
+def has_class(config: Mapping[str, Any], task: str) -> bool | None:
+    """Whether transformers has a class of this architecture for a task (``ForSequenceClassification``); None where that
+    is unknown. Imports nothing: its files are listed."""
+    files = [file for folder in _folders_in_transformers(config) for file in folder.glob("modeling_*.py")]
+    if not files:
+        return None
+    return any(f"{task}(" in file.read_text(encoding="utf-8", errors="replace") for file in files)
+
+
+def runs_own_code(config: Mapping[str, Any], *, trusted: bool) -> bool:
+    """Whether the model's own code is run: where that is allowed, and transformers has not its architecture."""
+    return trusted and not _in_transformers(config)
+
+
+def config_of(folder: Path, *, trusted: bool) -> Any:
+    """The config as an object of transformers; ``trusted``: by the model's own code. Raises BadModel."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trusted, local_files_only=True)
+    except ImportError as missing:
+        raise MissingExtra(f"{folder}: its own code needs a library that is not installed: {missing}") from None
+    except (ValueError, OSError, KeyError, TypeError) as problem:
+        raise BadModel(f"{folder}: transformers can't use its config.json: {problem}") from None
+
+
+def classes_for(architecture: Architecture, config: Any, *, trusted: bool) -> list[Any]:
+    """The classes that the model may be loaded as, the likeliest first: the one that its config names, the one that was
+    planned; of a model with code of its own that code's.
+
+    A class for another kind of config is left out, whatever the config names.
+
+    Raises BadModel: there are none.
+    """
+    import transformers
+
+    named = [*(getattr(config, "architectures", None) or ()), architecture.class_name]
+    found: list[Any] = [getattr(transformers, name, None) for name in dict.fromkeys(named) if isinstance(name, str)]
+    models: list[Any] = [
+        each for each in found if isinstance(each, type) and issubclass(each, transformers.PreTrainedModel)
+    ]
+    classes = [each for each in models if each.config_class is not None and isinstance(config, each.config_class)]
+    if classes:
+        return classes
+    auto_map = getattr(config, "auto_map", None) or {}
+    own = [getattr(transformers, name) for name in _AUTO_CLASSES if trusted and name in auto_map]
+    if own:
+        return own
+    raise BadModel(
+        f"{quoted(architecture.model)} is a {quoted(str(named[0]))}, which transformers {transformers.__version__} "
+        "does not have"
+    )
+
+
+# ---- precisions ------------------------------------------------------------------------------------------------------
+
+EXTRAS = {"torch": "load", "transformers": "load", "accelerate": "load", "peft": "load", "safetensors": "load"}
+# Of checkpoints that are stored in 8 bits: weights and their scales.
+_EIGHT_BITS = frozenset(
+    {"float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"}
+)
+_DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+# bfloat16 is emulated below; the product of 4-bit weights is then computed in float16, which takes as much.
+_BF16_FROM = (8, 0)
+
+
+def check_bitsandbytes(precision: Precision) -> None:
+    """Raises MissingExtra where bitsandbytes is needed and not installed. Imports nothing."""
+    if precision.is_quantised and importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtra(
+            f"bitsandbytes is not installed, and {precision} needs it; pip install 'gpuherd[bnb]' brings it, or load "
+            "the model in bf16 or fp16"
+        )
+
+
+def check_gpus(precision: Precision, gpus: Sequence[GpuSpec]) -> tuple[str, ...]:
+    """Sentences on gpus that are slow with this precision. Raises UsageError for one that can't do it at all."""
+    verdicts = [(gpu, capability_verdict(precision, gpu.capability)) for gpu in gpus]
+    for gpu, verdict in verdicts:
+        if not verdict.possible:
+            raise UsageError(f"GPU {gpu.label} ({gpu.name}): {verdict.sentence}; load the model in another dtype")
+    return tuple(f"on GPU {gpu.label} ({gpu.name}) {verdict.sentence}" for gpu, verdict in verdicts if verdict.sentence)
+
+
+def check_cuda(placement: BlockPlacement) -> None:
+    """Raises MissingExtra where GPUs are planned that torch can't use, and simulated GPUs were not requested."""
+    if placement.simulated or not placement.gpus:
+        return
+    import torch
+
+    check_torch(torch.cuda.device_count())
+    if torch.cuda.device_count() <= max(placement.gpus):
+        raise GpuherdError(
+            f"the plan uses GPU {max(placement.gpus)}, and torch sees {torch.cuda.device_count()} GPUs; was "
+            f"{CUDA} changed after CUDA had started?"
+        )
+
+
+def check_torch(gpus: int) -> None:
+    """Raises MissingExtra where GPUs are planned and torch sees none; ``gpus``: how many it sees."""
+    import torch
+
+    if not gpus:
+        build = "has no CUDA" if torch.version.cuda is None else "can't use this machine's driver"
+        raise MissingExtra(
+            f"the plan is for GPUs, and torch {torch.__version__} {build}; install torch with CUDA (see gpuherd "
+            "doctor), load with device_map='cpu', or pretend the GPUs with simulate"
+        )
+
+
+def loading_words(
+    precision: Precision, capabilities: Sequence[Capability | None] = (), *, overflows: bool = False
+) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for the precision. Imports torch and transformers.
+
+    Args:
+        capabilities: of the GPUs that it will be on.
+        overflows: float16 is too narrow for a part of the model, which transformers would keep in float32.
+    """
+    import torch
+
+    plain = precision.computes_in
+    emulated = any(each is not None and each < _BF16_FROM for each in capabilities)
+    if precision in (Precision.NF4, Precision.NF4_DQ) and emulated and not overflows:
+        plain = Precision.FP16
+    dtype = getattr(torch, _DTYPES[plain])
+    if precision is Precision.AS_STORED:
+        return {"dtype": "auto"}
+    if not precision.is_quantised:
+        return {"dtype": dtype}
+    from transformers import BitsAndBytesConfig
+
+    if precision is Precision.INT8:
+        return {"dtype": dtype, "quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=precision is Precision.NF4_DQ,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"dtype": dtype, "quantization_config": settings}
+
+
+def expected_dtypes(precision: Precision) -> frozenset[str]:
+    """In which torch dtypes weights that are no codes may be stored, except those that stay in float32 anyway."""
+    if precision is Precision.AS_STORED:
+        return frozenset(_DTYPES.values()) | _EIGHT_BITS
+    if precision in (Precision.NF4, Precision.NF4_DQ):
+        return frozenset({"bfloat16", "float16"})
+    return frozenset({_DTYPES[precision.computes_in]})
+
+
+# ---- loading with everything explicit --------------------------------------------------------------------------------
+
+
+def fitted_class(
+    classes: Sequence[Any], config: Any, ready: PreparedModel
+) -> tuple[Any, PreparedModel, dict[str, Any]]:
     """The first of the classes that builds the very model that was planned, the plan in its names, and the device map
-    that it is loaded with: the planned one, with a place for buffers that lie in no block.
+    that it is loaded with: the planned one, with a place for buffers that are in no block.
 
     What is loaded as it is stored quantised, and what the model's own code builds, is known only when it is loaded.
 
@@ -42,12 +255,12 @@ def fitted_class(classes: Sequence[Any], config: Any, ready: Prepared) -> tuple[
     for each in classes:
         empty = _empty_model(each, config)
         found = fitted(ready.base, ready.placement, _built(empty), stored)
-        if isinstance(found, Fitted):
+        if isinstance(found, FittedPlacement):
             ready = replace(ready, base=found.base, placement=found.placement)
-            return each, ready, _whole_map(empty, found.placement)
+            return each, ready, _complete_map(empty, found.placement)
         differences.append(f"{each.__name__} has {found}")
     raise BadModel(
-        f"{shown(ready.request.model)}: transformers builds another model than was planned from its weights: "
+        f"{quoted(ready.request.model)}: transformers builds another model than was planned from its weights: "
         + "; ".join(differences)
     )
 
@@ -70,10 +283,10 @@ def _built(empty: Any) -> Built:
     )
 
 
-def _whole_map(empty: Any, placement: Placement) -> dict[str, Any]:
-    """The device map, with the buffers that lie in no block beside the first block.
+def _complete_map(empty: Any, placement: BlockPlacement) -> dict[str, Any]:
+    """The device map, with the buffers that are in no block on the first block's device.
 
-    By their module where it has no block inside: accelerate moves a module that it is told of with all that is in it.
+    By their module where it has no block inside: accelerate moves a module that the map names with all that is in it.
     """
     device_map: dict[str, Any] = dict(placement.device_map)
     first = next(iter(device_map.values()))
@@ -94,7 +307,7 @@ def _empty_model(model_class: Any, config: Any) -> Any:
 
 
 def from_pretrained(
-    model_class: Any, config: Any, ready: Prepared, device_map: Mapping[str, Any] | None, **more: Any
+    model_class: Any, config: Any, ready: PreparedModel, device_map: Mapping[str, Any] | None, **more: Any
 ) -> tuple[Any, list[str]]:
     """The model, and tensors of the checkpoint that it has no place for. Raises BadModel where some are missing.
 
@@ -109,8 +322,8 @@ def from_pretrained(
     folder = tempfile.TemporaryDirectory(prefix="gpuherd-offload-") if offloads else None
     if folder is not None:
         words |= {"offload_folder": folder.name}
-    with _no_progress_bars(), _no_word_on_buffers(), _told_apart(ready):
-        model, told = model_class.from_pretrained(
+    with no_progress_bars(), _no_word_on_buffers(), _as_our_errors(ready):
+        model, loading_info = model_class.from_pretrained(
             ready.folder,
             config=config,
             device_map=None if device_map is None else dict(device_map),
@@ -123,17 +336,17 @@ def from_pretrained(
         )
     if folder is not None:
         weakref.finalize(model, folder.cleanup)
-    missing = [*told["missing_keys"], *(str(key) for key in told["mismatched_keys"])]
+    missing = [*loading_info["missing_keys"], *(str(key) for key in loading_info["mismatched_keys"])]
     if missing:
         # transformers fills them with random numbers, and goes on.
         raise BadModel(
-            f"{shown(ready.request.model)}: its checkpoint has no {few(sorted(missing))}, without which the model "
+            f"{quoted(ready.request.model)}: its checkpoint has no {few(sorted(missing))}, without which the model "
             "computes nonsense"
         )
-    return model.eval(), sorted(told["unexpected_keys"])
+    return model.eval(), sorted(loading_info["unexpected_keys"])
 
 
-def _file_words(ready: Prepared, config: Any) -> dict[str, Any]:
+def _file_words(ready: PreparedModel, config: Any) -> dict[str, Any]:
     """Which file is meant, where it is not the folder's usual one."""
     if ready.path.is_dir():
         return {}
@@ -146,18 +359,18 @@ def _file_words(ready: Prepared, config: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _told_apart(ready: Prepared) -> Iterator[None]:
+def _as_our_errors(ready: PreparedModel) -> Iterator[None]:
     """A library that the model's quantisation or code wants, and what is wrong with the model, as our errors."""
     try:
         yield
     except ImportError as missing:
-        raise MissingExtra(f"{shown(ready.request.model)} needs a library that is not installed: {missing}") from None
+        raise MissingExtra(f"{quoted(ready.request.model)} needs a library that is not installed: {missing}") from None
     except ValueError as problem:
-        raise BadModel(f"{shown(ready.request.model)}: transformers can't load it: {problem}") from None
+        raise BadModel(f"{quoted(ready.request.model)}: transformers can't load it: {problem}") from None
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
+def no_progress_bars() -> Iterator[None]:
     """Keeps transformers' progress bars out of job logs."""
     from transformers.utils import logging as transformers_logging
 
@@ -180,7 +393,27 @@ def _no_word_on_buffers() -> Iterator[None]:
 
 def few(names: Sequence[str]) -> str:
     """Some of the names, and how many more there are."""
-    return ", ".join(shown(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(quoted(name) for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def load_weights(ready: PreparedModel, *, divided: Any = None) -> tuple[Any, PreparedModel]:
+    """The model, and what was prepared in the names of the model's class, with a note on tensors that have no place.
+
+    Args:
+        divided: transformers' ``DistributedConfig``, where each layer is divided over several processes; without it
+            each block goes where the placement says.
+    """
+    trusted = runs_own_code(ready.config, trusted=ready.request.trust_remote_code)
+    config = config_of(ready.folder, trusted=trusted)
+    model_class, ready, device_map = fitted_class(classes_for(ready.base, config, trusted=trusted), config, ready)
+    if divided is None:
+        model, unexpected = from_pretrained(model_class, config, ready, device_map)
+    else:
+        model, unexpected = from_pretrained(model_class, config, ready, None, distributed_config=divided)
+    if unexpected:
+        note = f"{len(unexpected)} tensors of the checkpoint have no place in the model: {few(unexpected)}"
+        ready = replace(ready, notes=(*ready.notes, note))
+    return model, ready
 
 
 # ---- adapters --------------------------------------------------------------------------------------------------------
@@ -197,7 +430,7 @@ def with_adapter(model: Any, adapter: Path, *, merge: bool) -> Any:
     with naming_extras(EXTRAS, "loading adapters takes"):
         from peft import PeftModel
     try:
-        # Read on the CPU first: PEFT's default is the first GPU, whatever lies there.
+        # Read on the CPU first: PEFT's default is the first GPU, whatever is on it.
         adapted = PeftModel.from_pretrained(model, str(adapter), torch_device="cpu", local_files_only=True)
     except (ValueError, KeyError, RuntimeError, OSError) as problem:
         raise BadModel(f"{adapter} can't be put on this model: {problem}") from None

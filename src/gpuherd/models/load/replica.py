@@ -57,7 +57,7 @@ class Replica:
 def this_replica(environment: Mapping[str, str]) -> Replica:
     """The replica that a process with this environment is; the only one where nothing says so.
 
-    Raises UsageError for a variable that somebody set by hand to what it can't be.
+    Raises UsageError for a variable that was set by hand to an impossible value.
     """
     word = environment.get(REPLICA_VARIABLE)
     if word is None:
@@ -112,7 +112,7 @@ def run_replicas(
     if not settings:
         raise UsageError("no replica to run: there are fewer GPUs than one of them takes")
     running: dict[int, subprocess.Popen[bytes]] = {}
-    with _handing_on(running):
+    with _forwarding_signals(running):
         try:
             for number, environment in enumerate(settings):
                 running[number] = subprocess.Popen(list(argv), env=dict(environment))
@@ -170,7 +170,7 @@ def _signal(processes: Mapping[int, subprocess.Popen[bytes]], number: signal.Sig
 
 
 @contextmanager
-def _handing_on(running: Mapping[int, subprocess.Popen[bytes]]) -> Iterator[None]:
+def _forwarding_signals(running: Mapping[int, subprocess.Popen[bytes]]) -> Iterator[None]:
     """Meanwhile signals that ask us to end go to the replicas; we end when they have."""
 
     def hand_on(number: int, _: FrameType | None) -> None:

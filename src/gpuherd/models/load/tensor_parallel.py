@@ -13,34 +13,40 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from gpuherd.engines import host
+from gpuherd.engines import host, progress
 from gpuherd.errors import UsageError, naming_extras
-from gpuherd.gpus.visible import ORDER, PCI_ORDER, narrowed, value_in
+from gpuherd.gpus.visible import ORDER, PCI_ORDER, narrowed
 from gpuherd.gpus.visible import environment as visible_environment
-from gpuherd.models.load import verify
-from gpuherd.models.load.loading import Loaded, LoadReport, OnDevice, WrongPlacement, check_torch
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.load.loading import (
+    Loaded,
+    LoadedTensor,
+    OnDevice,
+    load_prepared,
+    load_report,
+    refuse_placement,
+    tensors_of,
+    wrong_dtypes,
+)
 from gpuherd.models.load.options import CPU, LoadRequest
 from gpuherd.models.load.placement import all_on
-from gpuherd.models.load.prepare import ModelDoesNotFit, Placed, Prepared, ThisMachine, prepare
-from gpuherd.models.load.pretrained import fitted_class, from_pretrained
-from gpuherd.models.load.support import EXTRAS, classes_for, config_of, expected_dtypes, runs_own_code
-from gpuherd.models.names import shown
-from gpuherd.models.place.gpus import GpuSpec, parse_gpus
+from gpuherd.models.load.prepare import ModelDoesNotFit, Placed, PreparedModel, ThisMachine, prepare, requested_gpus
+from gpuherd.models.load.pretrained import EXTRAS, check_torch, load_weights
+from gpuherd.models.memory.usage import CostTable, Usage
+from gpuherd.models.memory.weights import Precision
+from gpuherd.models.names import quoted
+from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import Usage
-from gpuherd.models.plan.usage import CostTable
 
 # Large enough for any model.
 _ROOMY = GpuSpec("0", "", 1 << 56, 1 << 56)
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class TensorParallelRank:
     """One of the processes that hold a model together: its number, on this machine and in all, and of how many."""
 
     number: int
@@ -48,10 +54,12 @@ class Rank:
     ways: int
 
 
-def this_rank(environment: Mapping[str, str]) -> Rank | None:
+def this_rank(environment: Mapping[str, str]) -> TensorParallelRank | None:
     """The rank of a process with this environment, None for one that torchrun did not start."""
     try:
-        return Rank(int(environment["RANK"]), int(environment["LOCAL_RANK"]), int(environment["WORLD_SIZE"]))
+        return TensorParallelRank(
+            int(environment["RANK"]), int(environment["LOCAL_RANK"]), int(environment["WORLD_SIZE"])
+        )
     except (KeyError, ValueError):
         return None
 
@@ -65,7 +73,7 @@ def plan_tensor_parallel(request: LoadRequest) -> MemoryPlan:
             weights because they are quantised. The message has the figures, and what would fit.
         MissingModel, BadModel: as ``load_model``.
     """
-    return _prepared(request, _cards(request))[1]
+    return _prepared(request, _gpus(request))[1]
 
 
 def command(ways: int, words: Sequence[str]) -> list[str]:
@@ -117,7 +125,7 @@ def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     os.execve(argv[0], list(argv), dict(environment))  # noqa: S606 - no shell
 
 
-def load_tensor_parallel(request: LoadRequest, rank: Rank | None = None) -> tuple[Loaded, Usage]:
+def load_tensor_parallel(request: LoadRequest, rank: TensorParallelRank | None = None) -> tuple[Loaded, Usage]:
     """This rank's part of a model, checked; and what the plan expects on its GPU, the reserve for a GPU's size not
     counted. All ranks must call it.
 
@@ -142,18 +150,9 @@ def load_tensor_parallel(request: LoadRequest, rank: Rank | None = None) -> tupl
     if cuda:
         torch.cuda.set_device(rank.local)
     before = torch.cuda.memory_allocated(rank.local) if cuda else 0
-    trusted = runs_own_code(ready.config, trusted=request.trust_remote_code)
-    config = config_of(ready.folder, trusted=trusted)
-    classes = classes_for(ready.base, config, trusted=trusted)
-    model_class, ready, _ = fitted_class(classes, config, ready)
-    split = DistributedConfig(tp_size=rank.ways)
-    model, unexpected = from_pretrained(model_class, config, ready, None, distributed_config=split)
-    notes = (
-        *ready.notes,
-        *((f"{len(unexpected)} tensors of the checkpoint have no place",) if unexpected else ()),
-    )
+    model, ready = load_weights(ready, divided=DistributedConfig(tp_size=rank.ways))
     device = f"cuda:{rank.local}" if cuda else "cpu"
-    seen = _local_tensors(model)
+    tensors = tensors_of(model, divided=True)
     costs = CostTable(ready.base, ready.precision, request.workload, request.reserve, ways=rank.ways)
     whole = (0, len(ready.base.blocks))
     weights, state = costs.weights(*whole)
@@ -162,26 +161,41 @@ def load_tensor_parallel(request: LoadRequest, rank: Rank | None = None) -> tupl
         device=rank.local if cuda else "cpu",
         blocks=f"part {rank.number + 1} of {rank.ways} of every layer",
         predicted=weights + state,
-        real=sum({each.storage: each.nbytes for each in seen if not each.buffer}.values()),
+        real=sum({each.storage: each.nbytes for each in tensors if not each.buffer}.values()),
         cuda=torch.cuda.memory_allocated(rank.local) - before if cuda else None,
         planned=usage.total,
     )
-    _judge(ready, seen, device, here)
-    report = LoadReport(
-        model=request.model,
-        class_name=type(model).__name__,
-        precision=ready.precision,
-        dtypes=verify.bytes_by_dtype(seen),
-        devices=(here,),
+    _check_as_planned(ready, tensors, device, here)
+    report = load_report(
+        ready,
+        model,
+        tensors,
+        [here],
         device_map={block.name: here.device for block in ready.base.blocks},
         input_device=device,
         simulated=not cuda,
-        attention=str(getattr(model.config, "_attn_implementation", None) or "unknown"),
-        adapter=None,
-        seconds=time.monotonic() - started,
-        notes=notes,
+        started=started,
     )
     return Loaded(model, report, ready.folder, ready.tokenizer_folder, request.trust_remote_code), usage
+
+
+def load_requested(request: LoadRequest, words: Sequence[str]) -> tuple[Loaded, dict[int, Usage]]:
+    """The model in this process, and what the plan expects on each GPU; with ``parallel`` ``tensor`` a part of it in
+    each of the ranks that this process becomes, which run ``words`` (a module and its arguments).
+
+    Raises as ``load_model``.
+    """
+    if request.parallel == "tensor":
+        rank = this_rank(os.environ)
+        if rank is not None:
+            progress.report(0, None, "load")
+            loaded, usage = load_tensor_parallel(request, rank)
+            return loaded, {rank.local: usage}
+        relaunch(request, words)
+        request = replace(request, parallel=None)  # one GPU is all that there is
+    ready = prepare(request)
+    progress.report(0, None, "load")
+    return load_prepared(ready), {gpu: load.usage for gpu, load in (ready.placement.loads or {}).items()}
 
 
 def leave() -> None:
@@ -195,8 +209,8 @@ def leave() -> None:
 # ---- before ----------------------------------------------------------------------------------------------------------
 
 
-def _prepared(request: LoadRequest, cards: Sequence[GpuSpec]) -> tuple[Prepared, MemoryPlan]:
-    """Names, headers, precision and refusals as for any loading, and how it is divided over the cards."""
+def _prepared(request: LoadRequest, gpus: Sequence[GpuSpec]) -> tuple[PreparedModel, MemoryPlan]:
+    """Names, headers, precision and refusals as for any loading, and how it is divided over the GPUs."""
     if request.adapter is not None or request.allow_offload is not None:
         raise UsageError("with --parallel tensor a model is loaded whole and alone: no adapter, no offloading")
     if request.plan is not None or request.device_map is not None:
@@ -204,30 +218,23 @@ def _prepared(request: LoadRequest, cards: Sequence[GpuSpec]) -> tuple[Prepared,
     plans: list[MemoryPlan] = []
 
     def divided(_: LoadRequest, architecture: Architecture, precision: Precision, __: ThisMachine) -> Placed:
-        told = make_plan(architecture, cards, precision, request.workload, request.reserve, parallel="tensor")
-        if isinstance(told, AnswerRefusal):
-            raise ModelDoesNotFit(told.reason, told)
-        plans.append(told)
+        result = make_plan(architecture, gpus, precision, request.workload, request.reserve, parallel="tensor")
+        if isinstance(result, AnswerRefusal):
+            raise ModelDoesNotFit(result.reason, result)
+        plans.append(result)
         # Which device is not chosen here: transformers gives each rank its part of every block.
-        return all_on(architecture, CPU), (), told.warnings
+        return all_on(architecture, CPU), (), result.warnings
 
     ready = prepare(replace(request, parallel=None), divided)
     if ready.adapter is not None:
-        raise UsageError(f"{shown(request.model)} is an adapter: merge it into its base first, with 'gpuherd merge'")
+        raise UsageError(f"{quoted(request.model)} is an adapter: merge it into its base first, with 'gpuherd merge'")
     return ready, plans[-1]
 
 
-def _cards(request: LoadRequest) -> tuple[GpuSpec, ...]:
+def _gpus(request: LoadRequest) -> tuple[GpuSpec, ...]:
     """The GPUs that may be taken. Raises UsageError where there are none."""
-    if not isinstance(request.gpus, str):
-        return tuple(request.gpus)
-    if request.gpus != "auto":
-        return parse_gpus(request.gpus)
-    from gpuherd.models.place.inventory import gpus_now
-
-    # Whoever names the GPUs has chosen them, busy or not.
-    now = gpus_now(busy_too=value_in(os.environ) is not None)
-    if not now.gpus:
+    now = requested_gpus(request)
+    if not now.gpus and request.gpus == "auto":
         why = now.problem or "; ".join(now.left_out)
         raise UsageError(f"no GPU to divide the layers over: {why}; pretend some with --gpus 2x40GB")
     return now.gpus
@@ -236,35 +243,10 @@ def _cards(request: LoadRequest) -> tuple[GpuSpec, ...]:
 # ---- after -----------------------------------------------------------------------------------------------------------
 
 
-def _local_tensors(model: Any) -> list[verify.Seen]:
-    """The tensors of this rank: of divided ones its own part."""
-    tensors = [(name, each, False) for name, each in model.named_parameters(remove_duplicate=False)]
-    tensors += [(name, each, True) for name, each in model.named_buffers(remove_duplicate=False)]
-    found = []
-    for name, tensor, buffer in tensors:
-        own = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        meta = own.device.type == "meta"
-        found.append(
-            verify.Seen(
-                name=name,
-                device=str(own.device),
-                dtype=str(own.dtype).removeprefix("torch."),
-                storage=id(own) if meta else own.untyped_storage().data_ptr(),
-                # Not its storage's: a part may be a view of what the file has.
-                nbytes=0 if meta else own.numel() * own.element_size(),
-                buffer=buffer,
-            )
-        )
-    return found
-
-
-def _judge(ready: Prepared, seen: Sequence[verify.Seen], device: str, here: OnDevice) -> None:
-    problems = [f"{each.name} is on {each.device}" for each in seen if each.device != device]
-    tensors = list(ready.base.tensors())
-    in_fp16 = ready.precision.computes_in is Precision.FP16
-    float32 = frozenset(each.name for each in tensors if each.keeps_fp32 or (each.fp32_in_fp16 and in_fp16))
-    problems += verify.of_other_dtypes(seen, expected_dtypes(ready.precision), float32)
+def _check_as_planned(ready: PreparedModel, tensors: Sequence[LoadedTensor], device: str, here: OnDevice) -> None:
+    """Raises WrongPlacement where this rank's part is not what was planned."""
+    problems = [f"{each.name} is on {each.device}" for each in tensors if each.device != device]
+    problems += wrong_dtypes(ready, tensors)
     if not here.within:
         problems.append(f"its tensors take {here.real} bytes here, and {here.predicted} were predicted")
-    if problems:
-        raise WrongPlacement(f"{ready.request.model} is not where it was planned: {verify.in_short(problems)}")
+    refuse_placement(ready, problems)

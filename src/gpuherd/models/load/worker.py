@@ -13,33 +13,30 @@ import logging
 import os
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
-from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
+from gpuherd.errors import CannotWrite
 from gpuherd.gpus.visible import described
 from gpuherd.models.load.options import Device, LoadOptions
-from gpuherd.models.place.request import whole
-from gpuherd.models.plan.workload import Workload
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.place.request import positive_integer
 from gpuherd.options import Parser, add_options, build, option
-from gpuherd.runs.worker import is_out_of_memory
+from gpuherd.runs.worker import exit_code_of
 
 if TYPE_CHECKING:
     from gpuherd.models.load.loading import Loaded
-    from gpuherd.models.load.options import LoadRequest
-    from gpuherd.models.plan.result import Usage
 
 
 # ---- one computation -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class LoadTrial:
     """What a prompt of random tokens came to.
 
     Attributes:
@@ -64,10 +61,10 @@ class Trial:
 
     def sentence(self) -> str:
         """The trial in words."""
-        told = f"a prompt of {self.sequences} x {self.tokens} tokens took {self.seconds:.1f} s"
+        text = f"a prompt of {self.sequences} x {self.tokens} tokens took {self.seconds:.1f} s"
         if not self.finite:
-            told += "; NOT ALL NUMBERS THAT CAME OUT ARE FINITE"
-        return told if self.within else f"{told}; IT TOOK MORE MEMORY THAN PLANNED"
+            text += "; NOT ALL NUMBERS THAT CAME OUT ARE FINITE"
+        return text if self.within else f"{text}; IT TOOK MORE MEMORY THAN PLANNED"
 
     def as_json(self) -> dict[str, Any]:
         """The trial as plain JSON values; sizes in bytes."""
@@ -82,11 +79,11 @@ class Trial:
         }
 
 
-def try_out(loaded: Loaded, workload: Workload, planned: Mapping[int, int]) -> Trial:
+def try_out(loaded: Loaded, workload: Workload, planned: Mapping[int, int]) -> LoadTrial:
     """Computes one prompt of random tokens, of the workload's size or the longest that the model takes.
 
     Args:
-        planned: bytes expected on each GPU at most; see ``Trial``.
+        planned: bytes expected on each GPU at most; see ``LoadTrial``.
     """
     import torch
 
@@ -102,7 +99,7 @@ def try_out(loaded: Loaded, workload: Workload, planned: Mapping[int, int]) -> T
         torch.cuda.synchronize(gpu)
     out = getattr(answer, "logits", None)
     out = answer.last_hidden_state if out is None else out
-    return Trial(
+    return LoadTrial(
         sequences=workload.batch,
         tokens=tokens,
         seconds=time.monotonic() - started,
@@ -154,12 +151,12 @@ logger = logging.getLogger("gpuherd.models.load")
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(LoadOptions):
-    """What the worker is told."""
+class LoadWorkerOptions(LoadOptions):
+    """Options of the worker."""
 
-    batch: int = option(1, help="sequences at once", parse=whole, group="workload")
-    prompt_tokens: int = option(512, help="tokens of a prompt", parse=whole, group="workload")
-    new_tokens: int = option(64, help="tokens of an answer", parse=whole, group="workload")
+    batch: int = option(1, help="sequences at once", parse=positive_integer, group="workload")
+    prompt_tokens: int = option(512, help="tokens of a prompt", parse=positive_integer, group="workload")
+    new_tokens: int = option(64, help="tokens of an answer", parse=positive_integer, group="workload")
     simulate: bool = option(
         False, help="pretend the GPUs: their blocks go to the CPU's memory and are checked all the same", group="model"
     )
@@ -171,32 +168,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the worker. Returns its exit code; what went wrong is the last line of its log."""
     parser = Parser(prog="python -m gpuherd.models.load.worker", description=DESCRIPTION)
     parser.add_argument("model", metavar="MODEL", help="a folder, a weight file, or a Hugging Face id")
-    add_options(parser, WorkerOptions)
+    add_options(parser, LoadWorkerOptions)
     args, unknown = parser.parse_known_args(argv)
     parser.reject_unknown(unknown)
-    try:
-        _load(args.model, build(WorkerOptions, args), sys.argv[1:] if argv is None else argv)
-    except GpuherdError as problem:
-        logger.error("error: %s", problem)
-        return problem.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except Exception as problem:
-        logger.error("%s", traceback.format_exc())
-        return ExitCode.OUT_OF_MEMORY if is_out_of_memory(problem) else ExitCode.FAILED
-    return ExitCode.OK
+    words = sys.argv[1:] if argv is None else argv
+    return exit_code_of(
+        lambda: _load(args.model, build(LoadWorkerOptions, args), words), log=lambda text: logger.error("%s", text)
+    )
 
 
-def _load(model: str, options: WorkerOptions, words: Sequence[str]) -> None:
+def _load(model: str, options: LoadWorkerOptions, words: Sequence[str]) -> None:
     """Loads, checks, tries out, writes the report. ``words``: those of the command line."""
     from gpuherd.models.load.options import load_request
+    from gpuherd.models.load.tensor_parallel import leave, load_requested
 
     workload = Workload(options.batch, options.prompt_tokens, options.new_tokens)
     logger.info("Model: %s", model)
     logger.info("%s", described(os.environ))
     progress.report(0, None, "plan")
     request = load_request(model, options, workload, simulate=options.simulate)
-    loaded, planned = _part(request, words) if options.parallel == "tensor" else _whole(request)
+    loaded, usages = load_requested(request, ["gpuherd.models.load.worker", *words])
+    # What the model itself takes at most: without the context and the reserve of other libraries.
+    planned = {gpu: usage.total - usage.context - usage.reserve for gpu, usage in usages.items()}
     found: dict[str, Any] = {**loaded.report.as_json(), "trial": None}
     if not options.no_trial:
         progress.report(0, None, "compute")
@@ -204,39 +197,9 @@ def _load(model: str, options: WorkerOptions, words: Sequence[str]) -> None:
         logger.info("%s", trial.sentence())
         found["trial"] = trial.as_json()
     if options.parallel == "tensor":
-        from gpuherd.models.load.tensor_parallel import leave
-
         leave()
     if options.json is not None and os.environ.get("RANK", "0") == "0":
         _write(Path(options.json), found)
-
-
-def _whole(request: LoadRequest) -> tuple[Loaded, Mapping[int, int]]:
-    """The whole model, and what the plan expects on each GPU at most, in bytes."""
-    from gpuherd.models.load.loading import load_prepared
-    from gpuherd.models.load.prepare import prepare
-
-    ready = prepare(request)
-    progress.report(0, None, "load")
-    return load_prepared(ready), {gpu: _expected(load.usage) for gpu, load in (ready.placement.loads or {}).items()}
-
-
-def _part(request: LoadRequest, words: Sequence[str]) -> tuple[Loaded, Mapping[int, int]]:
-    """This rank's part of a model whose layers are divided; in a process that is none yet: becomes all ranks."""
-    from gpuherd.models.load.tensor_parallel import load_tensor_parallel, relaunch, this_rank
-
-    rank = this_rank(os.environ)
-    if rank is None:
-        relaunch(request, ["gpuherd.models.load.worker", *words])
-        return _whole(replace(request, parallel=None))
-    progress.report(0, None, "load")
-    loaded, usage = load_tensor_parallel(request, rank)
-    return loaded, {rank.local: _expected(usage)}
-
-
-def _expected(usage: Usage) -> int:
-    """What the model itself takes at most: without the context and the reserve of other libraries."""
-    return usage.total - usage.context - usage.reserve
 
 
 def _write(target: Path, found: Mapping[str, Any]) -> None:

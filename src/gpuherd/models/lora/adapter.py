@@ -15,17 +15,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import BadModel, MissingModel
 from gpuherd.models.checkpoints.open import ADAPTER_CONFIG, read_json, read_weight_file
 from gpuherd.models.checkpoints.stored import StoredTensor
-from gpuherd.models.lora.base_names import BaseNames
 from gpuherd.models.lora.edits import Edit, Factors, bias_edit, edits_of_experts_apart, expert_edit, matrix_edit
 from gpuherd.models.lora.update import Merged
-from gpuherd.models.names import shown
+from gpuherd.models.names import quoted
+from gpuherd.models.tensors.kinds import BaseNames
 from gpuherd.models.tensors.source import TensorSource
 
 # ---- patterns of ranks and scalings ----------------------------------------------------------------------------------
@@ -83,12 +83,12 @@ def _matched_apart(patterns: Sequence[str], names: Sequence[str], limit_s: float
         raise BadModel(f"{_first(patterns)} can't be matched; they take too much memory") from None
     answer = json.loads(child.stdout)
     if isinstance(answer, int):
-        raise BadModel(f"the pattern {shown(patterns[answer])} is no regular expression")
+        raise BadModel(f"the pattern {quoted(patterns[answer])} is no regular expression")
     return [None if number is None else patterns[number] for number in answer]
 
 
 def _first(patterns: Sequence[str]) -> str:
-    return f"the patterns ({shown(patterns[0])}{', ...' if len(patterns) > 1 else ''})"
+    return f"the patterns ({quoted(patterns[0])}{', ...' if len(patterns) > 1 else ''})"
 
 
 # ---- the adapter -----------------------------------------------------------------------------------------------------
@@ -126,11 +126,8 @@ _KEY = re.compile(
 _WRAPPED = re.compile(r"(?P<module>.+?)(?:\.base_layer|\.modules_to_save(?:\.[^.]+)?)\.(?P<tensor>weight|bias)")
 
 
-@dataclass
-class _Found:
-    """The adapter's tensors for one module."""
-
-    parts: dict[str, StoredTensor] = field(default_factory=dict)
+# The adapter's tensors for one module, by their part: A, B, magnitude, ...
+_Parts = dict[str, StoredTensor]
 
 
 def is_adapter(path: Path) -> bool:
@@ -179,18 +176,18 @@ def merge(base: TensorSource, adapter_path: Path) -> Merged:
     ranks = _configured(folder, config, "rank_pattern", "r", modules)
     alphas = _configured(folder, config, "alpha_pattern", "lora_alpha", modules)
     for module, found in modules.items():
-        factors = _factors(config, found.parts, ranks[module], alphas[module])
-        for name, edit in _edits(folder, config, base, names, module, factors, found.parts.get("B_bias")):
+        factors = _factors(config, found, ranks[module], alphas[module])
+        for name, edit in _edits(folder, config, base, names, module, factors, found.get("B_bias")):
             if name in edits:
                 raise BadModel(f"{folder}: two adapter modules change {name!r}")
             edits[name] = edit
     replaced = _replacements(folder, config, names, whole, modules)
-    # A head of its own beside the embedding: no longer tied.
+    # A head that is not the embedding: no longer tied.
     unties = any(name not in base.tensors or names.is_head(name) for name in replaced)
     return _merged(base, edits, replaced, unties=unties)
 
 
-def _open(folder: Path) -> tuple[Mapping[str, Any], dict[str, _Found], dict[str, StoredTensor]]:
+def _open(folder: Path) -> tuple[Mapping[str, Any], dict[str, _Parts], dict[str, StoredTensor]]:
     """The adapter's config, its factors by module, and its whole tensors by name."""
     config = read_json(folder / ADAPTER_CONFIG)
     _check_method(folder, config)
@@ -234,9 +231,9 @@ def _is_sane(alpha: object) -> bool:
     return isinstance(alpha, int | float) and not isinstance(alpha, bool) and abs(alpha) < MAX_ALPHA
 
 
-def _sort_out(file: Path, tensors: Iterable[StoredTensor]) -> tuple[dict[str, _Found], dict[str, StoredTensor]]:
+def _sort_out(file: Path, tensors: Iterable[StoredTensor]) -> tuple[dict[str, _Parts], dict[str, StoredTensor]]:
     """Factors by module and whole tensors by name, names without PEFT's ``base_model.model.``."""
-    modules: dict[str, _Found] = {}
+    modules: dict[str, _Parts] = {}
     whole: dict[str, StoredTensor] = {}
     for tensor in tensors:
         key = tensor.info.name.removeprefix("base_model.model.")
@@ -248,19 +245,19 @@ def _sort_out(file: Path, tensors: Iterable[StoredTensor]) -> tuple[dict[str, _F
             whole[f"{wrapped['module']}.{wrapped['tensor']}" if wrapped else key] = tensor
             continue
         part = _part_name(match)
-        parts = modules.setdefault(match["module"], _Found()).parts
+        parts = modules.setdefault(match["module"], {})
         if part in parts:
             raise BadModel(f"{file}: module {match['module']!r} has more than one adapter")
         parts[part] = tensor
     for module, found in modules.items():
-        _check_parts(file, module, found.parts)
+        _check_parts(file, module, found)
     return modules, whole
 
 
-def _check_magnitudes(file: Path, use_dora: bool, modules: Mapping[str, _Found]) -> None:
+def _check_magnitudes(file: Path, use_dora: bool, modules: Mapping[str, _Parts]) -> None:
     """DoRA's factors mean other weights with magnitudes than without: config and file must agree."""
     for module, found in modules.items():
-        if use_dora is not ("magnitude" in found.parts):
+        if use_dora is not ("magnitude" in found):
             which = "says use_dora, but there are no" if use_dora else "does not say use_dora, but there are"
             raise BadModel(f"{file}: the adapter's config {which} DoRA magnitudes of module {module!r}")
 
@@ -353,11 +350,11 @@ def _replacements(
     saved = tuple(config.get("modules_to_save") or ())
     for key, tensor in whole.items():
         module = key.rpartition(".")[0]
-        # PEFT saves an embedding or a head that it trains beside the factors, which belong to the same tensor.
+        # PEFT saves an embedding or a head that it trains together with the factors, which belong to the same tensor.
         trained = module in modules and key.endswith(".weight")
         name = names.weight(module) if trained else names.tensor(key)
         if name is None:
-            # The head of a tied model is not in the base's file; PEFT saves it beside the embedding.
+            # The head of a tied model is not in the base's file; PEFT saves it together with the embedding.
             known = names.is_head(key) or any(f".{entry}." in f".{module}." for entry in saved)
             if not known:
                 raise BadModel(f"{folder}: tensor {key!r} of the adapter has no place in the base model")

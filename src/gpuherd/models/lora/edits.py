@@ -5,7 +5,7 @@ of each output's weights. Every case becomes ``left @ right`` in the shape in wh
 any block of rows can be merged by itself.
 
 Of the experts of a mixture PEFT keeps the factors fused in two matrices: A of all experts, and B of all. Which
-parameter of the base they fit is told by their shapes.
+parameter of the base they fit is known from their shapes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.errors import BadModel
-from gpuherd.models.checkpoints.stored import StoredTensor, read_stored
+from gpuherd.models.checkpoints.stored import StoredTensor
 from gpuherd.models.tensors.source import FloatArray, Run, TensorInfo
 
 Float64 = npt.NDArray[np.float64]
@@ -51,7 +51,7 @@ class Factors:
 @lru_cache(maxsize=3)
 def read_factor(tensor: StoredTensor) -> FloatArray:
     """A factor, kept while its module is merged: every block and every expert needs it anew."""
-    factor = read_stored(tensor)
+    factor = tensor.read()
     factor.setflags(write=False)
     return factor
 
@@ -81,7 +81,7 @@ class MatrixEdit:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether ``apply_block`` can be asked: not of a convolution."""
+        """Whether ``apply_block`` can be called: not of a convolution."""
         return len(self.factors.a.info.shape) == 2
 
     def needs_squares(self, shape: tuple[int, ...], rows: Run, columns: Run) -> bool:
@@ -117,10 +117,10 @@ class MatrixEdit:
         self._add(block, rows, columns)
         if self.factors.magnitude is not None:
             first, last = columns if self.transposed else rows
-            wanted = read_factor(self.factors.magnitude).reshape(-1)[first:last]
+            magnitudes = read_factor(self.factors.magnitude).reshape(-1)[first:last]
             lengths = np.sqrt(_squares(block, self._axis) if squares is None else squares[first:last])
             with np.errstate(divide="ignore", invalid="ignore"):
-                factor = (wanted / lengths).astype(block.dtype)
+                factor = (magnitudes / lengths).astype(block.dtype)
             block *= factor[None, :] if self.transposed else factor[:, None]
         return block
 
@@ -186,7 +186,7 @@ def _squares(rows: FloatArray, axis: Literal[0, 1]) -> Float64:
 def matrix_edit(where: str, info: TensorInfo, factors: Factors, stores_transpose: bool) -> MatrixEdit:
     """The edit of a weight of two or more axes.
 
-    Whether it is stored transposed is told by the shapes; only for a square weight by ``stores_transpose``.
+    Whether it is stored transposed is known from the shapes; only for a square weight by ``stores_transpose``.
     """
     if factors.embedding:
         return MatrixEdit(where, factors, transposed=True)
@@ -208,7 +208,7 @@ class BiasEdit:
             raise BadModel(f"the trained bias {self.bias.info.name!r} does not fit {info.name!r} of shape {info.shape}")
 
     def apply(self, tensor: FloatArray, start: int) -> FloatArray:
-        tensor += (read_stored(self.bias)[start : start + len(tensor)] * self.scaling).astype(tensor.dtype)
+        tensor += (self.bias.read()[start : start + len(tensor)] * self.scaling).astype(tensor.dtype)
         return tensor
 
 
@@ -247,7 +247,7 @@ class ExpertEdit:
 
     @property
     def has_blocks(self) -> bool:
-        """``apply_block`` can be asked, of all experts' rows below each other."""
+        """``apply_block`` can be called, of all experts' rows below each other."""
         return True
 
     def apply_block(self, block: FloatArray, rows: Run, columns: Run) -> FloatArray:
@@ -266,11 +266,15 @@ class ExpertEdit:
         return left * np.float64(self.factors.scaling), right.astype(np.float64)
 
     def _sides(self, expert: int) -> tuple[FloatArray, FloatArray]:
-        rank = self.factors.rank
-        a = read_stored(self.factors.a, expert * rank, (expert + 1) * rank)
-        b = read_factor(self.factors.b)
-        b = b.reshape(b.shape[0], rank, self.experts)[:, :, expert]
+        b, a = _of_expert(self.factors, self.experts, expert)
         return (a.T, b.T) if self.transposed else (b, a)
+
+
+def _of_expert(factors: Factors, experts: int, expert: int) -> tuple[FloatArray, FloatArray]:
+    """One expert's B (out, r) and A (r, in), from the factors of all."""
+    a = factors.a.read(expert * factors.rank, (expert + 1) * factors.rank)
+    b = read_factor(factors.b)
+    return b.reshape(b.shape[0], factors.rank, experts)[:, :, expert], a
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,10 +305,8 @@ class OneExpertEdit:
         return left * np.float64(self.factors.scaling), right.astype(np.float64)
 
     def _sides(self) -> tuple[FloatArray, FloatArray]:
-        rank = self.factors.rank
-        a = read_stored(self.factors.a, self.expert * rank, (self.expert + 1) * rank)
-        b = read_factor(self.factors.b)
-        return b.reshape(b.shape[0], rank, self.experts)[slice(*self.rows), :, self.expert], a
+        b, a = _of_expert(self.factors, self.experts, self.expert)
+        return b[slice(*self.rows)], a
 
 
 def edits_of_experts_apart(

@@ -34,8 +34,8 @@ from gpuherd.models.checkpoints.safetensors import header, in_order, index
 from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, opened
 from gpuherd.models.lora.adapter import WEIGHT_FILES, is_adapter, merge
 from gpuherd.models.lora.merge_plan import (
+    MergedTensor,
     MergePlan,
-    Written,
     companions,
     config_text,
     merged_config,
@@ -44,7 +44,7 @@ from gpuherd.models.lora.merge_plan import (
     with_head,
 )
 from gpuherd.models.lora.update import Merged
-from gpuherd.models.names import shown
+from gpuherd.models.names import quoted
 from gpuherd.models.tensors.source import HeadersOnly, TensorInfo
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Staging:
     """The folder in which one result is written.
 
     Attributes:
-        path: beside the result, so that it can take its name.
+        path: in the folder of the result, so that it can take its name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -110,7 +110,7 @@ class Staging:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else writes this result meanwhile. Raises QueueBusy while another process does, and OSError."""
+        """No other process writes this result meanwhile. Raises QueueBusy while another process does, and OSError."""
         self._final.parent.mkdir(parents=True, exist_ok=True)
         descriptor = self._lock_file()
         try:
@@ -143,10 +143,10 @@ class Staging:
 
         Args:
             fingerprint: of the merge.
-            record: what is to be told of it, in the result.
+            record: what the result says of it.
             parts: the files that are worth keeping.
 
-        Raises UsageError when the folder is somebody else's.
+        Raises UsageError when the folder has another owner.
         """
         if self.path.is_symlink() or (self.path.exists() and not self._is_ours()):
             raise UsageError(f"{self.path} is in the way, and holds no interrupted merge; move it away")
@@ -204,23 +204,15 @@ class MergeResult:
 
     Attributes:
         output: the folder.
+        plan: its tensors, and their main format.
         files: its weight files; empty where they are not known yet.
-        tensors: how many tensors there are.
-        changed: names of those that the adapter changes or brings.
-        params: numbers in all of them.
-        nbytes: bytes of the weights.
-        dtype: their main format, by safetensors' name.
-        kept_bytes: of these, bytes that an earlier, interrupted merge had written.
+        kept_bytes: of the weights, bytes that an earlier, interrupted merge had written.
         was_there: whether the folder held this very result already.
     """
 
     output: Path
+    plan: MergePlan
     files: tuple[str, ...]
-    tensors: int
-    changed: tuple[str, ...]
-    params: int
-    nbytes: int
-    dtype: str
     kept_bytes: int = 0
     was_there: bool = False
 
@@ -243,11 +235,7 @@ class Merge:
 
     def result(self, output: Path, *, kept_bytes: int = 0, was_there: bool = False) -> MergeResult:
         """The facts of it."""
-        plan = self.plan
-        return MergeResult(
-            output, tuple(plan.files), len(plan.tensors), tuple(plan.changed), plan.params, plan.nbytes, plan.dtype,
-            kept_bytes, was_there,
-        )  # fmt: skip
+        return MergeResult(output, self.plan, tuple(self.plan.files), kept_bytes, was_there)
 
 
 def prepare_merge(base: Path, adapter: Path, *, shard_bytes: int | None = None, dtype: str | None = None) -> Merge:
@@ -269,7 +257,7 @@ def prepare_merge(base: Path, adapter: Path, *, shard_bytes: int | None = None, 
     inputs = _inputs(_folder(base), adapter) if base.exists() else {}
     checkpoint = open_checkpoint(base)
     foreign = next((name for name, tensor in checkpoint.stored.items() if not isinstance(tensor, StoredTensor)), None)
-    if foreign is not None and not checkpoint.tensors[foreign].decoded:
+    if foreign is not None and not checkpoint.tensors[foreign].dequantized:
         raise BadModel(f"{base} is a GGUF file; give the base as safetensors or PyTorch files")
     stored = {name: tensor for name, tensor in checkpoint.stored.items() if isinstance(tensor, StoredTensor)}
     merged = with_head(merge(checkpoint, adapter), read_json(adapter / ADAPTER_CONFIG), stored)
@@ -304,14 +292,11 @@ def prepare_merge_of_headers(
     stored = {name: StoredTensor(info, nowhere, 0) for name, info in tensors.items()}
     merged = with_head(merge(HeadersOnly(config, tensors), adapter), read_json(adapter / ADAPTER_CONFIG), stored)
     plan = plan_merge(merged, {}, dtype=dtype, shard_bytes=shard_bytes)
-    return MergeResult(
-        output, tuple(plan.files) if shard_bytes else (), len(plan.tensors), tuple(plan.changed), plan.params,
-        plan.nbytes, plan.dtype,
-    )  # fmt: skip
+    return MergeResult(output, plan, tuple(plan.files) if shard_bytes else ())
 
 
 def _inputs(base: Path, adapter: Path) -> Inputs:
-    """Size and time of change of the files beside the base's weights that a result is made of, by their real paths."""
+    """Size and time of change of the files next to the base's weights that a result is made of, by their real paths."""
     weights = (adapter / name for name in WEIGHT_FILES)
     files = {base / "config.json", adapter / ADAPTER_CONFIG, *weights, *companions(base, adapter).values()}
     found: Inputs = {}
@@ -344,12 +329,12 @@ def need_torch() -> None:
         import torch  # noqa: F401 - known to be there before anything is downloaded or written
 
 
-def check_room(nbytes: int, output: Path) -> None:
+def check_disk_space(nbytes: int, output: Path) -> None:
     """Raises CannotWrite when the disk of the result has no room for so many bytes."""
     check_space(
         output.parent,
         nbytes,
-        f"the merged model {shown(output.name)}",
+        f"the merged model {quoted(output.name)}",
         remedy="make room, or choose another --output-dir",
     )
 
@@ -408,7 +393,7 @@ class _Writing:
         plan = self._todo.plan
         there = self._begin(names)
         kept = self._done = sum(tensor.nbytes for file in there for tensor in plan.files[file])
-        check_room(plan.nbytes - kept, self._output)
+        check_disk_space(plan.nbytes - kept, self._output)
         try:
             self._write(there)
         except BadModel:  # no later try could go on from here
@@ -443,7 +428,7 @@ class _Writing:
             atomic_write(folder / INDEX, index(plan.files, plan.params))
         self._check_inputs()
 
-    def _write_file(self, writer: TensorWriter, path: Path, tensors: tuple[Written, ...]) -> None:
+    def _write_file(self, writer: TensorWriter, path: Path, tensors: tuple[MergedTensor, ...]) -> None:
         by_name = {tensor.name: tensor for tensor in tensors}
         with replacing(path) as file:
             file.write(header(tensors))
@@ -467,7 +452,7 @@ class _Writing:
                 atomic_write(folder / "config.json", config_text(config))
 
     def _check_inputs(self) -> None:
-        """Raises BadModel when a file beside the base's weights is not what it was at the beginning."""
+        """Raises BadModel when a file next to the base's weights is not what it was at the beginning."""
         before, now = self._todo.inputs, _inputs(self._todo.folder, self._todo.adapter)
         changed = [path for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
         if changed:
@@ -475,6 +460,6 @@ class _Writing:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A file beside the weights. Raises BadModel when it can't be read."""
+    """A file next to the weights. Raises BadModel when it can't be read."""
     with opened(source) as (descriptor, _), replacing(target) as file, open(descriptor, "rb", closefd=False) as content:
         shutil.copyfileobj(content, file)

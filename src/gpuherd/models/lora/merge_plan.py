@@ -1,8 +1,8 @@
-"""What a merge writes: which tensor comes from where, in which format, into which file, and the files beside them.
+"""What a merge writes: which tensor comes from where, in which format, into which file, and the files next to them.
 
 A tensor that the adapter leaves alone is copied as it is stored. The format of the result is the config's, as
 transformers loads a model, else that of most of the weights; where that is another than the file's, or where it is
-requested, all tensors of the file's main format are converted. Numbers that a model keeps in float32 beside 16-bit
+requested, all tensors of the file's main format are converted. Numbers that a model keeps in float32 next to 16-bit
 weights stay in float32.
 """
 
@@ -20,14 +20,12 @@ from typing import Any, Literal
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.stored import StoredTensor
-from gpuherd.models.lora.base_names import BaseNames
 from gpuherd.models.lora.update import Merged
-from gpuherd.models.tensors.kinds import Ties, classify, is_input_embedding, ties_of
-from gpuherd.models.tensors.source import TensorInfo, stored_bytes
+from gpuherd.models.tensors.kinds import BaseNames, Ties, classify, is_input_embedding, ties_of
+from gpuherd.models.tensors.source import BY_TORCH, READABLE, TensorInfo, stored_bytes
 
-# Names of formats: safetensors' by torch's, as configs write them.
-BY_TORCH = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-TORCH = {short: name for name, short in BY_TORCH.items()}
+# Formats of weights, and their names in configs.
+TORCH = {short: name for name, short in BY_TORCH.items() if short in READABLE}
 # Of a model whose files are no safetensors: what fits into most machines' page cache.
 DEFAULT_SHARD_BYTES = 5 * 10**9
 
@@ -35,23 +33,15 @@ Action = Literal["copy", "convert", "edit"]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A tensor of the result.
+class MergedTensor(TensorInfo):
+    """A tensor of the result: its name, in the base too where it has it, its shape and the format it is written in.
 
     Attributes:
-        name: in the result, and in the base where it has it.
-        shape: its shape.
-        dtype: format that it is written in.
-        nbytes: bytes that it takes.
         action: ``copy`` the stored bytes, ``convert`` them to another format, or ``edit`` them by the adapter.
         replaced: whether the adapter holds it whole.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    action: Action
+    action: Action = "copy"
     replaced: bool = False
 
 
@@ -59,12 +49,12 @@ class Written:
 class MergePlan:
     """The files of the result, each with its tensors, and the format of its weights."""
 
-    files: Mapping[str, tuple[Written, ...]]
+    files: Mapping[str, tuple[MergedTensor, ...]]
     dtype: str
     converted: bool
 
     @property
-    def tensors(self) -> list[Written]:
+    def tensors(self) -> list[MergedTensor]:
         """All tensors."""
         return [tensor for tensors in self.files.values() for tensor in tensors]
 
@@ -115,7 +105,7 @@ def quantised_base(form: str) -> BadModel:
 
 
 def _refuse_codes(infos: Iterable[TensorInfo]) -> None:
-    codes = next((info for info in infos if info.decoded), None)
+    codes = next((info for info in infos if info.dequantized), None)
     if codes is not None:
         raise quantised_base(f"{codes.name!r} is {codes.dtype}")
 
@@ -138,7 +128,8 @@ def _configured(config: Mapping[str, Any]) -> str | None:
         if isinstance(part, Mapping):
             for key in ("dtype", "torch_dtype"):
                 if isinstance(part.get(key), str):
-                    return BY_TORCH.get(str(part[key]).removeprefix("torch."))
+                    found = BY_TORCH.get(str(part[key]).removeprefix("torch."))
+                    return found if found in TORCH else None
     return None
 
 
@@ -153,24 +144,24 @@ def _tied_copies(merged: Merged) -> frozenset[str]:
     )
 
 
-def _written(merged: Merged, name: str, main: str, target: str) -> Written:
+def _written(merged: Merged, name: str, main: str, target: str) -> MergedTensor:
     info = merged.tensors[name]
     stored = info.dtype
     # What the adapter holds whole takes the format of what it stands for, as in PEFT.
     place = merged.base.tensors.get(name)
     own = place.dtype if place is not None else main
-    wanted = target if own == main else own
+    dtype_written = target if own == main else own
     if stored not in TORCH:
-        wanted = stored
+        dtype_written = stored
         if name in merged.edits:
             raise BadModel(f"the adapter changes {name!r}, but the base's numbers there are {stored}, no weights")
     if not _is_writable(name):
         raise BadModel(f"{name!r} can't be the name of a tensor in a safetensors file; rename it in the base")
-    action: Action = "edit" if name in merged.edits else "copy" if wanted == stored else "convert"
-    nbytes = stored_bytes(wanted, math.prod(info.shape))
+    action: Action = "edit" if name in merged.edits else "copy" if dtype_written == stored else "convert"
+    nbytes = stored_bytes(dtype_written, math.prod(info.shape))
     if nbytes is None:
         raise BadModel(f"tensor {name!r} has the format {stored}, which can't be written")
-    return Written(name, info.shape, wanted, nbytes, action, name in merged.replaced)
+    return MergedTensor(name, info.shape, dtype_written, nbytes, action=action, replaced=name in merged.replaced)
 
 
 def _is_writable(name: str) -> bool:
@@ -179,13 +170,13 @@ def _is_writable(name: str) -> bool:
 
 
 def _divided(
-    tensors: Sequence[Written], files: Mapping[str, str], shard_bytes: int | None
-) -> dict[str, tuple[Written, ...]]:
+    tensors: Sequence[MergedTensor], files: Mapping[str, str], shard_bytes: int | None
+) -> dict[str, tuple[MergedTensor, ...]]:
     """The tensors by file, in their order."""
     safetensors = all(file.endswith(".safetensors") for file in files.values())
-    groups: list[list[Written]] = []
+    groups: list[list[MergedTensor]] = []
     if shard_bytes is None and safetensors:
-        by_file: dict[str, list[Written]] = {}
+        by_file: dict[str, list[MergedTensor]] = {}
         last = next(reversed(list(files.values())), "")
         for tensor in tensors:
             by_file.setdefault(files.get(tensor.name, last), []).append(tensor)
@@ -200,9 +191,9 @@ def _divided(
     }
 
 
-def _packed(tensors: Iterable[Written], most: int) -> list[list[Written]]:
+def _packed(tensors: Iterable[MergedTensor], most: int) -> list[list[MergedTensor]]:
     """Tensors one after the other into files of at most so many bytes; a larger one gets a file of its own."""
-    groups: list[list[Written]] = []
+    groups: list[list[MergedTensor]] = []
     room = 0
     for tensor in tensors:
         if not groups or tensor.nbytes > room:
@@ -240,7 +231,7 @@ def with_head(merged: Merged, adapter: Mapping[str, Any], stored: Mapping[str, S
     if embedding is None or head is None:
         return merged
     trained = _is_saved(embedding, adapter)
-    if embedding in merged.edits:  # factors of the head: PEFT saves the embedding beside them
+    if embedding in merged.edits:  # factors of the head: PEFT saves the embedding with them
         if trained:
             raise BadModel(f"the adapter holds {embedding!r} whole, and factors of the head that is tied to it")
         return merged

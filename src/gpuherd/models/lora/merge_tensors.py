@@ -23,9 +23,9 @@ import torch
 
 from gpuherd.errors import BadModel
 from gpuherd.models.checkpoints.open import Checkpoint
-from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_into, read_stored, unchanged
+from gpuherd.models.checkpoints.stored import FileStamp, StoredTensor, read_into, unchanged
 from gpuherd.models.lora.edits import BiasEdit, Edit, ExpertEdit, Factors, MatrixEdit, OneExpertEdit
-from gpuherd.models.lora.merge_plan import Written
+from gpuherd.models.lora.merge_plan import MergedTensor
 from gpuherd.models.lora.update import Merged
 
 # ---- sums ------------------------------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ PIECE = 1 << 18
 KEPT_FACTORS = 4
 
 
-class NotFinite(ArithmeticError):
+class UpdateNotFinite(ArithmeticError):
     """A sum that is no number, or beyond the range of its format."""
 
 
@@ -74,7 +74,7 @@ def merged_tensor(edit: Edit, weight: torch.Tensor, scratch: Scratch) -> torch.T
 
     Memory: the update in float32 (DoRA: twice), in the shape of the weight. Raises NotFinite.
     """
-    if isinstance(edit, MatrixEdit) and _is_plain(edit, weight):
+    if isinstance(edit, MatrixEdit) and _is_linear_lora(edit, weight):
         _add_in_pieces(edit.factors, weight, scratch)
         return weight
     merged = _edited(edit, weight, scratch)
@@ -105,8 +105,8 @@ def _edited(edit: Edit, weight: torch.Tensor, scratch: Scratch) -> torch.Tensor:
 
 
 def _factor(tensor: StoredTensor, weight: torch.Tensor) -> torch.Tensor:
-    """A factor as PEFT has it: float32, or float64 beside a float64 base. Raises BadModel where it is damaged."""
-    factor = torch.from_numpy(read_stored(tensor)).to(torch.float64 if weight.dtype is torch.float64 else torch.float32)
+    """A factor as PEFT has it: float32, or float64 for a float64 base. Raises BadModel where it is damaged."""
+    factor = torch.from_numpy(tensor.read()).to(torch.float64 if weight.dtype is torch.float64 else torch.float32)
     if not torch.isfinite(factor).all():
         raise BadModel(f"{tensor.file.path}: {tensor.info.name!r} holds NaN or infinities; the adapter is damaged")
     return factor
@@ -116,7 +116,7 @@ def _both(factors: Factors, weight: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return _factor(factors.a, weight), _factor(factors.b, weight)
 
 
-def _is_plain(edit: MatrixEdit, weight: torch.Tensor) -> bool:
+def _is_linear_lora(edit: MatrixEdit, weight: torch.Tensor) -> bool:
     """Whether it is a Linear's LoRA, which nearly all are."""
     factors = edit.factors
     return (
@@ -144,7 +144,7 @@ def _add_in_pieces(factors: Factors, weight: torch.Tensor, scratch: Scratch) -> 
 def _check_finite(numbers: torch.Tensor) -> None:
     # A sum is quick and nearly always enough; it may itself be too large.
     if not math.isfinite(numbers.sum().item()) and not torch.isfinite(numbers).all():
-        raise NotFinite
+        raise UpdateNotFinite
 
 
 def _matrix_update(edit: MatrixEdit, weight: torch.Tensor) -> torch.Tensor:
@@ -166,13 +166,13 @@ def _matrix_update(edit: MatrixEdit, weight: torch.Tensor) -> torch.Tensor:
 def _rescaled(edit: MatrixEdit, magnitude: StoredTensor, weight: torch.Tensor, update: torch.Tensor) -> torch.Tensor:
     """DoRA: m (W + s B A) / |W + s B A|, rounded at the end."""
     total = weight + update
-    wanted = _factor(magnitude, weight)
+    magnitudes = _factor(magnitude, weight)
     if total.ndim > 2:
         norms = total.norm(p=2, dim=tuple(range(1, total.ndim)), keepdim=True)
-        factor: torch.Tensor = wanted.reshape(norms.shape) / norms
+        factor: torch.Tensor = magnitudes.reshape(norms.shape) / norms
     else:
         norms = torch.linalg.norm(total.T if edit.transposed else total, dim=1)
-        factor = (wanted.reshape(-1) / norms).view((1, -1) if edit.transposed else (-1, 1))
+        factor = (magnitudes.reshape(-1) / norms).view((1, -1) if edit.transposed else (-1, 1))
     return (factor * total).to(weight.dtype)
 
 
@@ -214,7 +214,7 @@ class TensorWriter:
         self._merged = merged
         self._scratch = Scratch()
 
-    def append(self, file: BinaryIO, tensor: Written) -> None:
+    def append(self, file: BinaryIO, tensor: MergedTensor) -> None:
         """Appends a tensor's bytes. Raises BadModel when a file has changed, is damaged, or doesn't suit the format."""
         stored = self._merged.replaced.get(tensor.name) or self._base.stored[tensor.name]
         assert isinstance(stored, StoredTensor)  # noqa: S101 - merge.prepare_merge has refused the others
@@ -226,7 +226,7 @@ class TensorWriter:
         if edit is not None:
             try:
                 weights = merged_tensor(edit, weights, self._scratch)
-            except NotFinite:
+            except UpdateNotFinite:
                 raise BadModel(
                     f"merged, {tensor.name!r} would hold NaN or infinities: the base is damaged there, or the "
                     "adapter's factors and lora_alpha are too large"
@@ -266,7 +266,7 @@ def _read(stored: StoredTensor, dtype: str, scratch: Scratch) -> torch.Tensor:
             read_into(source, stored.offset, raw.numpy(), what)
         weights = raw.view(_FORMATS[stored.info.dtype]).reshape(stored.info.shape)
     elif stored.info.dtype in _FORMATS:
-        weights = torch.from_numpy(read_stored(stored))
+        weights = torch.from_numpy(stored.read())
     else:
         raise BadModel(
             f"tensor {stored.info.name!r} of {stored.file.path} has the format {stored.info.dtype} and skips "
@@ -275,7 +275,7 @@ def _read(stored: StoredTensor, dtype: str, scratch: Scratch) -> torch.Tensor:
     return weights.to(_FORMATS[dtype])
 
 
-def _check_range(tensor: Written, weights: torch.Tensor) -> None:
+def _check_range(tensor: MergedTensor, weights: torch.Tensor) -> None:
     if not torch.isfinite(weights).all():
         raise BadModel(f"{tensor.name!r} has numbers beyond fp16's 65504; write the result in bf16 (--dtype bf16)")
 

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpuherd.errors import BadModel
-from gpuherd.models.checkpoints.stored import StoredTensor, read_stored
-from gpuherd.models.lora.base_names import BaseNames
+from gpuherd.models.checkpoints.stored import StoredTensor
 from gpuherd.models.lora.edits import PANEL_BYTES, Edit, ExpertEdit, Float64, MatrixEdit, OneExpertEdit, Product
+from gpuherd.models.tensors.kinds import BaseNames
 from gpuherd.models.tensors.matrices import WeightMatrix, matrices
 from gpuherd.models.tensors.source import (
     READABLE,
@@ -51,12 +51,8 @@ class Merged:
     replaced: Mapping[str, StoredTensor] = field(repr=False)
     _squares: dict[str, Float64] = field(default_factory=dict, repr=False)
 
-    def read(self, name: str) -> FloatArray:
-        """One merged tensor. Memory: the tensor, the factors, and a panel of their product."""
-        return self.edited(name, self.unedited(name))
-
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        """Entries ``start`` to ``stop`` of the first axis of the merged tensor."""
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        """One merged tensor, or entries of its first axis. Memory: these, the factors, and a panel of their product."""
         return self.edited(name, self.unedited(name, start, stop), start)
 
     def has_blocks(self, name: str) -> bool:
@@ -86,9 +82,7 @@ class Merged:
         """A tensor, or its entries ``start`` to ``stop``, before B A is added: the base's, or the one that the adapter
         holds whole."""
         replacement = self.replaced.get(name)
-        if replacement is not None:
-            return read_stored(replacement) if stop is None else read_stored(replacement, start, stop)
-        return self.base.read(name) if stop is None else self.base.read_part(name, start, stop)
+        return self.base.read(name, start, stop) if replacement is None else replacement.read(start, stop)
 
     def unedited_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
         """A block of it, where it ``has_blocks``."""
@@ -164,13 +158,18 @@ class AdapterUpdate:
     unchanged: Mapping[str, str]
     low_rank: Mapping[str, Edit]
 
-    def read(self, name: str) -> FloatArray:
-        """The difference as a dense float64 array."""
-        return self._read(name, 0, None)
-
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        """Entries ``start`` to ``stop`` of its first axis."""
-        return self._read(name, start, stop)
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        """The difference, or entries of its first axis, as a dense float64 array."""
+        edit = self.low_rank.get(name)
+        if edit is not None:
+            rows, *rest = self.tensors[name].shape
+            return edit.apply(np.zeros(((rows if stop is None else stop) - start, *rest)), start)
+        return self._difference(
+            name,
+            self.merged.base.read(name, start, stop),
+            lambda: self.merged.unedited(name, start, stop),
+            lambda tensor: self.merged.edited(name, tensor, start),
+        )
 
     def has_blocks(self, name: str) -> bool:
         """Whether what is merged, and what it is compared with, can be read in blocks."""
@@ -192,18 +191,6 @@ class AdapterUpdate:
             lambda block: self.merged.edited_block(name, block, rows, columns),
         )
 
-    def _read(self, name: str, start: int, stop: int | None) -> FloatArray:
-        edit = self.low_rank.get(name)
-        if edit is not None:
-            rows, *rest = self.tensors[name].shape
-            return edit.apply(np.zeros(((rows if stop is None else stop) - start, *rest)), start)
-        return self._difference(
-            name,
-            _read(self.merged.base, name, start, stop),
-            lambda: self.merged.unedited(name, start, stop),
-            lambda tensor: self.merged.edited(name, tensor, start),
-        )
-
     def _difference(
         self,
         name: str,
@@ -221,13 +208,13 @@ class AdapterUpdate:
         edit = self.merged.edits.get(name)
         if edit is None or _rescales(edit):
             return _minus(edited(new), old)
-        # An embedding that PEFT saved beside its factors is mostly the base's own: s B A is added to its difference,
+        # An embedding that PEFT saved with its factors is mostly the base's own: s B A is added to its difference,
         # zeros that no rounding spoils.
         return edited(_minus(new, old))
 
 
 @dataclass(frozen=True, eq=False)
-class Difference:
+class WeightDifference:
     """A model minus its base. ``old_names``: each tensor's name in the base."""
 
     model: TensorSource
@@ -250,13 +237,9 @@ class Difference:
         """None: a whole model's update can be anything."""
         return {}
 
-    def read(self, name: str) -> FloatArray:
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
         """The difference in float64: exact for two half-precision numbers, else rounded once."""
-        return self._read(name, 0, None)
-
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        """Entries ``start`` to ``stop`` of its first axis."""
-        return self._read(name, start, stop)
+        return _minus(self.model.read(name, start, stop), self.base.read(self.old_names[name], start, stop))
 
     def has_blocks(self, name: str) -> bool:
         """Whether both can be read in blocks."""
@@ -265,15 +248,8 @@ class Difference:
     def read_block(self, name: str, rows: Run, columns: Run) -> FloatArray:
         """A block of the difference, seen as (all axes but the last, the last axis)."""
         assert isinstance(self.model, BlockSource) and isinstance(self.base, BlockSource)  # noqa: S101 - see has_blocks
-        new, old = (
-            source.read_block(called, rows, columns)
-            for source, called in ((self.model, name), (self.base, self.old_names[name]))
-        )
-        return _minus(new, old)
-
-    def _read(self, name: str, start: int, stop: int | None) -> FloatArray:
-        new, old = _read(self.model, name, start, stop), _read(self.base, self.old_names[name], start, stop)
-        return _minus(new, old)
+        old = self.base.read_block(self.old_names[name], rows, columns)
+        return _minus(self.model.read_block(name, rows, columns), old)
 
 
 @dataclass(frozen=True, eq=False)
@@ -290,11 +266,8 @@ class _InFloat64:
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self.source.tensors
 
-    def read(self, name: str) -> FloatArray:
-        return self.source.read(name).astype(np.float64, copy=False)
-
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        return self.source.read_part(name, start, stop).astype(np.float64, copy=False)
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        return self.source.read(name, start, stop).astype(np.float64, copy=False)
 
     def has_blocks(self, name: str) -> bool:
         return _has_blocks(self.source, name)
@@ -311,10 +284,6 @@ def _minus(new: FloatArray, old: FloatArray) -> FloatArray:
 
 def _has_blocks(source: TensorSource, name: str) -> bool:
     return name in source.tensors and isinstance(source, BlockSource) and source.has_blocks(name)
-
-
-def _read(source: TensorSource, name: str, start: int, stop: int | None) -> FloatArray:
-    return source.read(name) if stop is None else source.read_part(name, start, stop)
 
 
 def adapter_update(merged: Merged, *, ba: bool) -> AdapterUpdate:
@@ -360,10 +329,10 @@ def _why_no_pair(new: TensorInfo, old: TensorInfo | None) -> str | None:
         return NOT_IN_BASE
     if old.shape != new.shape:
         return f"of shape {'x'.join(map(str, old.shape))} in the base"
-    return None if old.dtype in READABLE or old.decoded else f"stored as {old.dtype} in the base"
+    return None if old.dtype in READABLE or old.dequantized else f"stored as {old.dtype} in the base"
 
 
-def difference(model: TensorSource, base: TensorSource) -> Difference:
+def difference(model: TensorSource, base: TensorSource) -> WeightDifference:
     """A whole model minus its base, for every tensor that both have in the same shape.
 
     Names may differ by leading parts (``model.layers.0...`` and ``layers.0...``). Raises BadModel when no matrix could
@@ -384,7 +353,7 @@ def difference(model: TensorSource, base: TensorSource) -> Difference:
         unchanged[name] = NOT_IN_BASE
     if not any(len(model.tensors[name].shape) > 1 for name in old_names):
         raise BadModel("no weight matrix has a counterpart of the same name and shape; is this the right base model?")
-    return Difference(model, base, old_names, unchanged)
+    return WeightDifference(model, base, old_names, unchanged)
 
 
 def _doubtful(old_names: Mapping[str, str]) -> list[str]:

@@ -12,8 +12,8 @@ from itertools import groupby
 
 from gpuherd.errors import UsageError
 from gpuherd.gpus.state import Maker
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.workload import GIB, MIB, Reserve
+from gpuherd.models.memory.kv_cache import GIB, MIB, Reserve
+from gpuherd.models.memory.weights import Precision
 from gpuherd.options import nearest
 from gpuherd.units import gib, size_mb
 
@@ -24,7 +24,7 @@ class GpuSpec:
 
     Attributes:
         label: what people call it: ``0``, ``3:1``.
-        name: ``NVIDIA A100-SXM4-40GB``, or what was asked for: ``40GB``.
+        name: ``NVIDIA A100-SXM4-40GB``, or as requested: ``40GB``.
         total: all of its memory.
         free: what may be used of it now; less than ``total`` where others use the rest.
         capability: CUDA compute capability, None where it is not known.
@@ -248,49 +248,49 @@ def parse_gpus(text: str, flag: str = "--gpus") -> tuple[GpuSpec, ...]:
     [('0', '40GB', 40960), ('1', '40GB', 40960), ('2', 'RTX4090', 24064)]
     """
     gpus: list[GpuSpec] = []
-    said = f"{flag} {text!r}"
+    prefix = f"{flag} {text!r}"
     for group in text.split("+"):
-        count, word = _counted(group.strip(), said)
-        name, total, capability = _described(word, count, said)
+        count, word = _counted(group.strip(), prefix)
+        name, total, capability = _described(word, count, prefix)
         if len(gpus) + count > MOST_GPUS:
-            raise UsageError(f"{said}: {len(gpus) + count} GPUs; a plan is made for at most {MOST_GPUS}")
+            raise UsageError(f"{prefix}: {len(gpus) + count} GPUs; a plan is made for at most {MOST_GPUS}")
         gpus += [GpuSpec(str(len(gpus) + place), name, total, total, capability) for place in range(count)]
     return tuple(gpus)
 
 
-def _counted(group: str, said: str) -> tuple[int, str]:
+def _counted(group: str, prefix: str) -> tuple[int, str]:
     """How many, and of what."""
     found = _COUNTED.fullmatch(group)
     if found is None:
-        # A minus sign is a count that somebody got wrong, not part of a name.
+        # A minus sign is a wrong count, not part of a name.
         if not group or group.startswith("-"):
-            raise UsageError(f"{said}: {group!r} describes no GPUs; {GRAMMAR}")
+            raise UsageError(f"{prefix}: {group!r} describes no GPUs; {GRAMMAR}")
         return 1, group
     count = int(found[1])
     if count < 1:
-        raise UsageError(f"{said}: {count} GPUs; a plan needs at least 1")
+        raise UsageError(f"{prefix}: {count} GPUs; a plan needs at least 1")
     return count, found[2].strip()
 
 
-def _described(word: str, count: int, said: str) -> tuple[str, int, tuple[int, int] | None]:
+def _described(word: str, count: int, prefix: str) -> tuple[str, int, tuple[int, int] | None]:
     """Name, bytes and capability of the GPUs that a word means."""
     if _NUMBER.fullmatch(word):
         kinds = [name for name in nearest_kinds(word) if word in name and len(word) > 2]
         meant = f"{count}x{word}GB" if not kinds else f"{count}x{kinds[0]} (or {count}x{word}MB)"
-        raise UsageError(f"{said}: {word} of what? A size needs its unit: write {meant}")
+        raise UsageError(f"{prefix}: {word} of what? A size needs its unit: write {meant}")
     if _SIZE.fullmatch(word):
         try:
             mb = size_mb(word)
         except ValueError as problem:
-            raise UsageError(f"{said}: {problem}") from problem
+            raise UsageError(f"{prefix}: {problem}") from problem
         if mb > _MOST_MB:
-            raise UsageError(f"{said}: no GPU has {word}; {GRAMMAR}")
+            raise UsageError(f"{prefix}: no GPU has {word}; {GRAMMAR}")
         return _size_word(mb), mb * MIB, None
     kind = find_kind(word)
     if kind is None:
         near = nearest_kinds(word)
         hint = f"did you mean {' or '.join(near)}?" if near else "give its memory: 4x40GB"
-        raise UsageError(f"{said}: no kind of GPU {word!r} is known here; {hint}")
+        raise UsageError(f"{prefix}: no kind of GPU {word!r} is known here; {hint}")
     return kind.name, kind.memory, kind.capability
 
 
@@ -300,7 +300,7 @@ def _size_word(mb: int) -> str:
 
 
 def gpus_option(gpus: Sequence[GpuSpec]) -> str:
-    """These gpus as ``--gpus`` takes them. Of GPUs that are really there the kind is told, else their memory.
+    """These gpus as ``--gpus`` takes them. GPUs that are really there are named by their kind, others by their memory.
 
     >>> gpus_option(parse_gpus("2x80GB+4x24GB"))
     '2x80GB+4x24GB'
@@ -351,7 +351,7 @@ _FLASH = (8, 0)
 def capability_verdict(
     precision: Precision, capability: Capability | None, stored_method: str | None = None
 ) -> CapabilityVerdict:
-    """What a GPU of this capability makes of this precision. Of one that is not known nothing is said.
+    """What a GPU of this capability makes of this precision. Unknown capabilities are taken to be enough.
 
     ``stored_method``: of weights that are quantised already, and are to stay so.
     """

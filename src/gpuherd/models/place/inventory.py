@@ -13,14 +13,13 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from gpuherd.engines.process_tree import ATTEMPT_VARIABLE
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.gpus.choose import LinkMap, links_between
 from gpuherd.gpus.idle import IdleRule, check
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import is_named
+from gpuherd.models.memory.kv_cache import MIB
 from gpuherd.models.place.gpus import GpuSpec, find_kind, nearest_kinds, parse_gpus
-from gpuherd.models.plan.workload import MIB
 
 if TYPE_CHECKING:
     from gpuherd.engines.options import EngineOptions  # with the options of every engine
@@ -78,27 +77,34 @@ def _unavailable_reason() -> Callable[[Gpu], str | None]:
         excluded = load().policy.exclude_gpus
     except UsageError:
         excluded = NO_SETTINGS.policy.exclude_gpus
-    ours = _own_pids()
+
+    @cache
+    def own_pids() -> frozenset[int] | None:
+        """Pids that hold GPUs for us; None where that is true of all: a job is shown its own GPUs only."""
+        from gpuherd.engines.process_tree import ATTEMPT_VARIABLE  # not loaded where no GPU is held
+
+        return None if ATTEMPT_VARIABLE in os.environ else _own_pids()
 
     def reason(gpu: Gpu) -> str | None:
         if is_named(gpu, excluded):
             return "kept from gpuherd by this machine's policy"
         holder = None if leases is None else leases.holder(gpu.uuid)
-        if holder is None or ATTEMPT_VARIABLE in os.environ or holder.pid in ours:
+        if holder is None:
             return None
-        return holder.sentence()
+        ours = own_pids()
+        return None if ours is None or holder.pid in ours else holder.sentence()
 
     return reason
 
 
-def _own_pids() -> set[int]:
+def _own_pids() -> frozenset[int]:
     """This process and those that it comes from: what ``gpuherd run`` took, it took for us."""
     import psutil
 
     try:
-        return {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+        return frozenset((os.getpid(), *(parent.pid for parent in psutil.Process().parents())))
     except psutil.Error:
-        return {os.getpid()}
+        return frozenset((os.getpid(),))
 
 
 def usable_gpus(
@@ -130,11 +136,11 @@ def usable_gpus(
             left_out.append(f"GPU {gpu.label} is left out: no memory is free on it")
         else:
             usable.append(gpu)
-    return tuple(_spec_of(gpu, gpu.free_mb) for gpu in linked_order(usable)), tuple(left_out)
+    return tuple(spec_of(gpu, gpu.free_mb) for gpu in linked_order(usable)), tuple(left_out)
 
 
 def idle_gpus(gpus: Sequence[Gpu]) -> tuple[GpuSpec, ...]:
-    """These GPUs as a job will find them: with nobody on them. GPUs that have a problem or are split are left out.
+    """These GPUs as a job will find them: with no process on them. GPUs that have a problem or are split are left out.
 
     What the driver keeps for itself is what the emptiest GPU of the same size has in use, at most 2 %.
     """
@@ -143,10 +149,11 @@ def idle_gpus(gpus: Sequence[Gpu]) -> tuple[GpuSpec, ...]:
     for gpu in usable:
         most = int(_DRIVERS_PART * gpu.total_mb)
         drivers[gpu.total_mb] = min(drivers.get(gpu.total_mb, most), max(0, gpu.total_mb - gpu.free_mb))
-    return tuple(_spec_of(gpu, gpu.total_mb - drivers[gpu.total_mb]) for gpu in usable)
+    return tuple(spec_of(gpu, gpu.total_mb - drivers[gpu.total_mb]) for gpu in usable)
 
 
-def _spec_of(gpu: Gpu, free_mb: int) -> GpuSpec:
+def spec_of(gpu: Gpu, free_mb: int) -> GpuSpec:
+    """A GPU of this machine with so much free memory, as the planner knows it."""
     return GpuSpec(
         label=gpu.label,
         name=gpu.name,
@@ -197,7 +204,7 @@ _HINT = f"say what a node has by {FLAG}, like {FLAG} 4xA100-80GB"
 
 
 def node_gpus(options: EngineOptions) -> tuple[GpuSpec, ...]:
-    """The GPUs of one node of the cluster that these options name, as free as when nobody uses them.
+    """The GPUs of one node of the cluster that these options name, as free as when no process uses them.
 
     Raises UsageError where neither the user nor the cluster says what they are; EngineMissing, EngineAway.
     """

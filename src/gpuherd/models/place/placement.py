@@ -5,7 +5,7 @@
 - ``layers``: one after the other over all GPUs, or over as many as ``count`` says.
 - ``tensor``: each layer over all GPUs, or over as many as ``count`` says; the number must divide the heads.
 
-Fewest first, because layers that lie on several GPUs are still computed one after the other: more GPUs make nothing
+Fewest first, because layers on several GPUs are still computed one after the other: more GPUs make nothing
 faster, and others may have work for them.
 """
 
@@ -13,24 +13,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import permutations
-from typing import Literal
 
 from gpuherd.errors import UsageError
+from gpuherd.models.describe.description import Architecture, Role, Tensor
+from gpuherd.models.memory.kv_cache import Reserve, Workload
+from gpuherd.models.memory.usage import CostTable, Usage
+from gpuherd.models.memory.weights import Precision, quantises, weight_bytes
 from gpuherd.models.place.gpus import GpuSpec, able_to_cooperate, gpus_with_memory, split_by_capability
+from gpuherd.models.place.request import ParallelOption, parallel_option
 from gpuherd.models.place.result import AnswerRefusal, GpuLoad, MemoryPlan, format_blocks
-from gpuherd.models.place.split import BlockSizes, Split, cuts_allowed, ties_together
-from gpuherd.models.plan.architecture import Architecture, Role, Tensor
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import Usage
-from gpuherd.models.plan.usage import CostTable
-from gpuherd.models.plan.weights import quantises, weight_bytes
-from gpuherd.models.plan.workload import Reserve, Workload
+from gpuherd.models.place.split import BlockSizes, LayerSplit, cuts_allowed, ties_together
 from gpuherd.units import gib
-
-ParallelOption = Literal["auto", "layers", "tensor", "replica"]
-PARALLEL_OPTIONS: tuple[ParallelOption, ...] = ("auto", "layers", "tensor", "replica")
 
 # GPUs whose room differs by less are as good as each other: links then count, not a few MB of an idle driver.
 _ABOUT = 0.98
@@ -73,6 +69,11 @@ class AnswerTask:
         other.layouts = (other, self)
         return other.layouts
 
+    @cached_property
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know of this model, in this precision, for these tokens."""
+        return remarks_on(self.architecture, self.precision, self.workload)
+
     def plan(
         self,
         groups: Sequence[tuple[GpuSpec, ...]],
@@ -104,7 +105,7 @@ class AnswerTask:
             workload=self.workload,
             reserve=self.reserve,
             reason=reason,
-            needed=self.sizes().whole(),
+            needed=self.sizes().on_one_gpu(),
             incapable=incapable,
         )
 
@@ -123,16 +124,7 @@ class AnswerTask:
         )
         if little := saves_little(architecture, self.precision):
             reason += f" ({little})"
-        return AnswerRefusal(
-            architecture=architecture,
-            precision=self.precision,
-            workload=self.workload,
-            reserve=self.reserve,
-            reason=reason,
-            needed=needed,
-            missing=-worst.left,
-            loads=loads,
-        )
+        return replace(self.refusal(reason), needed=needed, missing=-worst.left, loads=loads)
 
 
 def place(
@@ -144,8 +136,7 @@ def place(
     """
     if not gpus:
         raise UsageError("there is no GPU to plan for; name some, such as --gpus 4x40GB")
-    if parallel not in PARALLEL_OPTIONS:
-        raise UsageError(f"parallel={parallel!r}: it is one of {', '.join(PARALLEL_OPTIONS)}")
+    parallel_option(parallel)
     if count is not None and not 1 <= count <= len(gpus):
         raise UsageError(f"{count} GPUs a replica: there are {len(gpus)} to plan with, and the least is 1")
     if parallel == "replica" and count not in (None, 1):
@@ -160,13 +151,13 @@ def place(
         )
     if parallel == "tensor":
         return _tensor(task, able, count, remarks)
-    return _whole_layers(task, able, parallel, count, remarks)
+    return _by_layers(task, able, parallel, count, remarks)
 
 
 # ---- whole layers: one GPU, or one after the other -------------------------------------------------------------------
 
 
-def _whole_layers(
+def _by_layers(
     task: AnswerTask, gpus: Sequence[GpuSpec], parallel: ParallelOption, count: int | None, remarks: tuple[str, ...]
 ) -> MemoryPlan | AnswerRefusal:
     sizes = task.sizes()
@@ -201,7 +192,7 @@ def _whole_layers(
     return best.too_large(best.sizes().loads(order, split))
 
 
-def _fullness(choice: tuple[AnswerTask, tuple[GpuSpec, ...], Split]) -> float:
+def _fullness(choice: tuple[AnswerTask, tuple[GpuSpec, ...], LayerSplit]) -> float:
     return choice[2].fullness
 
 
@@ -212,7 +203,7 @@ def _fitting(gpus: Sequence[GpuSpec], count: int, sizes: BlockSizes) -> tuple[Gp
     have about as much room.
     """
     roomiest = _roomiest(gpus, count, sizes)
-    if not roomiest or sum(max(0, sizes.available(gpu)) for gpu in roomiest) < sizes.whole():
+    if not roomiest or sum(max(0, sizes.available(gpu)) for gpu in roomiest) < sizes.on_one_gpu():
         return None
     enough = _ABOUT * min(sizes.available(gpu) for gpu in roomiest)
     seen: set[tuple[int, ...]] = set()
@@ -263,7 +254,7 @@ def _order_that_fits(gpus: tuple[GpuSpec, ...], sizes: BlockSizes) -> tuple[GpuS
 
 
 def _plan(
-    task: AnswerTask, chosen: tuple[GpuSpec, ...], split: Split, gpus: Sequence[GpuSpec], remarks: tuple[str, ...]
+    task: AnswerTask, chosen: tuple[GpuSpec, ...], split: LayerSplit, gpus: Sequence[GpuSpec], remarks: tuple[str, ...]
 ) -> MemoryPlan:
     sizes = task.sizes()
     loads = sizes.loads(chosen, split)
@@ -275,7 +266,7 @@ def _plan(
         loads = tuple(sizes.load(gpu, load.first, load.after_last) for gpu, load in zip(first, loads, strict=True))
     here = sizes.fit_batch_size(loads)
     elsewhere = here if len(first) == 1 else max(each.sizes().fit_batch_size_over(first, here) for each in task.layouts)
-    warnings = [*remarks, *remarks_on(task.architecture, task.precision, task.workload)]
+    warnings = [*remarks, *task.remarks]
     if here < elsewhere:
         warnings.append(
             f"with this device map at most {here} sequences at once; a plan for --batch {elsewhere} splits otherwise"
@@ -299,14 +290,14 @@ def _tensor(
         return tuple(sizes.load(gpu, 0, len(task.architecture.blocks)) for gpu in some)
 
     def roomy(some: Sequence[GpuSpec]) -> bool:
-        return all(sizes.available(gpu) >= sizes.whole() for gpu in some)
+        return all(sizes.available(gpu) >= sizes.on_one_gpu() for gpu in some)
 
     chosen = next(filter(roomy, _windows(usable, size)), None) or _roomiest(usable, size, sizes)
     if not roomy(chosen):
         return task.too_large(loads(chosen))
-    groups = find_replicas(usable, chosen, [sizes.whole()] * size, sizes)
+    groups = find_replicas(usable, chosen, [sizes.on_one_gpu()] * size, sizes)
     largest_batch = sizes.fit_batch_size(loads([min(groups[0], key=sizes.available)]))
-    warnings = (*remarks, *remarks_on(task.architecture, task.precision, task.workload))
+    warnings = (*remarks, *task.remarks)
     return task.plan(groups, loads(groups[0]), largest_batch, warnings, tensor=True)
 
 

@@ -1,22 +1,23 @@
-"""In which precision a model is to lie in memory: what is said of it, what its name asks for, what its checkpoint has.
-Pure; ``naming`` takes names apart.
+"""The precision of a model in memory: from the option, from the suffix of its name, or from its checkpoint. Pure;
+``names`` takes names apart.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Literal
 
 from gpuherd.errors import UsageError
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.workload import MIB, Reserve, Workload
-from gpuherd.options import option
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
+from gpuherd.models.memory.weights import Precision, split_precision
+from gpuherd.options import option, option_fields, spellings
 from gpuherd.units import size_mb, size_or_none_mb
 
 if TYPE_CHECKING:
-    from gpuherd.models.plan.training_job import TrainingJob
+    from gpuherd.models.memory.training_job import TrainingJob
 
 DTYPES = tuple(precision.value for precision in Precision if precision is not Precision.AS_STORED)
 # As libraries and the guides write them.
@@ -43,53 +44,65 @@ def parse_precision(word: str) -> Precision:
     return Precision(found)
 
 
-def agreed_precision(model: str, ending: Precision | None, said: Precision | None) -> Precision | None:
-    """What is asked for, None where nothing is.
+def agreed_precision(model: str, ending: Precision | None, option_dtype: Precision | None) -> Precision | None:
+    """The options as given, None for those left out.
 
     Args:
         model: as the user named it, for messages.
         ending: what its name asks for (``naming.split_precision``).
-        said: what was said apart, as by ``--dtype``.
+        option_dtype: the option, as by ``--dtype``.
 
     Raises UsageError when both ask for something else; 4 bits with double quantisation are 4 bits, too.
     """
-    if ending is None or said in (None, ending) or (ending, said) == (Precision.NF4, Precision.NF4_DQ):
-        return said or ending
-    raise UsageError(f"{model} asks for {ending}, and --dtype for {said}; leave one of them out")
+    if ending is None or option_dtype in (None, ending) or (ending, option_dtype) == (Precision.NF4, Precision.NF4_DQ):
+        return option_dtype or ending
+    raise UsageError(f"{model} asks for {ending}, and --dtype for {option_dtype}; leave one of them out")
 
 
-def precision_for(architecture: Architecture, wanted: Precision | None) -> tuple[Precision, str | None]:
+def precision_for(architecture: Architecture, requested: Precision | None) -> tuple[Precision, str | None]:
     """The precision in which a model is planned, and a sentence where it had to be assumed.
 
     Raises UsageError for another than that of a checkpoint that is quantised already: it is loaded as it is.
     """
     if architecture.stored == Precision.AS_STORED:
-        if wanted not in (None, Precision.AS_STORED, Precision.AS_STORED.computes_in):
-            raise UsageError(f"{architecture.model} is quantised already and loaded as it is; leave {wanted} out")
+        if requested not in (None, Precision.AS_STORED, Precision.AS_STORED.computes_in):
+            raise UsageError(f"{architecture.model} is quantised already and loaded as it is; leave {requested} out")
         return Precision.AS_STORED, None
-    if wanted is not None:
-        return wanted, None
+    if requested is not None:
+        return requested, None
     if architecture.stored in DTYPES:
         return Precision(architecture.stored), None
     return Precision.BF16, "Neither config nor weights tell the dtype: bf16 is assumed; --dtype says another."
 
 
-def resolve_precision(architecture: Architecture, wanted: Precision | None) -> tuple[Architecture, Precision]:
+def resolve_precision(architecture: Architecture, requested: Precision | None) -> tuple[Architecture, Precision]:
     """The architecture and the precision in which it is planned; where that had to be assumed, the architecture says
     so. Raises as ``precision_for``."""
-    precision, assumed = precision_for(architecture, wanted)
+    precision, assumed = precision_for(architecture, requested)
     if assumed is not None:
         architecture = replace(architecture, assumptions=(*architecture.assumptions, assumed))
     return architecture, precision
 
 
-# What can be asked of a memory plan, as the command line and Python name it. Declares and checks; plans nothing.
+ParallelOption = Literal["auto", "layers", "tensor", "replica"]
+PARALLEL_OPTIONS: tuple[ParallelOption, ...] = ("auto", "layers", "tensor", "replica")
+
+
+def parallel_option(word: str) -> ParallelOption:
+    """The layout of this name. Raises UsageError, which names those that there are."""
+    for each in PARALLEL_OPTIONS:
+        if each == word:
+            return each
+    raise UsageError(f"parallel={word!r}; it is one of {', '.join(PARALLEL_OPTIONS)}")
+
+
+# Options of a memory plan, as the command line and Python name it. Declares and checks; plans nothing.
 
 AUTO = "auto"
 _MOST = 10**9
 
 
-def whole(word: str) -> int:
+def positive_integer(word: str) -> int:
     """A whole number above 0. Raises ValueError with a sentence."""
     if not re.fullmatch(r"\d{1,10}", word, re.ASCII) or not 1 <= int(word) <= _MOST:
         raise ValueError(f"{word!r} is not a whole number above 0")
@@ -122,7 +135,7 @@ def _bytes(word: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """What is to be done with a model, and on which GPUs. None is what was not said."""
+    """What is to be done with a model, and on which GPUs. None: not given."""
 
     dtype: Precision | None = option(
         None,
@@ -131,12 +144,12 @@ class PlanOptions:
         parse=parse_precision,
         metavar="DTYPE",
     )
-    batch: int | None = option(None, help="sequences at once (default: 1)", parse=whole, metavar="N")
+    batch: int | None = option(None, help="sequences at once (default: 1)", parse=positive_integer, metavar="N")
     prompt_tokens: int | None = option(
-        None, help="tokens of the longest prompt (default: 512)", parse=whole, metavar="N"
+        None, help="tokens of the longest prompt (default: 512)", parse=positive_integer, metavar="N"
     )
     new_tokens: int | None = option(
-        None, help="tokens of the longest answer (default: 64; of training 512)", parse=whole, metavar="N"
+        None, help="tokens of the longest answer (default: 64; of training 512)", parse=positive_integer, metavar="N"
     )
     gpus: str | None = option(
         None,
@@ -144,17 +157,17 @@ class PlanOptions:
         "(default: auto where there are any, else a table of usual ones)",
         metavar="GPUS",
     )
-    parallel: str | None = option(
+    parallel: ParallelOption | None = option(
         None,
         help="auto: the fewest GPUs that hold it, replicas over the rest; replica: one GPU each; layers: over all, one "
         "after the other; tensor: each layer over all (default: auto)",
-        choices=("auto", "layers", "tensor", "replica"),
+        choices=PARALLEL_OPTIONS,
     )
     gpus_per_job: int | None = option(
         None,
         help="GPUs of one replica (default: what --parallel says)",
         aliases=("gpus-per-replica",),
-        parse=whole,
+        parse=positive_integer,
         metavar="N",
     )
     adapter: str | None = option(
@@ -176,12 +189,7 @@ class PlanOptions:
 
     def workload(self) -> Workload:
         """What is to be generated at once."""
-        usual = Workload()
-        return Workload(
-            batch=self.batch or usual.batch,
-            prompt_tokens=self.prompt_tokens or usual.prompt_tokens,
-            new_tokens=self.new_tokens or usual.new_tokens,
-        )
+        return Workload(**{name: number for name, number in _workload_numbers(self).items() if number is not None})
 
     def kept(self) -> Reserve:
         """What is kept free on each GPU."""
@@ -191,9 +199,13 @@ class PlanOptions:
         return Reserve(context=context, fixed=fixed, share=share)
 
 
+def _workload_numbers(options: PlanOptions) -> dict[str, int | None]:
+    return {each.name: getattr(options, each.name) for each in fields(Workload)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """How a model is to be trained; with ``train`` None it is not. None is what was not said."""
+    """How a model is to be trained; with ``train`` None it is not. None: not given."""
 
     train: str | None = option(
         None,
@@ -205,7 +217,7 @@ class TrainingOptions:
         None,
         help="train a LoRA adapter of this rank (without a number: 16) in place of the model; --dtype then says how "
         "the frozen model lies in memory",
-        parse=whole,
+        parse=positive_integer,
         alone="16",
         metavar="RANK",
         group="training",
@@ -236,10 +248,18 @@ class TrainingOptions:
         group="training",
     )
     accumulation: int | None = option(
-        None, help="passes before each step of the optimiser (default: 1)", parse=whole, metavar="N", group="training"
+        None,
+        help="passes before each step of the optimiser (default: 1)",
+        parse=positive_integer,
+        metavar="N",
+        group="training",
     )
     samples: int | None = option(
-        None, help="with grpo: answers to each prompt (default: 8)", parse=whole, metavar="N", group="training"
+        None,
+        help="with grpo: answers to each prompt (default: 8)",
+        parse=positive_integer,
+        metavar="N",
+        group="training",
     )
     no_checkpointing: bool = option(
         False, help="keep what every layer computes, in place of computing it twice", group="training"
@@ -280,8 +300,6 @@ class TrainingOptions:
 
     def refuse_without_train(self) -> None:
         """Raises UsageError for an option of training where nothing is trained."""
-        from gpuherd.options import option_fields, spellings
-
         if self.train is not None:
             return
         for declared, spec in option_fields(TrainingOptions):
@@ -290,18 +308,11 @@ class TrainingOptions:
                 raise UsageError(f"{flag} is said of a training; add --train sft, dpo, grpo or ppo")
 
     def job(self, options: PlanOptions, dtype: Precision | None) -> TrainingJob:
-        """The training that is to be planned. ``dtype``: how a frozen model lies in memory; None: as usual.
+        """The training that is to be planned. ``dtype``: the precision of a frozen model; None: as usual.
 
         Raises UsageError for what does not go together.
         """
-        from gpuherd.models.plan.training_job import (
-            LoraShape,
-            Method,
-            Optimiser,
-            Strategy,
-            TrainingJob,
-            TrainingPrecision,
-        )
+        from gpuherd.models.memory.training_job import LoraShape, TrainingJob
 
         if dtype is not None and self.lora is None:
             raise UsageError(
@@ -310,27 +321,93 @@ class TrainingOptions:
             )
         if self.lora_targets is not None and self.lora is None:
             raise UsageError("--lora-targets names modules of an adapter; add --lora")
-        usual = TrainingJob()
         shape = None if self.lora is None else LoraShape(self.lora)
         if shape is not None and self.lora_targets is not None:
             shape = replace(shape, targets=tuple(part.strip() for part in self.lora_targets.split(",")))
+        given = {
+            "method": self.train,
+            "precision": self.training_precision,
+            **{name: getattr(self, name) for name in _LIKE_JOB},
+            **_workload_numbers(options),
+        }
+        usual = TrainingJob()
+        # A word becomes what the field's default is: a member of an enumeration, or a word.
+        chosen = {name: type(getattr(usual, name))(value) for name, value in given.items() if value is not None}
         return TrainingJob(
-            method=Method(self.train or usual.method),
-            strategy=Strategy(self.strategy or usual.strategy),
-            precision=TrainingPrecision(self.training_precision or usual.precision),
-            optimiser=Optimiser(self.optimiser or usual.optimiser),
+            **chosen,
             lora=shape,
             base=dtype,
-            batch=options.batch or usual.batch,
-            prompt_tokens=options.prompt_tokens or usual.prompt_tokens,
-            new_tokens=options.new_tokens or usual.new_tokens,
-            accumulation=self.accumulation or usual.accumulation,
-            samples=self.samples or usual.samples,
             checkpointing=not self.no_checkpointing,
-            attention="eager" if self.attention == "eager" else "sdpa",
-            loss="chunked" if self.loss == "chunked" else "whole",
             reference=None if self.reference is None else self.reference == "yes",
-            value="model" if self.value == "model" else "head",
             reshard=not self.no_reshard,
             bucket_view=self.bucket_view,
         )
+
+
+# Options that are fields of the job by the same name.
+_LIKE_JOB = ("strategy", "optimiser", "accumulation", "samples", "attention", "loss", "value")
+
+
+# ---- the request as the user gave it, and other requests as commands ----------------------------------------------
+
+_SWITCHES = ("--no-checkpointing",)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A request to the planner, as the user gave it.
+
+    Attributes:
+        models: as the user named them.
+        simulate: the value of ``--simulate``.
+        here: the GPUs are those of this machine.
+    """
+
+    models: tuple[str, ...]
+    options: PlanOptions
+    training: TrainingOptions
+    simulate: str | None = None
+    here: bool = False
+
+    @property
+    def without_dtype(self) -> tuple[str, ...]:
+        """The models without the dtype that a name may end with (``-8bit``)."""
+        return tuple(split_precision(model)[0] for model in self.models)
+
+
+def command_words(request: PlanRequest, changes: Sequence[str] = ()) -> list[str]:
+    """The request as a command, with other options where ``changes`` has them (``--batch 4 --checkpointing``)."""
+    flags = _flags(request)
+    for flag, values in _by_flag(changes):
+        opposite = flag.replace("--", "--no-", 1)
+        if not values and opposite in _SWITCHES:
+            flags.pop(opposite, None)
+            continue
+        if flag == "--parallel":
+            flags.pop("--gpus-per-job", None)
+        flags[flag] = values
+    before = ["--simulate", request.simulate] if request.simulate is not None else []
+    models = request.without_dtype if "--dtype" in flags else request.models
+    return ["gpuherd", *before, "plan", *models, *[word for flag, values in flags.items() for word in (flag, *values)]]
+
+
+def _flags(request: PlanRequest) -> dict[str, list[str]]:
+    """Flag -> its words, of all options that were given."""
+    flags: dict[str, list[str]] = {}
+    for values, kind in ((request.options, PlanOptions), (request.training, TrainingOptions)):
+        for declared, spec in option_fields(kind):
+            value = getattr(values, declared.name)
+            if value != declared.default:
+                words = [] if value is True else [f"{value}MB" if declared.name == "cuda_context" else str(value)]
+                flags[spellings(declared.name, spec)[0][0]] = words
+    return flags
+
+
+def _by_flag(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    at = 0
+    while at < len(words):
+        end = at + 1
+        while end < len(words) and not words[end].startswith("--"):
+            end += 1
+        yield words[at], list(words[at + 1 : end])
+        at = end

@@ -1,7 +1,7 @@
 """How many GPUs a job asks its queue for, and how much memory on each: by the plan of the model that it loads.
 
-A queue gives a job GPUs that nobody uses, any of those that have what it asks for. So the plan is made for GPUs as they
-are when they are idle, once for each size that this machine has, and the least of what would do is asked for.
+A queue gives a job idle GPUs, any of those that meet its request. So the plan is made for GPUs as they
+are when they are idle, once for each size that this machine has, and the least that suffices is requested.
 
 ``resources_for`` and ``read_with_precision`` take a model by name and read its headers or config; ``resources_of`` is
 pure; ``auto_select_gpus_for_model`` looks at this machine's GPUs.
@@ -16,16 +16,20 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gpuherd.errors import JobCannotFit, UsageError
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.reading import read_architecture
+from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
+from gpuherd.models.memory.weights import Precision, split_precision
 from gpuherd.models.place.gpus import GpuSpec, gpus_with_memory
-from gpuherd.models.place.placement import PARALLEL_OPTIONS, ParallelOption
 from gpuherd.models.place.planner import make_plan
-from gpuherd.models.place.request import agreed_precision, parse_precision, resolve_precision
+from gpuherd.models.place.request import (
+    ParallelOption,
+    agreed_precision,
+    parallel_option,
+    parse_precision,
+    resolve_precision,
+)
 from gpuherd.models.place.result import AnswerRefusal, MemoryPlan
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.naming import split_precision
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.reading import read_architecture
-from gpuherd.models.plan.workload import MIB, Reserve, Workload
 from gpuherd.units import gib
 
 logger = logging.getLogger(__name__)
@@ -37,7 +41,7 @@ _BOUNDLESS = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
-class ResourceRequest:
+class PlannedRequest:
     """What a job asks for.
 
     Attributes:
@@ -66,7 +70,7 @@ def resources_for(
     reserve: Reserve = Reserve(),  # noqa: B008 - frozen
     read: Callable[[str], Architecture] = read_architecture,
     spelling: Mapping[str, str | None] = MappingProxyType({}),
-) -> ResourceRequest:
+) -> PlannedRequest:
     """What a job that uses a model in this way should ask for on a machine with these GPUs. None means not given.
 
     Args:
@@ -91,7 +95,7 @@ def resources_for(
         Workload(**{name: number for name, number in given.items() if number is not None}),
         gpus,
         reserve,
-        parallel=_parallel_option(parallel),
+        parallel=parallel_option(parallel or "auto"),
         gpu_range=gpu_range,
         most=most,
         spelling=spelling,
@@ -104,18 +108,11 @@ def resources_for(
 def read_with_precision(
     model: str, dtype: str | None, read: Callable[[str], Architecture] = read_architecture
 ) -> tuple[Architecture, Precision]:
-    """A model by its name, and how its weights will lie in memory; where that had to be assumed, the architecture says
-    so. Raises as ``resources_for``."""
+    """A model by its name, and the precision of its weights in memory; where that had to be assumed, the architecture
+    says so. Raises as ``resources_for``."""
     name, suffix = split_precision(model)
     requested = agreed_precision(model, suffix, None if dtype is None else parse_precision(dtype))
     return resolve_precision(read(name), requested)
-
-
-def _parallel_option(word: str | None) -> ParallelOption:
-    found = next((option for option in PARALLEL_OPTIONS if option == (word or "auto")), None)
-    if found is None:
-        raise UsageError(f"parallel={word!r}; it is one of {', '.join(PARALLEL_OPTIONS)}")
-    return found
 
 
 # ---- the request -----------------------------------------------------------------------------------------------------
@@ -132,13 +129,13 @@ def resources_of(
     gpu_range: tuple[int, int] | None = None,
     most: int | None = None,
     spelling: Mapping[str, str | None] = MappingProxyType({}),
-) -> ResourceRequest:
+) -> PlannedRequest:
     """What a job that loads this model should ask for on a machine with these GPUs.
 
     The fewest GPUs that hold it; of as few the smallest memory, so that the most GPUs will do.
 
     Args:
-        gpus: all GPUs that the job may get, as free as they are when nobody uses them (``idle_gpus``); () on a
+        gpus: all GPUs that the job may get, as free as they are when no process uses them (``idle_gpus``); () on a
             machine without GPUs.
         parallel: as in ``make_plan``.
         gpu_range: at least and at most so many GPUs.
@@ -175,7 +172,7 @@ def resources_of(
         elif refused is None or _lacks(found) < _lacks(refused[0]):
             refused = found, some
     if best is not None:
-        return ResourceRequest(best.gpus, best.memory_mb, best, _sentence(best, best.memory_mb))
+        return PlannedRequest(best.gpus, best.memory_mb, best, _sentence(best, best.memory_mb))
     assert refused is not None  # noqa: S101 - there are GPUs, so there is a plan or a refusal
     refusal, some = refused
     if gpu_range is None or gpu_range[0] <= len(some):
@@ -224,7 +221,7 @@ def _plan_on_fewest(
 
 def _on_the_cpu(
     plan: Callable[[Sequence[GpuSpec], int | None], MemoryPlan | AnswerRefusal], reserve: Reserve, count: int
-) -> ResourceRequest:
+) -> PlannedRequest:
     """On a machine without GPUs a job that asks for some runs on the CPU. It asks for the fewest that would hold it."""
     result = plan([GpuSpec(str(number), "", total=0, free=_BOUNDLESS) for number in range(count)], count)
     if isinstance(result, AnswerRefusal):
@@ -232,7 +229,7 @@ def _on_the_cpu(
     # Nothing is reserved yet for the size of a GPU.
     memory_mb = math.ceil(result.memory_mb / (1 - reserve.share))
     sentence = f"{_sentence(result, memory_mb)}; no GPU is known here, and without GPUs jobs run on the CPU"
-    return ResourceRequest(count, memory_mb, None, sentence)
+    return PlannedRequest(count, memory_mb, None, sentence)
 
 
 def _unequal_gpus_note(

@@ -1,35 +1,42 @@
-"""What planning answers: how a model or a training lies on GPUs and how full each gets, or why it fits nowhere. Frozen
-data, in bytes.
+"""Results of planning, frozen and in bytes: where the blocks of a model go and how full each GPU gets, or why it fits
+nowhere.
 
-Four classes for two questions: ``MemoryPlan`` and ``AnswerRefusal`` for a model that generates answers,
-``TrainingPlan`` and ``TrainingRefusal`` for a training. All are an ``Outcome``; both refusals are a ``Refusal``.
+``MemoryPlan`` and ``AnswerRefusal`` are about a model that generates answers; ``TrainingPlan`` and ``TrainingRefusal``
+(in ``training``) about a training. All four are a ``PlanOutcome``; both refusals are a ``Refusal``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
+from gpuherd.models.memory.usage import Usage
+from gpuherd.models.memory.weights import Precision, weight_bytes
 from gpuherd.models.place.gpus import GpuSpec
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.result import Usage
-from gpuherd.models.plan.training_job import TrainingJob
-from gpuherd.models.plan.training_result import TrainingUsage
-from gpuherd.models.plan.weights import weight_bytes
-from gpuherd.models.plan.workload import MIB, Reserve, Workload
 
 Parallel = Literal["one", "layers", "tensor"]
-U = TypeVar("U", Usage, TrainingUsage)
+
+
+class HasTotal(Protocol):
+    """The usage of one GPU: of a model that generates answers, or of a training."""
+
+    @property
+    def total(self) -> int:
+        """Bytes that must be free on the GPU."""
+
+
+U = TypeVar("U", bound=HasTotal)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLoad(Generic[U]):
-    """A GPU and what lies there.
+    """A GPU and what it holds.
 
     Attributes:
-        first, after_last: of a model that generates answers, the blocks that lie there, by number. A training has all
+        first, after_last: of a model that generates answers, the blocks on it, by number. A training has all
             blocks on each GPU, or a part of each.
     """
 
@@ -58,12 +65,12 @@ class Alternative:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome(Generic[U]):
+class PlanOutcome(Generic[U]):
     """A plan or a refusal.
 
     Attributes:
         architecture: what was planned. Over several GPUs its blocks may stand in another order than that of
-            computation: a tied head lies with the embedding, whose storage it shares.
+            computation: a tied head is next to the embedding, whose storage it shares.
         loads: the GPUs in use, those of the first replica in the order of the blocks; of a refusal the best placement,
             with GPUs fuller than they can be, () where there is none.
         warnings: sentences that a person should read.
@@ -109,7 +116,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Answers(Outcome[Usage]):
+class _Answers(PlanOutcome[Usage]):
     """Answers that a model is to generate, with weights in a precision."""
 
     precision: Precision
@@ -153,52 +160,8 @@ class AnswerRefusal(_Answers, Refusal):
     needed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Training(Outcome[TrainingUsage]):
-    """A training.
-
-    Attributes:
-        trained: how many numbers are trained.
-        checkpointed, plain: usage of the fullest GPU with and without checkpointing, whichever the job asks for.
-    """
-
-    job: TrainingJob
-    trained: int
-    checkpointed: TrainingUsage
-    plain: TrainingUsage
-
-
-@dataclass(frozen=True, slots=True)
-class AllGpus:
-    """A training divided over all GPUs that were given."""
-
-    gpus: int
-    usage: TrainingUsage
-    largest_batch: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingPlan(_Training):
-    """A training that fits.
-
-    Attributes:
-        loads: ``fsdp``: the fewest that fit; ``ddp``: all that fit; ``single``: one.
-        largest_batch: on a GPU, with these tokens, on the GPUs of ``loads``.
-        on_all: the same job divided over all GPUs: usage of the fullest and largest batch; None where ``loads`` has
-            all of them or more GPUs change nothing.
-    """
-
-    largest_batch: int
-    on_all: AllGpus | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingRefusal(_Training, Refusal):
-    """A training that fits nowhere."""
-
-
 def format_blocks(architecture: Architecture, first: int, after_last: int) -> str:
-    """What lies in ``blocks[first:after_last]``: ``embedding, layers 0-18``; ``layers 61-79, norm, head``.
+    """The names of ``blocks[first:after_last]``: ``embedding, layers 0-18``; ``layers 61-79, norm, head``.
 
     Layers are numbered from 0 in the order of computation.
     """

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.memory.kv_cache import Reserve
+from gpuherd.models.memory.usage import Usage
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.result import GpuLoad
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.result import Usage
-from gpuherd.models.plan.workload import Reserve
 
 # need(gpu, first, after_last): what the blocks first..after_last-1 take on GPU number ``gpu``; at least 0, and never
 # less for a range that contains another.
@@ -34,7 +34,7 @@ _SMALLEST = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class LayerSplit:
     """GPU number ``g`` takes the blocks ``cuts[g]`` .. ``cuts[g + 1] - 1``, perhaps none.
 
     ``fullness``: the part of its room that the fullest GPU uses, above 1 where it doesn't fit.
@@ -59,7 +59,7 @@ def fits(blocks: int, rooms: Sequence[int], need: Need, cap: float = 1.0) -> boo
     return False
 
 
-def best_split(blocks: int, rooms: Sequence[int], need: Need, at_least: float = 0.0) -> Split:
+def best_split(blocks: int, rooms: Sequence[int], need: Need, at_least: float = 0.0) -> LayerSplit:
     """The split that minimises the fullness of the fullest GPU, the rest levelled.
 
     Args:
@@ -69,7 +69,7 @@ def best_split(blocks: int, rooms: Sequence[int], need: Need, at_least: float = 
     """
     low, high, cuts = at_least, float("inf"), None
     step = _FIRST_STEP
-    # The optimum lies between the two; ``high`` is always the fullness of ``cuts``.
+    # The optimum is between the two; ``high`` is always the fullness of ``cuts``.
     while low < high:
         cap = (low + high) / 2 if cuts is not None else low * (1 + step) + step * _SMALLEST
         if not low <= cap < high:  # neighbouring floats
@@ -124,7 +124,7 @@ def _greedy(
     return (tuple(cuts) if cuts[-1] == blocks else None), reached, next_reached
 
 
-def _levelled(cuts: Sequence[int], rooms: Sequence[int], need: Need) -> Split:
+def _levelled(cuts: Sequence[int], rooms: Sequence[int], need: Need) -> LayerSplit:
     """The split after every two neighbours have shared their blocks as evenly as they can, again and again. No GPU
     becomes fuller than the fuller one of such a pair was, so the fullest never gets worse."""
     places = list(cuts)
@@ -134,7 +134,7 @@ def _levelled(cuts: Sequence[int], rooms: Sequence[int], need: Need) -> Split:
 
     def pair(gpu: int, begin: int, cut: int, end: int) -> tuple[float, float, int]:
         """The fuller, then the emptier of two neighbours; of cuts that are as good the left one comes first, so that a
-        GPU with nothing comes to lie where it is of use."""
+        GPU with nothing gets to where it is of use."""
         two = fullness(gpu, begin, cut), fullness(gpu + 1, cut, end)
         return max(two), min(two), cut
 
@@ -160,13 +160,13 @@ def _levelled(cuts: Sequence[int], rooms: Sequence[int], need: Need) -> Split:
         if not changed:
             break
     fullest = max(fullness(gpu, places[gpu], places[gpu + 1]) for gpu in range(len(rooms)))
-    return Split(tuple(places), fullest)
+    return LayerSplit(tuple(places), fullest)
 
 
 # ---- where a model may be cut into parts, and in which order its blocks are best laid out ----------------------------
 #
 # A head that is tied to the embedding needs no memory of its own on the embedding's GPU and a copy on any other.
-# Where the head lies there, the last GPU sends its hidden states to the first, which are small: a row a sequence.
+# Where the head is there, the last GPU sends its hidden states to the first, which are small: a row a sequence.
 
 # A head is among them only where its ties have brought it to the embedding.
 _FIRST = frozenset(("embedding", "head"))
@@ -174,7 +174,7 @@ _FIRST = frozenset(("embedding", "head"))
 
 def ties_together(architecture: Architecture) -> Architecture | None:
     """The architecture with each block that has nothing but tied tensors right behind the block that has them; None
-    where there is no such block, or it lies there already.
+    where there is no such block, or it is there already.
 
     Blocks are no longer in the order of computation: only for laying them out.
     """
@@ -195,7 +195,7 @@ def cuts_allowed(architecture: Architecture) -> tuple[int, ...]:
     """Numbers of the blocks before which a part may begin, 0 and the number of blocks with them.
 
     What makes the first hidden states stays together: some models add embeddings of tokens and of positions without
-    a thought of where each lies.
+    regard to the device of each.
     """
     kinds = [block.kind for block in architecture.blocks]
     inside = [place for place in range(1, len(kinds)) if _FIRST.issuperset(kinds[place - 1 : place + 1])]
@@ -213,7 +213,7 @@ class Costs(Protocol):
     None. ``usage.CostTable`` is one."""
 
     def usage(self, first: int, after_last: int, gpu: GpuSpec, /, batch: int | None = None) -> Usage:
-        """What lies there, by what it is for."""
+        """Bytes on a GPU, by their purpose."""
 
 
 class BlockSizes:
@@ -252,7 +252,7 @@ class BlockSizes:
             known[key] = found
         return found
 
-    def whole(self, batch: int | None = None) -> int:
+    def on_one_gpu(self, batch: int | None = None) -> int:
         """What the whole model takes on one GPU, nothing reserved."""
         return self.of_blocks(0, self._blocks, batch)
 
@@ -271,18 +271,18 @@ class BlockSizes:
         """Whether the blocks fit on these GPUs in this order."""
         return fits(len(self.cuts) - 1, [gpu.free for gpu in gpus], self.need(gpus, batch))
 
-    def best(self, gpus: Sequence[GpuSpec]) -> Split:
+    def best(self, gpus: Sequence[GpuSpec]) -> LayerSplit:
         """The best split of the pieces between cuts over these GPUs in this order."""
         rooms = [gpu.free for gpu in gpus]
         # Parts of a model never take less together than the whole.
-        return best_split(len(self.cuts) - 1, rooms, self.need(gpus), at_least=self.whole() / sum(rooms))
+        return best_split(len(self.cuts) - 1, rooms, self.need(gpus), at_least=self.on_one_gpu() / sum(rooms))
 
     def load(self, gpu: GpuSpec, first: int, after_last: int) -> GpuLoad[Usage]:
         """What these blocks take on this GPU."""
         return GpuLoad(gpu, self.costs.usage(first, after_last, gpu, batch=self.batch), first, after_last)
 
-    def loads(self, gpus: Sequence[GpuSpec], split: Split) -> tuple[GpuLoad[Usage], ...]:
-        """What lies on each GPU of the split; GPUs that get nothing are left out."""
+    def loads(self, gpus: Sequence[GpuSpec], split: LayerSplit) -> tuple[GpuLoad[Usage], ...]:
+        """The blocks on each GPU of the split; GPUs that get nothing are left out."""
         runs = [(self.cuts[first], self.cuts[after_last]) for first, after_last in split.ranges]
         return tuple(self.load(gpu, *run) for gpu, run in zip(gpus, runs, strict=True) if run[1] > run[0])
 

@@ -12,6 +12,20 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from gpuherd.errors import UsageError
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.memory.kv_cache import GIB, Reserve
+from gpuherd.models.memory.training import Step, TrainingTask
+from gpuherd.models.memory.training_job import (
+    LoraShape,
+    Method,
+    Optimiser,
+    Strategy,
+    TrainingJob,
+    TrainingPrecision,
+    TrainingUsage,
+)
+from gpuherd.models.memory.training_states import has_linear, training_model
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import (
     MOST_COMMON_GPUS,
     GpuKind,
@@ -22,26 +36,53 @@ from gpuherd.models.place.gpus import (
     gpus_option,
     split_by_capability,
 )
-from gpuherd.models.place.result import AllGpus, Alternative, GpuLoad, TrainingPlan, TrainingRefusal
+from gpuherd.models.place.result import Alternative, GpuLoad, PlanOutcome, Refusal
 from gpuherd.models.place.split import fit_batch_size, largest
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.training_activations import recipe_of
-from gpuherd.models.plan.training_job import (
-    LoraShape,
-    Method,
-    Optimiser,
-    Strategy,
-    TrainingJob,
-    TrainingPrecision,
-)
-from gpuherd.models.plan.training_model import training_model
-from gpuherd.models.plan.training_result import TrainingUsage
-from gpuherd.models.plan.training_states import has_linear
-from gpuherd.models.plan.training_task import TrainingTask
-from gpuherd.models.plan.training_usage import Step
-from gpuherd.models.plan.workload import GIB, Reserve
 from gpuherd.units import gib
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Training(PlanOutcome[TrainingUsage]):
+    """A training.
+
+    Attributes:
+        trained: how many numbers are trained.
+        checkpointed, plain: usage of the fullest GPU with and without checkpointing, whichever the job asks for.
+    """
+
+    job: TrainingJob
+    trained: int
+    checkpointed: TrainingUsage
+    plain: TrainingUsage
+
+
+@dataclass(frozen=True, slots=True)
+class AllGpus:
+    """A training divided over all GPUs that were given."""
+
+    gpus: int
+    usage: TrainingUsage
+    largest_batch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan(_Training):
+    """A training that fits.
+
+    Attributes:
+        loads: ``fsdp``: the fewest that fit; ``ddp``: all that fit; ``single``: one.
+        largest_batch: on a GPU, with these tokens, on the GPUs of ``loads``.
+        on_all: the same job divided over all GPUs: usage of the fullest and largest batch; None where ``loads`` has
+            all of them or more GPUs change nothing.
+    """
+
+    largest_batch: int
+    on_all: AllGpus | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRefusal(_Training, Refusal):
+    """A training that fits nowhere."""
 
 
 def make_training_plan(
@@ -110,7 +151,7 @@ def _check_count(gpus: Sequence[GpuSpec], job: TrainingJob, count: int | None) -
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class TrainingPlacement:
     """A training on GPUs, whether it fits there or not."""
 
     step: Step
@@ -170,14 +211,14 @@ def _fits(task: TrainingTask, gpus: Sequence[GpuSpec], reserve: Reserve) -> bool
 
 def _best_placement(
     task: TrainingTask, gpus: Sequence[GpuSpec], reserve: Reserve, count: int | None = None
-) -> Placement:
+) -> TrainingPlacement:
     """The best placement: one that fits if there is any, else the one that misses least."""
     roomiest = _roomiest_first(gpus, reserve)
 
-    def on(number: int) -> Placement:
+    def on(number: int) -> TrainingPlacement:
         return _on(task, _first(roomiest, number), reserve)
 
-    tried: list[Placement] = []
+    tried: list[TrainingPlacement] = []
     for alike in [(count,)] if count is not None else _numbers_to_try(task, roomiest, reserve):
         tried.append(on(alike[-1]))
         if tried[-1].missing > 0:
@@ -217,10 +258,10 @@ def _numbers_to_try(task: TrainingTask, roomiest: Sequence[GpuSpec], reserve: Re
         yield (1,)
 
 
-def _on(task: TrainingTask, gpus: Sequence[GpuSpec], reserve: Reserve) -> Placement:
+def _on(task: TrainingTask, gpus: Sequence[GpuSpec], reserve: Reserve) -> TrainingPlacement:
     step = Step(task, len(gpus))
     usages = {total: step.usage(reserve, total) for total in {gpu.total for gpu in gpus}}
-    return Placement(step, tuple(GpuLoad(gpu, usages[gpu.total]) for gpu in gpus))
+    return TrainingPlacement(step, tuple(GpuLoad(gpu, usages[gpu.total]) for gpu in gpus))
 
 
 def _capable_gpus(gpus: Sequence[GpuSpec], job: TrainingJob) -> tuple[tuple[GpuSpec, ...], tuple[str, ...]]:
@@ -234,7 +275,7 @@ def _capable_gpus(gpus: Sequence[GpuSpec], job: TrainingJob) -> tuple[tuple[GpuS
 
 
 def _refusal(
-    task: TrainingTask, found: Placement, reserve: Reserve, remarks: tuple[str, ...], incapable: str = ""
+    task: TrainingTask, found: TrainingPlacement, reserve: Reserve, remarks: tuple[str, ...], incapable: str = ""
 ) -> TrainingRefusal:
     """``incapable``: the reason, where it isn't memory."""
     return TrainingRefusal(
@@ -252,7 +293,7 @@ def _refusal(
     )
 
 
-def _too_large(task: TrainingTask, found: Placement) -> str:
+def _too_large(task: TrainingTask, found: TrainingPlacement) -> str:
     fullest = found.fullest
     share = f"each of {len(found.loads)} GPUs needs" if len(found.loads) > 1 else "one GPU needs"
     return (
@@ -262,7 +303,9 @@ def _too_large(task: TrainingTask, found: Placement) -> str:
     )
 
 
-def _usage_with(task: TrainingTask, found: Placement, reserve: Reserve, *, checkpointing: bool) -> TrainingUsage:
+def _usage_with(
+    task: TrainingTask, found: TrainingPlacement, reserve: Reserve, *, checkpointing: bool
+) -> TrainingUsage:
     """The usage of the fullest GPU with or without checkpointing."""
     if task.job.checkpointing == checkpointing:
         return found.fullest.usage
@@ -270,20 +313,21 @@ def _usage_with(task: TrainingTask, found: Placement, reserve: Reserve, *, check
     return Step(other, len(found.loads)).usage(reserve, found.fullest.gpu.total)
 
 
-def _on_all(task: TrainingTask, gpus: Sequence[GpuSpec], reserve: Reserve, found: Placement) -> AllGpus | None:
+def _on_all(task: TrainingTask, gpus: Sequence[GpuSpec], reserve: Reserve, found: TrainingPlacement) -> AllGpus | None:
     if task.job.strategy is not Strategy.FSDP or len(found.loads) >= len(gpus):
         return None
     everywhere = _best_placement(task, gpus, reserve, len(gpus))
     return AllGpus(len(gpus), everywhere.fullest.usage, everywhere.fit_batch_size(reserve))
 
 
-def _warnings(task: TrainingTask, found: Placement, given: int) -> tuple[str, ...]:
+def _warnings(task: TrainingTask, found: TrainingPlacement, given: int) -> tuple[str, ...]:
     architecture, job, gpus = task.architecture, task.job, len(found.loads)
     warnings = list(architecture.assumptions)
-    if recipe_of(architecture) is None:
+    if not architecture.trainings_measured:
         warnings.append(
-            f"how {architecture.model_type} computes its layers is not known here: activations are assumed to be twice"
-            " those of such layers in other models; measure a step before you rely on them"
+            f"how {architecture.model_type} computes its layers was not measured here (torch and transformers do that"
+            " from a config): activations are assumed to be twice those of Llama's layers; measure a step before you"
+            " rely on them"
         )
     if any(block.cache is not None and block.cache.per_sequence for block in architecture.blocks):
         warnings.append(
@@ -379,7 +423,7 @@ def _costs_only_time(alternative: Alternative) -> bool:
 
 
 def _smaller_batch(task: TrainingTask, gpus: Sequence[GpuSpec], reserve: Reserve) -> Alternative | None:
-    """The largest batch below the one asked for, with as many passes as make up for it."""
+    """The largest batch below the requested one, with as many passes as make up for it."""
     job = task.job
     if job.batch == 1:
         return None

@@ -27,7 +27,7 @@ _HEAD_SIZE = ("head_dim", "kv_channels")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class FusedLayout:
     """How a 2-D tensor holds its parts.
 
     Attributes:
@@ -74,10 +74,10 @@ class Layout:
         return np.array(grouped[:, :, start:stop]).reshape(rows, -1)
 
 
-Rule = Callable[[Config, Shape], Layout | None]
+Rule = Callable[[Config, Shape], FusedLayout | None]
 
 
-def _whole_number(config: Config, names: Sequence[str]) -> int | None:
+def _integer(config: Config, names: Sequence[str]) -> int | None:
     for name in names:
         value = config.get(name)
         if type(value) is int and value > 0:
@@ -85,21 +85,21 @@ def _whole_number(config: Config, names: Sequence[str]) -> int | None:
     return None
 
 
-def _qkv(axis: int, groups: int, q: int, k: int, v: int) -> Layout:
-    return Layout(axis, groups, (("_q", q), ("_k", k), ("_v", v)))
+def _qkv(axis: int, groups: int, q: int, k: int, v: int) -> FusedLayout:
+    return FusedLayout(axis, groups, (("_q", q), ("_k", k), ("_v", v)))
 
 
-def _thirds(_: Config, shape: Shape) -> Layout | None:
+def _thirds(_: Config, shape: Shape) -> FusedLayout | None:
     """Three square matrices behind each other; with fewer key heads the shape differs, and shows no more than that."""
     return _qkv(0, 1, *(shape[1],) * 3) if shape[0] == 3 * shape[1] else None
 
 
-def _columns(_: Config, shape: Shape) -> Layout | None:
+def _columns(_: Config, shape: Shape) -> FusedLayout | None:
     """Conv1D stores the transpose: (in, 3 in) is q, k, v and, in cross-attention, (in, 2 in) is k, v."""
     rows, columns = shape
     if columns == 3 * rows:
         return _qkv(1, 1, rows, rows, rows)
-    return Layout(1, 1, (("_k", rows), ("_v", rows))) if columns == 2 * rows else None
+    return FusedLayout(1, 1, (("_k", rows), ("_v", rows))) if columns == 2 * rows else None
 
 
 def _heads(config: Config, shape: Shape) -> tuple[int, int] | None:
@@ -107,7 +107,7 @@ def _heads(config: Config, shape: Shape) -> tuple[int, int] | None:
 
     The width makes a wrong number of key heads show: with it the parts don't fill the tensor.
     """
-    heads, size = _whole_number(config, _HEADS), _whole_number(config, _HEAD_SIZE)
+    heads, size = _integer(config, _HEADS), _integer(config, _HEAD_SIZE)
     if heads is None or (size is None and shape[1] % heads):
         return None
     return heads, size or shape[1] // heads
@@ -116,16 +116,16 @@ def _heads(config: Config, shape: Shape) -> tuple[int, int] | None:
 def _key_heads(config: Config) -> int | None:
     """How many key heads the config gives; None where each query head has its own."""
     inner = config.get("attn_config")
-    return _whole_number(config, _KV_HEADS) or (_whole_number(inner, _KV_HEADS) if isinstance(inner, Mapping) else None)
+    return _integer(config, _KV_HEADS) or (_integer(inner, _KV_HEADS) if isinstance(inner, Mapping) else None)
 
 
-def _by_head(config: Config, shape: Shape) -> Layout | None:
+def _by_head(config: Config, shape: Shape) -> FusedLayout | None:
     """[heads, (q, k, v), head_dim]."""
     found = _heads(config, shape)
     return None if found is None else _qkv(0, found[0], *(found[1],) * 3)
 
 
-def _behind(config: Config, shape: Shape, key_heads: int | None) -> Layout | None:
+def _behind(config: Config, shape: Shape, key_heads: int | None) -> FusedLayout | None:
     """All query heads, then so many key heads, then as many value heads."""
     found = _heads(config, shape)
     if found is None:
@@ -135,12 +135,12 @@ def _behind(config: Config, shape: Shape, key_heads: int | None) -> Layout | Non
     return _qkv(0, 1, heads * size, kept, kept)
 
 
-def _grouped_query(config: Config, shape: Shape) -> Layout | None:
+def _grouped_query(config: Config, shape: Shape) -> FusedLayout | None:
     """All query heads, then the (fewer) key heads, then the value heads."""
     return _behind(config, shape, _key_heads(config))
 
 
-def _by_key_head(config: Config, shape: Shape) -> Layout | None:
+def _by_key_head(config: Config, shape: Shape) -> FusedLayout | None:
     """[key heads, (its query heads, k, v), head_dim]."""
     found = _heads(config, shape)
     if found is None:
@@ -150,18 +150,18 @@ def _by_key_head(config: Config, shape: Shape) -> Layout | None:
     return None if heads % key_heads else _qkv(0, key_heads, heads // key_heads * size, size, size)
 
 
-def _multi_query(config: Config, shape: Shape) -> Layout | None:
+def _multi_query(config: Config, shape: Shape) -> FusedLayout | None:
     """All query heads, one key head, one value head; by head where ``multi_query``, on by default, is off."""
     return _behind(config, shape, 1) if config.get("multi_query", True) else _by_head(config, shape)
 
 
-def _falcon(config: Config, shape: Shape) -> Layout | None:
+def _falcon(config: Config, shape: Shape) -> FusedLayout | None:
     if config.get("new_decoder_architecture") or config.get("model_type") == "RefinedWeb":
         return _by_key_head(config, shape)
     return _multi_query(config, shape)
 
 
-def _mpt(config: Config, shape: Shape) -> Layout | None:
+def _mpt(config: Config, shape: Shape) -> FusedLayout | None:
     """Grouped as llm-foundry has it; by ``attn_type`` alone where each query head has its key head, or all have one."""
     inner = config.get("attn_config")
     kind = inner.get("attn_type") if isinstance(inner, Mapping) else None
@@ -170,43 +170,43 @@ def _mpt(config: Config, shape: Shape) -> Layout | None:
     return _behind(config, shape, _key_heads(config) if kind == "grouped_query_attention" else None)
 
 
-def _chatglm(config: Config, shape: Shape) -> Layout | None:
+def _chatglm(config: Config, shape: Shape) -> FusedLayout | None:
     """From ChatGLM2 on with grouped heads one behind the other; ChatGLM-6B by head."""
     return _grouped_query(config, shape) if config.get("multi_query_attention") else _by_head(config, shape)
 
 
-def _chatglm_gate(config: Config, _: Shape) -> Layout | None:
+def _chatglm_gate(config: Config, _: Shape) -> FusedLayout | None:
     """From ChatGLM2 on gate and up; ChatGLM-6B, whose config has an ``inner_hidden_size`` instead, has no gate."""
-    width = _whole_number(config, ("ffn_hidden_size",))
-    return None if width is None else Layout(0, 1, (("_gate", width), ("_up", width)))
+    width = _integer(config, ("ffn_hidden_size",))
+    return None if width is None else FusedLayout(0, 1, (("_gate", width), ("_up", width)))
 
 
-def _codegen(_: Config, shape: Shape) -> Layout | None:
+def _codegen(_: Config, shape: Shape) -> FusedLayout | None:
     """Four groups (the four TPU cores it was trained on), each of q, v, k in that order."""
     if shape[0] != 3 * shape[1] or shape[1] % 4:
         return None
     size = shape[1] // 4
-    return Layout(0, 4, (("_q", size), ("_v", size), ("_k", size)))
+    return FusedLayout(0, 4, (("_q", size), ("_v", size), ("_k", size)))
 
 
-def _gguf_qkv(config: Config, _: Shape) -> Layout | None:
+def _gguf_qkv(config: Config, _: Shape) -> FusedLayout | None:
     """All query heads, then the key heads, then the value heads, of a size that the metadata tell."""
-    heads, size = _whole_number(config, _HEADS), _whole_number(config, _HEAD_SIZE)
+    heads, size = _integer(config, _HEADS), _integer(config, _HEAD_SIZE)
     if heads is None or size is None:
         return None
-    kv_heads = _whole_number(config, _KV_HEADS) or heads
+    kv_heads = _integer(config, _KV_HEADS) or heads
     return _qkv(0, 1, heads * size, kv_heads * size, kv_heads * size)
 
 
-def _gguf_up(config: Config, shape: Shape) -> Layout | None:
+def _gguf_up(config: Config, shape: Shape) -> FusedLayout | None:
     """Phi-3's and ChatGLM's gate lies above the up projection in a tensor of twice the width."""
-    width = _whole_number(config, ("intermediate_size",))
-    return None if width is None or shape[0] != 2 * width else Layout(0, 1, (("_gate", width), ("_up", width)))
+    width = _integer(config, ("intermediate_size",))
+    return None if width is None or shape[0] != 2 * width else FusedLayout(0, 1, (("_gate", width), ("_up", width)))
 
 
 def _row_halves(first: str, second: str) -> Rule:
-    def rule(_: Config, shape: Shape) -> Layout | None:
-        return None if shape[0] % 2 else Layout(0, 1, ((first, shape[0] // 2), (second, shape[0] // 2)))
+    def rule(_: Config, shape: Shape) -> FusedLayout | None:
+        return None if shape[0] % 2 else FusedLayout(0, 1, ((first, shape[0] // 2), (second, shape[0] // 2)))
 
     return rule
 
@@ -247,7 +247,7 @@ def is_fused(name: str) -> bool:
     return any(pattern.fullmatch(name) for _, pattern, _ in _RULES)
 
 
-def layout_of(name: str, shape: Shape, config: Config) -> Layout | None:
+def layout_of(name: str, shape: Shape, config: Config) -> FusedLayout | None:
     """The layout of a fused 2-D tensor, None when it holds one matrix or when no rule fits it exactly."""
     for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
         for types, pattern, rule in _RULES:
@@ -279,6 +279,15 @@ _GATE_UP: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("ffn_gate_up_exps.weight",), "ffn_gate_up_", "ffn_down_"),
     (("experts.fc1.weight",), "experts.fc1", "experts.fc2"),
 )
+# The same parameters where a checkpoint has a tensor an expert: for each form, what in the module's name is replaced by
+# what, and the matrices that lie below each other in the parameter that transformers makes of them.
+EXPERTS_APART = {
+    "gate_up_proj": (
+        ("", "", ("gate_proj", "up_proj")),
+        ("mlp.experts", "block_sparse_moe.experts", ("w1", "w3")),
+    ),
+    "down_proj": (("", "", ("down_proj",)), ("mlp.experts", "block_sparse_moe.experts", ("w2",))),
+}
 # model_types whose gate and up projections alternate column by column.
 _ALTERNATING_EXPERTS = frozenset({"gpt_oss"})
 
@@ -326,7 +335,7 @@ def part_name(longname: str, part: str) -> str:
     return f"{longname}_{part}"
 
 
-def expert_layout(name: str, shape: Shape, tensors: Mapping[str, TensorInfo], config: Config) -> Layout | None:
+def expert_layout(name: str, shape: Shape, tensors: Mapping[str, TensorInfo], config: Config) -> FusedLayout | None:
     """The layout of one expert's gate and up projection in a fused tensor, None when it holds one matrix.
 
     The shape of the same expert's down projection, in another of the ``tensors``, tells whether the matrices are stored
@@ -338,9 +347,9 @@ def expert_layout(name: str, shape: Shape, tensors: Mapping[str, TensorInfo], co
         return None
     (rows, columns), (outputs, inputs) = shape, found.shape[1:]
     if outputs == columns and 2 * inputs == rows:
-        return Layout(0, 1, (("gate", rows // 2), ("up", rows // 2)))
+        return FusedLayout(0, 1, (("gate", rows // 2), ("up", rows // 2)))
     if inputs == rows and 2 * outputs == columns:
         if config.get("model_type") in _ALTERNATING_EXPERTS:
-            return Layout(1, columns // 2, (("gate", 1), ("up", 1)))
-        return Layout(1, 1, (("gate", columns // 2), ("up", columns // 2)))
+            return FusedLayout(1, columns // 2, (("gate", 1), ("up", 1)))
+        return FusedLayout(1, 1, (("gate", columns // 2), ("up", columns // 2)))
     return None

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuherd.errors import BadModel
 from gpuherd.models.tensors.fused import (
-    Layout,
+    FusedLayout,
     Shape,
     expert_layout,
     expert_name,
@@ -44,7 +44,7 @@ from gpuherd.models.tensors.source import (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MatrixPart:
     """Which part of its stored tensor a matrix is.
 
     Attributes:
@@ -54,7 +54,7 @@ class Part:
     """
 
     piece: int = 0
-    layout: Layout | None = None
+    layout: FusedLayout | None = None
     number: int = 0
 
 
@@ -100,7 +100,7 @@ class WeightMatrix:
     skip: str | None
     slices: Callable[[], list[FloatArray]] = field(repr=False)
     tensor: str = ""
-    part: Part = Part()
+    part: MatrixPart = MatrixPart()
     factors: Callable[[], list[tuple[FloatArray, FloatArray]]] | None = field(default=None, repr=False)
     stream: Callable[[int], Iterator[FloatArray]] | None = field(default=None, repr=False)
     half: HalfSlabs | None = field(default=None, repr=False)
@@ -200,27 +200,27 @@ def _two_axes(source: TensorSource, info: TensorInfo, kind: Kind, config: Mappin
     whole = Region(name, ((0, shape[0]),), (0, shape[1]))
     layout = layout_of(name, shape, config) if kind == "linear" else None
     if layout is None:
-        yield _region(source, longname, kind, whole, Part())
+        yield _region(source, longname, kind, whole, MatrixPart())
     else:
         yield from _parts(source, kind, whole, layout, 0, lambda suffix: longname + suffix)
 
 
 def _parts(
-    source: TensorSource, kind: Kind, whole: Region, layout: Layout, piece: int, called: Callable[[str], str]
+    source: TensorSource, kind: Kind, whole: Region, layout: FusedLayout, piece: int, called: Callable[[str], str]
 ) -> Iterator[WeightMatrix]:
     """The parts of a fused matrix: each read by itself where its bytes can be, else together."""
     alone = _has_blocks(source, whole.tensor)
     shared = _SharedRead(lambda: _read(source, whole), layout)
     for number, (suffix, _) in enumerate(layout.parts):
-        region, part = _part_region(whole, layout, number), Part(piece, layout, number)
+        region, part = _part_region(whole, layout, number), MatrixPart(piece, layout, number)
         if region is not None and (alone or (kind != "expert" and layout.block(number) is not None)):
             yield _region(source, called(suffix), kind, region, part)
         else:
             shape = layout.part_shape(whole.shape, number)
-            yield _whole(called(suffix), kind, shape, shared.part(number), whole.tensor, part)
+            yield _matrix_of(called(suffix), kind, shape, shared.part(number), whole.tensor, part)
 
 
-def _part_region(whole: Region, layout: Layout, part: int) -> Region | None:
+def _part_region(whole: Region, layout: FusedLayout, part: int) -> Region | None:
     """Where one part of a fused matrix lies; None for columns that alternate, which are cheaper to read together."""
     runs, (first, last) = layout.runs(part), whole.rows[0]
     if layout.axis == 0:
@@ -232,9 +232,9 @@ def _has_blocks(source: TensorSource, name: str) -> TypeGuard[BlockSource]:
     return isinstance(source, BlockSource) and source.has_blocks(name)
 
 
-def _region(source: TensorSource, longname: str, kind: Kind, region: Region, part: Part) -> WeightMatrix:
+def _region(source: TensorSource, longname: str, kind: Kind, region: Region, part: MatrixPart) -> WeightMatrix:
     """A matrix that lies in its tensor by itself, streamed where the source can."""
-    whole = _whole(longname, kind, region.shape, lambda: [_read(source, region)], region.tensor, part)
+    whole = _matrix_of(longname, kind, region.shape, lambda: [_read(source, region)], region.tensor, part)
     if _has_blocks(source, region.tensor):
         blocks = source
         half = source.half_of(region.tensor) if isinstance(source, CodeSource) else None
@@ -247,8 +247,8 @@ def _region(source: TensorSource, longname: str, kind: Kind, region: Region, par
     return whole
 
 
-def _whole(
-    longname: str, kind: Kind, shape: Shape, slices: Callable[[], list[FloatArray]], tensor: str, part: Part
+def _matrix_of(
+    longname: str, kind: Kind, shape: Shape, slices: Callable[[], list[FloatArray]], tensor: str, part: MatrixPart
 ) -> WeightMatrix:
     return WeightMatrix(longname, kind, shape, shape[0] * shape[1], None, slices, tensor, part)
 
@@ -262,13 +262,13 @@ def _read(source: TensorSource, region: Region) -> FloatArray:
     if (start, stop) == (0, math.prod(shape[:-1])):
         return source.read(region.tensor).reshape(region.shape)
     each = math.prod(shape[1:-1])
-    return source.read_part(region.tensor, start // each, stop // each).reshape(region.shape)
+    return source.read(region.tensor, start // each, stop // each).reshape(region.shape)
 
 
 def _row_slabs(source: TensorSource, region: Region, most: int) -> Iterator[FloatArray]:
     ((first, last),) = region.rows
     for start in range(first, last, most):
-        yield source.read_part(region.tensor, start, min(start + most, last))
+        yield source.read(region.tensor, start, min(start + most, last))
 
 
 class _SharedRead:
@@ -277,7 +277,7 @@ class _SharedRead:
     A part that is asked for a second time is read anew, and nothing is kept. For one caller at a time.
     """
 
-    def __init__(self, read: Callable[[], FloatArray], layout: Layout) -> None:
+    def __init__(self, read: Callable[[], FloatArray], layout: FusedLayout) -> None:
         self._read = read
         self._layout = layout
         self._left = set(range(len(layout.parts)))
@@ -314,7 +314,7 @@ def _experts(
         first, longname = expert * each[0], expert_name(_longname(name), expert)
         whole = Region(name, ((first, first + each[0]),), (0, each[1]))
         if layout is None:
-            yield _region(source, longname, "expert", whole, Part(expert))
+            yield _region(source, longname, "expert", whole, MatrixPart(expert))
         else:
             yield from _parts(source, "expert", whole, layout, expert, partial(part_name, longname))
 

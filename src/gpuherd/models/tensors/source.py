@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuherd.errors import BadModel
-from gpuherd.models.names import shown
+from gpuherd.models.names import quoted
 
 FloatArray = npt.NDArray[np.floating[Any]]
 # 16-bit numbers as they are stored, and their formats.
@@ -33,6 +33,13 @@ ITEM_BYTES = {
 # Bits per element of the formats that are narrower than a byte. They are known so that a header with them can be
 # checked; they are never read as weights.
 ITEM_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+
+# safetensors' names by torch's, of the formats that a PyTorch file may name.
+BY_TORCH = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint64": "U64",
+    "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
 
 # The formats that are read as weights.
 READABLE = frozenset({"F16", "BF16", "F32", "F64"})
@@ -57,8 +64,8 @@ class TensorInfo:
             format whose codes reading turns into weights, for example ``Q4_K`` or ``NF4``.
         nbytes: bytes in the file.
         shares: name of an earlier tensor of the checkpoint whose very bytes these are (tied weights), else None.
-        decoded: whether the stored numbers are codes that are turned into weights when they are read.
-        scales_of: name of the decoded tensor that these scales, zeros or settings belong to, else None.
+        dequantized: whether the stored numbers are codes that are turned into weights when they are read.
+        scales_of: name of the dequantized tensor that these scales, zeros or settings belong to, else None.
     """
 
     name: str
@@ -66,7 +73,7 @@ class TensorInfo:
     dtype: str
     nbytes: int
     shares: str | None = None
-    decoded: bool = False
+    dequantized: bool = False
     scales_of: str | None = None
 
 
@@ -83,15 +90,12 @@ class TensorSource(Protocol):
         """All tensors, by name, in the order of the checkpoint."""
         ...
 
-    def read(self, name: str) -> FloatArray:
-        """One tensor, in its stored shape. float16 and bfloat16 come as float32 (exactly), float32 and float64 as they
-        are. Nothing of it stays in memory here after the call. Raises BadModel when it can't be read."""
-        ...
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:
+        """One tensor in its stored shape, or entries ``start`` to ``stop`` of its first axis, others not read.
 
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        """Entries ``start`` to ``stop`` of the first axis, as ``read`` would give them, without reading the others.
-
-        So one expert of a fused mixture, or the rows of one projection, cost no more than their own bytes.
+        So one expert of a fused mixture, or the rows of one projection, cost no more than their own bytes. float16 and
+        bfloat16 come as float32 (exactly), float32 and float64 as they are. Nothing stays in memory here after the
+        call. Raises BadModel when it can't be read.
         """
         ...
 
@@ -103,13 +107,9 @@ class HeadersOnly:
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 
-    def read(self, name: str) -> FloatArray:
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> FloatArray:  # noqa: ARG002 - the protocol's
         """Raises BadModel."""
-        raise BadModel(f"tensor {shown(name)} is not downloaded")
-
-    def read_part(self, name: str, start: int, stop: int) -> FloatArray:
-        """Raises BadModel."""
-        raise BadModel(f"entries {start} to {stop} of tensor {shown(name)} are not downloaded")
+        raise BadModel(f"tensor {quoted(name)} is not downloaded")
 
 
 @runtime_checkable
@@ -118,7 +118,7 @@ class BlockSource(TensorSource, Protocol):
     memory. Others are read whole, or by entries of the first axis."""
 
     def has_blocks(self, name: str) -> bool:
-        """Whether ``read_block`` can be asked for this tensor."""
+        """Whether ``read_block`` can be called for this tensor."""
         ...
 
     def read_block(self, name: str, rows: Run, columns: Run) -> FloatArray:

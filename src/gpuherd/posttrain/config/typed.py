@@ -1,8 +1,8 @@
 """Plain nested values (of YAML, JSON, overrides) become frozen dataclasses, each value checked by its annotation.
 
 ``read`` goes down a mapping along the fields of a dataclass. Every complaint names the full key (``algos.PITA.lr``),
-says what is possible there, and for a key that is not there the nearest one that is. ``plain`` goes the other way.
-Knows no particular configuration, no file and no library.
+says what is possible there, and for a key that is not there the nearest one that is. ``runs.records.jsonable`` goes the
+other way: ``read(type(value), jsonable(value)) == value``. Knows no particular configuration, no file and no library.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from gpuherd.errors import GpuherdError, UsageError, printable
 from gpuherd.options import did_you_mean, nearest
+from gpuherd.runs.records import field_types, jsonable
 
 T = TypeVar("T")
 
@@ -40,20 +41,6 @@ def read(kind: type[T], values: Any, where: str = "") -> T:
     Raises UsageError, also for what a dataclass refuses itself (as UsageError or ValueError).
     """
     return _Reader(kind).dataclass(kind, values, where)  # type: ignore[no-any-return]
-
-
-def plain(value: Any) -> Any:
-    """The same as values that JSON and YAML have: dataclasses and mappings as dicts, tuples as lists, enums and paths
-    as texts. ``read(type(value), plain(value)) == value``."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, enum.Enum):
-        return plain(value.value)
-    if isinstance(value, tuple | list):
-        return [plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def known_keys(kind: type, where: str = "") -> Iterator[str]:
@@ -181,8 +168,8 @@ class _Reader:
 
 def _fields(kind: type) -> dict[str, Any]:
     """The fields that the constructor takes, with their annotations resolved."""
-    hints = typing.get_type_hints(kind)
-    return {each.name: hints[each.name] for each in dataclasses.fields(kind) if each.init}
+    types_of = field_types(kind)
+    return {each.name: types_of[each.name] for each in dataclasses.fields(kind) if each.init}
 
 
 def _members(annotation: Any) -> Sequence[Any]:
@@ -248,7 +235,7 @@ def _shown(value: Any) -> str:
     """A value as YAML has it, printable, and not too long."""
     words = {None: "null", True: "true", False: "false"}
     is_word = value is None or isinstance(value, bool)
-    text = words[value] if is_word else printable(value if isinstance(value, str) else repr(plain(value)))
+    text = words[value] if is_word else printable(value if isinstance(value, str) else repr(jsonable(value)))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 

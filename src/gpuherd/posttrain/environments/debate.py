@@ -25,8 +25,9 @@ from gpuherd.posttrain.environments.options import EnvironmentOptions
 from gpuherd.posttrain.environments.sources import source_of
 from gpuherd.posttrain.problem import Problem, Split
 from gpuherd.posttrain.rewards.by_model import ModelRewards
-from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft
+from gpuherd.posttrain.tasks.reading import Checked, Draft
 from gpuherd.posttrain.tasks.scoring import ProblemSource
+from gpuherd.qa.data.questions import BadRow
 from gpuherd.qa.span import answer_in
 
 _MOST_TURNS = 3

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.data.json_files import rows_of_lines
-from gpuherd.qa.data.question_set import MissingQuestions
+from gpuherd.qa.data.files import rows_of_lines
+from gpuherd.qa.data.questions import MissingQuestions
 
 _WORD = re.compile(r"\w+")
 _SATURATION, _LENGTHS = 1.5, 0.75  # k1 and b

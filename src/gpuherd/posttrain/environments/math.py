@@ -15,8 +15,9 @@ from gpuherd.posttrain.environments.sources import source_of
 from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.posttrain.rewards.math import VALUE, MathRewards
 from gpuherd.posttrain.tasks.dataset import asked
-from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft
-from gpuherd.qa.judging.math_answers import result_of
+from gpuherd.posttrain.tasks.reading import Checked, Draft
+from gpuherd.qa.data.questions import BadRow
+from gpuherd.qa.grading.formulas import result_of
 from gpuherd.qa.span import answer_in
 
 _MOST_ATTEMPTS = 2

@@ -14,7 +14,7 @@ from gpuherd.posttrain.tasks.order import first_problems, without_last_tenth
 from gpuherd.posttrain.tasks.reading import SUFFIXES, Checked, Draft, Part, gather, read_rows
 from gpuherd.posttrain.tasks.registry import make_task
 from gpuherd.posttrain.tasks.scoring import ProblemSource
-from gpuherd.qa.data.rows import Row
+from gpuherd.qa.data.questions import DataRow
 
 
 class ListedProblems:
@@ -67,7 +67,7 @@ def source_of(
     ``tasks.reading.gather`` does; a task's problems are its own, changed by
     ``of_task`` where the environment says more than they do. Raises UsageError, and what reading raises."""
     if options.problems is not None:
-        rows = [Row(f"problem {number}", each) for number, each in enumerate(options.problems, start=1)]
+        rows = [DataRow(f"problem {number}", each) for number, each in enumerate(options.problems, start=1)]
         return ListedProblems(name, gather(rows, draft, made, f"environment {name}"), options.only)
     if options.dataset is None:
         raise UsageError(f"environment {name}: dataset=TASK or FILE, or problems, say what is asked")

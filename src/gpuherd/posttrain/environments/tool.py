@@ -26,8 +26,9 @@ from gpuherd.posttrain.rewards.guarded import rewards_of
 from gpuherd.posttrain.rewards.math import MathRewards
 from gpuherd.posttrain.rewards.sandbox import Sandbox
 from gpuherd.posttrain.rewards.work import Limits
-from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft
+from gpuherd.posttrain.tasks.reading import Checked, Draft
 from gpuherd.posttrain.tasks.scoring import ProblemSource
+from gpuherd.qa.data.questions import BadRow
 from gpuherd.qa.span import answer_in
 
 _MOST_TURNS = 5

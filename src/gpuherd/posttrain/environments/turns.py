@@ -13,9 +13,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.environments.interface import Message
-from gpuherd.qa.prompts.conversation import opened_thought, templated
-from gpuherd.qa.prompts.special_tokens import control_texts, defused
-from gpuherd.qa.prompts.token_ids import token_ids
+from gpuherd.qa.prompts.conversation import control_texts, defused, opened_thought, templated, token_ids
 
 _MARKER = "gpuherdmarkerofwords"  # one word that no template changes
 _BETWEEN = "\n\n"

@@ -65,7 +65,7 @@ class AnsweredProblem:
 
 def line_of(answered: AnsweredProblem) -> str:
     """One line of JSON, without its end."""
-    return json.dumps(records.plain(answered), allow_nan=False, separators=(",", ":"))
+    return json.dumps(records.jsonable(answered), allow_nan=False, separators=(",", ":"))
 
 
 def read_answers(path: Path) -> Iterator[AnsweredProblem]:

@@ -15,7 +15,7 @@ from gpuherd.posttrain.evaluation.result import REFERENCE, Estimator, Point
 if TYPE_CHECKING:
     from gpuherd.posttrain.evaluation.equal_kl import AtEqualKL, DifferenceAtKL, SweepPoint
     from gpuherd.posttrain.evaluation.paired import Difference, Run
-    from gpuherd.qa.bootstrap import Plan
+    from gpuherd.qa.bootstrap import BootstrapPlan
 
 Methods = Mapping[str, Sequence[Found]]
 
@@ -44,7 +44,7 @@ class Comparison:
     note: str | None = None
 
 
-def comparisons_of(group: Sequence[Found], plan: Plan) -> list[Comparison]:
+def comparisons_of(group: Sequence[Found], plan: BootstrapPlan) -> list[Comparison]:
     """One for each data set that two methods, or one and the reference, were trained on.
 
     Args:
@@ -75,7 +75,7 @@ def _round(run: Found) -> int:
     return -1 if about.round is None else about.round
 
 
-def _comparison(dataset: str, methods: Methods, plan: Plan) -> Comparison:
+def _comparison(dataset: str, methods: Methods, plan: BootstrapPlan) -> Comparison:
     from gpuherd.posttrain.evaluation.equal_kl import at_equal_kl, shared_kls, unmoved
     from gpuherd.posttrain.evaluation.paired import differences
 

@@ -19,8 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.batching import halved, pieces
-from gpuherd.lm.forward import CausalModel, Reading, causal_model, padded
+from gpuherd.lm.forward import BatchReading, CausalModel, causal_model, halved, padded, pieces
 from gpuherd.posttrain.evaluation.result import Estimator
 from gpuherd.runs.worker import is_out_of_memory
 
@@ -124,7 +123,7 @@ def _walk(
         return
     whole = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
     read_by = [padded(each, whole) for each in models]
-    readings = [Reading(each, len(whole), keeping=each.takes_padding) for each in models]
+    readings = [BatchReading(each, len(whole), keeping=each.takes_padding) for each in models]
     ids, wide = read_by[0][0].cpu(), len(max(whole, key=len))
     at_once = max(1, _MOST_NUMBERS // (len(whole) * _vocabulary(models[0]))) if together else longest
     start, done = wide - longest, 0

@@ -25,7 +25,7 @@ import numpy as np
 from gpuherd.posttrain.evaluation.metrics import Ratio
 from gpuherd.posttrain.evaluation.over_seeds import drawn_means
 from gpuherd.posttrain.evaluation.paired import runs_p
-from gpuherd.qa.bootstrap import Floats, Plan, figure_of
+from gpuherd.qa.bootstrap import BootstrapPlan, Floats, figure_of
 from gpuherd.qa.intervals import Figure, holm
 
 Pair = tuple[str, str]  # of methods
@@ -82,7 +82,7 @@ class _Reading:
 
 
 def at_equal_kl(
-    sweeps: Mapping[str, Sequence[SweepPoint]], kls: Mapping[Pair, Sequence[float]], plan: Plan
+    sweeps: Mapping[str, Sequence[SweepPoint]], kls: Mapping[Pair, Sequence[float]], plan: BootstrapPlan
 ) -> tuple[list[AtEqualKL], list[DifferenceAtKL]]:
     """Each method at the values of KL of its pairs, and the differences of each pair at its own.
 
@@ -107,7 +107,9 @@ def at_equal_kl(
     return figures, [replace(each, p_holm=p) for each, p in zip(differences, corrected, strict=True)]
 
 
-def shared_kls(sweeps: Mapping[str, Sequence[SweepPoint]], plan: Plan, count: int = 4) -> dict[Pair, tuple[float, ...]]:
+def shared_kls(
+    sweeps: Mapping[str, Sequence[SweepPoint]], plan: BootstrapPlan, count: int = 4
+) -> dict[Pair, tuple[float, ...]]:
     """For every two methods so many values of KL at most that both reach: every run's own, and all but 5 % of their
     resamples, since those that don't reach are no fair sample of the others.
 
@@ -135,13 +137,13 @@ def shared_kls(sweeps: Mapping[str, Sequence[SweepPoint]], plan: Plan, count: in
     return {pair: found[pair] for pair in ranges}
 
 
-def unmoved(sweeps: Mapping[str, Sequence[SweepPoint]], plan: Plan) -> dict[str, float]:
+def unmoved(sweeps: Mapping[str, Sequence[SweepPoint]], plan: BootstrapPlan) -> dict[str, float]:
     """The methods that stay within ``LEAST_KL`` of the reference, with the KL that they reach."""
     ends = {name: _ends(points, plan)[1] for name, points in sweeps.items()}
     return {name: max(0.0, end) for name, end in ends.items() if end < LEAST_KL}
 
 
-def _ends(points: Sequence[SweepPoint], plan: Plan) -> tuple[float, float]:
+def _ends(points: Sequence[SweepPoint], plan: BootstrapPlan) -> tuple[float, float]:
     """From which KL to which a sweep reaches."""
     drawn, runs = _drawn(points, plan)[0], _by_run(points)[0]
     lows, highs = drawn.min(axis=1), drawn.max(axis=1)
@@ -152,7 +154,7 @@ def _ends(points: Sequence[SweepPoint], plan: Plan) -> tuple[float, float]:
     return max(low, float(runs.min(axis=1).max())), min(high, float(runs.max(axis=1).min()))
 
 
-def _difference(what: tuple[str, str, float], one: _Reading, other: _Reading, plan: Plan) -> DifferenceAtKL:
+def _difference(what: tuple[str, str, float], one: _Reading, other: _Reading, plan: BootstrapPlan) -> DifferenceAtKL:
     spread = one.drawn - other.drawn
     figure = _figure(one.value - other.value, spread, plan)
     single = len(one.runs) == len(other.runs) == 1
@@ -182,7 +184,7 @@ def _values(points: Sequence[SweepPoint]) -> tuple[Floats, Floats]:
     return kl, np.array([np.mean([run.value for run in each.metric]) for each in points])
 
 
-def _drawn(points: Sequence[SweepPoint], plan: Plan) -> tuple[Floats, Floats]:
+def _drawn(points: Sequence[SweepPoint], plan: BootstrapPlan) -> tuple[Floats, Floats]:
     """KL and metric of all points under each resample, both (resamples, points)."""
     kl = [drawn_means(each.kl, True, plan, each.seeds) for each in points]
     metric = [drawn_means(each.metric, True, plan, each.seeds) for each in points]
@@ -199,7 +201,7 @@ def _read_rows(kl: Floats, metric: Floats, at: float) -> Floats:
     return np.array([_read(*row, at) for row in zip(kl, metric, strict=True)])
 
 
-def _figure(value: float, spread: Floats, plan: Plan) -> Figure:
+def _figure(value: float, spread: Floats, plan: BootstrapPlan) -> Figure:
     if np.isnan(value):
         return Figure(None, note="the sweep does not reach this KL")
     return figure_of(value, spread, None, plan)

@@ -130,7 +130,7 @@ def evaluate(work: Evaluating, sampler_of: SamplerOf | None = None) -> Evaluatio
         policy=work.policy.to_dict(),
         reference=work.reference.to_dict(),
         split=work.options.split.value,
-        sampling=records.plain(work.sampling) | {"greedy": work.options.greedy},
+        sampling=records.jsonable(work.sampling) | {"greedy": work.options.greedy},
         confidence=work.options.confidence,
         points=tuple(points),
         notes=_notes(work, lost),
@@ -184,9 +184,9 @@ def _claim(work: Evaluating, problems: Sequence[Problem], digests: Mapping[str, 
     Args:
         digests: of the models' files; empty: they are not compared.
     """
-    digest = hashlib.sha256(json.dumps(records.plain(problems)).encode())
+    digest = hashlib.sha256(json.dumps(records.jsonable(problems)).encode())
     root = work.folder if work.root is None else work.root
-    sampling = {name: value for name, value in records.plain(work.sampling).items() if name != "batch_size"}
+    sampling = {name: value for name, value in records.jsonable(work.sampling).items() if name != "batch_size"}
     asked = {
         "policy": work.policy.to_dict(root),
         "reference": work.reference.to_dict(root),

@@ -25,7 +25,7 @@ class BadResult(GpuherdError):
 
 def write_result(folder: Path, evaluation: Evaluation) -> Path:
     """Writes ``folder/result.json`` as a whole. Returns its path. Raises CannotWrite."""
-    return _write(folder / RESULT, {"format": FORMAT, **without_infinity(records.plain(evaluation))}, indent=1)
+    return _write(folder / RESULT, {"format": FORMAT, **without_infinity(records.jsonable(evaluation))}, indent=1)
 
 
 def read_result(path: Path) -> Evaluation:
@@ -42,7 +42,7 @@ def read_result(path: Path) -> Evaluation:
 
 def write_scores(path: Path, scores: Scores) -> None:
     """Writes what each completion earned, as a whole. Raises CannotWrite."""
-    _write(path, {"format": FORMAT, **records.plain(scores)}, indent=None)
+    _write(path, {"format": FORMAT, **records.jsonable(scores)}, indent=None)
 
 
 def read_scores(path: Path) -> Scores:

@@ -18,7 +18,7 @@ from gpuherd.posttrain.evaluation.result import REFERENCE, About, Metrics, Point
 from gpuherd.qa.intervals import Figure
 
 if TYPE_CHECKING:
-    from gpuherd.qa.bootstrap import Plan
+    from gpuherd.qa.bootstrap import BootstrapPlan
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -94,13 +94,13 @@ def gathered(
     Args:
         on_progress: told how many results have been read, of how many.
     """
-    from gpuherd.qa.bootstrap import Plan
+    from gpuherd.qa.bootstrap import BootstrapPlan
 
     told = list(damaged)
     whole = _whole(found, told, on_progress)
     confidence = whole[0].evaluation.confidence if whole else EvaluationOptions().confidence
     told += _other_settings(whole)
-    plan = Plan(RESAMPLES, confidence, "percentile")
+    plan = BootstrapPlan(RESAMPLES, confidence, "percentile")
     rows = [row for runs in _by(whole, _policy_key).values() for row in _rows(runs, plan)]
     rows.sort(key=_order)
     groups = _by(whole, lambda each: (*_problems_of(each), each.settings))
@@ -163,7 +163,7 @@ def _order(row: Row) -> tuple[object, ...]:
     return (about.family, about.evaluated_on, about.dataset, base, about.algorithm, last, -(row.eta or 0.0))
 
 
-def _rows(runs: Sequence[Found], plan: Plan) -> list[Row]:
+def _rows(runs: Sequence[Found], plan: BootstrapPlan) -> list[Row]:
     """A row for each eta, of the runs that have it; of one run its own figures as they were written."""
     etas = dict.fromkeys(point.eta for run in runs for point in run.evaluation.points)
     return [
@@ -171,7 +171,7 @@ def _rows(runs: Sequence[Found], plan: Plan) -> list[Row]:
     ]
 
 
-def _row(runs: Sequence[tuple[Found, Point]], plan: Plan) -> Row:
+def _row(runs: Sequence[tuple[Found, Point]], plan: BootstrapPlan) -> Row:
     (first, point), metrics = runs[0], [each.metrics for _, each in runs]
     costs = [each.cost for _, each in runs]
     seconds = sum(each.seconds for each in costs)
@@ -217,7 +217,7 @@ def _by_seed(metrics: Sequence[Metrics]) -> dict[str, tuple[float, ...]]:
     return found
 
 
-def _over_seeds(runs: Sequence[tuple[Found, Point]], plan: Plan) -> dict[str, Figure]:
+def _over_seeds(runs: Sequence[tuple[Found, Point]], plan: BootstrapPlan) -> dict[str, Figure]:
     from gpuherd.posttrain.evaluation.metrics import counted
     from gpuherd.posttrain.evaluation.over_seeds import over_seeds
 

@@ -17,7 +17,7 @@ import numpy as np
 from gpuherd.posttrain.evaluation.options import EvaluationOptions, Tie
 from gpuherd.posttrain.evaluation.result import AtK, Metrics, TokenKL
 from gpuherd.posttrain.evaluation.scores import Scores, kl_pairs
-from gpuherd.qa.bootstrap import NO_SPREAD, Floats, Plan, Weights, figures
+from gpuherd.qa.bootstrap import NO_SPREAD, BootstrapPlan, Floats, Weights, figures
 from gpuherd.qa.intervals import Figure, wilson
 
 REWARD, PASS_1, FIRST, KL, KL_TOKEN, TOKENS, FINISHED = (
@@ -115,7 +115,7 @@ def ratios(scores: Scores, options: EvaluationOptions) -> dict[str, Ratio]:
 
 def metrics_of(scores: Scores, options: EvaluationOptions) -> Metrics:
     """The metrics with their bootstrap intervals over the problems (BCa)."""
-    plan = Plan(options.resamples, options.confidence, "bca", seed=0)
+    plan = BootstrapPlan(options.resamples, options.confidence, "bca", seed=0)
     found = with_intervals(ratios(scores, options), plan)
     known = sum(value is not None for row in scores.kl or () for value in row)
     return Metrics(
@@ -133,7 +133,7 @@ def metrics_of(scores: Scores, options: EvaluationOptions) -> Metrics:
     )
 
 
-def with_intervals(found: Mapping[str, Ratio], plan: Plan) -> dict[str, Figure]:
+def with_intervals(found: Mapping[str, Ratio], plan: BootstrapPlan) -> dict[str, Figure]:
     """Each with its interval over resampled problems; all are resampled alike. A share of which every problem says the
     same (all right, all wrong) has no spread to resample: it gets Wilson's interval of so many problems."""
     n = next(iter(found.values())).top.size

@@ -17,13 +17,13 @@ from functools import lru_cache
 import numpy as np
 
 from gpuherd.posttrain.evaluation.metrics import Ratio
-from gpuherd.qa.bootstrap import Floats, Plan, figure_of, resamples
+from gpuherd.qa.bootstrap import BootstrapPlan, Floats, figure_of, resamples
 from gpuherd.qa.intervals import Figure
 
 _MOST_KEPT = 2_000_000  # weights: 16 MB
 
 
-def over_seeds(runs: Sequence[Ratio], same_problems: bool, plan: Plan) -> Figure:
+def over_seeds(runs: Sequence[Ratio], same_problems: bool, plan: BootstrapPlan) -> Figure:
     """The mean over the runs of a metric, with its percentile interval.
 
     Args:
@@ -36,7 +36,7 @@ def over_seeds(runs: Sequence[Ratio], same_problems: bool, plan: Plan) -> Figure
     return figure_of(float(np.mean(values)), drawn_means(runs, same_problems, plan), None, plan)
 
 
-def drawn_means(runs: Sequence[Ratio], same_problems: bool, plan: Plan, seeds: Sequence[int] = ()) -> Floats:
+def drawn_means(runs: Sequence[Ratio], same_problems: bool, plan: BootstrapPlan, seeds: Sequence[int] = ()) -> Floats:
     """The resampled means, (resamples,): of the runs that were drawn, on the problems that were drawn. NaN where one is
     not defined. The draws depend on the plan's seed, the number of runs and their seeds, and the numbers of problems
     alone: two methods with runs of the same seeds are resampled alike, those of others on their own."""
@@ -46,7 +46,7 @@ def drawn_means(runs: Sequence[Ratio], same_problems: bool, plan: Plan, seeds: S
     return np.asarray((each * _seed_weights(len(runs), plan, seeds)).sum(axis=1) / (len(runs) - 1))
 
 
-def _weighted(run: Ratio, plan: Plan, place: int) -> Floats:
+def _weighted(run: Ratio, plan: BootstrapPlan, place: int) -> Floats:
     """A run's metric under each draw of problems; place 0: the draw that all runs share."""
     n, seed = run.top.size, plan.seed + 7919 * place
     if n * plan.resamples <= _MOST_KEPT:
@@ -60,7 +60,7 @@ def _kept(n: int, count: int, seed: int) -> Floats:
     return np.concatenate(list(resamples(n, count, seed))).astype(np.float64)
 
 
-def _seed_weights(runs: int, plan: Plan, seeds: Sequence[int]) -> Floats:
+def _seed_weights(runs: int, plan: BootstrapPlan, seeds: Sequence[int]) -> Floats:
     """How often each run was drawn, (resamples, runs); each row sums to runs - 1."""
     draw = np.random.default_rng([plan.seed, runs, zlib.crc32(repr(tuple(seeds)).encode())])
     drawn = draw.integers(0, runs, size=(plan.resamples, runs - 1))

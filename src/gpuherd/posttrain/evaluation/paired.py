@@ -14,7 +14,7 @@ import numpy as np
 
 from gpuherd.posttrain.evaluation.metrics import Ratio
 from gpuherd.posttrain.evaluation.over_seeds import drawn_means
-from gpuherd.qa.bootstrap import Floats, Plan, figure_of
+from gpuherd.qa.bootstrap import BootstrapPlan, Floats, figure_of
 from gpuherd.qa.intervals import Figure, holm
 
 
@@ -48,7 +48,7 @@ class Difference:
     unit: str
 
 
-def differences(methods: Mapping[str, Sequence[Run]], plan: Plan) -> list[Difference]:
+def differences(methods: Mapping[str, Sequence[Run]], plan: BootstrapPlan) -> list[Difference]:
     """Every two methods, in their order; those without a common problem are left out."""
     names = list(methods)
     found = [
@@ -61,7 +61,9 @@ def differences(methods: Mapping[str, Sequence[Run]], plan: Plan) -> list[Differ
     return [replace(each, p_holm=p) for each, p in zip(found, corrected, strict=True)]
 
 
-def _difference(one: str, mine: Sequence[Run], other: str, theirs: Sequence[Run], plan: Plan) -> Difference | None:
+def _difference(
+    one: str, mine: Sequence[Run], other: str, theirs: Sequence[Run], plan: BootstrapPlan
+) -> Difference | None:
     sets = [set(run.problems) for run in (*mine, *theirs)]
     common = [problem for problem in mine[0].problems if all(problem in each for each in sets)]
     if not common:

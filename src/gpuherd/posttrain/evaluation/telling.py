@@ -98,7 +98,7 @@ def unmoved_lines(gathered: Gathered) -> list[str]:
 
 def json_values(gathered: Gathered) -> dict[str, Any]:
     """All of it as JSON values."""
-    return {"format": FORMAT, **records.plain(gathered)}
+    return {"format": FORMAT, **records.jsonable(gathered)}
 
 
 def figure_words(figure: Figure | None, digits: int = 3) -> str:

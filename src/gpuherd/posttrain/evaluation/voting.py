@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.math import VALUE
-from gpuherd.qa.judging.math_answers import formula_of, normalised_formula, result_of
+from gpuherd.qa.grading.formulas import formula_of, normalised_formula, result_of
 from gpuherd.qa.numbers import number_of
 from gpuherd.qa.span import answer_in
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from gpuherd.batch.options import RunOptions
 from gpuherd.errors import JobCannotFit
 from gpuherd.jobs.gpu.watch import GpuWatch
+from gpuherd.models.describe.reading import read_for_training
+from gpuherd.models.memory.kv_cache import MIB, Workload
+from gpuherd.models.memory.training_job import LoraShape, Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.inventory import idle_gpus
 from gpuherd.models.place.resources import read_with_precision, resources_of
-from gpuherd.models.place.result import TrainingRefusal
-from gpuherd.models.place.training import make_training_plan
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
-from gpuherd.models.plan.workload import MIB, Workload
+from gpuherd.models.place.training import TrainingRefusal, make_training_plan
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.translating import model_of, precision_of, rows_of_a_step, sampling_of, steps_of
 from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE
@@ -53,7 +53,7 @@ def need_of(config: TrainConfig, cards: Sequence[GpuSpec], world_size: int, leng
     Raises JobCannotFit where it fits on none of them, with what would fit; MissingModel, BadModel.
     """
     loaded = precision_of(config)
-    architecture, precision = read_with_precision(model_of(config), loaded.dtype)
+    architecture, precision = read_with_precision(model_of(config), loaded.dtype, read_for_training)
     job = job_of(config, precision, world_size, lengths, read_with_precision(model_of(config), loaded.frozen.dtype)[1])
     here = min(config.distributed.gpu_count, world_size)
     known = cards if len(cards) >= here else [GpuSpec(str(n), "", total=0, free=_BOUNDLESS) for n in range(here)]

@@ -6,10 +6,10 @@ import json
 
 from gpuherd import __version__
 from gpuherd.errors import UsageError, printable
-from gpuherd.posttrain.config.typed import plain
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import FORMAT, KIND, TrainDirectory
 from gpuherd.posttrain.learning.reading import as_yaml, read_config
+from gpuherd.runs.records import jsonable
 
 # Keys that say where and how it runs, and change no result; the rest is the training's own.
 _FREE = ("description", "tags", "output_dir", "distributed", "engine")
@@ -75,7 +75,7 @@ def refuse_another(folder: TrainDirectory, config: TrainConfig) -> None:
 def _deciding(config: TrainConfig) -> dict[str, object]:
     """All that changes results, by full key."""
     found: dict[str, object] = {}
-    for block, value in plain(config).items():
+    for block, value in jsonable(config).items():
         if block in _FREE:
             continue
         if isinstance(value, dict):

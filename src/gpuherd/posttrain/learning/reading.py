@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError, printable
-from gpuherd.posttrain.config.typed import plain, read
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.config.yaml_strict import parse_yaml, read_yaml
 from gpuherd.posttrain.learning.checking import check
 from gpuherd.posttrain.learning.config import TrainConfig
+from gpuherd.runs.records import jsonable
 
 
 def read_config(file: str | Path | None, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -52,5 +53,5 @@ def as_yaml(config: TrainConfig) -> str:
     """The configuration as YAML that ``read_config`` reads back as equal."""
     import yaml
 
-    text: str = yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(jsonable(config), sort_keys=False, allow_unicode=True)
     return text

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ from gpuherd.posttrain.learning.reading import read_config
 from gpuherd.posttrain.learning.translating import cut, model_of
 from gpuherd.posttrain.sampling.lengths import UNKNOWN, Lengths, lengths_of
 from gpuherd.runs.console import configure_console, logged_to
-from gpuherd.runs.worker import is_out_of_memory
+from gpuherd.runs.worker import exit_code_of
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.training.world import World
@@ -54,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.reject_unknown(unknown)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     asked = Asked()
-    try:
+
+    def start() -> None:
         configure_console()
         if args.config is None and args.output is None:
             raise UsageError("--config FILE is missing (or --output DIR --resume, to go on)")
@@ -63,15 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.config is not None or args.device is None:
             config = read_config(args.config or TrainDirectory(args.output).config, args.overrides)
         _run(config, args, asked)
-    except GpuherdError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return asked.code if problem.exit_code is ExitCode.INTERRUPTED else problem.exit_code
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
-    except Exception as problem:
-        traceback.print_exc()
-        return ExitCode.OUT_OF_MEMORY if is_out_of_memory(problem) else ExitCode.FAILED
-    return ExitCode.OK
+
+    return exit_code_of(start, interrupted=lambda: asked.code)
 
 
 class Asked:

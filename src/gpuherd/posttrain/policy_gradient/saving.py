@@ -45,6 +45,6 @@ def save_policy(folder: Path, trainee: Trainee, tokenizer: Any) -> None:
     if valued:
         state = trainee.full_state()
         if trainee.world.is_main:
-            with atomic.whole_folder(folder / CRITIC) as critic:
+            with atomic.atomic_folder(folder / CRITIC) as critic:
                 save_value_head(critic, state)
     save_model(trainee, folder / MODEL, tokenizer, part="policy" if valued else "")

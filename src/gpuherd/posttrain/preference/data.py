@@ -11,11 +11,9 @@ from pathlib import Path
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.tasks.preference_rows import Messages, compared, imitated
+from gpuherd.qa.data.files import rows_of_file
 from gpuherd.qa.data.hub import hub_rows
-from gpuherd.qa.data.json_files import rows_of_document, rows_of_lines
-from gpuherd.qa.data.parquet_files import rows_of_parquet
-from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
-from gpuherd.qa.data.rows import Row
+from gpuherd.qa.data.questions import BadQuestions, DataRow, MissingQuestions
 
 _COLUMNS = ("id", "prompt", "chosen", "rejected")
 _IMITATED = ("id", "messages", "prompt", "question", "completion", "chosen", "rejected", "answer", "answers", "text")
@@ -174,17 +172,17 @@ def read_demonstrations(name: str | Path, *, split: str = "train", limit: int | 
     return made
 
 
-def _no_values(row: Row) -> list[tuple[str | Messages, str]]:
+def _no_values(row: DataRow) -> list[tuple[str | Messages, str]]:
     raise ValueError(row.problem or "no row")
 
 
-def _id_of(row: Row) -> str:
+def _id_of(row: DataRow) -> str:
     """The row's own id, else its place."""
     said = None if row.values is None else row.values.get("id")
     return str(said) if isinstance(said, str | int) and not isinstance(said, bool) and str(said).strip() else row.place
 
 
-def preference_of(row: Row) -> Preference | Refused:
+def preference_of(row: DataRow) -> Preference | Refused:
     """What a row says, or why it is no preference. Pure."""
     if row.values is None:
         return Refused(row.place, row.problem or "no row")
@@ -197,25 +195,18 @@ def preference_of(row: Row) -> Preference | Refused:
 
 def _rows(
     name: str, split: str, revision: str | None, wanted: Callable[[Iterable[str]], list[str] | None]
-) -> tuple[Iterator[Row], str | None]:
+) -> tuple[Iterator[DataRow], str | None]:
     path = Path(name).expanduser()
     if path.is_file():
-        return _rows_of_file(path, wanted), None
+        if path.suffix.lower() not in _SUFFIXES:
+            raise UsageError(f"{path}: a file of rows ends in {', '.join(_SUFFIXES)}")
+        return rows_of_file(path, wanted), None
     hub_id = _HUB_ID.fullmatch(name)
     if path.suffix.lower() in _SUFFIXES or (hub_id is None and not path.is_dir()):
         raise MissingQuestions(f"{name}: there is no such file")
     repository, config = (str(path), None) if path.is_dir() or hub_id is None else hub_id.groups()
     of_hub = hub_rows(repository, config, split, revision, wanted)
     return of_hub.rows, of_hub.revision
-
-
-def _rows_of_file(path: Path, wanted: Callable[[Iterable[str]], list[str] | None]) -> Iterator[Row]:
-    suffix = path.suffix.lower()
-    if suffix not in _SUFFIXES:
-        raise UsageError(f"{path}: a file of rows ends in {', '.join(_SUFFIXES)}")
-    if suffix == ".parquet":
-        return rows_of_parquet(path, wanted)
-    return rows_of_document(path) if suffix == ".json" else rows_of_lines(path)
 
 
 def _wanted(columns: Iterable[str]) -> list[str]:

@@ -14,11 +14,11 @@ from typing import Any
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.lm.guidance.guide import FILE
 from gpuherd.models.checkpoints.hub import locate
-from gpuherd.models.load.support import check_code, config_of, has_class
+from gpuherd.models.describe.config import model_type_of
+from gpuherd.models.load.pretrained import check_code, config_of, has_class
 from gpuherd.models.lora.adapter import is_adapter
-from gpuherd.models.names import parse_model, shown
-from gpuherd.models.plan.from_config import model_type_of
-from gpuherd.models.plan.naming import split_precision
+from gpuherd.models.memory.weights import split_precision
+from gpuherd.models.names import parse_model, quoted
 from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.settings import Run, digest, order, steps_for
@@ -161,7 +161,7 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
     heads = ("score", "classifier", "classification_head", "pre_classifier")
     missing = sorted(name for name in told["missing_keys"] if not name.startswith(heads))
     if missing:
-        raise BadModel(f"{shown(base)}: its checkpoint has no {missing[0]}, which would be made up at random")
+        raise BadModel(f"{quoted(base)}: its checkpoint has no {missing[0]}, which would be made up at random")
     set_attention(module, precision.attention)
     without_dropout(module)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -176,12 +176,12 @@ def refuse_base(base: str, folder: Path) -> None:
         folder: with its config.json.
     """
     if split_precision(base)[1] is not None:
-        raise UsageError(f"{shown(base)}: a reward model is trained whole; name the model without its precision")
+        raise UsageError(f"{quoted(base)}: a reward model is trained whole; name the model without its precision")
     if is_adapter(folder):
-        raise UsageError(f"{shown(base)} is an adapter; a reward model starts from a whole one: merge it first")
+        raise UsageError(f"{quoted(base)} is an adapter; a reward model starts from a whole one: merge it first")
     if (folder / FILE).is_file():
         raise UsageError(
-            f"{shown(base)} is a classifier that guides; a reward model starts from a causal model or a reward model"
+            f"{quoted(base)} is a classifier that guides; a reward model starts from a causal model or a reward model"
         )
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -194,13 +194,13 @@ def refuse_base(base: str, folder: Path) -> None:
     outputs = len(config["id2label"]) if isinstance(config.get("id2label"), dict) else config.get("num_labels", 2)
     if any(each.endswith("ForSequenceClassification") for each in named) and outputs != 1:
         raise UsageError(
-            f"{shown(base)} classifies into {outputs} kinds; a reward model has one output: start from a causal "
+            f"{quoted(base)} classifies into {outputs} kinds; a reward model has one output: start from a causal "
             "model or a reward model"
         )
     if has_class(config, "ForSequenceClassification") is False:
         raise BadModel(
-            f"{shown(base)} is of the architecture {model_type_of(config)}, which scores no sequences in transformers; "
-            "name another model of the same tokenizer (proxy_model)"
+            f"{quoted(base)} is of the architecture {model_type_of(config)}, which scores no sequences in "
+            "transformers; name another model of the same tokenizer (proxy_model)"
         )
 
 

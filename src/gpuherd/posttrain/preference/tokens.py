@@ -16,7 +16,7 @@ from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.posttrain.rollout import Comparison, Rollout
 from gpuherd.posttrain.sampling.prompting import Prompting
 from gpuherd.posttrain.tasks.preference_rows import Messages
-from gpuherd.qa.prompts.special_tokens import control_texts, defused
+from gpuherd.qa.prompts.conversation import control_texts, defused
 
 
 class Writing:

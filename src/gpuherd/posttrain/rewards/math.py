@@ -1,8 +1,8 @@
-"""Answers to sums and formulas: right or wrong, by the rules of ``qa.judging.math_answers``.
+"""Answers to sums and formulas: right or wrong, by the rules of ``qa.grading.math_answers``.
 
 A batch is judged twice. The first time no two formulas are compared, only those noted that would have to be: numbers
 and formulas that are written alike decide most cases at once. Each different pair is then compared once, in processes
-side by side (``qa.judging.formula_process``, 10 to 960 ms a pair), and the second judging finds the results.
+side by side (``qa.grading.formula_process``, 10 to 960 ms a pair), and the second judging finds the results.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from gpuherd.posttrain.problem import Problem, Reward
-from gpuherd.qa.judging.formula_process import FormulaProcess
-from gpuherd.qa.judging.math_answers import math_judge
-from gpuherd.qa.judging.rules import Ruling
-from gpuherd.qa.judging.verdicts import Verdict
+from gpuherd.qa.grading.formulas import FormulaProcess, math_judge
+from gpuherd.qa.grading.rules import Ruling
+from gpuherd.qa.grading.verdicts import Verdict
 from gpuherd.qa.record import Question
 from gpuherd.qa.span import answer_in
 

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Any
 from gpuherd.errors import BadModel, UsageError, naming_extras
 from gpuherd.lm.tokens import MARKER, turn_end
 from gpuherd.models.checkpoints.hub import locate
-from gpuherd.models.load.support import check_code, config_of, runs_own_code
-from gpuherd.models.names import parse_model, shown
-from gpuherd.qa.prompts.conversation import templated
-from gpuherd.qa.prompts.special_tokens import control_texts, defused
-from gpuherd.qa.prompts.token_ids import token_ids
+from gpuherd.models.load.pretrained import check_code, config_of, runs_own_code
+from gpuherd.models.names import parse_model, quoted
+from gpuherd.qa.prompts.conversation import control_texts, defused, templated, token_ids
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -145,7 +143,8 @@ class RewardModel:
         missing = sorted([*told["missing_keys"], *(str(key) for key in told["mismatched_keys"])])
         if missing:
             raise BadModel(
-                f"{shown(model)}: no reward model: its checkpoint has no {missing[0]}, which would be made up at random"
+                f"{quoted(model)}: no reward model: its checkpoint has no {missing[0]}, which would be "
+                "made up at random"
             )
         self.module = self.module.to(device).eval()
         self.form = form or _form(folder, self.tokenizer, config)
@@ -215,7 +214,7 @@ class RewardModel:
             return str(self.tokenizer.apply_chat_template(turns, tokenize=False))
         except Exception as problem:  # a template raises what it likes
             raise UsageError(
-                f"{shown(self.name)}: its chat template can't put a prompt and its completion: "
+                f"{quoted(self.name)}: its chat template can't put a prompt and its completion: "
                 f"{type(problem).__name__}: {problem}; choose another form (pair, joined)"
             ) from None
 
@@ -233,7 +232,7 @@ class RewardModel:
 
     def _tell_cut(self) -> None:
         if not self.cut:
-            logger.warning("%s: texts of more than %s tokens lose their beginning", shown(self.name), self.most_tokens)
+            logger.warning("%s: texts of more than %s tokens lose their beginning", quoted(self.name), self.most_tokens)
         self.cut += 1
 
     def _read(self, inputs: Sequence[dict[str, list[int]]], named: Any) -> list[float]:
@@ -252,11 +251,11 @@ class RewardModel:
             if scores is None:  # outside the handler: a traceback keeps the failed batch's tensors alive
                 self.rows = replace(self.rows, now=len(batch)).failed()
                 _release()
-                logger.warning("%s: out of memory with %d rows; %d now", shown(self.name), len(batch), self.rows.now)
+                logger.warning("%s: out of memory with %d rows; %d now", quoted(self.name), len(batch), self.rows.now)
                 continue
             for row, score in zip(batch, scores, strict=True):
                 if not math.isfinite(score):
-                    raise BadModel(f"{shown(self.name)}: the reward of {named(row)} is {score}, no finite number")
+                    raise BadModel(f"{quoted(self.name)}: the reward of {named(row)} is {score}, no finite number")
                 found[row] = score
             place += len(batch)
             self.rows = self.rows.fitted()
@@ -312,20 +311,22 @@ def _output(model: str, config: Any, label: str | None) -> int:
         if config.num_labels == 1:
             return 0
         raise UsageError(
-            f"{shown(model)} has {config.num_labels} outputs ({', '.join(names.values())}); say which label's logit is "
-            "the reward"
+            f"{quoted(model)} has {config.num_labels} outputs ({', '.join(names.values())}); say which label's logit "
+            "is the reward"
         )
     for place, name in names.items():
         if name.lower() == label.lower():
             return place
-    raise UsageError(f"{shown(model)} has no output {label!r}; it has {', '.join(names.values()) or config.num_labels}")
+    raise UsageError(
+        f"{quoted(model)} has no output {label!r}; it has {', '.join(names.values()) or config.num_labels}"
+    )
 
 
 def _padding(model: str, tokenizer: Any) -> int:
     for found in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if found is not None:
             return int(found)
-    raise BadModel(f"{shown(model)}: its tokenizer has neither a padding nor an end token, so no batch can be made")
+    raise BadModel(f"{quoted(model)}: its tokenizer has neither a padding nor an end token, so no batch can be made")
 
 
 def _limit(tokenizer: Any, config: Any) -> int | None:

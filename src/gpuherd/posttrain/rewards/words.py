@@ -1,4 +1,4 @@
-"""Answers that are right by their words: the rules of ``qa.judging.lexical``, as rewards."""
+"""Answers that are right by their words: the rules of ``qa.grading.lexical``, as rewards."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem, Reward
-from gpuherd.qa.judging.rules import RULES
-from gpuherd.qa.judging.verdicts import Verdict
+from gpuherd.qa.grading.rules import RULES
+from gpuherd.qa.grading.verdicts import Verdict
 from gpuherd.qa.record import Question
 from gpuherd.qa.span import answer_in
 

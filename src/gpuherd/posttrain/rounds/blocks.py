@@ -10,8 +10,9 @@ from typing import Any, Literal
 from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.algorithm import Precision, Sampling
-from gpuherd.posttrain.config.typed import plain, read
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.evaluation.options import EvaluationOptions
+from gpuherd.runs.records import jsonable
 
 DTYPES: Mapping[str, str] = {
     "bf16": "bfloat16",
@@ -212,7 +213,7 @@ class EvaluationSettings:
             "confidence": self.confidence,
             "problem_seed": problem_seed,
         }
-        return read(EvaluationOptions, plain(values))
+        return read(EvaluationOptions, jsonable(values))
 
 
 @dataclass(frozen=True, slots=True)

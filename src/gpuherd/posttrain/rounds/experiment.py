@@ -93,7 +93,7 @@ class RoundsExperiment:
         self.prepared: Prepared | None = None
         self.plan: list[PlannedStep] = []
         self.outcome: RoundsOutcome | None = None
-        self._outlook: feasibility.Outlook | None = None
+        self._outlook: feasibility.Feasibility | None = None
 
     def run(self) -> RoundsOutcome:
         """Runs to the end, or goes on with a run that was stopped.
@@ -189,7 +189,7 @@ class RoundsExperiment:
 
     def _plan(self, steps: Sequence[Step]) -> list[PlannedStep]:
         assert self.prepared is not None  # noqa: S101 - as above
-        cards = resources_for(self.options).cards
+        cards = resources_for(self.options).gpu_specs
         memory = Memory(self.settings, cards, self.prepared)
         priority = priority_named(self.settings.job_priority)
         return planned(steps, [memory.of(step) for step in steps], priority, self.settings.rounds_of_training)

@@ -15,11 +15,11 @@ from gpuherd.errors import NoSuchGpu, UsageError
 from gpuherd.gpus.query import machine
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import visible_now
+from gpuherd.models.memory.kv_cache import Workload
 from gpuherd.models.place.inventory import idle_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.resources import read_with_precision
 from gpuherd.models.place.result import MemoryPlan
-from gpuherd.models.plan.workload import Workload
 from gpuherd.posttrain.training.gpu_memory import GpuMemory, memory_summary
 
 T = TypeVar("T")

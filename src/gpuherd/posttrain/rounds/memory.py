@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from gpuherd.errors import BadModel, JobCannotFit, MissingModel
 from gpuherd.lm.guidance.guide import Kind
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.reading import read_for_training
+from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
+from gpuherd.models.memory.training_job import LoraShape, Method, Optimiser, TrainingJob, TrainingPrecision
+from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
-from gpuherd.models.place.resources import ResourceRequest, read_with_precision, resources_of
-from gpuherd.models.place.result import TrainingRefusal
-from gpuherd.models.place.training import make_training_plan
-from gpuherd.models.plan.architecture import Architecture
-from gpuherd.models.plan.precision import Precision
-from gpuherd.models.plan.training_job import LoraShape, Method, Optimiser, TrainingJob, TrainingPrecision
-from gpuherd.models.plan.workload import MIB, Reserve, Workload
+from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
+from gpuherd.models.place.training import TrainingRefusal, make_training_plan
 from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE, PolicyOptions
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.rounds.blocks import Family
@@ -173,14 +173,15 @@ class Memory:
         model = family.value if choice.guided and family.value is not None else family.reference
         # Classifiers always learn in float32 (value.training), other weights where there is autocast.
         dtype = "fp32" if choice.guided else self._settings.system.training.dtype
-        architecture, precision = read_with_precision(model, dtype)
+        architecture, precision = read_with_precision(model, dtype, read_for_training)
         frozen = (
             precision if choice.guided else read_with_precision(model, self._settings.system.training.frozen.dtype)[1]
         )
         job = self._job(choice, precision, frozen, self._prompts[step.dataset])
         proxy = None
         if isinstance(choice.options, ProxyOptions):
-            proxy = read_with_precision(choice.options.proxy_base(family.value, family.reference), "fp32")[0]
+            base = choice.options.proxy_base(family.value, family.reference)
+            proxy = read_with_precision(base, "fp32", read_for_training)[0]
         # The policy's answers are scored while it trains: by the proxy, which lies beside it, or by the task's model.
         scored_by = proxy if job.method.generates else None
         memory = self._learning(step, architecture, job, scored_by)
@@ -306,7 +307,7 @@ def _learnt_head(options: ValueOptions, width: int, architecture: Architecture, 
     return learnt + 2 * _FLOAT32 * tokens * width * architecture.hidden_size
 
 
-def _beside(demand: ResourceRequest) -> int:
+def _beside(demand: PlannedRequest) -> int:
     """What a model takes beside another one, in MB: without the context and what is kept free, which are there once."""
     kept = Reserve()
     if demand.plan is None:  # on no GPU that is known: the part that is kept free was put on top

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError
-from gpuherd.posttrain.config.typed import plain, read
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.rounds.folder import FORMAT, KIND, RoundsDirectory
 from gpuherd.posttrain.rounds.plan import Combination, Step, plan_steps
 from gpuherd.posttrain.rounds.settings import Settings
-from gpuherd.runs.files import write_once
+from gpuherd.runs.files import create_file
+from gpuherd.runs.records import jsonable
 
 
 class BadRun(GpuherdError):
@@ -60,12 +61,12 @@ def begin(folder: RoundsDirectory, record: RunRecord) -> RunRecord:
         "identity": record.identity,
         "cwd": record.cwd,
         **record.made,
-        "settings": plain(record.settings),
-        "combinations": plain(record.combinations),
+        "settings": jsonable(record.settings),
+        "combinations": jsonable(record.combinations),
     }
     try:
         text = json.dumps(values, indent=1, allow_nan=True)
-        write_once(folder.run_json, text.encode() + b"\n")
+        create_file(folder.run_json, text.encode() + b"\n")
     except OSError as problem:
         raise CannotWrite(f"can't write {folder.run_json}: {problem.strerror}") from None
     return read_record(folder)

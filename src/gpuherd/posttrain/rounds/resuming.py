@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.posttrain.config.typed import plain, read
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.rounds.folder import RoundsDirectory
 from gpuherd.posttrain.rounds.record import BadRun, RunRecord, raw_record, read_record
 from gpuherd.posttrain.rounds.settings import NEUTRAL, Settings
+from gpuherd.runs.records import jsonable
 
 _STAMP = "%Y-%m-%d_%H-%M-%S"
 
@@ -60,13 +61,13 @@ def resumed(folder: RoundsDirectory, said: Mapping[str, Any]) -> RunRecord:
     Raises UsageError: one that its results depend on is to be another. BadRun.
     """
     record = read_record(folder)
-    values = plain(record.settings)
+    values = jsonable(record.settings)
     for key, value in said.items():
         if key == "resume_from":
             continue
         place, _, last = key.rpartition(".")
         inner = _at(values, place, key)
-        if key not in NEUTRAL and inner.get(last) != plain(value):
+        if key not in NEUTRAL and inner.get(last) != jsonable(value):
             raise UsageError(
                 f"{folder.root} was begun with {key}={inner.get(last)!r}; with another it is another run: leave it "
                 "out, or begin one without --resume"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.config.typed import plain, read
+from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.rounds.blocks import (
     DataCollection,
     Dataset,
@@ -27,6 +27,7 @@ from gpuherd.posttrain.rounds.blocks import (
 )
 from gpuherd.posttrain.rounds.choices import Choice, choices_of
 from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.runs.records import jsonable
 
 # Where and when things run, not what comes out: a run that goes on may have others.
 NEUTRAL = frozenset({"engine", "output_dir", "resume_from", "job_priority", "system.use_parallel_execution"})
@@ -116,7 +117,7 @@ class Settings:
 
     def identity(self) -> str:
         """All that the results depend on, as one digest."""
-        values = plain(self)
+        values = jsonable(self)
         for key in NEUTRAL:
             *path, last = key.split(".")
             place = values

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpuherd.columns import window
 from gpuherd.errors import ExitCode, printable
 from gpuherd.jobs.records import Outcome
-from gpuherd.models.plan.workload import MIB
+from gpuherd.models.memory.kv_cache import MIB
 from gpuherd.posttrain.algorithm import cut_draws
 from gpuherd.posttrain.evaluation.result import REFERENCE
 from gpuherd.posttrain.evaluation.telling import clear_differences, summary_table, unmoved_lines

@@ -8,9 +8,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.problem import Problem
-from gpuherd.qa.prompts.conversation import opened_thought, templated
-from gpuherd.qa.prompts.special_tokens import control_texts, defused
-from gpuherd.qa.prompts.token_ids import token_ids
+from gpuherd.qa.prompts.conversation import control_texts, defused, opened_thought, templated, token_ids
 
 
 class Prompting:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.backend import Decoded, Decoding, PromptTokens, Tokens
-from gpuherd.lm.batching import plan_batches
+from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens
+from gpuherd.lm.forward import plan_batches
 from gpuherd.posttrain.algorithm import Precision, Sampling
 from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.problem import Problem, Reward, Task
@@ -141,9 +141,9 @@ class Sampler:
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of an answer's tokens, without special ones but for tags of thoughts."""
-        from gpuherd.lm.text import decoded
+        from gpuherd.lm.tokens import decode_tokens
 
-        return decoded(self._tokenizer, ids)
+        return decode_tokens(self._tokenizer, ids)
 
     def scored_text(self, text: str) -> str:
         """An answer's text as it is scored: behind the tag of a thought that the chat template has opened."""
@@ -249,20 +249,20 @@ class Sampler:
             self._module.train(training)
 
 
-def _of(answer: Decoded) -> Sequence[Tokens]:
+def _of(answer: Decoded) -> Sequence[Generation]:
     return answer.samples if answer.greedy is None else [answer.greedy]
 
 
-def continuation_of(tokens: Tokens) -> Continuation:
-    """A decoded answer, its end token among its tokens."""
-    guided = tokens.guided
-    if tokens.end_id is None:
+def continuation_of(answer: Generation) -> Continuation:
+    """A decoded answer, its end token among its answer."""
+    guided = answer.guided
+    if answer.end_id is None:
         kl = None if guided is None else guided.kl
-        return Continuation(tokens.token_ids, tokens.log_probs, tokens.text, False, kl)
+        return Continuation(answer.token_ids, answer.log_probs, answer.text, False, kl)
     return Continuation(
-        ids=(*tokens.token_ids, tokens.end_id),
-        log_probs=(*tokens.log_probs, tokens.end_log_prob),
-        text=tokens.text,
+        ids=(*answer.token_ids, answer.end_id),
+        log_probs=(*answer.log_probs, answer.end_log_prob),
+        text=answer.text,
         finished=True,
         kl=None if guided is None else (*guided.kl, guided.end_kl),
     )

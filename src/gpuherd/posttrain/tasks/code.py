@@ -19,7 +19,8 @@ from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, TESTS, CodeRewa
 from gpuherd.posttrain.rewards.work import Limits
 from gpuherd.posttrain.tasks.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part
+from gpuherd.posttrain.tasks.reading import Checked, Draft, Part
+from gpuherd.qa.data.questions import BadRow
 
 
 @dataclass(frozen=True, slots=True)

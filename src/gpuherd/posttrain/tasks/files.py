@@ -24,8 +24,9 @@ from gpuherd.posttrain.tasks import code
 from gpuherd.posttrain.tasks.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.tasks.options import TaskOptions
 from gpuherd.posttrain.tasks.preference_rows import Messages, compared, imitated
-from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part, read_rows
+from gpuherd.posttrain.tasks.reading import Checked, Draft, Part, read_rows
 from gpuherd.posttrain.tasks.scoring import Scoring
+from gpuherd.qa.data.questions import BadRow
 
 Rule = Literal["exact", "contains", "squad", "rouge", "math", "model"]
 _COLUMNS = frozenset({"id", "prompt", "question", "answers", "answer", "completion", "messages", "chosen", "rejected"})

@@ -11,9 +11,9 @@ from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.math import VALUE, MathRewards
 from gpuherd.posttrain.tasks.dataset import DataTask, PromptStyle, Reading, Source, asked
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part
-from gpuherd.qa.data.adapters import gsm8k
-from gpuherd.qa.data.rows import Unusable
+from gpuherd.posttrain.tasks.reading import Checked, Draft, Part
+from gpuherd.qa.data.questions import BadRow, Unusable
+from gpuherd.qa.data.readers import benchmarks
 
 _SOURCE = Source(
     Part("openai/gsm8k", "train", "main"),
@@ -50,7 +50,7 @@ def make(options: TaskOptions) -> DataTask:
 
 def draft(row: Mapping[str, Any]) -> Draft:
     """The question with its number and its solution. Raises BadRow."""
-    found = next(gsm8k.drafts(row))
+    found = next(benchmarks.gsm8k_drafts(row))
     if isinstance(found, Unusable):
         raise BadRow(found.reason)
     return Draft(found.question, found.answers, found.id, found.worked)

@@ -13,7 +13,8 @@ from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.by_model import ModelRewards
 from gpuherd.posttrain.tasks.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part
+from gpuherd.posttrain.tasks.reading import Checked, Draft, Part
+from gpuherd.qa.data.questions import BadRow
 
 REWARD_MODEL = "lvwerra/distilbert-imdb"
 _SOURCE = Source(Part("stanfordnlp/imdb", "train"), Part("stanfordnlp/imdb", "test"), frozenset({"text"}))

@@ -15,8 +15,9 @@ from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.math import VALUE, MathRewards
 from gpuherd.posttrain.tasks.dataset import DataTask, PromptStyle, Reading, Source, asked
 from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.posttrain.tasks.reading import BadRow, Checked, Draft, Part
-from gpuherd.qa.judging.math_answers import formula_of
+from gpuherd.posttrain.tasks.reading import Checked, Draft, Part
+from gpuherd.qa.data.questions import BadRow
+from gpuherd.qa.grading.formulas import formula_of
 
 _SOURCE = Source(
     Part("DigitalLearningGmbH/MATH-lighteval", "train"),

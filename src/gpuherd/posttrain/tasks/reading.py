@@ -13,9 +13,8 @@ from typing import Any
 
 from gpuherd.errors import UsageError, printable
 from gpuherd.posttrain.problem import Problem
-from gpuherd.qa.data.json_files import rows_of_document, rows_of_lines
-from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
-from gpuherd.qa.data.rows import Row
+from gpuherd.qa.data.files import rows_of_file
+from gpuherd.qa.data.questions import BadQuestions, BadRow, DataRow, MissingQuestions, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +60,7 @@ class Checked:
     hidden: Mapping[str, str]
 
 
-class BadRow(ValueError):
-    """A row is no problem of this task; its text is the reason."""
-
-
-def read_rows(part: Part, revision: str | None, columns: frozenset[str]) -> Iterator[Row]:
+def read_rows(part: Part, revision: str | None, columns: frozenset[str]) -> Iterator[DataRow]:
     """The rows of a part. Raises MissingQuestions, BadQuestions, UsageError, MissingExtra."""
     path = Path(part.name).expanduser()
     suffix = path.suffix.lower()
@@ -76,19 +71,13 @@ def read_rows(part: Part, revision: str | None, columns: frozenset[str]) -> Iter
             raise MissingQuestions(f"there is no file {path}")
         found = hub_rows(str(path), part.config, part.split, revision, lambda there: _wanted(there, columns))
         return found.rows
-    if suffix == ".parquet":
-        from gpuherd.qa.data.parquet_files import rows_of_parquet
-
-        return rows_of_parquet(path, lambda there: _wanted(there, columns))
-    if suffix == ".json":
-        return rows_of_document(path)
     if suffix in SUFFIXES:
-        return rows_of_lines(path)
+        return rows_of_file(path, lambda there: _wanted(there, columns))
     raise UsageError(f"{path}: a file of problems ends in {', '.join(SUFFIXES)}")
 
 
 def gather(
-    rows: Iterable[Row], draft: Callable[[Mapping[str, Any]], Draft], made: Callable[[Checked], Problem], name: str
+    rows: Iterable[DataRow], draft: Callable[[Mapping[str, Any]], Draft], made: Callable[[Checked], Problem], name: str
 ) -> list[Problem]:
     """Every row as a problem, or refused. Raises BadQuestions where there is none at all.
 
@@ -128,7 +117,7 @@ def content_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _checked(row: Row, draft: Callable[[Mapping[str, Any]], Draft]) -> Checked:
+def _checked(row: DataRow, draft: Callable[[Mapping[str, Any]], Draft]) -> Checked:
     """Raises BadRow."""
     if row.values is None:
         raise BadRow(row.problem or "no row")
@@ -150,16 +139,10 @@ def _checked(row: Row, draft: Callable[[Mapping[str, Any]], Draft]) -> Checked:
 
 
 def _text(value: Any, what: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadRow(f"there is no {what}" if value is None else f"the {what} is no text")
+    """As ``text_of``, but of numbers only finite ones. Raises BadRow."""
     if isinstance(value, float) and not math.isfinite(value):
         raise BadRow(f"the {what} is {value}, which is no number")
-    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise BadRow(f"the {what} holds half of a surrogate pair, which is no character") from None
-    return text
+    return text_of(value, what)
 
 
 def _wanted(there: Iterable[str], columns: frozenset[str]) -> list[str] | None:

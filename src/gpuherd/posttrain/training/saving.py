@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpuherd.atomic import settle, whole_folder
+from gpuherd.atomic import atomic_folder, settle
 from gpuherd.errors import CannotWrite
 from gpuherd.posttrain.training.trainee import Trainee
 
@@ -28,7 +28,7 @@ def save_model(trainee: Trainee, folder: Path, tokenizer: Any = None, *, part: s
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
             settle(folder)
-            with whole_folder(folder) as aside:
+            with atomic_folder(folder) as aside:
                 model.save_pretrained(aside, state_dict=own)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(aside)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.lm.batching import plan_batches
+from gpuherd.lm.forward import plan_batches
 from gpuherd.posttrain.value import losses, tensors
 from gpuherd.posttrain.value.labels import Lesson
 from gpuherd.posttrain.value.objective import Objective

@@ -1,1 +1,1 @@
-"""Where questions come from: data sets of the Hub by adapters of their own, and files; checked before they are put."""
+"""Questions from data sets of the Hub and from files, checked before they are asked."""

@@ -1,14 +1,14 @@
 """Rows of data sets of the Hub, or of a folder that is laid out like one, through the ``datasets`` library.
 
-What it fetched once is read from its cache, also without a network. Code of a data set is never run: the library
-(from 4.0 on) refuses data sets that need it, and that is told.
+What was downloaded once is read from the library's cache, also without a network. Code of a data set is never run: the
+library (since 4.0) refuses data sets that need it.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import Any
 
 from gpuherd.errors import GpuherdError, naming_extras
 from gpuherd.models.checkpoints.hub import is_offline, no_answer
-from gpuherd.qa.data.question_set import BadQuestions, MissingQuestions
-from gpuherd.qa.data.rows import Row
+from gpuherd.qa.data.files import ColumnChoice
+from gpuherd.qa.data.questions import BadQuestions, DataRow, MissingQuestions
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class HubRows:
-    """A split of a data set: its rows, and the commit that they are from, where it is known."""
+    """A split of a data set: its rows, and the commit that they are from, if it is known."""
 
-    rows: Iterator[Row]
+    rows: Iterator[DataRow]
     revision: str | None
 
 
@@ -38,18 +38,18 @@ def hub_rows(
     config: str | None,
     split: str,
     revision: str | None,
-    wanted: Callable[[Iterable[str]], list[str] | None],
+    columns: ColumnChoice,
 ) -> HubRows:
-    """The rows of a split, with those columns that ``wanted`` chooses from all; None for all.
+    """The rows of a split, with the columns that ``columns`` chooses from their names; None for all.
 
-    Raises MissingQuestions where there is no such data set, config or split or it isn't given out, BadQuestions where
-    it can't be read, MissingExtra.
+    Raises MissingQuestions if there is no such data set, config or split or no access to it, BadQuestions if it can't
+    be read, MissingExtra.
     """
     with naming_extras({"datasets": "qa"}, "data sets of the Hub are read with"):
         import datasets
 
     where = f"{hub_id}{f', config {config}' if config else ''}, split {split}"
-    # Of a folder the whole path: one that is called "csv" or "json" would be taken for a reader of the library's.
+    # The absolute path of a folder: the library takes the names "csv" and "json" for readers of its own.
     folder = Path(hub_id)
     name = str(folder.absolute()) if folder.is_dir() else hub_id
     unreached = None if folder.is_dir() or is_offline() else no_answer()
@@ -62,27 +62,27 @@ def hub_rows(
                 f"{where} is not in the local cache, and the Hugging Face Hub can't be reached ({unreached}); download "
                 "it where there is a network, or name a file"
             ) from None
-        raise _told(problem, where) from problem
+        raise _as_our_error(problem, where) from problem
     if unreached is not None:
         logger.warning("the Hugging Face Hub can't be reached (%s); %s is read from the cache", unreached, where)
-    columns = wanted(data.column_names)
-    return HubRows(_rows(data if columns is None else data.select_columns(columns), where), _commit(data) or revision)
+    chosen = columns(data.column_names)
+    return HubRows(_rows(data if chosen is None else data.select_columns(chosen), where), _commit(data) or revision)
 
 
 def configs_of(folder: Path) -> list[str]:
-    """The configs of a folder that is laid out like a data set of the Hub; none where that can't be found out."""
+    """The configs of a folder that is laid out like a data set of the Hub; none if they can't be read."""
     with naming_extras({"datasets": "qa"}, "data sets of the Hub are read with"):
         import datasets
 
     try:
         return list(datasets.get_dataset_config_names(str(folder.absolute())))
-    except Exception:  # whoever reads the rows is told
+    except Exception:  # reading the rows will report it
         return []
 
 
 @contextmanager
 def _without_network() -> Iterator[None]:
-    """The libraries read their caches alone: a Hub that doesn't answer they would ask six times, and say so twice."""
+    """The libraries read only their caches; otherwise they would query a Hub that doesn't answer six times."""
     import datasets
     import huggingface_hub
 
@@ -97,8 +97,8 @@ def _without_network() -> Iterator[None]:
             each.HF_HUB_OFFLINE = value
 
 
-def _rows(data: Any, where: str) -> Iterator[Row]:
-    """The rows, read many at once; one by one where the texts of some are no UTF-8. Raises as ``hub_rows`` does."""
+def _rows(data: Any, where: str) -> Iterator[DataRow]:
+    """The rows, read in batches; one by one where the texts of some are no UTF-8. Raises as ``hub_rows`` does."""
     for start in range(0, len(data), _ROWS_AT_ONCE):
         places = range(start, min(start + _ROWS_AT_ONCE, len(data)))
         try:
@@ -107,20 +107,20 @@ def _rows(data: Any, where: str) -> Iterator[Row]:
         except UnicodeDecodeError:
             yield from (_row(data, place) for place in places)
         except Exception as problem:
-            raise _told(problem, where) from problem
+            raise _as_our_error(problem, where) from problem
         else:
-            yield from (Row(f"row {place + 1}", values) for place, values in zip(places, rows, strict=True))
+            yield from (DataRow(f"row {place + 1}", values) for place, values in zip(places, rows, strict=True))
 
 
-def _row(data: Any, place: int) -> Row:
+def _row(data: Any, place: int) -> DataRow:
     try:
-        return Row(f"row {place + 1}", data[place])
+        return DataRow(f"row {place + 1}", data[place])
     except UnicodeDecodeError:
-        return Row(f"row {place + 1}", None, "bytes that are no UTF-8")
+        return DataRow(f"row {place + 1}", None, "bytes that are no UTF-8")
 
 
 def _commit(data: Any) -> str | None:
-    """The commit that the files were from: the library names the folder of its cache after it."""
+    """The commit of the files, after which the library names the folder in its cache."""
     for file in data.cache_files:
         folder = Path(file["filename"]).parent.name
         if _COMMIT.fullmatch(folder):
@@ -128,18 +128,18 @@ def _commit(data: Any) -> str | None:
     return None
 
 
-def _told(problem: Exception, where: str) -> GpuherdError:
-    """What the library says, as one of our errors."""
+def _as_our_error(problem: Exception, where: str) -> GpuherdError:
+    """An error of the library as one of ours."""
     from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
     from huggingface_hub.errors import HfHubHTTPError
 
     if isinstance(problem, DatasetGenerationError) and isinstance(problem.__cause__, Exception):
-        problem = problem.__cause__  # of itself it only says that there was one
-    said = str(problem).strip().partition("\n")[0] or type(problem).__name__
-    if "script" in said.lower() and isinstance(problem, RuntimeError):
+        problem = problem.__cause__  # its own message has no reason
+    reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
+    if "script" in reason.lower() and isinstance(problem, RuntimeError):
         return BadQuestions(f"{where}: it would have to run code of its own to be read, which gpuherd never does")
     if isinstance(problem, DatasetNotFoundError | FileNotFoundError | ConnectionError | HfHubHTTPError):
-        return MissingQuestions(f"{where}: {said}")
-    if isinstance(problem, ValueError) and ("split" in said.lower() or "config" in said.lower()):
-        return MissingQuestions(f"{where}: {said}")
-    return BadQuestions(f"{where} can't be read: {type(problem).__name__}: {said}")
+        return MissingQuestions(f"{where}: {reason}")
+    if isinstance(problem, ValueError) and ("split" in reason.lower() or "config" in reason.lower()):
+        return MissingQuestions(f"{where}: {reason}")
+    return BadQuestions(f"{where} can't be read: {type(problem).__name__}: {reason}")

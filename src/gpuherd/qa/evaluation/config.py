@@ -1,4 +1,4 @@
-"""What can be asked of an evaluation. Light: declarations and checks, no numpy."""
+"""The options of an evaluation. Light: declarations and checks, no numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, TypeVar, get_args
 
 from gpuherd.errors import UsageError
 from gpuherd.options import option
-from gpuherd.qa.evaluation.result import AGAINST, Settings
+from gpuherd.qa.evaluation.result import AGAINST, EvaluateSettings
 from gpuherd.qa.folder import RunsOptions
 from gpuherd.units import count, positive_int
 
@@ -111,7 +111,7 @@ class EvaluateOptions(RunsOptions):
     )
     coverages: str = option(
         "0.5,0.8,0.9",
-        help="shares of the answers, the least uncertain ones, whose accuracy is told; with commas",
+        help="shares of the answers, the least uncertain ones, whose accuracy is reported; with commas",
         parse=listed(coverage),
         metavar="P,P,…",
         group="figures",
@@ -147,9 +147,9 @@ class EvaluateOptions(RunsOptions):
             raise UsageError(f"bootstrap is {FEWEST_RESAMPLES} or more, confidence between 0 and 1")
 
     @property
-    def settings(self) -> Settings:
-        """What the figures depend on."""
-        return Settings(
+    def settings(self) -> EvaluateSettings:
+        """The options on which the figures depend."""
+        return EvaluateSettings(
             not_attempted=self.not_attempted,
             confidence=self.confidence,
             bootstrap=self.bootstrap,

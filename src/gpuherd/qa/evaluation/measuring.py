@@ -9,24 +9,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuherd.qa.bootstrap import Floats, Plan, Statistics, Weights, as_they_are, figures
-from gpuherd.qa.evaluation import ranking
-from gpuherd.qa.evaluation.calibration import FOLDS, calibrated, ece_figure
-from gpuherd.qa.evaluation.ranking import Compared, Ranked, compared
+from gpuherd.qa.bootstrap import BootstrapPlan, Floats, Statistics, Weights, as_they_are, figures
+from gpuherd.qa.evaluation import metrics
+from gpuherd.qa.evaluation.metrics import FOLDS, Compared, Ranked, calibrated, compared, ece_figure
 from gpuherd.qa.evaluation.result import (
     AtCoverage,
     AtPosition,
-    Difference,
+    AurocDifference,
+    CurvePoint,
+    EvaluateSettings,
     Histogram,
     HolmCorrected,
     MeasureResult,
-    Point,
-    Prefix,
-    Settings,
+    PrefixAuroc,
     weighting_of,
 )
 from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval, auroc_interval, holm, holm_divisors, wilson
-from gpuherd.qa.measures.evidence import Answer
+from gpuherd.qa.measures.evidence import ScoredText
 
 Scores = Sequence[float | None]
 Labels = Sequence[bool | None]
@@ -39,13 +38,13 @@ BY_DELONG = "interval by DeLong's variance"
 FEW = "resamples of so few answers of a class promise too much"
 
 
-def plan_of(settings: Settings) -> Plan:
+def plan_of(settings: EvaluateSettings) -> BootstrapPlan:
     """How the intervals of an evaluation are made."""
-    return Plan(settings.bootstrap, settings.confidence, settings.interval, settings.seed)
+    return BootstrapPlan(settings.bootstrap, settings.confidence, settings.interval, settings.seed)
 
 
 def measure_result(
-    name: str, scores: Scores, wrong: Labels, undefined: Mapping[str, int], settings: Settings
+    name: str, scores: Scores, wrong: Labels, undefined: Mapping[str, int], settings: EvaluateSettings
 ) -> MeasureResult:
     """The figures of a measure over the answers that have a label and a score.
 
@@ -89,23 +88,26 @@ def both_known(scores: Scores, wrong: Labels) -> list[int]:
     ]
 
 
-def auroc_figure(values: Floats, labels: NDArray[np.bool_], settings: Settings) -> Figure:
+def auroc_figure(values: Floats, labels: NDArray[np.bool_], settings: EvaluateSettings) -> Figure:
     """AUROC alone, with its interval; None with a class missing."""
     missing = one_class(labels)
     if missing is not None:
         return Figure(None, note=missing)
-    order = ranking.ranked(values, labels)
+    order = metrics.ranked(values, labels)
 
     def statistic(weights: Weights) -> dict[str, Floats]:
-        return {"auroc": ranking.auroc(ranking.grouped(order, weights))}
+        return {"auroc": metrics.auroc(metrics.grouped(order, weights))}
 
     found = figures(statistic, values.size, plan_of(settings))["auroc"]
     return _with_closed_form(found, labels, settings)
 
 
 def differences(
-    columns: Mapping[str, Scores], wrong: Labels, settings: Settings, names: Callable[[Sequence[str]], Iterable[str]]
-) -> tuple[Difference, ...]:
+    columns: Mapping[str, Scores],
+    wrong: Labels,
+    settings: EvaluateSettings,
+    names: Callable[[Sequence[str]], Iterable[str]],
+) -> tuple[AurocDifference, ...]:
     """AUROC of every measure minus that of ``settings.against``, which must be one of them.
 
     Args:
@@ -130,19 +132,19 @@ def differences(
     )
 
 
-def _corrected(rows: Sequence[tuple[Difference, Compared | None]], confidence: float) -> dict[str, HolmCorrected]:
+def _corrected(rows: Sequence[tuple[AurocDifference, Compared | None]], confidence: float) -> dict[str, HolmCorrected]:
     """The differences of a family that have a p, by name."""
     p_values = [row.p for row, _ in rows]
     steps = zip(rows, holm(p_values), holm_divisors(p_values, 1 - confidence), strict=True)
     return {
-        row.name: HolmCorrected(p, beside.interval(1 - (1 - confidence) / divisor))
-        for (row, beside), p, divisor in steps
-        if beside is not None and p is not None and divisor is not None
+        row.name: HolmCorrected(p, delong.interval(1 - (1 - confidence) / divisor))
+        for (row, delong), p, divisor in steps
+        if delong is not None and p is not None and divisor is not None
     }
 
 
 def one_class(labels: NDArray[np.bool_]) -> str | None:
-    """Why nothing can be told apart: no answer, or all of one class; None where there are both."""
+    """Why there is no AUROC: no answer, or all of one class; None where there are both."""
     if labels.size == 0:
         return "no answer has a label and a score"
     if labels.all() or not labels.any():
@@ -164,13 +166,13 @@ def histogram(values: Floats, labels: NDArray[np.bool_]) -> Histogram:
     return Histogram(tuple(map(float, edges)), tuple(map(int, right)), tuple(map(int, wrong)))
 
 
-def grouped_as_they_are(values: Floats, labels: NDArray[np.bool_]) -> ranking.Grouped:
+def grouped_as_they_are(values: Floats, labels: NDArray[np.bool_]) -> metrics.Grouped:
     """The answers by score, each counted once."""
-    return ranking.grouped(ranking.ranked(values, labels), as_they_are(values.size))
+    return metrics.grouped(metrics.ranked(values, labels), as_they_are(values.size))
 
 
 def _figures(
-    values: Floats, labels: NDArray[np.bool_], settings: Settings
+    values: Floats, labels: NDArray[np.bool_], settings: EvaluateSettings
 ) -> tuple[dict[str, Figure], Interval | None]:
     """Every figure by name, and the closed-form interval of the AUROC."""
     missing = one_class(labels)
@@ -181,11 +183,11 @@ def _figures(
         alike = nothing if labels.size == 0 else Figure(float(not labels[0]), note=missing)
         return found | dict.fromkeys(("aurac", *map(_at, settings.coverages)), alike), None
     plan = plan_of(settings)
-    found = figures(_ranking_statistics(ranking.ranked(values, labels), settings.coverages), values.size, plan)
+    found = figures(_ranking_statistics(metrics.ranked(values, labels), settings.coverages), values.size, plan)
     found["auroc"] = _with_closed_form(found["auroc"], labels, settings)
     for coverage in settings.coverages:
         name = _at(coverage)
-        found[name] = _with_wilson(found[name], ranking.kept_of(values.size, coverage), settings)
+        found[name] = _with_wilson(found[name], metrics.kept_of(values.size, coverage), settings)
     found["ece"] = _ece(values, labels, settings)
     area = found["auroc"].value
     return found, None if area is None else _closed_form(area, labels, settings)
@@ -193,11 +195,11 @@ def _figures(
 
 def _ranking_statistics(order: Ranked, coverages: Sequence[float]) -> Statistics:
     def statistics(weights: Weights) -> dict[str, Floats]:
-        groups = ranking.grouped(order, weights)
-        kept = ranking.rejection(groups)
+        groups = metrics.grouped(order, weights)
+        kept = metrics.rejection(groups)
         return {
-            "auroc": ranking.auroc(groups),
-            "auprc": ranking.auprc(groups),
+            "auroc": metrics.auroc(groups),
+            "auprc": metrics.auprc(groups),
             "prr": kept.ratio(),
             "prr_half": kept.ratio(_HALF),
             "aurac": kept.area,
@@ -210,18 +212,18 @@ def _at(coverage: float) -> str:
     return f"accuracy at {coverage!r}"
 
 
-def _ece(values: Floats, labels: NDArray[np.bool_], settings: Settings) -> Figure:
+def _ece(values: Floats, labels: NDArray[np.bool_], settings: EvaluateSettings) -> Figure:
     confidence = calibrated(values, ~labels, method=settings.calibration, seed=settings.seed)
     if confidence is None:
         return Figure(None, note=f"calibration needs {FOLDS} answers of each class")
     return ece_figure(confidence, ~labels, plan_of(settings))
 
 
-def _closed_form(area: float, labels: NDArray[np.bool_], settings: Settings) -> Interval:
+def _closed_form(area: float, labels: NDArray[np.bool_], settings: EvaluateSettings) -> Interval:
     return auroc_interval(area, int(labels.sum()), int((~labels).sum()), settings.confidence)
 
 
-def _with_closed_form(found: Figure, labels: NDArray[np.bool_], settings: Settings) -> Figure:
+def _with_closed_form(found: Figure, labels: NDArray[np.bool_], settings: EvaluateSettings) -> Figure:
     """The interval from the counts, where resamples can't show how uncertain an AUROC is: they never differ, most have
     one class, or a class is so small that their intervals hold the truth too seldom (90 of 100 times with 8 answers;
     docs/evaluation.md)."""
@@ -237,8 +239,8 @@ def _few(labels: NDArray[np.bool_]) -> bool:
     return bool(min(labels.sum(), (~labels).sum()) < FEWEST_OF_A_CLASS)
 
 
-def _with_wilson(found: Figure, kept: int, settings: Settings) -> Figure:
-    """That the answers kept are all right in every resample too does not make them so for certain."""
+def _with_wilson(found: Figure, kept: int, settings: EvaluateSettings) -> Figure:
+    """With Wilson's interval if it has none: the same value in every resample does not make it certain."""
     if found.value is None or found.interval is not None:
         return found
     interval = wilson(round(found.value * kept), kept, settings.confidence)
@@ -246,39 +248,39 @@ def _with_wilson(found: Figure, kept: int, settings: Settings) -> Figure:
 
 
 def _difference(
-    name: str, scores: Scores, base: Scores, wrong: Labels, settings: Settings
-) -> tuple[Difference, Compared | None]:
+    name: str, scores: Scores, base: Scores, wrong: Labels, settings: EvaluateSettings
+) -> tuple[AurocDifference, Compared | None]:
     """The difference, not corrected yet, and what its p is from."""
     places = [at for at in both_known(scores, wrong) if base[at] is not None]
     one, other = (np.array([column[at] for at in places], dtype=np.float64) for column in (scores, base))
     labels = np.array([wrong[at] for at in places], dtype=bool)
     missing = one_class(labels)
     if missing is not None:
-        return Difference(name, len(places), Figure(None, note=missing), None, None), None
-    orders = [ranking.ranked(values, labels) for values in (one, other)]
+        return AurocDifference(name, len(places), Figure(None, note=missing), None, None), None
+    orders = [metrics.ranked(values, labels) for values in (one, other)]
 
     def statistic(weights: Weights) -> dict[str, Floats]:
-        mine, theirs = (ranking.auroc(ranking.grouped(order, weights)) for order in orders)
+        mine, theirs = (metrics.auroc(metrics.grouped(order, weights)) for order in orders)
         return {"difference": mine - theirs}
 
     found = figures(statistic, len(places), plan_of(settings))["difference"]
-    beside = compared(one, other, labels)
+    delong = compared(one, other, labels)
     if _few(labels) or found.interval is None:
-        interval = None if beside is None else beside.interval(settings.confidence)
+        interval = None if delong is None else delong.interval(settings.confidence)
         why = found.note or FEW
         found = replace(found, interval=interval, note=why if interval is None else f"{BY_DELONG}: {why}")
-    return Difference(name, len(places), found, None if beside is None else beside.p, None), beside
+    return AurocDifference(name, len(places), found, None if delong is None else delong.p, None), delong
 
 
-def _roc(curves: ranking.Grouped) -> tuple[Point, ...]:
-    x, y = ranking.roc_points(curves)
-    return tuple(Point(float(x[at]), float(y[at])) for at in ranking.thinned(x.size, MOST_POINTS))
+def _roc(curves: metrics.Grouped) -> tuple[CurvePoint, ...]:
+    x, y = metrics.roc_points(curves)
+    return tuple(CurvePoint(float(x[at]), float(y[at])) for at in metrics.thinned(x.size, MOST_POINTS))
 
 
-def _rejection_curve(curves: ranking.Grouped) -> tuple[Point, ...]:
-    accuracy = ranking.rejection(curves).accuracy[0]
+def _rejection_curve(curves: metrics.Grouped) -> tuple[CurvePoint, ...]:
+    accuracy = metrics.rejection(curves).accuracy[0]
     n = accuracy.size
-    return tuple(Point((at + 1) / n, float(accuracy[at])) for at in ranking.thinned(n, MOST_POINTS))
+    return tuple(CurvePoint((at + 1) / n, float(accuracy[at])) for at in metrics.thinned(n, MOST_POINTS))
 
 
 # --- where in an answer the uncertainty is ----------------------------------------------------------------------------
@@ -316,7 +318,7 @@ class Places:
     there: NDArray[np.bool_]
 
 
-def prefix(answers: Sequence[Answer], length: int) -> PrefixNll:
+def prefix(answers: Sequence[ScoredText], length: int) -> PrefixNll:
     """Mean NLL of each answer's first ``length`` tokens: ``-(1/k) sum_{i<k} l_i`` with ``k = min(length, N)``.
 
     Raises ValueError for a length below 1.
@@ -330,7 +332,7 @@ def prefix(answers: Sequence[Answer], length: int) -> PrefixNll:
     )
 
 
-def places(answers: Sequence[Answer], most: int | None = None) -> Places:
+def places(answers: Sequence[ScoredText], most: int | None = None) -> Places:
     """The NLL of each answer's token at each place, up to the longest answer's end or ``most`` places."""
     longest = max((len(answer.log_probs) for answer in answers), default=0)
     width = longest if most is None else min(most, longest)
@@ -348,7 +350,9 @@ def _mean_nll(log_probs: Sequence[float]) -> float | None:
 MOST_POSITIONS = 512  # beyond that hardly any answer has a token, and no page shows it
 
 
-def prefixes(answers: Sequence[Answer | None], wrong: Labels, settings: Settings) -> tuple[Prefix, ...]:
+def prefixes(
+    answers: Sequence[ScoredText | None], wrong: Labels, settings: EvaluateSettings
+) -> tuple[PrefixAuroc, ...]:
     """AUROC of the NLL of the first tokens, for each length of ``settings.prefixes``.
 
     Args:
@@ -363,7 +367,7 @@ def prefixes(answers: Sequence[Answer | None], wrong: Labels, settings: Settings
         mean = np.array(part.nll, dtype=np.float64)
         tokens = np.array([min(len(answer.log_probs), length) for answer in chosen])
         found.append(
-            Prefix(
+            PrefixAuroc(
                 length,
                 len(chosen),
                 part.shorter,
@@ -374,7 +378,9 @@ def prefixes(answers: Sequence[Answer | None], wrong: Labels, settings: Settings
     return tuple(found)
 
 
-def positions(answers: Sequence[Answer | None], wrong: Labels, settings: Settings) -> tuple[AtPosition, ...]:
+def positions(
+    answers: Sequence[ScoredText | None], wrong: Labels, settings: EvaluateSettings
+) -> tuple[AtPosition, ...]:
     """Mean NLL at each position, of right and of wrong answers apart; as far as two answers of any class reach."""
     chosen, labels = _with_tokens(answers, wrong)
     if not chosen:
@@ -411,7 +417,7 @@ def mean_figure(values: Floats, confidence: float) -> Figure:
     return Figure(mean, Interval(mean - reach, mean + reach))
 
 
-def _with_tokens(answers: Sequence[Answer | None], wrong: Labels) -> tuple[list[Answer], np.ndarray]:
+def _with_tokens(answers: Sequence[ScoredText | None], wrong: Labels) -> tuple[list[ScoredText], np.ndarray]:
     pairs = [
         (answer, label)
         for answer, label in zip(answers, wrong, strict=True)

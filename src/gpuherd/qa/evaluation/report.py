@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuherd.columns import Column
 from gpuherd.errors import printable
-from gpuherd.qa.evaluation.result import ByJudge, Difference, Evaluation, MeasureResult, Settings
+from gpuherd.qa.evaluation.result import AurocDifference, ByJudge, EvaluateSettings, MeasureResult, RunEvaluation
 from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval, Share
 
 Row = tuple[str, ...]
@@ -30,12 +30,12 @@ def columns(against: str, *, first: str = "measure") -> tuple[Column, ...]:
 
 def rows(judge: ByJudge, measures: Sequence[MeasureResult]) -> list[Row]:
     """A row a measure, the best AUROC first, those without one last."""
-    beside = {each.name: each for each in judge.differences}
+    differences = {each.name: each for each in judge.differences}
     in_order = sorted(measures, key=lambda each: (each.auroc.value is None, -(each.auroc.value or 0)))
-    return [_row(each, beside.get(each.name)) for each in in_order]
+    return [_row(each, differences.get(each.name)) for each in in_order]
 
 
-def _row(each: MeasureResult, difference: Difference | None) -> Row:
+def _row(each: MeasureResult, difference: AurocDifference | None) -> Row:
     return (
         printable(each.weighting or each.name),
         number(each.auroc.value),
@@ -50,8 +50,8 @@ def _row(each: MeasureResult, difference: Difference | None) -> Row:
     )
 
 
-def heading(evaluation: Evaluation) -> list[str]:
-    """What is evaluated, and by which rules."""
+def heading(evaluation: RunEvaluation) -> list[str]:
+    """The lines that name the run, the scoring and the rules of the evaluation."""
     settings = evaluation.settings
     end = "counts" if evaluation.eos == "include" else "doesn't count"
     kind = "BCa" if settings.interval == "bca" else "percentile"
@@ -62,7 +62,7 @@ def heading(evaluation: Evaluation) -> list[str]:
     ]
 
 
-def labels(judge: ByJudge, settings: Settings) -> list[str]:
+def labels(judge: ByJudge, settings: EvaluateSettings) -> list[str]:
     """Whose labels, how many, and what makes them doubtful."""
     wrong = Share(judge.wrong, judge.right + judge.wrong, settings.confidence)
     rate = ""
@@ -75,8 +75,8 @@ def labels(judge: ByJudge, settings: Settings) -> list[str]:
     return lines + [f"warning: {printable(each.text)}" for each in judge.warnings]
 
 
-def _without_label(judge: ByJudge, settings: Settings) -> str:
-    """The answers that are left out, and why; those that count as wrong although nobody called them so."""
+def _without_label(judge: ByJudge, settings: EvaluateSettings) -> str:
+    """The answers that are left out, and why; those that count as wrong although no judge called them so."""
     counts, excluded = judge.counts, settings.not_attempted == "exclude"
     unjudged = judge.left_out - counts.unparsed - counts.nan - (counts.not_attempted if excluded else 0)
     why = [f"{counts.not_attempted} not attempted"] if excluded else []
@@ -88,7 +88,7 @@ def _without_label(judge: ByJudge, settings: Settings) -> str:
 
 
 def notes(judge: ByJudge, against: str) -> Iterator[str]:
-    """What a reader of the table has to know: few of a class, scores that are missing, what was not compared."""
+    """Notes to the table: few of a class, scores that are missing, what was not compared."""
     if not judge.measures:
         return
     if not judge.both_classes:
@@ -120,17 +120,18 @@ def _few(judge: ByJudge) -> Iterator[str]:
     if not few:
         return
     fewest = min(judge.right, judge.wrong)
-    told = f"Nothing can be concluded where a class has fewer than {FEWEST_OF_A_CLASS} answers; "
+    nothing = f"Nothing can be concluded where a class has fewer than {FEWEST_OF_A_CLASS} answers; "
     if fewest < FEWEST_OF_A_CLASS:
-        yield f"{told}here it is {fewest}. The intervals say how little the figures mean."
+        yield f"{nothing}here it is {fewest}. The intervals say how little the figures mean."
         return
     with_fewest = min(few, key=lambda each: min(each.right, each.wrong))
     which = f"so few have a score by {len(few)} measures, fewest by " if len(few) > 1 else "so few have a score by "
-    yield f"{told}{which}{printable(with_fewest.name)}: {with_fewest.right} right and {with_fewest.wrong} wrong ones."
+    name = printable(with_fewest.name)
+    yield f"{nothing}{which}{name}: {with_fewest.right} right and {with_fewest.wrong} wrong ones."
 
 
 def by_judging(judges: Sequence[ByJudge]) -> tuple[tuple[Column, ...], list[Row]] | None:
-    """AUROC of every measure under every judging beside each other: do conclusions depend on who judged? None where
+    """AUROC of every measure under every judging, side by side: do conclusions depend on who judged? None where
     fewer than two have both classes."""
     both = [judge for judge in judges if judge.both_classes]
     if len(both) < 2:

@@ -1,4 +1,4 @@
-"""What an evaluation found: figures of every measure under every judging, each with its interval. Plain frozen data.
+"""The result of an evaluation: figures of every measure under every judging, each with its interval. Frozen data.
 
 Made by ``evaluating``, written by ``files``, shown by the command and by the page. A figure that can't be had is None
 and says why; it is never 0, 0.5 or NaN. Answers that are wrong are the positives: a good measure of uncertainty is high
@@ -7,11 +7,21 @@ there, so that an AUROC above 0.5 is better than chance.
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
+from gpuherd.atomic import atomic_write
+from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
+from gpuherd.qa.folder import QADirectory
+from gpuherd.qa.grading.label_quality import LabelWarning, VerdictCounts
 from gpuherd.qa.intervals import FEWEST_OF_A_CLASS, Figure, Interval
-from gpuherd.qa.judging.label_quality import Counts, Warned
+from gpuherd.runs import records
+from gpuherd.runs.files import raising_cannot_write, write_file
 
 FORMAT = 1  # of an evaluation's JSON file
 AGAINST = "nll"  # what measures are compared with where nothing is said
@@ -27,7 +37,7 @@ class AtCoverage:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class CurvePoint:
     """Of a curve: on a ROC x is the share of right answers flagged, y that of wrong ones; on a rejection curve x is the
     share of answers that are kept, y the accuracy among them."""
 
@@ -61,7 +71,7 @@ class MeasureResult:
         prr_half: the same over rejections of up to a half.
         aurac: mean accuracy over all rejections.
         ece: expected calibration error after cross-validated calibration.
-        at: accuracy at the coverages that were asked for.
+        at: accuracy at the coverages of the options.
         roc: from (0, 0) to (1, 1), thinned for drawing; figures are not made from it.
         rejection: from few kept to all kept, thinned.
         histogram: None where no score is defined.
@@ -80,8 +90,8 @@ class MeasureResult:
     aurac: Figure
     ece: Figure
     at: tuple[AtCoverage, ...] = ()
-    roc: tuple[Point, ...] = ()
-    rejection: tuple[Point, ...] = ()
+    roc: tuple[CurvePoint, ...] = ()
+    rejection: tuple[CurvePoint, ...] = ()
     histogram: Histogram | None = None
 
     @property
@@ -115,7 +125,7 @@ class HolmCorrected:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class AurocDifference:
     """The AUROC of a measure minus that of another, on the answers that both score.
 
     Attributes:
@@ -139,7 +149,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
+class PrefixAuroc:
     """AUROC of the NLL of the first ``length`` tokens, and of its mean; shorter answers count as they are.
 
     ``shorter``: how many are.
@@ -185,14 +195,14 @@ class ByJudge:
     judging: str
     judge: str
     which: str
-    counts: Counts
+    counts: VerdictCounts
     right: int
     wrong: int
     left_out: int
-    warnings: tuple[Warned, ...]
+    warnings: tuple[LabelWarning, ...]
     measures: tuple[MeasureResult, ...]
-    differences: tuple[Difference, ...] = ()
-    prefixes: tuple[Prefix, ...] = ()
+    differences: tuple[AurocDifference, ...] = ()
+    prefixes: tuple[PrefixAuroc, ...] = ()
     positions: tuple[AtPosition, ...] = ()
 
     @property
@@ -207,8 +217,8 @@ class ByJudge:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What the figures depend on besides labels and scores.
+class EvaluateSettings:
+    """The settings on which the figures depend, besides labels and scores.
 
     Attributes:
         not_attempted: ``exclude`` or ``incorrect``.
@@ -218,7 +228,7 @@ class Settings:
         seed: of the resamples and of the folds of the calibration.
         against: the measure that others are compared with.
         calibration: ``isotonic`` or ``platt``.
-        coverages, prefixes: those that are asked for.
+        coverages, prefixes: those of the options.
     """
 
     not_attempted: str = "exclude"
@@ -233,7 +243,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class RunEvaluation:
     """Everything: what is written to ``evaluations/<name>.json`` and shown.
 
     Attributes:
@@ -254,8 +264,166 @@ class Evaluation:
     scoring: str
     eos: str
     answers_sha256: str
-    settings: Settings
+    settings: EvaluateSettings
     judges: tuple[ByJudge, ...]
     measured: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     identity: str = ""
+
+
+# The files of an evaluation: ``evaluations/<name>.json`` with everything, ``<name>.csv`` with a row a measure.
+#
+# The JSON has the form of the dataclasses of ``result``, field by field; a point of a curve is ``[x, y]``.
+
+
+class BadEvaluation(GpuherdError):
+    """An evaluation's file is damaged, or of a newer gpuherd."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+def values_of(evaluation: RunEvaluation) -> dict[str, Any]:
+    """The evaluation as JSON values, ``format`` first."""
+    return {"format": FORMAT} | dict(records.jsonable(evaluation, [CurvePoint]))
+
+
+def evaluation_of(values: Any) -> RunEvaluation:
+    """The evaluation that ``values_of`` made these of. Raises BadEvaluation."""
+    if not isinstance(values, dict) or not isinstance(values.get("format"), int):
+        raise BadEvaluation("it is no evaluation of gpuherd")
+    if values["format"] > FORMAT:
+        raise BadEvaluation(
+            f"it is of a newer gpuherd (format {values['format']}, known here: {FORMAT}); update gpuherd"
+        )
+    try:
+        evaluation: RunEvaluation = records.read(RunEvaluation, values, [CurvePoint])
+    except (TypeError, ValueError, KeyError, RecursionError) as problem:
+        raise BadEvaluation(f"it is no whole evaluation: {type(problem).__name__}: {problem}") from None
+    return evaluation
+
+
+# A spreadsheet takes a cell that begins so for a formula; the last four are wide forms of the first.
+_FORMULA_STARTS = tuple("=+-@\t'\uff1d\uff0b\uff0d\uff20")
+
+
+def write_evaluation(folder: QADirectory, evaluation: RunEvaluation) -> tuple[Path, Path]:
+    """Writes both files, the JSON last. Returns their paths, JSON first.
+
+    The same evaluation made again replaces itself. Raises UsageError where another evaluation has this name, and
+    CannotWrite.
+    """
+    refuse_other_evaluation(folder, evaluation.name, evaluation.identity)
+    path, table = (folder.evaluation(evaluation.name, suffix) for suffix in (".json", ".csv"))
+    write_file(table, csv_text(evaluation).encode())
+    text = json.dumps(values_of(evaluation), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    write_file(path, text.encode("ascii") + b"\n")
+    return path, table
+
+
+def refuse_other_evaluation(folder: QADirectory, name: str, identity: str) -> None:
+    """Raises UsageError where another evaluation has this name, BadEvaluation where that can't be found out."""
+    path = folder.evaluation(name, ".json")
+    if path.is_file() and (there := read_evaluation(path).identity) != identity:
+        raise UsageError(
+            f"there is another evaluation {name} ({there[:8]}), of other judgings, scores or settings; "
+            "choose another --name"
+        )
+
+
+def read_evaluation(path: Path) -> RunEvaluation:
+    """The evaluation in a JSON file. Raises BadEvaluation."""
+    try:
+        return evaluation_of(json.loads(path.read_bytes()))
+    except OSError as problem:
+        raise BadEvaluation(f"can't read {path}: {problem.strerror}") from None
+    except (ValueError, RecursionError) as problem:
+        raise BadEvaluation(f"{path} is no JSON: {problem}; remove it and evaluate again") from None
+    except BadEvaluation as problem:
+        raise BadEvaluation(f"{path}: {problem}") from None
+
+
+def write_csv(path: Path, evaluation: RunEvaluation) -> None:
+    """Writes the table to a file of the user's. Raises CannotWrite."""
+    with raising_cannot_write(path):
+        atomic_write(path.absolute(), csv_text(evaluation).encode())
+
+
+def csv_text(evaluation: RunEvaluation) -> str:
+    """The table as CSV: a row a judging and measure, an empty cell for what there is not, numbers to their last bit."""
+    rows = [row for judge in evaluation.judges for row in _rows(evaluation, judge)]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    if rows:
+        writer.writerow(rows[0])
+    writer.writerows([_cell(value) for value in row.values()] for row in rows)
+    return out.getvalue()
+
+
+def _rows(evaluation: RunEvaluation, judge: ByJudge) -> list[dict[str, Any]]:
+    differences = {each.name: each for each in judge.differences}
+    head = {
+        "run_id": evaluation.run_id,
+        "evaluation": evaluation.name,
+        "scoring": evaluation.scoring,
+        "eos": evaluation.eos,
+        "judging": judge.judging,
+        "judge": judge.judge,
+        "which": judge.which,
+    }
+    settings = asdict(evaluation.settings)
+    tail = {
+        name: settings[name]
+        for name in ("against", "not_attempted", "confidence", "bootstrap", "interval", "seed", "calibration")
+    }
+    return [head | _measure(each) | _difference(differences.get(each.name)) | tail for each in judge.measures]
+
+
+def _measure(each: MeasureResult) -> dict[str, Any]:
+    closed = each.auroc_closed_form
+    row: dict[str, Any] = {
+        "measure": each.name,
+        "right": each.right,
+        "wrong": each.wrong,
+        "undefined": sum(each.undefined.values()),
+        "conclusive": int(each.conclusive),
+        **_figure("auroc", each.auroc),
+        "auroc_note": each.auroc.note,
+        "auroc_closed_form_low": None if closed is None else closed.low,
+        "auroc_closed_form_high": None if closed is None else closed.high,
+        "dropped_resamples": each.auroc.dropped,
+        **_figure("auprc", each.auprc),
+        "base_rate": each.base_rate,
+    }
+    for name in ("prr", "prr_half", "aurac", "ece"):
+        row |= _figure(name, getattr(each, name))
+    for at in each.at:
+        row |= _figure(f"accuracy_at_{at.coverage!r}", at.accuracy)
+    return row
+
+
+def _difference(each: AurocDifference | None) -> dict[str, Any]:
+    nothing = Figure(None)
+    return {
+        **_figure("auroc_difference", nothing if each is None else each.auroc),
+        "p": None if each is None else each.p,
+        "p_holm": None if each is None else each.p_holm,
+        "common": None if each is None else each.answers,
+    }
+
+
+def _figure(name: str, figure: Figure) -> Mapping[str, Any]:
+    interval = figure.interval
+    return {
+        name: figure.value,
+        f"{name}_low": None if interval is None else interval.low,
+        f"{name}_high": None if interval is None else interval.high,
+    }
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return repr(value)
+    text = printable(str(value))
+    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA_STARTS) else text

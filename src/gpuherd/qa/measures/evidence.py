@@ -1,4 +1,4 @@
-"""What measures may look at of one question: numbers and texts, measured before. Plain frozen data, no torch."""
+"""The evidence that measures are computed from, for one question: numbers and texts. Frozen data, no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.qa.record import Answered, Generation
+from gpuherd.lm.backend import Generation
+from gpuherd.qa.record import Answered
 from gpuherd.qa.span import Span, part_of
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ class Undefined(Exception):
     """A measure has no value for this question; the message is the reason, the same for all such questions."""
 
 
-class Need(StrEnum):
-    """What a measure can need. ``scoring`` knows how each is come by."""
+class EvidenceNeed(StrEnum):
+    """A kind of evidence that a measure can need; ``scoring`` knows where each is taken from."""
 
     GREEDY = "greedy"  # the greedy answer's tokens and log-probs
     SAMPLES = "samples"  # sampled answers with theirs; what compares them is not defined for one alone
@@ -29,12 +30,12 @@ class Need(StrEnum):
     SIMILARITY = "similarity"  # of each pair of samples, in [0, 1]
     EQUIVALENCE = "equivalence"  # which samples mean the same
     AFFINITY = "affinity"  # of each ordered pair of samples: the graph of U_Deg and its kin
-    P_TRUE = "p-true"  # what the model says when asked whether its answer is true
+    P_TRUE = "p-true"  # the model's own probability that its answer is true
     P_IK = "p-ik"  # a probe of the hidden state behind the prompt, trained on other questions' labels
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScoredText:
     """An answer as measures see it: by the rule of the scoring with or without the token that ended it.
 
     Attributes:
@@ -65,8 +66,8 @@ class Evidence:
     """
 
     id: str
-    greedy: Answer | None = None
-    samples: tuple[Answer, ...] = ()
+    greedy: ScoredText | None = None
+    samples: tuple[ScoredText, ...] = ()
     similarity: NDArray[np.float64] | None = None
     clusters: tuple[int, ...] | None = None
     affinity: NDArray[np.float64] | None = None
@@ -76,18 +77,18 @@ class Evidence:
 
     def with_values(self, values: Mapping[str, Any]) -> Evidence:
         """The same with what statistics give, by need: those that are fields, and others."""
-        named = {_FIELDS[Need(need)]: value for need, value in values.items() if need in _FIELDS}
+        named = {_FIELDS[EvidenceNeed(need)]: value for need, value in values.items() if need in _FIELDS}
         others = {need: value for need, value in values.items() if need not in _FIELDS}
         return replace(self, **named, others={**self.others, **others})
 
 
 # The needs whose values are fields; the relevance is the answers' own.
 _FIELDS = {
-    Need.SIMILARITY: "similarity",
-    Need.EQUIVALENCE: "clusters",
-    Need.AFFINITY: "affinity",
-    Need.P_TRUE: "p_true",
-    Need.P_IK: "p_ik",
+    EvidenceNeed.SIMILARITY: "similarity",
+    EvidenceNeed.EQUIVALENCE: "clusters",
+    EvidenceNeed.AFFINITY: "affinity",
+    EvidenceNeed.P_TRUE: "p_true",
+    EvidenceNeed.P_IK: "p_ik",
 }
 
 
@@ -116,7 +117,7 @@ def answers_of(
 
 def answer_of(
     generation: Generation, with_end: bool, relevance: Sequence[float] | None = None, span: Span = "answer"
-) -> Answer | None:
+) -> ScoredText | None:
     """The part of a generation that a span names, as measures see it; None where a log-prob of the generation is not
     finite. An answer that a stop string or the length ended has no token that ended it."""
     part = part_of(generation, span)
@@ -128,4 +129,4 @@ def answer_of(
     if generation.is_nan or len(finite) < len(log_probs):
         return None
     weights = None if relevance is None else (*relevance, *([0.0] if ended else []))
-    return Answer(finite, part.text, weights)
+    return ScoredText(finite, part.text, weights)

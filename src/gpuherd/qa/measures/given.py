@@ -1,4 +1,4 @@
-"""What a measure looks at of a question: there, or the reason why the measure is undefined.
+"""Access to the evidence of a question: a value, or the reason why the measure is undefined.
 
 The reasons are counted by scorings, so each is one sentence, the same for every question.
 """
@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import GpuherdError
-from gpuherd.qa.measures.evidence import Answer, Evidence, Undefined
+from gpuherd.qa.measures.evidence import Evidence, ScoredText, Undefined
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,10 +33,10 @@ ROUNDING = 1e-5  # by which float32 figures may differ from what they are: the l
 
 
 class BadEvidence(GpuherdError):
-    """What was measured of a question does not fit its answers."""
+    """The values measured for a question do not fit its answers."""
 
 
-def greedy(evidence: Evidence) -> Answer:
+def greedy(evidence: Evidence) -> ScoredText:
     """The greedy answer, which has tokens. Raises Undefined."""
     if evidence.greedy is None:
         raise Undefined(NO_GREEDY)
@@ -45,7 +45,7 @@ def greedy(evidence: Evidence) -> Answer:
     return evidence.greedy
 
 
-def samples(evidence: Evidence) -> tuple[Answer, ...]:
+def samples(evidence: Evidence) -> tuple[ScoredText, ...]:
     """The samples, at least one, each with tokens. Raises Undefined: one without would have the probability 1."""
     if not evidence.samples:
         raise Undefined(NO_SAMPLES)
@@ -60,7 +60,7 @@ def texts(evidence: Evidence) -> tuple[str, ...]:
     return tuple(each.text for each in evidence.samples)
 
 
-def relevance(answer: Answer) -> tuple[float, ...]:
+def relevance(answer: ScoredText) -> tuple[float, ...]:
     """The relevance of each of the answer's tokens. Raises Undefined."""
     if answer.relevance is None:
         raise Undefined(NO_RELEVANCE)
@@ -133,7 +133,7 @@ def check(evidence: Evidence) -> None:
         raise BadEvidence(f"question {evidence.id!r}: log P(True) = {evidence.p_true} is no log of a probability")
 
 
-def _check_answer(question: str, name: str, answer: Answer) -> None:
+def _check_answer(question: str, name: str, answer: ScoredText) -> None:
     if not all(map(math.isfinite, answer.log_probs)):
         raise BadEvidence(f"question {question!r}: {name} has log-probs that are not finite")
     if max(answer.log_probs, default=0.0) > ROUNDING:

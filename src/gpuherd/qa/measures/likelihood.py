@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuherd.qa.measures import given
-from gpuherd.qa.measures.evidence import Answer, Evidence, Need
+from gpuherd.qa.measures.evidence import Evidence, EvidenceNeed, ScoredText
 from gpuherd.qa.measures.registry import measure
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def log_prob(answer: Answer) -> float:
+def log_prob(answer: ScoredText) -> float:
     """Log of the probability of the whole answer, in nats."""
     return math.fsum(answer.log_probs)
 
 
-def mean_log_prob(answer: Answer) -> float:
+def mean_log_prob(answer: ScoredText) -> float:
     """The answer's log-prob divided by the number of its tokens, of which there is at least one."""
     return math.fsum(answer.log_probs) / len(answer.log_probs)
 
 
 @measure(
     "nll",
-    needs=[Need.GREEDY],
+    needs=[EvidenceNeed.GREEDY],
     source="Aichberger, Schweighofer & Hochreiter 2024 (arXiv 2412.15176): G-NLL; "
     "LM-Polygraph: MaximumSequenceProbability",
     aliases=["g-nll", "msp"],
@@ -43,7 +43,7 @@ def nll(evidence: Evidence) -> float:
 
 @measure(
     "ln-nll",
-    needs=[Need.GREEDY],
+    needs=[EvidenceNeed.GREEDY],
     source="Malinin & Gales 2021 (arXiv 2002.07650), of one answer; LM-Polygraph calls it Perplexity",
 )
 def length_normalised_nll(evidence: Evidence) -> float:
@@ -51,7 +51,7 @@ def length_normalised_nll(evidence: Evidence) -> float:
     return -mean_log_prob(given.greedy(evidence))
 
 
-@measure("perplexity", needs=[Need.GREEDY], source="Jelinek, Mercer, Bahl & Baker 1977: exp of the NLL a token")
+@measure("perplexity", needs=[EvidenceNeed.GREEDY], source="Jelinek, Mercer, Bahl & Baker 1977: exp of the NLL a token")
 def perplexity(evidence: Evidence) -> float:
     """Perplexity of the greedy answer: exp(-(1/N) sum_i l_i)."""
     try:
@@ -60,7 +60,9 @@ def perplexity(evidence: Evidence) -> float:
         return math.inf
 
 
-@measure("mean-token-probability", needs=[Need.GREEDY], source="nllSAR: average token probability, taken from 1")
+@measure(
+    "mean-token-probability", needs=[EvidenceNeed.GREEDY], source="nllSAR: average token probability, taken from 1"
+)
 def mean_token_probability(evidence: Evidence) -> float:
     """How far the mean probability of the tokens is from 1: 1 - (1/N) sum_i exp(l_i)."""
     log_probs = given.greedy(evidence).log_probs
@@ -88,7 +90,7 @@ TEMPERATURE = 0.001  # t of the sentence shift, as the paper has it
 _DUAN_2024 = "Duan et al. 2024 (arXiv 2307.01379)"
 
 
-def token_sar_of(answer: Answer) -> float:
+def token_sar_of(answer: ScoredText) -> float:
     """``sum_i R_i (-l_i) / sum_i R_i`` of an answer with tokens; where none is relevant, all are alike.
 
     Raises Undefined where the relevance is not measured.
@@ -116,7 +118,7 @@ def sentence_shifted(log_probs: Sequence[float], similarity: NDArray[np.float64]
 
 @measure(
     "token-sar",
-    needs=[Need.GREEDY, Need.RELEVANCE],
+    needs=[EvidenceNeed.GREEDY, EvidenceNeed.RELEVANCE],
     source=f"{_DUAN_2024}: tokenSAR; LM-Polygraph: TokenSAR",
     aliases=["rw-g-nll"],
 )
@@ -127,7 +129,7 @@ def token_sar(evidence: Evidence) -> float:
 
 @measure(
     "token-sar:samples",
-    needs=[Need.SAMPLES, Need.SAMPLE_RELEVANCE],
+    needs=[EvidenceNeed.SAMPLES, EvidenceNeed.SAMPLE_RELEVANCE],
     source=f"{_DUAN_2024}: tokenSAR, as jinhaoduan/SAR averages it; nllSAR calls it SAR",
 )
 def token_sar_of_samples(evidence: Evidence) -> float:
@@ -136,14 +138,20 @@ def token_sar_of_samples(evidence: Evidence) -> float:
     return math.fsum(map(token_sar_of, answers)) / len(answers)
 
 
-@measure("sentence-sar", needs=[Need.SAMPLES, Need.SIMILARITY], source=f"{_DUAN_2024}: sentSAR, t = 0.001")
+@measure(
+    "sentence-sar", needs=[EvidenceNeed.SAMPLES, EvidenceNeed.SIMILARITY], source=f"{_DUAN_2024}: sentSAR, t = 0.001"
+)
 def sentence_sar(evidence: Evidence) -> float:
     """Samples speak for one another: (1/K) sum_k -log(p(s_k) + (1/t) sum_{j != k} g(s_k, s_j) p(s_j))."""
     similarity = given.similarity(evidence)
     return sentence_shifted([log_prob(each) for each in given.samples(evidence)], similarity)
 
 
-@measure("sar", needs=[Need.SAMPLES, Need.SAMPLE_RELEVANCE, Need.SIMILARITY], source=f"{_DUAN_2024}: SAR, t = 0.001")
+@measure(
+    "sar",
+    needs=[EvidenceNeed.SAMPLES, EvidenceNeed.SAMPLE_RELEVANCE, EvidenceNeed.SIMILARITY],
+    source=f"{_DUAN_2024}: SAR, t = 0.001",
+)
 def sar(evidence: Evidence) -> float:
     """Sentence-SAR of exp(-Token-SAR(s_k)) in place of p(s_k)."""
     similarity = given.similarity(evidence)

@@ -100,7 +100,7 @@ NOT_FINITE = "its value is beyond the range of a float64"
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ScoreColumns:
     """Measures of questions.
 
     Attributes:
@@ -119,7 +119,7 @@ class Scores:
         return len(self.ids) - sum(self.undefined[name].values())
 
 
-def compute(names: Iterable[str], evidences: Iterable[Evidence]) -> Scores:
+def compute(names: Iterable[str], evidences: Iterable[Evidence]) -> ScoreColumns:
     """Each of these measures (by name or alias; each once, in this order) for each question.
 
     Raises UsageError for a name that is none, and BadEvidence where what was measured doesn't fit the answers.
@@ -138,7 +138,7 @@ def compute(names: Iterable[str], evidences: Iterable[Evidence]) -> Scores:
                 columns[name].append(None)
             else:
                 columns[name].append(value)
-    return Scores(
+    return ScoreColumns(
         tuple(ids),
         {name: tuple(column) for name, column in columns.items()},
         {name: dict(sorted(reasons.items())) for name, reasons in undefined.items()},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuherd.qa.measures import given
-from gpuherd.qa.measures.evidence import Evidence, Need, Undefined
+from gpuherd.qa.measures.evidence import Evidence, EvidenceNeed, Undefined
 from gpuherd.qa.measures.likelihood import log_prob, log_sum_exp, mean_log_prob
 from gpuherd.qa.measures.registry import measure
 from gpuherd.qa.measures.rouge import rouge_l_of_words, words
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @measure(
     "predictive-entropy",
-    needs=[Need.SAMPLES],
+    needs=[EvidenceNeed.SAMPLES],
     source="Malinin & Gales 2021 (arXiv 2002.07650); LM-Polygraph: MonteCarloSequenceEntropy",
     aliases=["pe"],
 )
@@ -34,7 +34,7 @@ def predictive_entropy(evidence: Evidence) -> float:
 
 @measure(
     "ln-predictive-entropy",
-    needs=[Need.SAMPLES],
+    needs=[EvidenceNeed.SAMPLES],
     source="Malinin & Gales 2021 (arXiv 2002.07650); LM-Polygraph: MonteCarloNormalizedSequenceEntropy",
     aliases=["ln-pe"],
 )
@@ -54,7 +54,7 @@ SHIFT = 5.0  # what the paper's code adds to each; it changes no order
 
 @measure(
     "semantic-entropy:rao",
-    needs=[Need.SAMPLES, Need.EQUIVALENCE],
+    needs=[EvidenceNeed.SAMPLES, EvidenceNeed.EQUIVALENCE],
     source="Farquhar, Kossen, Kuhn & Gal 2024 (Nature 630), as jlko/semantic_uncertainty computes it",
     aliases=["se:rao"],
 )
@@ -69,7 +69,7 @@ def semantic_entropy_rao(evidence: Evidence) -> float:
 
 @measure(
     "semantic-entropy:mc",
-    needs=[Need.SAMPLES, Need.EQUIVALENCE],
+    needs=[EvidenceNeed.SAMPLES, EvidenceNeed.EQUIVALENCE],
     source="Kuhn, Gal & Farquhar 2023 (arXiv 2302.09664), averaged over samples; LM-Polygraph: SemanticEntropy",
     aliases=["se:mc"],
 )
@@ -80,7 +80,7 @@ def semantic_entropy_mc(evidence: Evidence) -> float:
 
 @measure(
     "semantic-entropy:mc-unique",
-    needs=[Need.SAMPLES, Need.EQUIVALENCE],
+    needs=[EvidenceNeed.SAMPLES, EvidenceNeed.EQUIVALENCE],
     source="Kuhn, Gal & Farquhar 2023 (arXiv 2302.09664) with each text once; LM-Polygraph: SemanticEntropyUnique",
     aliases=["se:mc-unique"],
 )
@@ -91,7 +91,7 @@ def semantic_entropy_mc_unique(evidence: Evidence) -> float:
 
 @measure(
     "semantic-entropy:kuhn",
-    needs=[Need.SAMPLES, Need.EQUIVALENCE],
+    needs=[EvidenceNeed.SAMPLES, EvidenceNeed.EQUIVALENCE],
     source="Kuhn, Gal & Farquhar 2023 (arXiv 2302.09664), as lorenzkuhn/semantic_uncertainty and jinhaoduan/SAR do",
     aliases=["se:kuhn"],
 )
@@ -103,7 +103,7 @@ def semantic_entropy_kuhn(evidence: Evidence) -> float:
 
 @measure(
     "discrete-semantic-entropy",
-    needs=[Need.SAMPLES, Need.EQUIVALENCE],
+    needs=[EvidenceNeed.SAMPLES, EvidenceNeed.EQUIVALENCE],
     source="Farquhar, Kossen, Kuhn & Gal 2024 (Nature 630): discrete; jlko: cluster_assignment_entropy; "
     "LM-Polygraph: SemanticEntropyEmpirical",
     aliases=["discrete-se"],
@@ -124,7 +124,7 @@ def discrete_semantic_entropy(evidence: Evidence) -> float:
 
 @measure(
     "semantic-sets",
-    needs=[Need.SAMPLES, Need.EQUIVALENCE],
+    needs=[EvidenceNeed.SAMPLES, EvidenceNeed.EQUIVALENCE],
     source="Lin, Trivedi & Sun 2024 (arXiv 2305.19187), over these clusters",
 )
 def semantic_sets(evidence: Evidence) -> float:
@@ -154,7 +154,7 @@ def _over_samples(evidence: Evidence, names: Sequence[Hashable]) -> float:
 
 @measure(
     "lexical-similarity",
-    needs=[Need.SAMPLES],
+    needs=[EvidenceNeed.SAMPLES],
     source="Fomicheva et al. 2020 (arXiv 2005.10608), with ROUGE-L as Kuhn et al. 2023; "
     "LM-Polygraph: LexicalSimilarity_rougeL",
 )
@@ -175,7 +175,7 @@ def lexical_similarity(evidence: Evidence) -> float:
 # --- the graph of samples, whose edges are affinities -----------------------------------------------------------------
 
 _LIN_2024 = "Lin, Trivedi & Sun 2024 (arXiv 2305.19187)"
-_GRAPH_NEEDS = [Need.SAMPLES, Need.AFFINITY]
+_GRAPH_NEEDS = [EvidenceNeed.SAMPLES, EvidenceNeed.AFFINITY]
 LARGEST = 0.9  # eigenvectors of smaller eigenvalues are the embedding of the samples; the paper's figure
 DECIMALS = 10  # of these measures
 _ROUNDING = 1e-9  # of eigenvalues: one that is 0.9 but for rounding is 0.9
@@ -231,7 +231,7 @@ def _symmetric(evidence: Evidence) -> NDArray[np.float64]:
 _KADAVATH_2022 = "Kadavath et al. 2022 (arXiv 2207.05221)"
 
 
-@measure("p-true", needs=[Need.P_TRUE], source=f"{_KADAVATH_2022}: P(True); jlko: p_false_fixed, as log-odds")
+@measure("p-true", needs=[EvidenceNeed.P_TRUE], source=f"{_KADAVATH_2022}: P(True); jlko: p_false_fixed, as log-odds")
 def p_true(evidence: Evidence) -> float:
     """The model, asked, does not call its answer true: log((1 - p) / p), p = p("True")."""
     # Not 1 - p: that is 1 for every p below 1e-16, and answers that differ in nats would be tied.
@@ -239,13 +239,13 @@ def p_true(evidence: Evidence) -> float:
     return math.log(-math.expm1(log_p)) - log_p
 
 
-@measure("p-true:nll", needs=[Need.P_TRUE], source=f"{_KADAVATH_2022}: P(True); LM-Polygraph: PTrue")
+@measure("p-true:nll", needs=[EvidenceNeed.P_TRUE], source=f"{_KADAVATH_2022}: P(True); LM-Polygraph: PTrue")
 def p_true_nll(evidence: Evidence) -> float:
     """P(True) in nats, in the same order: -log p("True")."""
     return -given.log_p_true(evidence)
 
 
-@measure("p-ik", needs=[Need.P_IK], source=f"{_KADAVATH_2022}: P(IK); jlko: p_ik", aliases=["p_ik"])
+@measure("p-ik", needs=[EvidenceNeed.P_IK], source=f"{_KADAVATH_2022}: P(IK); jlko: p_ik", aliases=["p_ik"])
 def p_ik(evidence: Evidence) -> float:
     """A probe of the hidden state behind the prompt says that the model does not know: 1 - P(IK)."""
     return 1.0 - given.p_ik(evidence)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpuherd.qa.measures import given
-from gpuherd.qa.measures.evidence import Answer, Evidence, Need
+from gpuherd.qa.measures.evidence import Evidence, EvidenceNeed, ScoredText
 from gpuherd.qa.measures.registry import measure
 
 if TYPE_CHECKING:
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-Scheme = Callable[["Tokens"], "Array"]
+Scheme = Callable[["AnswerTokens"], "Array"]
 
 _LITTLE = 0.1  # of tokens outside the first or last few, or the (un)certain quarter
 _LEAST = 0.01  # of tokens that are negated
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class AnswerTokens:
     """An answer's tokens: NLLs (N), all finite, and relevance (N) where it is measured."""
 
     nll: Array
@@ -109,7 +109,7 @@ def _first_and_last(places: Array, count: int) -> NDArray[np.bool_]:
 def _nll_power(power: float) -> Scheme:
     """``(n_i / max n)^power``: divided first, so that no power overflows."""
 
-    def scheme(tokens: Tokens) -> Array:
+    def scheme(tokens: AnswerTokens) -> Array:
         largest = tokens.nll.max()
         if largest <= 0:
             return np.zeros_like(tokens.nll)
@@ -119,13 +119,13 @@ def _nll_power(power: float) -> Scheme:
     return scheme
 
 
-def _confidence(tokens: Tokens) -> Array:
+def _confidence(tokens: AnswerTokens) -> Array:
     """The probabilities, from the largest: their ratios survive where they themselves underflow."""
     weights: Array = np.exp(tokens.nll.min() - tokens.nll)
     return weights
 
 
-def _surprisal(tokens: Tokens) -> Array:
+def _surprisal(tokens: AnswerTokens) -> Array:
     least, largest = tokens.nll.min(), tokens.nll.max()
     if largest <= least:
         return np.ones_like(tokens.nll)
@@ -141,15 +141,15 @@ def _quantile(values: Array, share: float) -> float:
     return float(inside[0] + (inside[-1] - inside[0]) * (place - below))
 
 
-def _most_uncertain(tokens: Tokens) -> Array:
+def _most_uncertain(tokens: AnswerTokens) -> Array:
     return np.where(tokens.nll >= _quantile(tokens.nll, 0.75), 1.0, _LITTLE)
 
 
-def _least_uncertain(tokens: Tokens) -> Array:
+def _least_uncertain(tokens: AnswerTokens) -> Array:
     return np.where(tokens.nll <= _quantile(tokens.nll, 0.25), 1.0, _LITTLE)
 
 
-def _relevance(tokens: Tokens) -> Array:
+def _relevance(tokens: AnswerTokens) -> Array:
     if tokens.relevance is None:
         raise ValueError("this weighting looks at relevance")
     return tokens.relevance
@@ -232,13 +232,13 @@ WEIGHTINGS = {each.name: each for each in _ALL}
 PREFIX = "weighted-nll:"
 
 
-def shares(weighting: Weighting, answer: Answer) -> NDArray[np.float64]:
+def shares(weighting: Weighting, answer: ScoredText) -> NDArray[np.float64]:
     """The weights (N), float64, of an answer's N >= 1 tokens, as shares of 1; where all are 0, all tokens weigh alike.
 
     Raises Undefined where the weighting looks at relevance and that is not measured.
     """
     relevance = np.array(given.relevance(answer)) if weighting.relevance else None
-    weights = weighting.scheme(Tokens(_nll(answer.log_probs), relevance))
+    weights = weighting.scheme(AnswerTokens(_nll(answer.log_probs), relevance))
     total = np.add.reduce(weights)
     return weights / total if total > 0 else np.full(len(weights), 1 / len(weights))
 
@@ -264,6 +264,6 @@ def _of_greedy(weighting: Weighting) -> Callable[[Evidence], float]:
 for _each in WEIGHTINGS.values():
     measure(
         PREFIX + _each.name,
-        needs=[Need.GREEDY, Need.RELEVANCE] if _each.relevance else [Need.GREEDY],
+        needs=[EvidenceNeed.GREEDY, EvidenceNeed.RELEVANCE] if _each.relevance else [EvidenceNeed.GREEDY],
         source="nllSAR, phase 6: weighting schemes",
     )(_of_greedy(_each))

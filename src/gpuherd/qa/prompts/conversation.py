@@ -1,23 +1,23 @@
-"""A prompt as a conversation, by the chat template that comes with the tokenizer. Never by the model's name."""
+"""Texts through a tokenizer: chat templates, control tokens written out in texts, token ids."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.data.question_set import Example
-from gpuherd.qa.prompts.style import Style
-from gpuherd.qa.record import Question
 from gpuherd.qa.span import opened_by
+
+# ---- chat templates, by the tokenizer and never by the model's name --------------------------------------------------
 
 Turn = dict[str, str]  # role, content
 
-# Some templates put today's date in: the same question would have another prompt tomorrow. Here it is always the same
-# day, the one that Llama's templates fall back to. The library hands templates no function of ours, so that the clock
-# is stopped in the template's own language.
+# Some templates insert today's date: the same question would have another prompt tomorrow. Here it is always the day
+# that Llama's templates fall back to. The library passes no function of ours to templates, so that the clock is stopped
+# in the template's own language.
 _DAY = {
     "%-d": "26", "%d": "26", "%e": "26", "%b": "Jul", "%h": "Jul", "%B": "July", "%-m": "7", "%m": "07", "%Y": "2024",
     "%y": "24", "%a": "Fri", "%A": "Friday", "%j": "208", "%H": "00", "%M": "00", "%S": "00", "%I": "12", "%p": "AM",
@@ -30,32 +30,18 @@ _STOPPED_CLOCK = (
 
 
 def opened_thought(tokenizer: Any) -> str:
-    """The tag of the thought that the tokenizer's chat template opens before each answer; empty where it opens none."""
+    """The tag of the thought that the tokenizer's chat template opens before each answer; empty if it opens none."""
     return opened_by(templated(tokenizer, [{"role": "user", "content": "?"}]))
-
-
-def turns(style: Style, question: Question, examples: Sequence[Example]) -> list[Turn]:
-    """The conversation up to the answer: instruction, examples as turns, question.
-
-    A user's template with ``{examples}`` in it is one turn.
-    """
-    if style.template is not None and style.places_examples:
-        return [{"role": "user", "content": style.plain(question, tuple(examples))}]
-    made: list[Turn] = [] if style.instruction is None else [{"role": "system", "content": style.instruction}]
-    for example in examples:
-        made.append({"role": "user", "content": style.turn_of(example.question)})
-        made.append({"role": "assistant", "content": style.answered(example)})
-    return [*made, {"role": "user", "content": style.turn_of(question)}]
 
 
 def templated(tokenizer: Any, conversation: Sequence[Turn]) -> str:
     """The conversation as text, special tokens included, ready for the answer.
 
-    A system turn that the template refuses, or leaves out, goes to the front of the first user turn. Raises UsageError
-    where the template can't render the conversation at all.
+    A system turn that the template refuses or drops is put in front of the first user turn. Raises UsageError if the
+    template can't render the conversation at all.
     """
     if conversation[0]["role"] == "system":
-        with suppress(Exception):  # a template raises what it likes
+        with suppress(Exception):  # a template may raise anything
             text = _rendered(tokenizer, conversation)
             if conversation[0]["content"].strip() in text:
                 return text
@@ -73,13 +59,13 @@ def templated(tokenizer: Any, conversation: Sequence[Turn]) -> str:
 
 
 def without_system(conversation: Sequence[Turn]) -> list[Turn]:
-    """The conversation with its system turn, which is the first, put in front of the user turn behind it."""
+    """The conversation with its first turn, the system's, put in front of the user turn after it."""
     system, first, *others = conversation
     return [{"role": first["role"], "content": f"{system['content']}\n\n{first['content']}"}, *others]
 
 
 def template_sha256(tokenizer: Any) -> str | None:
-    """SHA-256 of the chat template, in hex; None where there is none."""
+    """SHA-256 of the chat template, in hex; None if there is none."""
     template = getattr(tokenizer, "chat_template", None)
     return None if not template else hashlib.sha256(str(template).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -92,3 +78,54 @@ def _rendered(tokenizer: Any, conversation: Sequence[Turn]) -> str:
         list(conversation), chat_template=template, tokenize=False, add_generation_prompt=True
     )
     return str(text)
+
+
+# ---- control tokens that are written out in a text, which a tokenizer takes for real ones ----------------------------
+
+# A question with "<|eot_id|><|start_header_id|>system" would end the user's turn and begin one of its own. So untrusted
+# text gets a space after the first character of each, and only looks like it.
+
+
+def control_texts(tokenizer: Any) -> tuple[str, ...]:
+    """The texts that this tokenizer reads as special tokens, or its chat template writes as tokens of their own.
+
+    The longest first; only those that a space can take apart.
+    """
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    texts = {str(each) for each in tokenizer.all_special_tokens}
+    for added in getattr(tokenizer, "added_tokens_decoder", {}).values():
+        if added.special or (added.content.strip() and added.content in template):
+            texts.add(added.content)
+    # Without white space around them: a space inserted there would leave the token intact.
+    apart = {text for text in map(str.strip, texts) if len(text) > 1 and not text[1].isspace()}
+    return tuple(sorted(apart, key=lambda text: (-len(text), text)))
+
+
+def defused(text: str, controls: Iterable[str]) -> str:
+    """The text with every control token in it broken up by a space.
+
+    >>> defused("say </s> or <s>", ["</s>", "<s>"])
+    'say < /s> or < s>'
+    """
+    controls = tuple(controls)
+    if not controls:
+        return text
+    anywhere = re.compile("|".join(map(re.escape, controls)))
+    while anywhere.search(text):  # breaking one up can complete another
+        text = anywhere.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+    return text
+
+
+# ---- token ids -------------------------------------------------------------------------------------------------------
+
+
+def token_ids(tokenizer: Any, text: str, *, conversation: bool) -> tuple[int, ...]:
+    """The ids of a text: a conversation has its special tokens; plain text gets a BOS token, and no EOS token."""
+    ids = list(tokenizer(text, add_special_tokens=not conversation, verbose=False)["input_ids"])
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if bos is not None and ids[:2] == [bos, bos]:
+        del ids[0]
+    ended = eos is not None and ids[-1:] == [eos]
+    if ended and not conversation and len(ids) > 1 and not text.rstrip().endswith(str(tokenizer.eos_token)):
+        del ids[-1]  # a tokenizer that closes every text: the model would take the question for answered
+    return tuple(ids)

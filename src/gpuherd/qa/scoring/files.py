@@ -9,21 +9,15 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpuherd.atomic import atomic_write
-from gpuherd.errors import ExitCode, GpuherdError, UsageError, naming_extras, printable
-from gpuherd.qa.described import descriptions, read_description
-from gpuherd.qa.folder import QADirectory
+from gpuherd.errors import ExitCode, GpuherdError, naming_extras
+from gpuherd.qa.folder import DescribedResults, QADirectory
 from gpuherd.qa.span import Span, span_in
-from gpuherd.runs.files import single_writer
 
-FORMAT = 1  # of a scoring's description
-_REMEDY = "remove it and its .json, and score again"
 _KEYS = ("number", "id")
 # What a spreadsheet takes for a formula, and our own mark, so that taking it off gives the text back.
 _MARK = "'"
@@ -75,11 +69,11 @@ class ScoringMeta:
     name: str
     eos: str
     statistics: Mapping[str, str]
-    measures: tuple[ScoredMeasure, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     questions: int
+    measures: tuple[ScoredMeasure, ...]
     answers_sha256: str
     sha256: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
 
@@ -89,62 +83,16 @@ class ScoringMeta:
         return span_in(self.settings)
 
 
-def meta_values(meta: ScoringMeta) -> dict[str, Any]:
-    """The scoring as JSON values, as they stand in its ``.json``."""
-    return {
-        "format": FORMAT,
-        "name": meta.name,
-        "eos": meta.eos,
-        "statistics": dict(meta.statistics),
-        "settings": dict(meta.settings),
-        "questions": meta.questions,
-        "measures": [
-            {
-                "name": each.name,
-                "source": each.source,
-                "needs": list(each.needs),
-                "defined": each.defined,
-                "undefined": dict(each.undefined),
-            }
-            for each in meta.measures
-        ],
-        "answers_sha256": meta.answers_sha256,
-        "sha256": meta.sha256,
-        "versions": dict(meta.versions),
-        "made": meta.made,
-    }
-
-
-def meta_of(value: Any) -> ScoringMeta:
-    """The scoring that ``meta_values`` described. Raises BadScoring."""
-    if isinstance(value, dict) and isinstance(value.get("format"), int) and value["format"] > FORMAT:
-        raise BadScoring(f"written by a newer gpuherd (format {value['format']}, known here: {FORMAT}); update gpuherd")
-    try:
-        return ScoringMeta(
-            name=str(value["name"]),
-            eos=str(value["eos"]),
-            statistics={str(need): str(where) for need, where in value["statistics"].items()},
-            settings=dict(value["settings"]),
-            questions=int(value["questions"]),
-            measures=tuple(_measure_of(each) for each in value["measures"]),
-            answers_sha256=str(value["answers_sha256"]),
-            sha256=str(value["sha256"]),
-            versions={str(library): str(version) for library, version in value["versions"].items()},
-            made=str(value["made"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise BadScoring(f"no description of a scoring: {type(problem).__name__}: {problem}") from None
-
-
-def _measure_of(value: Any) -> ScoredMeasure:
-    return ScoredMeasure(
-        str(value["name"]),
-        str(value["source"]),
-        tuple(str(need) for need in value["needs"]),
-        int(value["defined"]),
-        {str(reason): int(number) for reason, number in value["undefined"].items()},
-    )
-
+SCORINGS = DescribedResults(
+    noun="scoring",
+    description=ScoringMeta,
+    path=QADirectory.scoring,
+    error=BadScoring,
+    remedy="remove it and its .json, and score again",
+    flag="--scores",
+    command="gpuherd score {run}",
+    suffix=".csv",
+)
 
 # --- files --------------------------------------------------------------------------------------------------------
 
@@ -163,45 +111,26 @@ class ScoreTable:
 
 
 def scorings_of(folder: QADirectory) -> list[ScoringMeta]:
-    """The scorings of a run that are whole, the oldest first. One that can't be read is logged and left out."""
-    return descriptions(folder.scores, lambda name: _read_meta(folder, name), BadScoring)
+    """The complete scorings of a run, the oldest first. One that can't be read is logged and left out."""
+    return SCORINGS.all_in(folder)
 
 
 def scoring_named(folder: QADirectory, name: str | None) -> ScoringMeta:
-    """The scoring of this name, or the one whose name begins so; the latest where no name is given.
+    """The scoring of this name, or the one whose name begins so; without a name the latest.
 
     Raises:
-        UsageError: there is none such, or more than one; it lists those that there are.
+        UsageError: there is none, or more than one; it lists them.
         BadScoring: it is damaged, or of a newer gpuherd.
     """
-    if name is not None and folder.scoring(name, ".json").is_file() and folder.scoring(name, ".json").stem == name:
-        return _read_meta(folder, name)
-    there = scorings_of(folder)
-    if not there:
-        raise UsageError(f"no scoring of {folder.root.name} is there yet; 'gpuherd score {folder.root.name}' makes one")
-    if name is None:
+    if name is None and (there := scorings_of(folder)):
         return there[-1]
-    fitting = [each for each in there if name and each.name.startswith(name)]
-    if len(fitting) == 1:
-        return fitting[0]
-    listed = printable(
-        ", ".join(f"{each.name} ({len(each.measures)} measures, {each.made})" for each in fitting or there)
-    )
-    if fitting:
-        raise UsageError(f"--scores {name} can mean {listed}; give one of these names")
-    raise UsageError(f"{folder.root.name} has no scoring {name!r}; there is {listed}")
+    return SCORINGS.named(folder, name or "", lambda each: f"{len(each.measures)} measures")
 
 
 def scores(folder: QADirectory, meta: ScoringMeta) -> ScoreTable:
     """The scores, every number to the bit as it was computed. Raises BadScoring where the file is not as it was
     written."""
-    path = folder.scoring(meta.name, ".csv")
-    try:
-        data = path.read_bytes()
-    except OSError as problem:
-        raise BadScoring(f"can't read {path}: {problem.strerror}; {_REMEDY}") from None
-    if hashlib.sha256(data).hexdigest() != meta.sha256:
-        raise BadScoring(f"{path} has been changed since it was written; {_REMEDY}")
+    data = SCORINGS.content(folder, meta)
     names, rows = _cells(data.decode("utf-8"))
     ids = tuple(_unmarked(row[1]) for row in rows)
     columns = {
@@ -214,20 +143,12 @@ def scores(folder: QADirectory, meta: ScoringMeta) -> ScoreTable:
 def write_scoring(folder: QADirectory, meta: ScoringMeta, table: ScoreTable) -> ScoringMeta:
     """Writes a scoring, its description last. Returns that with the digest of the CSV file.
 
-    Where this scoring is there already, it is left as it is and returned: nothing that is finished is ever changed.
-    Raises CannotWrite, and MissingExtra where pyarrow is not there.
+    An existing scoring of this name is left as it is and returned. Raises CannotWrite, and MissingExtra where pyarrow
+    is missing.
     """
     data = csv_text(table).encode("utf-8")
-    whole = replace(meta, sha256=hashlib.sha256(data).hexdigest())
-    parquet = _parquet(table)
-    text = json.dumps(meta_values(whole), indent=2, ensure_ascii=True, allow_nan=False)
-    with single_writer(folder.scores):
-        if folder.scoring(meta.name, ".json").is_file():
-            return _read_meta(folder, meta.name)
-        atomic_write(folder.scoring(meta.name, ".csv"), data)
-        atomic_write(folder.scoring(meta.name, ".parquet"), parquet)
-        atomic_write(folder.scoring(meta.name, ".json"), text.encode("ascii") + b"\n")
-    return whole
+    complete = replace(meta, sha256=hashlib.sha256(data).hexdigest())
+    return SCORINGS.write(folder, complete, {".csv": data, ".parquet": _parquet(table)})
 
 
 def csv_text(table: ScoreTable) -> str:
@@ -285,7 +206,3 @@ def _unmarked(text: str) -> str:
     if text.startswith(f"{_MARK}\\"):
         return text[2:].encode("ascii").decode("unicode_escape")
     return text.removeprefix(_MARK)
-
-
-def _read_meta(folder: QADirectory, name: str) -> ScoringMeta:
-    return read_description(folder.scoring(name, ".json"), meta_of, BadScoring, _REMEDY)

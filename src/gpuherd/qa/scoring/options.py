@@ -1,4 +1,4 @@
-"""What is asked of a scoring, and what is computed for it: options, measures, and where what they need is taken from.
+"""The options of a scoring, and what follows from them: measures, and where what they need is taken from.
 
 Light: declarations and decisions. The options of statistics are their own (``statistics``).
 """
@@ -11,10 +11,10 @@ from types import new_class
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
-from gpuherd.qa.measures.evidence import Need
+from gpuherd.qa.measures.evidence import EvidenceNeed
 from gpuherd.qa.measures.registry import Measure, measure_named
-from gpuherd.qa.statistics.files import Spec
-from gpuherd.qa.statistics.registry import Has, Planning, Source, option_classes, statistics
+from gpuherd.qa.statistics.files import StatisticSpec
+from gpuherd.qa.statistics.registry import Has, NeedSource, Planning, option_classes, statistics
 
 if TYPE_CHECKING:
     # At run time every statistic that is found takes part. Type checkers know the keywords of these.
@@ -27,7 +27,7 @@ else:
     _OfAllStatistics = new_class("_OfAllStatistics", option_classes())
 
 ALL, LOG_PROBS = "all", "log-probs"
-ANSWERS_ALONE: frozenset[str] = frozenset({Need.GREEDY, Need.SAMPLES})
+ANSWERS_ALONE: frozenset[str] = frozenset({EvidenceNeed.GREEDY, EvidenceNeed.SAMPLES})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class ScoreOptions(_OfAllStatistics):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What is computed.
+class MeasureSelection:
+    """The measures that are computed.
 
     Attributes:
         measures: in the order of the registry, or as they were named.
@@ -46,17 +46,17 @@ class Choice:
     """
 
     measures: tuple[Measure, ...]
-    sources: Mapping[str, Source]
+    sources: Mapping[str, NeedSource]
     left_out: tuple[tuple[str, str], ...]
 
     @property
-    def statistics(self) -> tuple[Spec, ...]:
-        """What must be there before these measures are computed, each once."""
+    def statistics(self) -> tuple[StatisticSpec, ...]:
+        """The statistics that these measures are computed from, each once."""
         found = {source.spec.name: source.spec for source in self.sources.values() if source.spec is not None}
         return tuple(found.values())
 
 
-def meant(names: Sequence[str], known: Sequence[Measure]) -> tuple[tuple[Measure, ...], frozenset[str]]:
+def selected_measures(names: Sequence[str], known: Sequence[Measure]) -> tuple[tuple[Measure, ...], frozenset[str]]:
     """The measures that these words mean, each once, and the names of those that were named one by one: these must be
     computed, while of many that one word means some may be left out.
 
@@ -81,17 +81,17 @@ def meant(names: Sequence[str], known: Sequence[Measure]) -> tuple[tuple[Measure
 
 
 def costly_needs() -> frozenset[str]:
-    """What needs the generator again, which is not begun unless somebody asks for it."""
+    """The needs that take the generator again; they are measured only if a measure is named."""
     return frozenset(need for each in statistics() if each.costly for need in each.needs)
 
 
 def requested_needs(options: ScoreOptions, measures: Sequence[Measure]) -> frozenset[str]:
-    """What may be measured for these measures: not the costly needs, where no measure was named."""
+    """The needs that may be measured for these measures: not the costly ones if no measure was named."""
     needs = frozenset(need for each in measures for need in each.needs)
     return needs if options.measures else needs - costly_needs()
 
 
-def planned_specs(options: ScoreOptions, planning: Planning) -> dict[str, Spec]:
+def planned_specs(options: ScoreOptions, planning: Planning) -> dict[str, StatisticSpec]:
     """The statistics that could be measured by the models that are named, by the names that ``sources`` knows.
 
     Raises MissingModel, BadModel, UsageError where a model that was named can't be used.
@@ -99,29 +99,31 @@ def planned_specs(options: ScoreOptions, planning: Planning) -> dict[str, Spec]:
     return {name: spec for each in statistics() for name, spec in each.plan(options, planning).items()}
 
 
-def sources(options: ScoreOptions, has: Has, planned: Mapping[str, Spec]) -> dict[str, Source | str]:
+def sources(options: ScoreOptions, has: Has, planned: Mapping[str, StatisticSpec]) -> dict[str, NeedSource | str]:
     """For every need where it is met from, or the reason why it isn't.
 
     Args:
         planned: what could be measured by the models that are named in the options.
     """
-    samples: Source | str = "the run has no samples; generate with --samples 10, say"
+    samples: NeedSource | str = "the run has no samples; generate with --samples 10, say"
     if has.samples:
-        samples = Source("answers")
-    found: dict[str, Source | str] = {
-        Need.GREEDY: Source("answers") if has.greedy else "the run has no greedy answers",
-        Need.SAMPLES: samples,
+        samples = NeedSource("answers")
+    found: dict[str, NeedSource | str] = {
+        EvidenceNeed.GREEDY: NeedSource("answers") if has.greedy else "the run has no greedy answers",
+        EvidenceNeed.SAMPLES: samples,
     }
     for each in statistics():
         if each.of_samples and not has.samples:
             found |= dict.fromkeys(each.needs, samples)
         else:
             found |= each.sources(options, has, planned)
-    order: dict[str, int] = {need: place for place, need in enumerate(Need)}  # in which statistics are measured
+    order: dict[str, int] = {need: place for place, need in enumerate(EvidenceNeed)}  # in which statistics are measured
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
 
 
-def choose(measures: Sequence[Measure], sources: Mapping[str, Source | str], *, must: Collection[str]) -> Choice:
+def choose(
+    measures: Sequence[Measure], sources: Mapping[str, NeedSource | str], *, must: Collection[str]
+) -> MeasureSelection:
     """The measures whose needs are met. ``sources``: a reason in place of a source where a need can't be met.
 
     Raises UsageError where one whose name is in ``must`` can't be computed, or none of them can.
@@ -139,8 +141,8 @@ def choose(measures: Sequence[Measure], sources: Mapping[str, Source | str], *, 
     if not chosen:
         raise UsageError(f"no measure can be computed: {left_out[0][1] if left_out else 'none was asked for'}")
     used = {need for each in chosen for need in each.needs}
-    met = {need: source for need, source in sources.items() if need in used and isinstance(source, Source)}
-    return Choice(tuple(chosen), met, tuple(left_out))
+    met = {need: source for need, source in sources.items() if need in used and isinstance(source, NeedSource)}
+    return MeasureSelection(tuple(chosen), met, tuple(left_out))
 
 
 def _names(each: Measure) -> tuple[str, ...]:

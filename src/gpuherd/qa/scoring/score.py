@@ -1,51 +1,209 @@
-"""A scoring from the run's answers to its table: what is meant, what must be measured first, what is computed then.
+"""The stage ``score``: from a run's answers to the table of their measures.
 
-Knows the order of things. Which measures are computed is decided in ``options``, what they need is measured by the jobs
-of ``measuring``, and what they get of it is made by each statistic.
+Which measures are computed is decided in ``options``. Each statistic that they need is a stage of its own, which runs
+first; what measures get of a statistic is computed by that statistic.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from gpuherd.columns import Column, fitted, window
 from gpuherd.errors import UsageError
-from gpuherd.jobs.feasibility import Outlook, of_like
-from gpuherd.qa.folder import QADirectory
-from gpuherd.qa.judging.files import JudgingMeta, judging_named, judgments
-from gpuherd.qa.judging.verdicts import Judgment, Verdict
-from gpuherd.qa.measures.evidence import Evidence, Need, answers_of
-from gpuherd.qa.measures.registry import FORMULAS_VERSION, Measure, Scores, compute, measures
+from gpuherd.jobs.job import Job
+from gpuherd.jobs.records import Outcome
+from gpuherd.lm.forward import plan_batches
+from gpuherd.models.load.jobs import JobRequest, WorkerCall, job_request, resources_for, shard_jobs
+from gpuherd.models.load.options import ModelOptions
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.qa.folder import DEFAULT_RUNS_DIR
+from gpuherd.qa.grading.files import judging_named, judgments
+from gpuherd.qa.grading.verdicts import Judgment, Verdict
+from gpuherd.qa.measures.evidence import Evidence, EvidenceNeed, answers_of
+from gpuherd.qa.measures.registry import FORMULAS_VERSION, ScoreColumns, compute, measures
 from gpuherd.qa.numbers import mostly_numbers
 from gpuherd.qa.record import Answered
 from gpuherd.qa.runs import Run, open_run
 from gpuherd.qa.scoring.files import (
+    SCORINGS,
     BadScoring,
     ScoredMeasure,
     ScoreTable,
     ScoringMeta,
-    meta_values,
     scoring_named,
     write_scoring,
 )
-from gpuherd.qa.scoring.files import scores as read_scores
-from gpuherd.qa.scoring.measuring import Measuring
-from gpuherd.qa.scoring.options import Choice, ScoreOptions, choose, meant, planned_specs, requested_needs, sources
+from gpuherd.qa.scoring.files import (
+    scores as read_scores,
+)
+from gpuherd.qa.scoring.options import (
+    MeasureSelection,
+    ScoreOptions,
+    choose,
+    planned_specs,
+    requested_needs,
+    selected_measures,
+    sources,
+)
 from gpuherd.qa.span import Span, has_thought, span_setting
-from gpuherd.qa.statistics.files import Meta, is_there, rows, statistic_named, statistics_of
-from gpuherd.qa.statistics.registry import Has, Planning, Row, ValueInputs, Values, statistics
+from gpuherd.qa.statistics.files import (
+    STATISTICS,
+    StatisticMeta,
+    StatisticSpec,
+    StatisticTask,
+    rows,
+    statistic_named,
+    statistics_of,
+    write_task,
+)
+from gpuherd.qa.statistics.registry import Has, Planning, Row, ValueInputs, Values, statistic_of, statistics
+from gpuherd.qa.statistics.similarity import encoder_of
 from gpuherd.runs.console import track
+from gpuherd.runs.files import single_writer, write_lines, write_values
+from gpuherd.runs.shard_file import Shard
+from gpuherd.runs.shards import ShardedDirectory, ShardedWork, gathered_lines, shard_records
 from gpuherd.runs.spec import digest_of, versions
-from gpuherd.runs.stage import StageOutcome
+from gpuherd.runs.stage import Stage, StageOutcome
+
+# --- one statistic ----------------------------------------------------------------------------------------------------
+
+WORKER = "gpuherd.qa.scoring.worker"
+# Float32 activations of a batch of 2^15 tokens in a large encoder, with room to spare.
+_ENCODER_WORKSPACE_MB = 4096
+
+
+class StatisticStage(Stage[StageOutcome]):
+    """Measures one statistic of a run by jobs, each of which has a part of the questions.
+
+    Making one plans the jobs and writes nothing. Raises what ``job_request`` raises; running it also CannotWrite and
+    Damaged.
+
+    Attributes:
+        spec: the statistic.
+        folder: of its jobs.
+        model: what the jobs load.
+        asks: what each job requests.
+        work: the questions as the jobs share them.
+    """
+
+    kind = "score"
+
+    def __init__(
+        self,
+        spec: StatisticSpec,
+        options: ScoreOptions,
+        run: Run,
+        answers: Sequence[Answered],
+        console: Console,
+        *,
+        simulate: bool = False,
+    ) -> None:
+        statistic = statistic_of(spec)
+        cost = statistic.cost(spec, answers)
+        self.spec, self.source, self._simulate = spec, run, simulate
+        self.folder = run.folder.work_of(spec.name)
+        self._workload = Workload(options.batch_size, cost.prompt_tokens, 1)
+        if statistic.by_encoder(spec):
+            self.model, self._job_options = spec.model, _encoder_options(options)
+            self.asks = _encoder_asks(spec, options)
+        else:
+            self.model, self._job_options = statistic.language_model(spec, options, run)
+            self.asks = job_request(self.model, self._job_options, self._workload, resources_for(options))
+        identity = f"{run.answers_sha256} {spec.name}"
+        batches = partial(plan_batches, rows=cost.questions or options.batch_size)
+        self.work = ShardedWork(self.folder, identity, cost.tokens, batches, options.shards)
+        super().__init__(self._job_options, self.folder, console, enqueue_only=options.enqueue_only)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """Which questions each job has: as at the first start, or as it would be."""
+        return self.work.shards(self.asks.at_once)
+
+    def existing(self) -> StageOutcome | None:
+        return StageOutcome(already=True) if STATISTICS.exists(self.source.folder, self.spec.name) else None
+
+    def begin(self) -> None:
+        write_task(self.folder, StatisticTask(str(self.source.folder.root), self.source.answers_sha256, self.spec))
+        self.work.begin(self.asks.at_once)
+
+    def jobs(self) -> Sequence[Job]:
+        call = WorkerCall(
+            module=WORKER,
+            model=self.model,
+            words=(),
+            workload=self._workload,
+            simulate=self._simulate,
+            identity=self.work.identity,
+            title=self.spec.name,
+        )
+        return shard_jobs(call, self.shards, self.folder, self.asks, self._job_options)
+
+    @property
+    def folders_of_results(self) -> Sequence[Path]:
+        return (self.folder.shards,)
+
+    def finish(self, jobs: Outcome | None) -> StageOutcome:
+        """Makes one file of the shards, and its description, unless another command was first."""
+        if jobs is None or jobs.complete:
+            with single_writer(self.source.folder.statistics):
+                if not STATISTICS.exists(self.source.folder, self.spec.name):
+                    _write(self.spec, self.folder, self.shards, self.source)
+        return StageOutcome(jobs)
+
+
+def _write(spec: StatisticSpec, folder: ShardedDirectory, shards: Sequence[Shard], run: Run) -> None:
+    undefined: Counter[str] = Counter()
+    written = write_lines(run.folder.statistic(spec.name), _counted(gathered_lines(folder, shards), undefined))
+    meta = StatisticMeta(
+        spec=spec,
+        answers_sha256=run.answers_sha256,
+        sha256=written.sha256,
+        items=written.lines,
+        undefined=dict(sorted(undefined.items())),
+        remarks=statistic_of(spec).remarks(shard_records(folder, shards)),
+        versions=versions("torch", "transformers", "numpy"),
+        made=datetime.now(UTC).isoformat(timespec="milliseconds"),
+    )
+    write_values(run.folder.statistic(spec.name, ".json"), STATISTICS.values(meta))
+
+
+def _counted(lines: Iterable[bytes], undefined: Counter[str]) -> Iterable[bytes]:
+    for line in lines:
+        why = json.loads(line).get("why")
+        if why is not None:
+            undefined[str(why)] += 1
+        yield line
+
+
+def _encoder_options(options: ScoreOptions) -> ScoreOptions:
+    """The options without those of the language model: an encoder is loaded in float32, as it is."""
+    plain = ModelOptions()
+    return replace(options, **{each.name: getattr(plain, each.name) for each in fields(ModelOptions)})
+
+
+def _encoder_asks(spec: StatisticSpec, options: ScoreOptions) -> JobRequest:
+    """One GPU with room for the weights in float32 and a batch; the CPU where there is none, or by --device-map cpu."""
+    have = resources_for(options)
+    if options.device_map == "cpu" or (have.cluster is None and not have.gpus):
+        return JobRequest(0, None, have.places(0, options), "on the CPU")
+    memory_mb = encoder_of(spec.model).float32_bytes // (1 << 20) + _ENCODER_WORKSPACE_MB
+    return JobRequest(1, memory_mb, have.places(1, options), f"1 GPU with {memory_mb} MB free")
+
+
+# --- the scoring ------------------------------------------------------------------------------------------------------
 
 # What measures get of tokens: it goes to the answers that they are of.
-_OF_TOKENS = (Need.RELEVANCE, Need.SAMPLE_RELEVANCE)
+_OF_TOKENS = (EvidenceNeed.RELEVANCE, EvidenceNeed.SAMPLE_RELEVANCE)
 
 
 @dataclass(frozen=True)
@@ -65,104 +223,113 @@ class ScoreOutcome(StageOutcome):
     remarks: tuple[str, ...] = ()
 
 
-class Scoring:
-    """Scores the answers of a run.
+class ScoringStage(Stage[ScoreOutcome]):
+    """Scores the answers of a run: the statistics that are not there yet first, then the measures, in this process.
 
     Args:
         run_id: its name in the options' folder of runs, or its path.
         options: which measures, and how.
         console: where progress goes.
-        simulate: the GPUs are pretended.
+        simulate: the GPUs are simulated.
 
-    Raises what ``open_run`` raises.
+    Attributes:
+        source: the run, and ``answers`` all of its answers.
+        options: those that were given, with the span and the rule of equivalence that hold for these answers, and,
+            after ``prepare``, with the judging by its whole name.
+        labels: the judgment of each question's main answer, by the question's id; None where no judging is named.
+        choice: the measures, and where what they need is taken from.
+        missing: the stages of the statistics that must be measured first.
+
+    Raises what ``open_run`` raises. Running it raises what choosing and jobs raise, BadStatistic, CannotWrite, and
+    UsageError for a name that another scoring has.
     """
 
+    kind = "score"
+
     def __init__(self, run_id: str, options: ScoreOptions, *, console: Console, simulate: bool = False) -> None:
-        self.console = console
-        self.simulate = simulate
+        self._simulate = simulate
         self.source: Run = open_run(run_id, options.runs_dir)
+        self.answers: list[Answered] = list(self.source.answers())
         self.options = replace(options, span=self._span(options.span))
         if options.equivalence is None:
             by_value = mostly_numbers(each.question for each in self.answers)
             self.options = replace(self.options, equivalence="math" if by_value else "exact")
+        super().__init__(options, self.source.folder, console, dry_run=options.dry_run)
 
-    @property
-    def folder(self) -> QADirectory:
-        """The run's folder."""
-        return self.source.folder
-
-    @cached_property
-    def answers(self) -> list[Answered]:
-        """All answers."""
-        return list(self.source.answers())
-
-    @cached_property
-    def judging(self) -> JudgingMeta | None:
-        """The judging that has the labels. Raises UsageError where there is none such, or it is of other answers."""
-        if self.options.judge is None:
-            return None
-        found = judging_named(self.folder, self.options.judge)
-        if found.answers_sha256 != self.source.answers_sha256:
-            raise UsageError(f"judging {found.name} judged other answers than those that are there; judge again")
-        return found
-
-    @cached_property
-    def labels(self) -> dict[str, Judgment] | None:
-        """The judgment of each question's main answer, by the question's id."""
-        if self.judging is None:
-            return None
-        main = "greedy" if any(each.greedy is not None for each in self.answers) else "sample-0"
-        found = {each.id: each for each in judgments(self.folder, self.judging) if each.which == main}
-        if not found:
-            raise UsageError(f"judging {self.judging.name} has not judged the {main} answers, whose labels are needed")
-        return found
-
-    @cached_property
-    def choice(self) -> Choice:
-        """What will be computed. Raises UsageError, MissingModel, BadModel."""
-        meant_ones, must = meant(self.options.measures, measures())
-        planning = Planning(requested_needs(self.options, meant_ones), self.source, self.labels)
+    def prepare(self) -> None:
+        """Decides what is computed and what is measured first. Raises UsageError, MissingModel, BadModel."""
+        folder = self.source.folder
+        self.labels = self._labels()
+        meant_ones, must = selected_measures(self.options.measures, measures())
         has = Has(
             greedy=any(each.greedy is not None for each in self.answers),
             samples=max((len(each.samples) for each in self.answers), default=0),
-            measured=tuple(statistics_of(self.folder, self.source.answers_sha256)),
+            measured=tuple(statistics_of(folder, self.source.answers_sha256)),
         )
-        planned = planned_specs(self.options, planning)
-        return choose(meant_ones, sources(self.resolved_options, has, planned), must=must)
-
-    @property
-    def resolved_options(self) -> ScoreOptions:
-        """The options with the judging by its whole name, not as somebody shortened it."""
-        return self.options if self.judging is None else replace(self.options, judge=self.judging.name)
-
-    @cached_property
-    def missing(self) -> tuple[Measuring, ...]:
-        """The statistics that must be measured first. Raises what planning raises."""
-        return tuple(
-            Measuring(spec, self.options, self.source, self.answers, self.console, simulate=self.simulate)
+        planned = planned_specs(
+            self.options, Planning(requested_needs(self.options, meant_ones), self.source, self.labels)
+        )
+        self.choice: MeasureSelection = choose(meant_ones, sources(self.options, has, planned), must=must)
+        self._there(self._meta())  # a name that is taken is refused before anything is measured
+        self.missing = tuple(
+            StatisticStage(spec, self.options, self.source, self.answers, self.console, simulate=self._simulate)
             for spec in self.choice.statistics
-            if not is_there(self.folder, spec.name)
+            if not STATISTICS.exists(folder, spec.name)
         )
 
-    @cached_property
-    def outlook(self) -> Outlook:
-        """What becomes of the jobs that measure, with the engine that was named. Raises as its ``check``."""
-        run = self.missing[0].folder if self.missing else None
-        return of_like([work.asks.gpus for work in self.missing for _ in work.shards], self.options, run)
+    def needs(self) -> Sequence[StatisticStage]:
+        return self.missing
 
-    def run(self) -> ScoreOutcome:
-        """Measures what is missing, computes and writes. With ``dry_run`` it only decides.
+    def planned(self) -> ScoreOutcome:
+        return ScoreOutcome(left_out=self.choice.left_out, never=self.never)
 
-        Raises what choosing and jobs raise, BadStatistic, CannotWrite, UsageError for a name that another scoring has.
-        """
-        self._there(self._meta(self.choice.measures))  # a name that is taken is told before anything is measured
-        if self.options.dry_run:
-            return ScoreOutcome(left_out=self.choice.left_out, never=self.outlook.never)
+    def print_plan(self) -> None:
+        """Prints nothing: the command prints ``plan_lines``, or ``to_dict`` as JSON."""
+
+    def plan_lines(self) -> list[str]:
+        """Which measures would be computed, and which statistics measured first."""
+        families = Counter(each.name.partition(":")[0] for each in self.choice.measures)
+        names = [name if number == 1 else f"{name} ({number})" for name, number in families.items()]
+        count = "1 measure" if len(self.choice.measures) == 1 else f"{len(self.choice.measures)} measures"
+        lines = [f"{count}: {', '.join(names)}"]
+        lines += [
+            f"{need}: {source.said}"
+            for need, source in sorted(self.choice.sources.items())
+            if need not in (EvidenceNeed.GREEDY, EvidenceNeed.SAMPLES)
+        ]
         for work in self.missing:
-            jobs = work.run().jobs
-            if jobs is not None and not jobs.complete:
-                return ScoreOutcome(jobs, left_out=self.choice.left_out)
-        return self._computed()
+            jobs = "1 job" if len(work.shards) == 1 else f"{len(work.shards)} jobs"
+            lines.append(f"to measure: {work.spec.name} by {work.model}: {jobs}, each {work.asks.sentence}")
+        return [*lines, *super().plan_lines()]
+
+    def finish(self, jobs: Outcome | None) -> ScoreOutcome:
+        """Computes the measures and writes their table; nothing where ``jobs``, those of a statistic, are not done."""
+        if jobs is not None:
+            return ScoreOutcome(jobs, left_out=self.choice.left_out)
+        folder = self.source.folder
+        metas = {
+            spec.name: statistic_named(folder, spec.name, self.source.answers_sha256) for spec in self.choice.statistics
+        }
+        evidences, remarks = self._evidences(metas)
+        remarks += [f"{name}: {remark}" for name, meta in metas.items() for remark in meta.remarks]
+        remarks += [
+            f"{name}: {number} of {meta.items} questions have no value: {why}"
+            for name, meta in metas.items()
+            for why, number in meta.undefined.items()
+        ]
+        meta = self._meta()
+        there = self._there(meta)
+        if there is None:
+            # Each question's measures are computed in turn; what takes long are long answers and many samples.
+            scores = compute([each.name for each in self.choice.measures], track(self.console, evidences, "measures"))
+            there = write_scoring(folder, _with_counts(meta, scores), ScoreTable(scores.ids, scores.columns))
+            _refuse_other(there, meta)  # another command may have been first to take the name
+        return ScoreOutcome(
+            meta=there,
+            scores=read_scores(folder, there),
+            left_out=self.choice.left_out,
+            remarks=tuple(remarks),
+        )
 
     def to_dict(self, outcome: ScoreOutcome) -> dict[str, Any]:
         """Plan or outcome as plain JSON values, for ``--json``."""
@@ -173,7 +340,7 @@ class Scoring:
             "left_out": [{"measure": name, "reason": why} for name, why in outcome.left_out],
             "remarks": list(outcome.remarks),
         }
-        if self.options.dry_run:
+        if self.outlook is not None:
             return (
                 values
                 | self.outlook.to_dict()
@@ -195,53 +362,42 @@ class Scoring:
             values["failures"] = outcome.failure_values()
         if outcome.meta is not None and outcome.scores is not None:
             values |= {
-                "scoring": meta_values(outcome.meta),
-                "file": str(self.folder.scoring(outcome.meta.name, ".csv")),
+                "scoring": SCORINGS.values(outcome.meta),
+                "file": str(self.source.folder.scoring(outcome.meta.name, ".csv")),
             }
         return values
 
-    def _span(self, wanted: Span) -> Span:
+    def _span(self, requested: Span) -> Span:
         """The span that is measured: of answers without a thought everything is the answer. Raises UsageError where
         thoughts are to be measured and there are none."""
-        if wanted == "both" or any(has_thought(each) for row in self.answers for each in row.which.values()):
-            return wanted
-        if wanted == "thought":
+        if requested == "both" or any(has_thought(each) for row in self.answers for each in row.which.values()):
+            return requested
+        if requested == "thought":
             raise UsageError(f"--span thought: no answer of run {self.source.run_id} has a thought")
         return "both"
 
     # --- steps --------------------------------------------------------------------------------------------------
 
-    def _computed(self) -> ScoreOutcome:
-        metas = {
-            spec.name: statistic_named(self.folder, spec.name, self.source.answers_sha256)
-            for spec in self.choice.statistics
-        }
-        evidences, remarks = self._evidences(metas)
-        remarks += [f"{name}: {remark}" for name, meta in metas.items() for remark in meta.remarks]
-        remarks += [
-            f"{name}: {number} of {meta.items} questions have no value: {why}"
-            for name, meta in metas.items()
-            for why, number in meta.undefined.items()
-        ]
-        meta = self._meta(self.choice.measures)
-        there = self._there(meta)
-        if there is None:
-            # Each question's measures are computed in turn; what takes long are long answers and many samples.
-            scores = compute([each.name for each in self.choice.measures], track(self.console, evidences, "measures"))
-            there = write_scoring(self.folder, self._with_counts(meta, scores), ScoreTable(scores.ids, scores.columns))
-            self._check_same(there, meta)  # another command may have been first to take the name
-        return ScoreOutcome(
-            meta=there,
-            scores=read_scores(self.folder, there),
-            left_out=self.choice.left_out,
-            remarks=tuple(remarks),
-        )
+    def _labels(self) -> dict[str, Judgment] | None:
+        """The judgments of the main answers by the judging that is named, which ``options`` then have by its whole
+        name. Raises UsageError where there is none such, or it is of other answers."""
+        if self.options.judge is None:
+            return None
+        judging = judging_named(self.source.folder, self.options.judge)
+        if judging.answers_sha256 != self.source.answers_sha256:
+            raise UsageError(f"judging {judging.name} judged other answers than those that are there; judge again")
+        main = "greedy" if any(each.greedy is not None for each in self.answers) else "sample-0"
+        found = {each.id: each for each in judgments(self.source.folder, judging) if each.which == main}
+        if not found:
+            raise UsageError(f"judging {judging.name} has not judged the {main} answers, whose labels are needed")
+        self.options = replace(self.options, judge=judging.name)
+        return found
 
-    def _evidences(self, metas: Mapping[str, Meta]) -> tuple[list[Evidence], list[str]]:
-        """What measures look at of each question, and what people should know of it."""
+    def _evidences(self, metas: Mapping[str, StatisticMeta]) -> tuple[list[Evidence], list[str]]:
+        """The evidence of each question, and remarks for the user."""
         tables: dict[str, Sequence[Row]] = {}
         for spec in self.choice.statistics:
-            tables[spec.name] = list(rows(self.folder, metas[spec.name]))
+            tables[spec.name] = list(rows(self.source.folder, metas[spec.name]))
             if len(tables[spec.name]) != len(self.answers):
                 raise BadScoring(f"{spec.name} has {len(tables[spec.name])} questions, the run {len(self.answers)}")
         labels = [self._label(each) for each in self.answers]
@@ -250,7 +406,7 @@ class Scoring:
         def values(need: str, texts: Sequence[Sequence[str]]) -> Values:
             source = self.choice.sources[need]
             table = None if source.spec is None else tables[source.spec.name]
-            return owners[need].values(ValueInputs(need, source, table, texts, labels, self.resolved_options))
+            return owners[need].values(ValueInputs(need, source, table, texts, labels, self.options))
 
         used = [need for need in owners if need in self.choice.sources]
         of_tokens = {need: values(need, ()) for need in used if need in _OF_TOKENS}
@@ -275,12 +431,13 @@ class Scoring:
             return None
         return judgment.verdict is Verdict.CORRECT
 
-    def _meta(self, chosen: Sequence[Measure]) -> ScoringMeta:
-        options, used = self.options, self.choice.sources
+    def _meta(self) -> ScoringMeta:
+        """The description of the scoring; its counts are not known yet."""
+        options, chosen, used = self.options, self.choice.measures, self.choice.sources
         said = {str(need): source.said for need, source in sorted(used.items())}
         settings: dict[str, Any] = {"formulas": FORMULAS_VERSION, **span_setting(options.span)}
         for each in statistics():
-            settings |= each.settings(self.resolved_options, used)
+            settings |= each.settings(self.options, used)
         text = json.dumps([options.eos, said, settings, [each.name for each in chosen]], sort_keys=True)
         return ScoringMeta(
             name=options.name or digest_of(text)[:8],
@@ -296,25 +453,91 @@ class Scoring:
 
     def _there(self, meta: ScoringMeta) -> ScoringMeta | None:
         """The same scoring, made before. Raises UsageError where the name is taken by another one."""
-        if not self.folder.scoring(meta.name, ".json").is_file():
+        if not SCORINGS.exists(self.source.folder, meta.name):
             return None
-        there = scoring_named(self.folder, meta.name)
-        self._check_same(there, meta)
+        there = scoring_named(self.source.folder, meta.name)
+        _refuse_other(there, meta)
         return there
 
-    def _check_same(self, there: ScoringMeta, meta: ScoringMeta) -> None:
-        if _depends_on(there) != _depends_on(meta):
-            raise UsageError(f"there is a scoring {meta.name!r} with other measures or settings; give another --name")
 
-    def _with_counts(self, meta: ScoringMeta, scores: Scores) -> ScoringMeta:
-        counted = tuple(
-            replace(each, defined=scores.defined(each.name), undefined=dict(scores.undefined[each.name]))
-            for each in meta.measures
-        )
-        return replace(meta, measures=counted)
+def _with_counts(meta: ScoringMeta, scores: ScoreColumns) -> ScoringMeta:
+    counted = tuple(
+        replace(each, defined=scores.defined(each.name), undefined=dict(scores.undefined[each.name]))
+        for each in meta.measures
+    )
+    return replace(meta, measures=counted)
+
+
+def _refuse_other(there: ScoringMeta, meta: ScoringMeta) -> None:
+    """Raises UsageError where ``there``, which has the name of ``meta``, is another scoring."""
+    if _depends_on(there) != _depends_on(meta):
+        raise UsageError(f"there is a scoring {meta.name!r} with other measures or settings; give another --name")
 
 
 def _depends_on(meta: ScoringMeta) -> tuple[Any, ...]:
     """All that the values of a scoring depend on."""
     names = [each.name for each in meta.measures]
     return meta.answers_sha256, meta.eos, meta.statistics, meta.settings, names
+
+
+# A scoring as lines for a terminal: the table of measures, and what was left out. Pure.
+
+_COLUMNS = (
+    Column("measure", 0),
+    Column("questions", 1, right=True),
+    Column("lowest", 4, right=True),
+    Column("median", 3, right=True),
+    Column("highest", 5, right=True),
+    Column("undefined", 2, least=12),
+)
+
+
+def score_lines(console: Console, run: Run, outcome: ScoreOutcome) -> list[str]:
+    """The measures with their ranges; remarks; where the table is."""
+    meta, table = outcome.meta, outcome.scores
+    if meta is None or table is None:
+        return []
+    rows = []
+    for each in meta.measures:
+        values = sorted(value for value in table.columns[each.name] if value is not None)
+        undefined = "; ".join(f"{number}: {why}" for why, number in each.undefined.items())
+        rows.append((each.name, str(each.defined), *map(_number, _range(values)), undefined))
+    lines = list(fitted(_COLUMNS, rows, window(console)).lines)
+    lines += [f"{need}: {said}" for need, said in meta.statistics.items() if said != "answers"]
+    if meta.span != "both":
+        lines.append(f"span: {meta.span}, of texts and tokens")
+    lines.append(f"end token: {'counted' if meta.eos == 'include' else 'left out'}")
+    lines += [f"note: {remark}" for remark in outcome.remarks]
+    lines.append(f"scoring {meta.name}: {run.folder.scoring(meta.name, '.csv')}")
+    return [*lines, f"next: gpuherd evaluate {run.run_id} --judge J --scores {meta.name}{_where(run)}"]
+
+
+def left_out_lines(left_out: Sequence[tuple[str, str]]) -> list[str]:
+    """The measures that can't be computed, those with one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in left_out:
+        by_reason.setdefault(why, []).append(name)
+    return [f"left out: {_some(names)}: {why}" for why, names in by_reason.items()]
+
+
+def _where(run: Run) -> str:
+    """The option that says where the run is, where it is not in the usual place."""
+    place = run.folder.root.parent
+    return "" if place == Path(DEFAULT_RUNS_DIR).absolute() else f" --runs-dir {shlex.quote(str(place))}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"
+
+
+def _range(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Lowest, median, highest; None of no values."""
+    if not values:
+        return None, None, None
+    middle = len(values) // 2
+    median = values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
+    return values[0], median, values[-1]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,6 +1,6 @@
 """Measures a part of a statistic: ``python -m gpuherd.qa.scoring.worker --folder ... --shard N --model ...``.
 
-An ordinary program: it runs by hand under CUDA_VISIBLE_DEVICES as it does under the dispatcher, and goes on where it
+An ordinary program: it runs by hand under CUDA_VISIBLE_DEVICES as it does under the dispatcher, and continues where it
 was killed. What it is to measure stands in the folder's task.json.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from gpuherd.engines import progress
 from gpuherd.errors import printable
 from gpuherd.gpus.visible import described
-from gpuherd.models.load.job_options import ShardOptions
 from gpuherd.models.load.jobs import is_writer, run_model_worker
+from gpuherd.models.load.options import ShardOptions
 from gpuherd.qa.runs import run_of_path
 from gpuherd.qa.statistics.files import BadStatistic, read_task
 from gpuherd.qa.statistics.registry import JobInputs, statistic_of

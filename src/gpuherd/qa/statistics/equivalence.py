@@ -1,9 +1,9 @@
 """Equivalence and affinity: which samples mean the same, and how much each follows from each.
 
-Of texts alone, of their similarity, or of the relations of each ordered pair of samples (entailment), which an NLI
-model measures, or a language model that is asked. Relations are kept as they are measured: the rules that make
-clusters and edges of them can be changed without the model. The wording of what is asked is data, with a digest that
-goes into the statistic's name.
+Computed from texts alone, from their similarity, or from the relations of each ordered pair of samples (entailment),
+which an NLI model or a prompted language model measures. Relations are kept as they are measured: the rules that make
+clusters and edges of them can be changed without the model. The wording of the prompt is data, with a digest that goes
+into the statistic's name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -19,19 +20,11 @@ from gpuherd.lm.backend import PromptTokens
 from gpuherd.lm.tokens import spellings
 from gpuherd.models.load.options import ModelOptions
 from gpuherd.options import option
-from gpuherd.qa.encoders.entailment import (
-    Asked,
-    Entailment,
-    NliModel,
-    Relation,
-    Rule,
-    clusters,
-    mean_the_same,
-)
-from gpuherd.qa.measures.evidence import Need
+from gpuherd.qa.encoders.models import Entailment, EntailmentQuery, NliModel, NliRelation
+from gpuherd.qa.measures.evidence import EvidenceNeed
 from gpuherd.qa.record import Answered
 from gpuherd.qa.span import Span, span_setting, with_closed_thought
-from gpuherd.qa.statistics.files import Spec, line, short
+from gpuherd.qa.statistics.files import StatisticSpec, line, short
 from gpuherd.qa.statistics.language_model import (
     Weigher,
     filled,
@@ -41,17 +34,17 @@ from gpuherd.qa.statistics.language_model import (
     mass_remarks,
     mass_seen,
     one_line,
-    plain_ids,
+    prompt_ids,
 )
 from gpuherd.qa.statistics.registry import (
-    Cost,
+    BatchMeasurer,
     Has,
     JobInputs,
-    Measuring,
+    NeedSource,
     Planning,
     Row,
-    Source,
     Statistic,
+    StatisticCost,
     ValueInputs,
     Values,
     register,
@@ -59,12 +52,12 @@ from gpuherd.qa.statistics.registry import (
 from gpuherd.qa.statistics.similarity import (
     SIMILARITY,
     SimilarityOptions,
+    encoder_of,
     matrix_in,
     sample_texts,
     tokens_in_pairs,
     why_of_samples,
 )
-from gpuherd.qa.statistics.similarity_model import encoder_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +98,7 @@ class EquivalenceOptions(SimilarityOptions):
     equivalence: EquivalenceWord | None = option(
         None,
         help="when two samples mean the same: equal but for case, punctuation and articles; of one result, numbers by "
-        "value; each entails the other by an NLI model, or by a language model that is asked; their similarity is at "
+        "value; each entails the other by an NLI model, or by a prompted language model; their similarity is at "
         "least a threshold (default: math where most references are numbers, else exact)",
         choices=get_args(EquivalenceWord),
         group="models",
@@ -170,10 +163,10 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
 
     kind = "entailment"
     options = EquivalenceOptions
-    needs = (Need.EQUIVALENCE, Need.AFFINITY)
+    needs = (EvidenceNeed.EQUIVALENCE, EvidenceNeed.AFFINITY)
     of_samples = True
 
-    def plan(self, options: EquivalenceOptions, planning: Planning) -> dict[str, Spec]:
+    def plan(self, options: EquivalenceOptions, planning: Planning) -> dict[str, StatisticSpec]:
         """Entailment by the NLI model or language model, or a similarity by a model of its own."""
         if not planning.needs & set(self.needs):
             return {}
@@ -185,8 +178,8 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
             return {"entailment": self._by_language_model(options, planning.run)}
         return {}
 
-    def _by_nli(self, options: EquivalenceOptions, model: str) -> Spec:
-        from gpuherd.qa.encoders.config import nli_labels
+    def _by_nli(self, options: EquivalenceOptions, model: str) -> StatisticSpec:
+        from gpuherd.qa.encoders.files import nli_labels
 
         files = encoder_of(model)
         nli_labels(files.name, files.config)
@@ -196,9 +189,9 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
             "long_texts": options.long_texts,
             **span_setting(options.span),
         }
-        return Spec(self.kind, files.name, files.sha256, settings)
+        return StatisticSpec(self.kind, files.name, files.sha256, settings)
 
-    def _by_language_model(self, options: EquivalenceOptions, run: Run) -> Spec:
+    def _by_language_model(self, options: EquivalenceOptions, run: Run) -> StatisticSpec:
         """By the model that is named, or the one that answered."""
         if options.equivalence_model is None:
             generator = generator_of(run, options)
@@ -210,67 +203,75 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
             sha256 = model_files(model, options.adapter).sha256
             loaded = ModelOptions(**{each.name: getattr(options, each.name) for each in fields(ModelOptions)})
         settings = {"by": "judge", "prompt_sha256": ENTAILMENT_SHA256, **load_settings(loaded)}
-        return Spec(self.kind, model, sha256, settings | span_setting(options.span))
+        return StatisticSpec(self.kind, model, sha256, settings | span_setting(options.span))
 
-    def sources(self, options: EquivalenceOptions, has: Has, planned: Mapping[str, Spec]) -> dict[str, Source | str]:
+    def sources(
+        self, options: EquivalenceOptions, has: Has, planned: Mapping[str, StatisticSpec]
+    ) -> dict[str, NeedSource | str]:
         """As the options say: texts, similarity, or relations."""
         return {
-            Need.EQUIVALENCE: self._equivalence(options, has, planned),
-            Need.AFFINITY: self._affinity(options, has, planned),
+            EvidenceNeed.EQUIVALENCE: self._equivalence(options, has, planned),
+            EvidenceNeed.AFFINITY: self._affinity(options, has, planned),
         }
 
-    def _equivalence(self, options: EquivalenceOptions, has: Has, planned: Mapping[str, Spec]) -> Source | str:
+    def _equivalence(
+        self, options: EquivalenceOptions, has: Has, planned: Mapping[str, StatisticSpec]
+    ) -> NeedSource | str:
         if options.equivalence == "math":
-            return Source("math: of one result, numbers by value")
+            return NeedSource("math: of one result, numbers by value")
         if options.equivalence in (None, "exact"):
-            return Source("exact: equal but for case, punctuation and articles")
+            return NeedSource("exact: equal but for case, punctuation and articles")
         if options.equivalence == "embedding":
             spec = planned.get("equivalence-similarity")
-            met = Source(spec.name, spec) if spec else SIMILARITY.source(options, has, planned)
+            met = NeedSource(spec.name, spec) if spec else SIMILARITY.source(options, has, planned)
             if isinstance(met, str):
                 return met
-            return Source(f"{met.said}, at least {options.equivalence_threshold}", met.spec)
+            return NeedSource(f"{met.said}, at least {options.equivalence_threshold}", met.spec)
         spec = planned.get("entailment")
         if spec is None:
             return f"--equivalence {options.equivalence} has no model"
-        return Source(f"{spec.name}, {options.equivalence_rule}", spec)
+        return NeedSource(f"{spec.name}, {options.equivalence_rule}", spec)
 
-    def _affinity(self, options: EquivalenceOptions, has: Has, planned: Mapping[str, Spec]) -> Source | str:
+    def _affinity(
+        self, options: EquivalenceOptions, has: Has, planned: Mapping[str, StatisticSpec]
+    ) -> NeedSource | str:
         entailment = planned.get("entailment")
         by = options.affinity or ("jaccard" if entailment is None else "nli")
         if by == "jaccard":
-            return Source("jaccard: shared words")
+            return NeedSource("jaccard: shared words")
         if by == "similarity":
             return SIMILARITY.source(options, has, planned)
         if entailment is None:
             return "--affinity nli takes p(entailment) of --equivalence nli or judge"
-        return Source(f"{entailment.name}, p(entailment)", entailment)
+        return NeedSource(f"{entailment.name}, p(entailment)", entailment)
 
-    def settings(self, options: EquivalenceOptions, sources: Mapping[str, Source]) -> dict[str, Any]:
+    def settings(self, options: EquivalenceOptions, sources: Mapping[str, NeedSource]) -> dict[str, Any]:
         """The rule that makes clusters."""
-        source = sources.get(Need.EQUIVALENCE)
+        source = sources.get(EvidenceNeed.EQUIVALENCE)
         if source is None:
             return {}
         rule = rule_of(options, source)
         return {"equivalence": {"by": rule.by, "rule": rule.rule.value, "threshold": rule.threshold}}
 
-    def by_encoder(self, spec: Spec) -> bool:
+    def by_encoder(self, spec: StatisticSpec) -> bool:
         """An NLI model is an encoder."""
         return spec.settings.get("by") == "nli"
 
-    def cost(self, spec: Spec, answers: Sequence[Answered]) -> Cost:
+    def cost(self, spec: StatisticSpec, answers: Sequence[Answered]) -> StatisticCost:
         """Each sample is read with each other one."""
         tokens = tuple(tokens_in_pairs(each) for each in answers)
-        return Cost(tokens) if self.by_encoder(spec) else Cost(tokens, longest_prompt(answers))
+        return StatisticCost(tokens) if self.by_encoder(spec) else StatisticCost(tokens, longest_prompt(answers))
 
-    def language_model(self, spec: Spec, options: EquivalenceOptions, run: Run) -> tuple[str, EquivalenceOptions]:
+    def language_model(
+        self, spec: StatisticSpec, options: EquivalenceOptions, run: Run
+    ) -> tuple[str, EquivalenceOptions]:
         """The model that is named, else the one that answered."""
         if options.equivalence_model is not None:
             return options.equivalence_model, options
         return super().language_model(spec, options, run)
 
-    def job(self, spec: Spec, inputs: JobInputs) -> Measuring:
-        """By the NLI model, or by the language model that is asked."""
+    def job(self, spec: StatisticSpec, inputs: JobInputs) -> BatchMeasurer:
+        """By the NLI model, or by the prompted language model."""
         if self.by_encoder(spec):
             settings = spec.settings
             nli: Entailment = NliModel(
@@ -279,11 +280,11 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
                 cut=settings["long_texts"] == "cut",
                 rows=inputs.options.batch_size,
             )
-            return Measuring(lambda batch: measure_entailment(nli, batch, spec.span))
+            return BatchMeasurer(lambda batch: measure_entailment(nli, batch, spec.span))
         masses: list[float] = []
-        asked = AskedEntailment(Weigher(inputs.language_model(), inputs.options.batch_size), masses)
-        return Measuring(
-            lambda batch: measure_entailment(asked, batch, spec.span), lambda: mass_seen("the three words", masses)
+        model = PromptedEntailment(Weigher(inputs.language_model(), inputs.options.batch_size), masses)
+        return BatchMeasurer(
+            lambda batch: measure_entailment(model, batch, spec.span), lambda: mass_seen("the three words", masses)
         )
 
     def remarks(self, seen: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -294,7 +295,7 @@ class SampleEntailment(Statistic[EquivalenceOptions]):
         """Clusters, or the edges of the graph."""
         rows: Sequence[Row | None] = [None] * len(given.texts) if given.rows is None else given.rows
         pairs = zip(given.texts, rows, strict=True)
-        if given.need == Need.EQUIVALENCE:
+        if given.need == EvidenceNeed.EQUIVALENCE:
             rule = rule_of(given.options, given.source)
             return Values([clusters_in(texts, row, rule) for texts, row in pairs])
         return Values([affinity_in(texts, row) for texts, row in pairs])
@@ -311,13 +312,13 @@ def measure_entailment(model: Entailment, answered: Sequence[Answered], span: Sp
     these p(entailment), p(neutral), p(contradiction); null of a text with itself."""
     texts = [sample_texts(each, span) for each in answered]
     unique = [list(dict.fromkeys(each)) for each in texts]
-    asked = [
-        Asked(each.question.question, premise, hypothesis)
+    queries = [
+        EntailmentQuery(each.question.question, premise, hypothesis)
         for each, different in zip(answered, unique, strict=True)
         for premise, hypothesis in product(different, repeat=2)
         if premise != hypothesis
     ]
-    relations = iter(model.relations(asked))
+    relations = iter(model.relations(queries))
     lines = []
     for each, said, different in zip(answered, texts, unique, strict=True):
         table: list[list[list[float] | None]] = []
@@ -343,36 +344,36 @@ class EntailmentPrompts:
     """Prompts that ask whether one answer follows from another, in the tokenizer's chat template where it has one."""
 
     def __init__(self, tokenizer: Any) -> None:
-        from gpuherd.qa.prompts.special_tokens import control_texts
+        from gpuherd.qa.prompts.conversation import control_texts
 
         self._tokenizer = tokenizer
         self._controls = control_texts(tokenizer)
 
-    def text(self, asked: Asked) -> str:
-        """What is asked, without a chat template around it."""
-        question, premise, hypothesis = (one_line(text, self._controls) for text in asked)
+    def text(self, query: EntailmentQuery) -> str:
+        """The prompt without a chat template around it."""
+        question, premise, hypothesis = (one_line(text, self._controls) for text in query)
         return filled(_ENTAILMENT, {"question": question, "premise": premise, "hypothesis": hypothesis})
 
-    def tokens(self, asked: Asked) -> tuple[int, ...]:
+    def tokens(self, query: EntailmentQuery) -> tuple[int, ...]:
         """The prompt as token ids."""
-        text = self.text(asked)
+        text = self.text(query)
         if getattr(self._tokenizer, "chat_template", None):
             from gpuherd.qa.prompts.conversation import templated
 
             # Where the template opens a thought the words would else be weighed in the middle of it.
             whole = with_closed_thought(templated(self._tokenizer, [{"role": "user", "content": text}]))
             return tuple(self._tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"])
-        return plain_ids(self._tokenizer, f"{text}\n{_CUE}")
+        return prompt_ids(self._tokenizer, f"{text}\n{_CUE}")
 
 
-class AskedEntailment:
-    """Entailment by a language model: it is asked, and its words are weighed; nothing is decoded.
+class PromptedEntailment:
+    """Entailment by a language model: a prompt, and the probabilities of three words; nothing is decoded.
 
     As Farquhar et al. 2024 (Nature 630) ask GPT-4 or LLaMA, but for the reading: the three words' probabilities,
     divided by what they have together.
 
     Args:
-        masses: is given what they have together, for each that is asked.
+        masses: is given what they have together, for each prompt.
     """
 
     def __init__(self, weigher: Weigher, masses: list[float]) -> None:
@@ -382,15 +383,15 @@ class AskedEntailment:
         self._words = [spellings(tokenizer, word) for word in ("entailment", "neutral", "contradiction")]
         self._masses = masses
 
-    def relations(self, asked: Sequence[Asked]) -> list[Relation | None]:
-        """The relation of each, in the order asked; equal ones are asked once."""
-        unique = list(dict.fromkeys(asked))
+    def relations(self, queries: Sequence[EntailmentQuery]) -> list[NliRelation | None]:
+        """The relation of each, in their order; equal ones are computed once."""
+        unique = list(dict.fromkeys(queries))
         prompts = [PromptTokens(str(number), self._prompt.tokens(each)) for number, each in enumerate(unique)]
         weighed = self._weigher.weigh(prompts, self._words)
         found = {each: self._relation(logs) for each, logs in zip(unique, weighed, strict=True)}
-        return [found[each] for each in asked]
+        return [found[each] for each in queries]
 
-    def _relation(self, logs: tuple[float | None, ...] | None) -> Relation | None:
+    def _relation(self, logs: tuple[float | None, ...] | None) -> NliRelation | None:
         if logs is None or all(each is None for each in logs):
             return None
         highest = max(each for each in logs if each is not None)
@@ -398,15 +399,52 @@ class AskedEntailment:
         whole = math.fsum(parts)
         self._masses.append(min(1.0, whole * math.exp(highest)))
         entailment, neutral, contradiction = (part / whole for part in parts)
-        return Relation(entailment, neutral, contradiction)
+        return NliRelation(entailment, neutral, contradiction)
 
 
 # --- what measures get ----------------------------------------------------------------------------------------------
 
 
+class MeaningRule(StrEnum):
+    """When two answers mean the same."""
+
+    STRICT = "strict"  # each follows from the other (Kuhn et al. 2023)
+    NOT_CONTRADICTING = (
+        "not-contradicting"  # neither contradicts, and not both are neutral (Farquhar et al. 2024, code)
+    )
+
+
+def mean_the_same(there: NliRelation, back: NliRelation, rule: MeaningRule) -> bool:
+    """Whether two answers are one meaning by the relations in both directions."""
+    labels = (there.label, back.label)
+    if rule is MeaningRule.STRICT:
+        return labels == ("entailment", "entailment")
+    return "contradiction" not in labels and labels != ("neutral", "neutral")
+
+
+def clusters(number: int, same: Callable[[int, int], bool]) -> tuple[int, ...]:
+    """For each of so many answers the number of its cluster, from 0 in order of first appearance.
+
+    Greedy, as in Kuhn et al. 2023 (arXiv 2302.09664), algorithm 1: an answer joins the first cluster whose first member
+    means the same, else it opens one. Each answer is so in exactly one cluster, also where "the same" is not
+    transitive.
+
+    >>> clusters(3, lambda a, b: {a, b} != {0, 1})
+    (0, 1, 0)
+    """
+    firsts: list[int] = []
+    found: list[int] = []
+    for answer in range(number):
+        cluster = next((cluster for cluster, first in enumerate(firsts) if same(first, answer)), len(firsts))
+        if cluster == len(firsts):
+            firsts.append(answer)
+        found.append(cluster)
+    return tuple(found)
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterRule:
-    """What makes two samples one meaning.
+    """The rule by which two samples have one meaning.
 
     Attributes:
         by: ``exact``, ``math``, ``relations`` or ``similarity``.
@@ -415,17 +453,17 @@ class ClusterRule:
     """
 
     by: str
-    rule: Rule = Rule.STRICT
+    rule: MeaningRule = MeaningRule.STRICT
     threshold: float = DEFAULT_THRESHOLD
 
 
-def rule_of(options: EquivalenceOptions, source: Source) -> ClusterRule:
+def rule_of(options: EquivalenceOptions, source: NeedSource) -> ClusterRule:
     """The rule of a scoring."""
     if source.spec is None:
         by = "math" if options.equivalence == "math" else "exact"
     else:
         by = "relations" if source.spec.kind == ENTAILMENT.kind else "similarity"
-    return ClusterRule(by, Rule(options.equivalence_rule), options.equivalence_threshold)
+    return ClusterRule(by, MeaningRule(options.equivalence_rule), options.equivalence_threshold)
 
 
 def clusters_in(texts: Sequence[str], row: Row | None, rule: ClusterRule) -> tuple[int, ...] | None:
@@ -442,12 +480,12 @@ def clusters_in(texts: Sequence[str], row: Row | None, rule: ClusterRule) -> tup
 def _same(texts: Sequence[str], row: Row | None, rule: ClusterRule) -> Callable[[int, int], bool] | None:
     """Whether the samples of two numbers mean the same; None where that is not measured."""
     if rule.by == "exact":
-        from gpuherd.qa.judging.rules import normalised
+        from gpuherd.qa.grading.rules import normalised
 
         plain = [normalised(text) for text in texts]
         return lambda one, other: plain[one] == plain[other]
     if rule.by == "math":
-        from gpuherd.qa.judging.math_answers import same_results
+        from gpuherd.qa.grading.formulas import same_results
 
         return same_results(texts)
     if row is None:
@@ -497,12 +535,13 @@ def jaccard(first: str, second: str) -> float:
     return len(one & other) / max(1, len(one | other))
 
 
-def relation_matrix(row: Row) -> list[list[Relation]] | None:
+def relation_matrix(row: Row) -> list[list[NliRelation]] | None:
     """The relation of each ordered pair of samples; equal texts entail each other. None where one is not known."""
     if row["relations"] is None:
         return None
     places: Sequence[int] = row["texts"]
     table = [
-        [Relation(1.0, 0.0, 0.0) if each is None else Relation(*each) for each in cells] for cells in row["relations"]
+        [NliRelation(1.0, 0.0, 0.0) if each is None else NliRelation(*each) for each in cells]
+        for cells in row["relations"]
     ]
     return [[table[one][other] for other in places] for one in places]

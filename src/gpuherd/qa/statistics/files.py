@@ -7,7 +7,6 @@ the folder of their work. Knows no model.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections.abc import Iterator, Mapping
@@ -16,16 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.qa.described import descriptions, read_description
-from gpuherd.qa.folder import QADirectory
+from gpuherd.qa.folder import DescribedResults, QADirectory
 from gpuherd.qa.record import Answered
 from gpuherd.qa.span import Span, span_in
-from gpuherd.runs.files import write_whole
+from gpuherd.runs import records
+from gpuherd.runs.files import write_values
 from gpuherd.runs.shards import ShardedDirectory
 from gpuherd.runs.spec import digest_of
-
-FORMAT = 1
-_REMEDY = "remove it and its .json, and score again"
 
 
 class BadStatistic(GpuherdError):
@@ -35,7 +31,7 @@ class BadStatistic(GpuherdError):
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class StatisticSpec:
     """A statistic before it is measured: all that its values depend on besides the answers.
 
     Attributes:
@@ -63,7 +59,7 @@ class Spec:
 
 
 @dataclass(frozen=True, slots=True)
-class Meta:
+class StatisticMeta:
     """A statistic that is whole.
 
     Attributes:
@@ -77,7 +73,7 @@ class Meta:
         made: when, as ISO 8601 in UTC.
     """
 
-    spec: Spec
+    spec: StatisticSpec
     answers_sha256: str
     sha256: str
     items: int
@@ -92,106 +88,61 @@ class Meta:
         return self.spec.name
 
 
-def spec_values(spec: Spec) -> dict[str, Any]:
-    """The statistic as JSON values."""
-    return {
-        "kind": spec.kind,
-        "model": spec.model,
-        "model_sha256": spec.model_sha256,
-        "settings": dict(spec.settings),
-    }
+def _encoded(meta: StatisticMeta) -> dict[str, Any]:
+    """With the fields of the specification among the others."""
+    values = records.jsonable(meta)
+    return {"name": meta.name, **values.pop("spec"), **values}
 
 
-def spec_of(value: Any) -> Spec:
-    """What ``spec_values`` described. Raises BadStatistic."""
-    try:
-        return Spec(str(value["kind"]), str(value["model"]), str(value["model_sha256"]), dict(value["settings"]))
-    except (ValueError, KeyError, TypeError) as problem:
-        raise BadStatistic(f"no description of a statistic: {type(problem).__name__}: {problem}") from None
+def _decoded(values: Any) -> StatisticMeta:
+    meta: StatisticMeta = records.read(StatisticMeta, {**values, "spec": values})
+    return meta
 
 
-def meta_values(meta: Meta) -> dict[str, Any]:
-    """The statistic as JSON values, as they stand in its ``.json``."""
-    return {
-        "format": FORMAT,
-        "name": meta.name,
-        **spec_values(meta.spec),
-        "answers_sha256": meta.answers_sha256,
-        "sha256": meta.sha256,
-        "items": meta.items,
-        "undefined": dict(meta.undefined),
-        "remarks": list(meta.remarks),
-        "versions": dict(meta.versions),
-        "made": meta.made,
-    }
-
-
-def meta_of(value: Any) -> Meta:
-    """What ``meta_values`` described. Raises BadStatistic."""
-    if isinstance(value, dict) and isinstance(value.get("format"), int) and value["format"] > FORMAT:
-        raise BadStatistic(
-            f"written by a newer gpuherd (format {value['format']}, known here: {FORMAT}); update gpuherd"
-        )
-    try:
-        return Meta(
-            spec=spec_of(value),
-            answers_sha256=str(value["answers_sha256"]),
-            sha256=str(value["sha256"]),
-            items=int(value["items"]),
-            undefined={str(reason): int(number) for reason, number in value["undefined"].items()},
-            remarks=tuple(str(each) for each in value["remarks"]),
-            versions={str(library): str(version) for library, version in value["versions"].items()},
-            made=str(value["made"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise BadStatistic(f"no description of a statistic: {type(problem).__name__}: {problem}") from None
-
+STATISTICS = DescribedResults(
+    noun="statistic",
+    description=StatisticMeta,
+    path=QADirectory.statistic,
+    error=BadStatistic,
+    remedy="remove it and its .json, and score again",
+    encode=_encoded,
+    decode=_decoded,
+)
 
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def statistics_of(folder: QADirectory, answers_sha256: str) -> list[Meta]:
+def statistics_of(folder: QADirectory, answers_sha256: str) -> list[StatisticMeta]:
     """The complete statistics of these answers, the oldest first. One that can't be read is logged and left out."""
-    return descriptions(folder.statistics, lambda name: statistic_named(folder, name, answers_sha256), BadStatistic)
+    return STATISTICS.all_in(folder, lambda folder, name: statistic_named(folder, name, answers_sha256))
 
 
-def is_there(folder: QADirectory, name: str) -> bool:
-    """Whether this statistic was measured."""
-    return folder.statistic(name, ".json").is_file()
-
-
-def statistic_named(folder: QADirectory, name: str, answers_sha256: str) -> Meta:
+def statistic_named(folder: QADirectory, name: str, answers_sha256: str) -> StatisticMeta:
     """The statistic of this name. Raises BadStatistic."""
-    path = folder.statistic(name, ".json")
-    meta = read_description(path, meta_of, BadStatistic, _REMEDY)
+    meta = STATISTICS.read(folder, name)
     if meta.answers_sha256 != answers_sha256:
-        raise BadStatistic(f"{path} was measured on other answers; {_REMEDY}")
+        raise BadStatistic(f"{folder.statistic(name, '.json')} was measured on other answers; {STATISTICS.remedy}")
     return meta
 
 
-def rows(folder: QADirectory, meta: Meta) -> Iterator[dict[str, Any]]:
-    """What was measured of each question, in their order. Raises BadStatistic where it is not as it was written."""
+def rows(folder: QADirectory, meta: StatisticMeta) -> Iterator[dict[str, Any]]:
+    """The values of each question, in order. Raises BadStatistic if the file is not as it was written."""
     path = folder.statistic(meta.name)
-    try:
-        data = path.read_bytes()
-    except OSError as problem:
-        raise BadStatistic(f"can't read {path}: {problem.strerror}; {_REMEDY}") from None
-    if hashlib.sha256(data).hexdigest() != meta.sha256:
-        raise BadStatistic(f"{path} has been changed since it was written; {_REMEDY}")
+    data = STATISTICS.content(folder, meta)
     for number, line in enumerate(data.splitlines()):
         value = json.loads(line)
         if value.get("number") != number:
-            raise BadStatistic(f"{path}, line {number + 1}: not what belongs there; {_REMEDY}")
+            raise BadStatistic(f"{path}, line {number + 1}: not what belongs there; {STATISTICS.remedy}")
         yield value
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class StatisticTask:
     """A statistic to be measured on the answers with this digest, of the run in this folder."""
 
-    spec: Spec
     run: str
     answers_sha256: str
+    spec: StatisticSpec
 
 
 def task_path(folder: ShardedDirectory) -> Path:
@@ -199,22 +150,24 @@ def task_path(folder: ShardedDirectory) -> Path:
     return folder.root / "task.json"
 
 
-def write_task(folder: ShardedDirectory, task: Task) -> None:
+def write_task(folder: ShardedDirectory, task: StatisticTask) -> None:
     """Writes it. Raises CannotWrite."""
-    values = {"run": task.run, "answers_sha256": task.answers_sha256, **spec_values(task.spec)}
-    write_whole(task_path(folder), json.dumps(values, indent=2).encode() + b"\n")
+    values = records.jsonable(task)
+    spec = values.pop("spec")
+    write_values(task_path(folder), values | spec)
 
 
-def read_task(folder: ShardedDirectory) -> Task:
-    """What was written. Raises BadStatistic."""
+def read_task(folder: ShardedDirectory) -> StatisticTask:
+    """The task that ``write_task`` wrote. Raises BadStatistic."""
     path = task_path(folder)
     try:
-        value = json.loads(path.read_bytes())
-        return Task(spec_of(value), str(value["run"]), str(value["answers_sha256"]))
+        values = json.loads(path.read_bytes())
+        task: StatisticTask = records.read(StatisticTask, {**values, "spec": values})
     except OSError as problem:
         raise BadStatistic(f"{path} can't be read: {problem.strerror}; gpuherd score writes it") from None
     except (ValueError, KeyError, TypeError) as problem:
         raise BadStatistic(f"{path} is damaged: {problem}; remove {folder.root} and score again") from None
+    return task
 
 
 # --- lines --------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.models.load.options import ModelOptions
-from gpuherd.models.names import shown
-from gpuherd.models.plan.precision import Precision
+from gpuherd.models.memory.weights import Precision
+from gpuherd.models.names import quoted
 
 if TYPE_CHECKING:
     from gpuherd.lm.backend import PromptTokens
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Word = tuple[tuple[int, ...], ...]  # the token ids of each way to write it, none the beginning of another
 
-# How a generator was loaded for its answers is how it is asked about them, unless something else is said.
+# A generator is loaded as it was for its answers, unless options say otherwise.
 _AS_GENERATED = ("dtype", "quantization", "adapter", "merge_adapter", "trust_remote_code")
 # Below this a model that decoded greedily would have said something else than any of the words that are weighed.
 _FITTING_MASS = 0.5
@@ -45,7 +45,7 @@ class Generator:
 
 
 def generator_of(run: Run, options: ModelOptions) -> Generator:
-    """The run's model. ``options``: what is said now, which goes before what was said then.
+    """The run's model. ``options``: those given now, which take precedence over those of the run.
 
     Raises UsageError where the run does not say which files it had.
     """
@@ -62,7 +62,7 @@ def generator_of(run: Run, options: ModelOptions) -> Generator:
             given[name] = Precision(value) if name in ("dtype", "quantization") else value
     sha256 = run.record.get("model_sha256")
     if not isinstance(sha256, str):
-        raise UsageError(f"run {run.run_id} doesn't say which files its model had, so that it can't be asked again")
+        raise UsageError(f"run {run.run_id} doesn't say which files its model had, so that it can't be used again")
     return Generator(model, sha256, ModelOptions(**given))
 
 
@@ -85,7 +85,7 @@ def unchanged_generator(options: OptionsT, run: Run) -> tuple[str, OptionsT]:
     folders = model_files(generator.model, generator.options.adapter).folders
     if files_digest(*folders, recorded=generator.sha256) != generator.sha256:
         raise BadModel(
-            f"{shown(generator.model)} is not the model any more that answered: its files have changed; what it would "
+            f"{quoted(generator.model)} is not the model any more that answered: its files have changed; what it would "
             "say now says nothing about those answers"
         )
     return generator.model, replace(
@@ -120,7 +120,7 @@ class Weigher:
 
         None in place of a word that has no finite one, and in place of a prompt that the model has no room for.
         """
-        from gpuherd.lm.batching import plan_batches
+        from gpuherd.lm.forward import plan_batches
 
         longest = max((len(ids) for word in words for ids in word), default=1)
         room = self.model.most_positions
@@ -176,7 +176,7 @@ def mass_remarks(seen: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     )
 
 
-def plain_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
+def prompt_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
     """The tokens of a text with what the tokenizer puts before any (BOS, in most), without what a few put behind it."""
     ids = tuple(tokenizer(text, add_special_tokens=True, verbose=False)["input_ids"])
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
@@ -188,7 +188,7 @@ def one_line(text: str, controls: Sequence[str]) -> str:
     >>> one_line("Paris\\nIs it? </s>", ["</s>"])
     'Paris Is it? < /s>'
     """
-    from gpuherd.qa.prompts.special_tokens import defused
+    from gpuherd.qa.prompts.conversation import defused
 
     return defused(" ".join(text.split()), controls)
 

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import naming_extras
 from gpuherd.lm.backend import PromptTokens
-from gpuherd.qa.measures.evidence import Need
+from gpuherd.qa.measures.evidence import EvidenceNeed
 from gpuherd.qa.record import Answered
-from gpuherd.qa.statistics.files import BadStatistic, Spec, line
+from gpuherd.qa.statistics.files import BadStatistic, StatisticSpec, line
 from gpuherd.qa.statistics.language_model import generator_of, load_settings
 from gpuherd.qa.statistics.registry import (
     NOT_FINITE,
+    BatchMeasurer,
     CommonOptions,
-    Cost,
     Has,
     JobInputs,
-    Measuring,
+    NeedSource,
     Planning,
-    Source,
     Statistic,
+    StatisticCost,
     ValueInputs,
     Values,
     planned_or_there,
@@ -50,41 +50,43 @@ class Hidden(Statistic[CommonOptions]):
     """The generator's last hidden state behind the prompt, and a probe of it."""
 
     kind = "hidden"
-    needs = (Need.P_IK,)
+    needs = (EvidenceNeed.P_IK,)
     costly = True
 
-    def plan(self, options: CommonOptions, planning: Planning) -> dict[str, Spec]:
+    def plan(self, options: CommonOptions, planning: Planning) -> dict[str, StatisticSpec]:
         """The model that answered reads its prompts again, where there are labels for a probe."""
-        if Need.P_IK not in planning.needs or options.judge is None:
+        if EvidenceNeed.P_IK not in planning.needs or options.judge is None:
             return {}
         generator = generator_of(planning.run, options)
-        return {"hidden": Spec(self.kind, generator.model, generator.sha256, load_settings(generator.options))}
+        return {"hidden": StatisticSpec(self.kind, generator.model, generator.sha256, load_settings(generator.options))}
 
-    def sources(self, options: CommonOptions, has: Has, planned: Mapping[str, Spec]) -> dict[str, Source | str]:
+    def sources(
+        self, options: CommonOptions, has: Has, planned: Mapping[str, StatisticSpec]
+    ) -> dict[str, NeedSource | str]:
         """The states that are planned, else the latest ones, with the labels of the judging."""
-        return {Need.P_IK: self._source(options, has, planned)}
+        return {EvidenceNeed.P_IK: self._source(options, has, planned)}
 
-    def _source(self, options: CommonOptions, has: Has, planned: Mapping[str, Spec]) -> Source | str:
+    def _source(self, options: CommonOptions, has: Has, planned: Mapping[str, StatisticSpec]) -> NeedSource | str:
         if options.judge is None:
             return "--judge names the judging whose labels train the probe"
         remedy = "--measures p-ik has the model read"
         met = planned_or_there(planned.get("hidden"), has.latest(self.kind, "both"), remedy)
-        return met if isinstance(met, str) else Source(f"{met.said}, labels of {options.judge}", met.spec)
+        return met if isinstance(met, str) else NeedSource(f"{met.said}, labels of {options.judge}", met.spec)
 
-    def settings(self, options: CommonOptions, sources: Mapping[str, Source]) -> dict[str, Any]:
+    def settings(self, options: CommonOptions, sources: Mapping[str, NeedSource]) -> dict[str, Any]:
         """Whose labels, and the folds."""
-        return {"judging": options.judge, "seed": options.seed} if Need.P_IK in sources else {}
+        return {"judging": options.judge, "seed": options.seed} if EvidenceNeed.P_IK in sources else {}
 
-    def cost(self, spec: Spec, answers: Sequence[Answered]) -> Cost:  # noqa: ARG002
+    def cost(self, spec: StatisticSpec, answers: Sequence[Answered]) -> StatisticCost:  # noqa: ARG002
         """A prompt a question."""
         tokens = tuple(each.prompt.tokens for each in answers)
-        return Cost(tokens, max(tokens, default=1), None)
+        return StatisticCost(tokens, max(tokens, default=1), None)
 
-    def job(self, spec: Spec, inputs: JobInputs) -> Measuring:  # noqa: ARG002
+    def job(self, spec: StatisticSpec, inputs: JobInputs) -> BatchMeasurer:  # noqa: ARG002
         """The model reads the prompts."""
         model = inputs.language_model()
         prompts = prompts_of(inputs.run)
-        return Measuring(lambda batch: measure_hidden(model.hidden, prompts, batch))
+        return BatchMeasurer(lambda batch: measure_hidden(model.hidden, prompts, batch))
 
     def values(self, given: ValueInputs[CommonOptions]) -> Values:
         """The probe's probability of each question, from folds that did not see its label."""
@@ -124,7 +126,7 @@ def state_of(text: str) -> NDArray[np.float32]:
 def prompts_of(run: Run) -> list[PromptTokens]:
     """The prompts that the run's model was given, in the order of the questions. Raises BadStatistic where they are not
     those that the answers tell of."""
-    from gpuherd.qa.prompts.maker import MadePrompt
+    from gpuherd.qa.prompts.maker import TokenizedPrompt
 
     path = run.folder.prompts
     found = []
@@ -133,7 +135,10 @@ def prompts_of(run: Run) -> list[PromptTokens]:
             for line, answered in zip(file, run.answers(), strict=True):
                 value = json.loads(line)
                 ids = tuple(int(each) for each in value["token_ids"])
-                if value["id"] != answered.question.id or MadePrompt("", ids).prompted.sha256 != answered.prompt.sha256:
+                if (
+                    value["id"] != answered.question.id
+                    or TokenizedPrompt("", ids).prompted.sha256 != answered.prompt.sha256
+                ):
                     raise ValueError(f"the prompt of {value['id']!r} is not the one that was answered")
                 found.append(PromptTokens(answered.question.id, ids))
     except OSError as problem:
@@ -203,5 +208,5 @@ def _fitted(
     model = LogisticRegression(solver="newton-cholesky", tol=_TOLERANCE, max_iter=1000)
     model.fit(known @ axes, right)
     column = list(model.classes_).index(True)
-    asked = scaler.transform(states[test].astype("float64")) @ axes
-    return [float(value) for value in model.predict_proba(asked)[:, column]]
+    projected = scaler.transform(states[test].astype("float64")) @ axes
+    return [float(value) for value in model.predict_proba(projected)[:, column]]

@@ -1,4 +1,4 @@
-"""P(True): how probable the model that answered finds it, when it is asked, that its answer is true.
+"""P(True): the probability that the model that answered gives to its answer being true.
 
 The wordings are data, with a digest that goes into the name of what is measured by them.
 """
@@ -14,14 +14,14 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from gpuherd.errors import UsageError
-from gpuherd.lm.backend import PromptTokens
+from gpuherd.lm.backend import Generation, PromptTokens
 from gpuherd.lm.tokens import spellings, without_longer
 from gpuherd.options import option
-from gpuherd.qa.judging.verdicts import Judgment, Verdict
-from gpuherd.qa.measures.evidence import Need
-from gpuherd.qa.record import Answered, Generation
+from gpuherd.qa.grading.verdicts import Judgment, Verdict
+from gpuherd.qa.measures.evidence import EvidenceNeed
+from gpuherd.qa.record import Answered
 from gpuherd.qa.span import Span, is_only_thought, part_of, span_setting
-from gpuherd.qa.statistics.files import Spec, line, short
+from gpuherd.qa.statistics.files import StatisticSpec, line, short
 from gpuherd.qa.statistics.language_model import (
     Weigher,
     Word,
@@ -31,20 +31,20 @@ from gpuherd.qa.statistics.language_model import (
     mass_remarks,
     mass_seen,
     one_line,
-    plain_ids,
+    prompt_ids,
 )
 from gpuherd.qa.statistics.registry import (
     NO_ANSWER,
     NOT_FINITE,
     TOO_LONG,
+    BatchMeasurer,
     CommonOptions,
-    Cost,
     Has,
     JobInputs,
-    Measuring,
+    NeedSource,
     Planning,
-    Source,
     Statistic,
+    StatisticCost,
     ValueInputs,
     Values,
     planned_or_there,
@@ -69,11 +69,11 @@ def p_true_sha256(form: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class PTrueOptions(CommonOptions):
-    """How the model is asked whether its answer is true."""
+    """The prompt for P(True): whether the model calls its own answer true."""
 
     p_true: PTrueForm = option(
         "true",
-        help="what is asked for P(True): the word True (LM-Polygraph), or the letter A (jlko)",
+        help="reply that P(True) is the probability of: the word True (LM-Polygraph), or the letter A (jlko)",
         choices=get_args(PTrueForm),
         group="self-evaluation",
     )
@@ -104,12 +104,12 @@ class PTrue(Statistic[PTrueOptions]):
 
     kind = "p-true"
     options = PTrueOptions
-    needs = (Need.P_TRUE,)
+    needs = (EvidenceNeed.P_TRUE,)
     costly = True
 
-    def plan(self, options: PTrueOptions, planning: Planning) -> dict[str, Spec]:
-        """The model that answered is asked."""
-        if Need.P_TRUE not in planning.needs:
+    def plan(self, options: PTrueOptions, planning: Planning) -> dict[str, StatisticSpec]:
+        """P(True) of the model that answered."""
+        if EvidenceNeed.P_TRUE not in planning.needs:
             return {}
         run = planning.run
         generator = generator_of(run, options)
@@ -127,36 +127,40 @@ class PTrue(Statistic[PTrueOptions]):
             **load_settings(generator.options),
             **span_setting(options.span),
         }
-        return {"p-true": Spec(self.kind, generator.model, generator.sha256, settings)}
+        return {"p-true": StatisticSpec(self.kind, generator.model, generator.sha256, settings)}
 
-    def sources(self, options: PTrueOptions, has: Has, planned: Mapping[str, Spec]) -> dict[str, Source | str]:
-        """That which is planned, else the latest one that was asked in this form, with as many examples."""
+    def sources(
+        self, options: PTrueOptions, has: Has, planned: Mapping[str, StatisticSpec]
+    ) -> dict[str, NeedSource | str]:
+        """The planned statistic, else the latest one of this form with as many examples."""
         examples = options.p_true_examples
         alike = tuple(each for each in has.measured if len(each.spec.settings.get("examples", ())) == examples)
         known = Has(has.greedy, has.samples, alike).latest(
             self.kind, options.span, form=options.p_true, ideas=options.p_true_ideas
         )
-        return {Need.P_TRUE: planned_or_there(planned.get("p-true"), known, "--measures p-true has the model asked")}
+        return {
+            EvidenceNeed.P_TRUE: planned_or_there(planned.get("p-true"), known, "--measures p-true has the model asked")
+        }
 
-    def cost(self, spec: Spec, answers: Sequence[Answered]) -> Cost:
+    def cost(self, spec: StatisticSpec, answers: Sequence[Answered]) -> StatisticCost:
         """A prompt a question, with its ideas and the examples before it."""
         samples = [sum(len(each.token_ids) for each in answered.samples) for answered in answers]
         greedy = [0 if each.greedy is None else len(each.greedy.token_ids) for each in answers]
         ideas = max(samples, default=0) if spec.settings["ideas"] else 0
-        return Cost(
+        return StatisticCost(
             tuple(one + many + 1 for one, many in zip(greedy, samples, strict=True)),
             (longest_prompt(answers) + ideas) * (1 + len(spec.settings["examples"])),
             None,
         )
 
-    def job(self, spec: Spec, inputs: JobInputs) -> Measuring:
-        """The model is asked, and its words are weighed."""
+    def job(self, spec: StatisticSpec, inputs: JobInputs) -> BatchMeasurer:
+        """Computes the probabilities of both options behind each prompt."""
         weigher = Weigher(inputs.language_model(), inputs.options.batch_size)
         settings = spec.settings
         examples = tuple((inputs.answers[number], bool(label)) for number, label in settings["examples"])
         prompts = PTruePrompts(weigher.model.tokenizer, settings["form"], settings["ideas"], examples, spec.span)
         masses: list[float] = []
-        return Measuring(
+        return BatchMeasurer(
             lambda batch: measure_p_true(weigher, prompts, batch, masses), lambda: mass_seen("both options", masses)
         )
 
@@ -178,10 +182,10 @@ def measure_p_true(
     """``log_p``: log of the probability of the word or letter that says "true"; ``mass``: of it and its opposite, which
     ``masses`` is given too."""
     why_not = [_why_not(prompts, each) for each in answered]
-    asked = [prompts.tokens(each) if why is None else None for each, why in zip(answered, why_not, strict=True)]
-    found = iter(weigher.weigh([each for each in asked if each is not None], prompts.words))
+    tokens = [prompts.tokens(each) if why is None else None for each, why in zip(answered, why_not, strict=True)]
+    found = iter(weigher.weigh([each for each in tokens if each is not None], prompts.words))
     lines = []
-    for each, prompt, why_none in zip(answered, asked, why_not, strict=True):
+    for each, prompt, why_none in zip(answered, tokens, why_not, strict=True):
         weighed = None if prompt is None else next(found)
         if weighed is None or weighed[0] is None:
             why = why_none or (TOO_LONG if weighed is None else NOT_FINITE)
@@ -194,8 +198,8 @@ def measure_p_true(
 
 
 def _why_not(prompts: PTruePrompts, answered: Answered) -> str | None:
-    """Why the model is not asked about this answer."""
-    if answered.number in prompts.shown:
+    """Why this answer has no P(True); None if it has one."""
+    if answered.number in prompts.example_numbers:
         return EXAMPLE
     no_answer = prompts.span == "answer" and is_only_thought(answered.main)
     return NO_ANSWER if answered.main.is_nan or no_answer else None
@@ -226,7 +230,7 @@ class PTruePrompts:
     """Prompts that ask whether the main answer is true.
 
     Attributes:
-        tokenizer: of the model that is asked.
+        tokenizer: of the model.
         form: ``true`` or ``letter``.
         ideas: show the samples before the answer.
         examples: questions with their label, shown before every other question.
@@ -240,8 +244,8 @@ class PTruePrompts:
     span: Span = "answer"
 
     @cached_property
-    def shown(self) -> frozenset[int]:
-        """The numbers of the questions that are examples; they are not asked about."""
+    def example_numbers(self) -> frozenset[int]:
+        """The numbers of the questions that are examples; they have no P(True)."""
         return frozenset(each.number for each, _ in self.examples)
 
     @cached_property
@@ -258,22 +262,22 @@ class PTruePrompts:
 
     @cached_property
     def _controls(self) -> tuple[str, ...]:
-        from gpuherd.qa.prompts.special_tokens import control_texts
+        from gpuherd.qa.prompts.conversation import control_texts
 
         return control_texts(self.tokenizer)
 
     def text(self, answered: Answered) -> str:
         """The whole prompt; plain text, as in the codes that it follows, also for models that converse."""
         apart = "\n" if self.form == "letter" else "\n\n"  # as jlko has it
-        shown = [f"{self._asked(each)} {self._word(label)}{apart}" for each, label in self.examples]
-        return "".join((*shown, self._asked(answered)))
+        shown = [f"{self._question_text(each)} {self._word(label)}{apart}" for each, label in self.examples]
+        return "".join((*shown, self._question_text(answered)))
 
     def tokens(self, answered: Answered) -> PromptTokens:
         """The prompt as tokens."""
-        return PromptTokens(answered.question.id, plain_ids(self.tokenizer, self.text(answered)))
+        return PromptTokens(answered.question.id, prompt_ids(self.tokenizer, self.text(answered)))
 
-    def _asked(self, answered: Answered) -> str:
-        lines = [f"Question: {self._plain(answered.question.question)}"]
+    def _question_text(self, answered: Answered) -> str:
+        lines = [f"Question: {self._one_line(answered.question.question)}"]
         if self.ideas:
             ideas = [self._said(each) for each in answered.samples]
             if self.form == "letter":
@@ -288,9 +292,9 @@ class PTruePrompts:
         return ("True" if label else "False") if self.form == "true" else ("A" if label else "B")
 
     def _said(self, generation: Generation) -> str:
-        return self._plain(part_of(generation, self.span).text)
+        return self._one_line(part_of(generation, self.span).text)
 
-    def _plain(self, text: str) -> str:
+    def _one_line(self, text: str) -> str:
         return one_line(text, self._controls)
 
 

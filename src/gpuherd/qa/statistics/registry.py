@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar, get_
 
 from gpuherd.errors import BadModel, UsageError, printable
 from gpuherd.jobs.run_dir import safe_name
-from gpuherd.models.load.job_options import ShardOptions, WorkOptions
-from gpuherd.models.names import shown
+from gpuherd.models.load.options import ShardOptions, WorkOptions
+from gpuherd.models.names import quoted
 from gpuherd.options import option
 from gpuherd.qa.folder import RunsOptions
 from gpuherd.qa.span import SPANS, Span
-from gpuherd.qa.statistics.files import BadStatistic, Meta, Spec
+from gpuherd.qa.statistics.files import BadStatistic, StatisticMeta, StatisticSpec
 from gpuherd.units import count
 
 if TYPE_CHECKING:
     from gpuherd.lm.model import LanguageModel
-    from gpuherd.qa.encoders.model_files import EncoderFiles
-    from gpuherd.qa.judging.verdicts import Judgment
+    from gpuherd.qa.encoders.files import EncoderFiles
+    from gpuherd.qa.grading.verdicts import Judgment
     from gpuherd.qa.record import Answered
     from gpuherd.qa.runs import Run
 
@@ -98,7 +98,7 @@ class CommonOptions(RunsOptions, WorkOptions):
                 raise UsageError(sentence)
 
     def contradictions(self) -> Iterable[tuple[bool, str]]:
-        """What contradicts itself in these options: whether it is so, and the sentence that says it.
+        """Contradictions among these options: whether each holds, and the error message for it.
 
         A subclass adds its own to those of ``super()``.
         """
@@ -117,7 +117,7 @@ OptionsT = TypeVar("OptionsT", bound=CommonOptions)
 
 @dataclass(frozen=True, slots=True)
 class Has:
-    """What a run has.
+    """The answers and statistics of a run.
 
     Attributes:
         greedy: whether there are greedy answers.
@@ -127,9 +127,9 @@ class Has:
 
     greedy: bool
     samples: int
-    measured: tuple[Meta, ...] = ()
+    measured: tuple[StatisticMeta, ...] = ()
 
-    def latest(self, kind: str, span: Span, **settings: object) -> Meta | None:
+    def latest(self, kind: str, span: Span, **settings: object) -> StatisticMeta | None:
         """The latest statistic of this kind with these settings: one of other settings is never used in silence."""
         fitting = [
             each
@@ -142,7 +142,7 @@ class Has:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class NeedSource:
     """Where a need is met from.
 
     Attributes:
@@ -151,18 +151,18 @@ class Source:
     """
 
     said: str
-    spec: Spec | None = None
+    spec: StatisticSpec | None = None
 
 
-def planned_or_there(planned: Spec | None, there: Meta | None, remedy: str) -> Source | str:
+def planned_or_there(planned: StatisticSpec | None, there: StatisticMeta | None, remedy: str) -> NeedSource | str:
     """The statistic by the model that is named, else the one that is there already; else how to get one."""
     spec = planned if planned is not None else None if there is None else there.spec
-    return f"not measured; {remedy}" if spec is None else Source(spec.name, spec)
+    return f"not measured; {remedy}" if spec is None else NeedSource(spec.name, spec)
 
 
 @dataclass(frozen=True, slots=True)
 class Planning:
-    """What a statistic is planned from.
+    """The inputs from which a statistic is planned.
 
     Attributes:
         needs: what the measures need that are meant.
@@ -176,8 +176,8 @@ class Planning:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """What measuring takes, for the division into jobs and for the plan of memory.
+class StatisticCost:
+    """The cost of measuring, for the division into jobs and for the plan of memory.
 
     Attributes:
         tokens: of each question, about how many tokens its work has.
@@ -194,8 +194,8 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Measuring:
-    """What measures a batch of questions, a line of JSON each; and what it saw of its model, for ``remarks``."""
+class BatchMeasurer:
+    """Measures a batch of questions, a line of JSON each; ``seen``: observations about its model, for ``remarks``."""
 
     measure: Callable[[Sequence[Answered]], list[str]]
     seen: Callable[[], Mapping[str, Any]] = dict
@@ -203,7 +203,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class JobInputs:
-    """What a job works with. Its model is loaded when it is asked for.
+    """The inputs of a job. Its model is loaded when it is first used.
 
     Attributes:
         answers: all answers of the run, in order.
@@ -211,7 +211,7 @@ class JobInputs:
         words: what starts the same job again.
     """
 
-    spec: Spec
+    spec: StatisticSpec
     run: Run
     answers: Sequence[Answered]
     options: ShardOptions
@@ -219,11 +219,11 @@ class JobInputs:
 
     def encoder(self) -> EncoderFiles:
         """The files of the encoder. Raises BadModel where they are not those that the work was begun with."""
-        from gpuherd.qa.encoders.model_files import encoder_files
+        from gpuherd.qa.encoders.files import encoder_files
 
         files = encoder_files(self.options.model)
         if files.sha256 != self.spec.model_sha256:
-            raise BadModel(f"{shown(self.options.model)} has changed since this work was begun; score again")
+            raise BadModel(f"{quoted(self.options.model)} has changed since this work was begun; score again")
         return files
 
     def language_model(self) -> LanguageModel:
@@ -242,7 +242,7 @@ class JobInputs:
 
 @dataclass(frozen=True, slots=True)
 class ValueInputs(Generic[OptionsT]):
-    """What the values of a need are made of.
+    """The inputs from which the values of a need are made.
 
     Attributes:
         need: one of the statistic's needs.
@@ -255,7 +255,7 @@ class ValueInputs(Generic[OptionsT]):
     """
 
     need: str
-    source: Source
+    source: NeedSource
     rows: Sequence[Row] | None
     texts: Sequence[Sequence[str]]
     labels: Sequence[bool | None]
@@ -264,7 +264,7 @@ class ValueInputs(Generic[OptionsT]):
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What measures get of a need: a value a question (None: not measured), and what people should know of them."""
+    """The values of a need for measures: one a question (None: not measured), and remarks for the user."""
 
     column: Sequence[Any]
     remarks: tuple[str, ...] = ()
@@ -290,35 +290,39 @@ class Statistic(ABC, Generic[OptionsT]):
     # What would be measured, and where needs are met from.
 
     @abstractmethod
-    def plan(self, options: OptionsT, planning: Planning) -> dict[str, Spec]:
-        """What could be measured by the models that the options name, by names that ``sources`` knows.
+    def plan(self, options: OptionsT, planning: Planning) -> dict[str, StatisticSpec]:
+        """The statistics that the models in the options could measure, by names that ``sources`` knows.
 
         Models are looked at only where a measure needs them. Raises MissingModel, BadModel, UsageError.
         """
 
     @abstractmethod
-    def sources(self, options: OptionsT, has: Has, planned: Mapping[str, Spec]) -> dict[str, Source | str]:
+    def sources(self, options: OptionsT, has: Has, planned: Mapping[str, StatisticSpec]) -> dict[str, NeedSource | str]:
         """For each of its needs where it is met from, or the reason why it isn't. Pure.
 
         Args:
             planned: what all statistics planned.
         """
 
-    def settings(self, options: OptionsT, sources: Mapping[str, Source]) -> dict[str, Any]:  # noqa: ARG002
-        """What its values depend on besides the sources' names, for the scoring's record; ``sources``: those used."""
+    def settings(self, options: OptionsT, sources: Mapping[str, NeedSource]) -> dict[str, Any]:  # noqa: ARG002
+        """Settings on which its values depend besides the sources' names, for the scoring's record.
+
+        Args:
+            sources: those that are used.
+        """
         return {}
 
     # What it costs.
 
-    def by_encoder(self, spec: Spec) -> bool:  # noqa: ARG002
+    def by_encoder(self, spec: StatisticSpec) -> bool:  # noqa: ARG002
         """Whether an encoder measures it, not a language model."""
         return False
 
     @abstractmethod
-    def cost(self, spec: Spec, answers: Sequence[Answered]) -> Cost:
-        """What measuring it of these answers takes."""
+    def cost(self, spec: StatisticSpec, answers: Sequence[Answered]) -> StatisticCost:
+        """The cost of measuring it for these answers."""
 
-    def language_model(self, spec: Spec, options: OptionsT, run: Run) -> tuple[str, OptionsT]:  # noqa: ARG002
+    def language_model(self, spec: StatisticSpec, options: OptionsT, run: Run) -> tuple[str, OptionsT]:  # noqa: ARG002
         """The language model that measures it, and the options with how that is loaded: the one that answered.
 
         Raises BadModel where that has changed since.
@@ -330,8 +334,8 @@ class Statistic(ABC, Generic[OptionsT]):
     # What a job does.
 
     @abstractmethod
-    def job(self, spec: Spec, inputs: JobInputs) -> Measuring:
-        """What measures it, with its model in memory."""
+    def job(self, spec: StatisticSpec, inputs: JobInputs) -> BatchMeasurer:
+        """The measurer, with its model in memory."""
 
     def remarks(self, seen: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:  # noqa: ARG002
         """Sentences on what is out of the ordinary, from what all jobs saw (``Measuring.seen``)."""
@@ -341,7 +345,7 @@ class Statistic(ABC, Generic[OptionsT]):
 
     @abstractmethod
     def values(self, given: ValueInputs[OptionsT]) -> Values:
-        """What measures get of a need, of each question."""
+        """The values of a need, one for each question."""
 
 
 _STATISTICS: dict[str, Statistic[Any]] = {}
@@ -367,7 +371,7 @@ def statistics() -> tuple[Statistic[Any], ...]:
     return tuple(sorted(_STATISTICS.values(), key=lambda each: type(each).__module__))
 
 
-def statistic_of(spec: Spec) -> Statistic[Any]:
+def statistic_of(spec: StatisticSpec) -> Statistic[Any]:
     """The statistic that a specification is of. Raises BadStatistic where it is not known here."""
     statistics()
     found = _STATISTICS.get(spec.kind)

@@ -1,15 +1,18 @@
 // The core of every page: elements, numbers as words, unpacking, tables, charts, views. What strangers wrote enters the
 // page as text nodes only. A view is a tree of nodes that Python made (report/nodes.py): text, or [tag, attributes,
-// ...children], where the tag is an HTML element or one of `widgets`.
+// ...children], where the tag is an element of HTML or SVG or one of `widgets`. A node that is built with a record is a
+// template: "{path}" and "{path:format}" in its texts and attributes are the record's fields.
 
 let index = null; // what the page declares: views, the state that it begins with, and what its own scripts need
 const state = {}; // what readers chose, by key; an array where several can be chosen
-const scripts = {}; // views that a page's own script draws: name -> (words of the address) => nodes
+const scripts = {}; // `start`: what a page's own script does first
+const records = {}; // what a view is built with: name -> (words of the address) => record, null for no such one
+const frames = {}; // records that tables and trees show, by name
+const changed = {}; // what follows when a key gets a value: key -> (value) => whether the address shows the rest
 
-const make = (tag, attributes, ...children) => dress(document.createElement(tag), attributes, children);
-const svg = (tag, attributes, ...children) => dress(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-
-function dress(element, attributes, children) {
+const SVG = ["svg", "line", "rect", "circle"];
+function make(tag, attributes, ...children) {
+  const element = SVG.includes(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -19,12 +22,24 @@ function dress(element, attributes, children) {
   return element;
 }
 
-function build(node) {
+function build(node, record) {
   if (node === null || node === undefined) return [];
-  if (!Array.isArray(node)) return marked(String(node));
+  if (!Array.isArray(node)) return marked(record ? filled(node, record) : String(node));
   const [tag, attributes, ...children] = node;
-  if (Object.hasOwn(widgets, tag)) return [widgets[tag](attributes, children)].flat();
-  return [make(tag, attributes, ...children.map(build))];
+  const own = record ? Object.fromEntries(Object.entries(attributes).map(([name, value]) => [name, bound(value, record)])) : attributes;
+  if (Object.hasOwn(widgets, tag)) return [widgets[tag](own, children, record)].flat();
+  return [make(tag, own, ...built(children, record))];
+}
+const built = (nodes, record) => nodes.flatMap((each) => build(each, record));
+
+const lookup = (record, path) => path.split(".").reduce((at, name) => at?.[name], record);
+const filled = (text, record) => String(text).replace(/\{([\w.]+)(?::(\w+))?\}/g, (_, path, format = "text") => FORMATS[format](lookup(record, path)));
+
+// An attribute that is one field alone is its value, of whatever type.
+function bound(value, record) {
+  if (typeof value !== "string") return value;
+  const [, path] = /^\{([\w.]+)\}$/.exec(value) ?? [];
+  return path ? lookup(record, path) : filled(value, record);
 }
 
 // ---- text and numbers
@@ -59,10 +74,15 @@ function textBox(text, attributes = {}) {
     leftOut(Array.isArray(text) ? text[1] : 0));
 }
 
+// One line of a text.
+function brief(text, most) {
+  const whole = beginning(text);
+  return make("bdi", { dir: "auto" }, marked(whole.slice(0, most).replace(/\s+/g, " ")), whole.length > most ? "…" : null);
+}
+
 const say = (text) => { document.getElementById("said").textContent = text; };
 const present = (value) => value !== null && value !== undefined && !Number.isNaN(value);
 const isNarrow = () => innerWidth < 640;
-const isDark = () => document.documentElement.dataset.theme === "dark";
 
 function figure(value, digits = 3) {
   if (!present(value)) return "–";
@@ -87,9 +107,16 @@ function many(value) {
   return unit ? (value / size).toPrecision(3) + unit : String(value);
 }
 
-const FORMATS = { figure, percent, many, figure4: (value) => figure(value, 4), text: (value) => present(value) ? value : "–" };
+const FORMATS = { figure, percent, many, figure4: (value) => figure(value, 4), text: (value) => present(value) ? value : "–",
+  count: (value) => value.toLocaleString("en"), signed: (value) => `${value > 0 ? "+" : ""}${value.toFixed(1)}` };
 
-// ---- what the page holds: report.packing undone
+// ---- what the page holds: report.page packed it
+
+// The work, done once for each key.
+function once(work) {
+  const done = new Map();
+  return (key) => done.get(key) ?? done.set(key, work(key)).get(key);
+}
 
 const blob = (name) => document.getElementById(name).textContent;
 
@@ -125,148 +152,258 @@ function showTip(x, y, lines) {
   tip.style.top = `${Math.max(4, y + 16 + height > innerHeight ? y - height - 10 : y + 16)}px`;
 }
 function hideTip() { if (tip) tip.hidden = true; }
+// Under the pointer a place tells its lines: linesAt gives them for an event, or nothing.
+function tellUnderPointer(root, linesAt) {
+  const tell = (event) => {
+    const lines = linesAt(event);
+    if (lines) showTip(event.clientX, event.clientY, lines);
+    else hideTip();
+  };
+  root.addEventListener("pointermove", tell);
+  root.addEventListener("pointerleave", tell);
+}
 
 const chosen = (key) => [state[key]].flat();
+let live = []; // parts of this view that follow a key: {key, fill, root}; where there are any, they alone are made anew
+const follow = (keys, fill, root) => live.push(...[keys].flat().map((key) => ({ key, fill, root })));
 async function set(key, value) {
+  state[key] = value;
+  if (changed[key]?.(value)) return;
+  live = live.filter(({ root }) => root.isConnected);
+  const parts = live.filter((each) => each.key === key);
+  if (parts.length) { keepingFront(() => { for (const { fill } of parts) fill(); }); return drawWaiting(); }
   const main = document.getElementById("main");
   main.style.minHeight = `${main.offsetHeight}px`; // what is in sight stays where it is
-  state[key] = value;
   await show();
   main.style.minHeight = "";
 }
-const labelled = (input, children) => children.length ? make("label", { class: "together" }, input, ...children.map(build)) : input;
+// What was pressed stays in front.
+function keepingFront(work) {
+  const front = document.activeElement?.id;
+  work();
+  if (front) document.getElementById(front)?.focus({ preventScroll: true });
+}
+// A key that is on or off, or, with a value, whether that is one of the key's chosen ones; and what it becomes when it is
+// turned.
+const isOn = (key, value) => value === undefined ? state[key] : chosen(key).includes(value);
+const turned = (key, value) => value === undefined ? !state[key] : isOn(key, value) ? chosen(key).filter((each) => each !== value) : [...chosen(key), value];
+const labelled = (input, children, record) => children.length ? make("label", { class: "together" }, input, ...built(children, record)) : input;
 
 const widgets = {
   // Children that are there while the reader has chosen one of the values of the key; [] is none at all.
-  when(wanted, children) {
+  when(wanted, children, record) {
     const holds = ([key, values]) => Array.isArray(values) && !values.length ? !chosen(key).length
       : [values].flat().some((each) => chosen(key).includes(each));
-    return Object.entries(wanted).every(holds) ? children.flatMap(build) : [];
+    return Object.entries(wanted).every(holds) ? built(children, record) : [];
+  },
+  // Children of a template that are there where the record has a field: not empty and not 0; with `known`, any number.
+  given({ field, known, not }, children, record) {
+    const value = lookup(record, field);
+    const has = known ? present(value) : Array.isArray(value) ? value.length > 0 : Boolean(value);
+    return has !== Boolean(not) ? built(children, record) : [];
+  },
+  // Children for each record of a field.
+  each: ({ field }, children, record) => lookup(record, field).flatMap((each) => built(children, each)),
+  // Children that are made anew when the key, or one of the keys, changes; with `part`, by what that function of the record
+  // gives or promises, null for none; with `late`, only once they come into sight.
+  live({ key = [], part, id, late, class: kind }, children, record) {
+    const root = make("div", { id, class: kind });
+    const show = (about) => root.replaceChildren(...about === null ? [] : built(children, about));
+    let latest = null; // what is ready late must not replace what was asked for later
+    const fill = () => {
+      const about = latest = part ? record[part](state[key]) : record;
+      if (!(about instanceof Promise)) show(about);
+      else waiting.push(async () => { const found = await about; if (about === latest) show(found); });
+    };
+    follow(key, fill, root);
+    if (late) onceInSight(root, () => { fill(); drawWaiting(); });
+    else fill();
+    return root;
+  },
+  // Children that are made when it is opened; it stays open from view to view.
+  fold: ({ summary, name, class: kind }, children, record) => folded(build(summary, record), () => built(children, record), name, kind),
+  // Records of a frame in families: [number or words, members, words of the fold that they are in, if they are in one].
+  tree({ frame, families, branch }) {
+    const list = (members) => make("ul", { class: "tree" }, ...members.map(item));
+    const item = ([of, members = [], words = null]) => make("li", {}, typeof of === "number" ? build(branch, frames[frame][of]) : build(of),
+      !members.length ? null : words ? folded(build(words), () => [list(members)]) : list(members));
+    return list(families);
   },
   // A box that turns a key on and off, or with a value adds it to the key's chosen ones.
-  check({ key, value, label, most }, children) {
-    const on = value === undefined ? state[key] : chosen(key).includes(value);
-    const input = make("input", { type: "checkbox", id: `${key}=${value ?? ""}`, "aria-label": label, checked: on, onchange: () => {
-      if (value === undefined) { set(key, input.checked); return; }
-      if (input.checked && chosen(key).length >= most) { input.checked = false; say(`at most ${most} at a time`); return; }
-      set(key, input.checked ? [...chosen(key), value] : chosen(key).filter((each) => each !== value));
+  check({ key, value, label, most }, children, record) {
+    const input = make("input", { type: "checkbox", id: `${key}=${value ?? ""}`, "aria-label": label, checked: isOn(key, value), onchange: () => {
+      if (!input.checked || !(chosen(key).length >= most)) { set(key, turned(key, value)); return; }
+      input.checked = false;
+      say(`at most ${most} at a time`);
     } });
-    return labelled(input, children);
+    return labelled(input, children, record);
+  },
+  // What is typed is the key's value, once the reader pauses.
+  field({ key, ...attributes }) {
+    let settling = null;
+    const input = make("input", { id: key, value: state[key], ...attributes, oninput: () => {
+      clearTimeout(settling);
+      settling = setTimeout(() => { set(key, input.value); }, 100);
+    } });
+    return input;
+  },
+  // A button that turns a key on and off, or adds a value to the key's chosen ones; `only`: that is the one chosen.
+  toggle({ key, value, only, label, class: kind }, children, record) {
+    return make("button", { type: "button", class: kind, id: `${key}=${value ?? ""}`, "aria-label": label, "aria-pressed": String(isOn(key, value)),
+      onclick: () => { set(key, only ? value : turned(key, value)); } }, ...built(children, record));
   },
   // A list to choose a key's value from.
-  choose({ key, label, options, changed = (value) => set(key, value) }) {
-    const list = make("select", { id: key, "aria-label": label, onchange: () => changed(options[list.selectedIndex][0]) },
+  choose({ key, label, options }) {
+    const list = make("select", { id: key, "aria-label": label, onchange: () => { set(key, options[list.selectedIndex][0]); } },
       ...options.map(([value, word]) => make("option", { selected: value === state[key], value }, plain(word))));
     return make("label", { class: "together" }, label, list);
   },
   // A button that gives a key a value.
-  pick: ({ key, value, title }, children) =>
-    make("button", { type: "button", class: "plain", id: `${key}:${value}`, title, onclick: () => { set(key, value); } }, ...children.map(build)),
-  // The stroke and colour of a line.
-  key: ({ colour, dash }, children) => make("span", { class: "key" }, keyLine(colour, dash), ...children.map(build)),
-  // A dot between two ends on a scale, all as shares of its width; at: a line to compare with; band: what is shaded.
-  interval({ value, low, high, at, band, faint, label }) {
-    const place = (name, from, to = from) => {
-      const part = make("span", { class: name });
-      [part.style.left, part.style.width] = [`${100 * from}%`, from === to ? "" : `${100 * (to - from)}%`];
-      return part;
-    };
-    return make("span", { class: faint ? "interval faint" : "interval", role: "img", "aria-label": label },
-      band ? place("band", ...band) : null, present(at) ? place("at", at) : null,
-      present(low) ? place("reach", low, high) : null, present(value) ? place("dot", value) : null);
-  },
-  // Shares of a whole, beside each other.
-  shares({ counts, label }) {
-    const parts = counts.map((count, at) => { const part = make("span", { class: `fill v${at}` }); part.style.flexGrow = count; return part; });
-    return make("div", { class: "shares", role: "img", "aria-label": label }, ...parts);
-  },
-  table: (about) => table(about),
-  chart: (about) => chart(about),
+  pick: ({ key, value, title, class: kind = "plain", disabled, id = `${key}:${value}` }, children, record) =>
+    make("button", { type: "button", class: kind, id, title, disabled, onclick: () => { set(key, value); } }, ...built(children, record)),
+  // A text of the record, which may be long, in a box of its own; its first words alone.
+  text: ({ of, ...attributes }, _, record) => textBox(lookup(record, of), attributes),
+  brief: ({ of, most }, _, record) => brief(lookup(record, of), most),
+  // A table as it is declared, head and body; the widget "table" has rows that are sorted and filtered.
+  grid: ({ label }, children, record) => make("table", { "aria-label": label }, ...built(children, record)),
+  table: (about, _, record) => table(about, record),
+  chart: (about, _, record) => chart(about, record),
 };
 
-function keyLine(colour, dash) {
-  const root = svg("svg", { viewBox: "0 0 22 6", class: "key-line", "aria-hidden": "true" });
-  root.append(svg("line", { x1: 0, x2: 22, y1: 3, y2: 3, stroke: colour, "stroke-width": 2.5, "stroke-dasharray": dash?.join(" ") }));
+const opened = new Set(); // the names of what is unfolded
+function folded(summary, fill, name, kind) {
+  const root = make("details", { class: kind, open: opened.has(name), ontoggle: () => {
+    if (name) opened[root.open ? "add" : "delete"](name);
+    if (root.open && root.children.length === 1) root.append(...fill());
+  } }, make("summary", {}, summary), opened.has(name) ? fill() : null);
   return root;
+}
+
+function onceInSight(root, work) {
+  const watcher = new IntersectionObserver((entries) => {
+    if (entries.some(({ isIntersecting }) => isIntersecting)) { watcher.disconnect(); work(); }
+  }, { rootMargin: "200px" });
+  watcher.observe(root);
+}
+
+// ---- what tables, lists and charts are filtered by, sorted by and walked through
+
+// Whether a text holds all the words that were typed.
+function holdsWords(typed) {
+  const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
+  const has = (text) => words.every((word) => text.includes(word));
+  return (textOf) => !words.length || has(textOf().toLowerCase());
+}
+
+// What has no value is always last; what is equal stays in order.
+function sortedBy(items, valueOf, descending) {
+  const sign = descending ? -1 : 1;
+  return items.map((item) => [valueOf(item), item]).sort(([a], [b]) => {
+    if (!present(a) || !present(b)) return present(a) ? -1 : present(b) ? 1 : 0;
+    return sign * (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
+  }).map(([, item]) => item);
+}
+
+// What a key pressed at a place among so many leads to: by the steps of the keys, or to either end.
+function walk(event, at, count, steps, go) {
+  const to = { Home: 0, End: count - 1 }[event.key] ?? at + steps[event.key];
+  if (Number.isNaN(to) || !count) return;
+  event.preventDefault();
+  go(Math.max(0, Math.min(count - 1, to)));
 }
 
 // ---- tables: sorted by their headings, filtered by words, a page at a time
 
-const arranged = new Map(); // how readers have sorted and filtered each table
+const arranged = Object.create(null); // how readers have sorted and filtered each table
 
-// columns of Python: {word, why, kind, key, format}, where key is the place in a row of its value, which sorts and is
-// shown by the format; without a format it is [value, node]. Those of scripts have functions of a row: key(row), which
-// sorts, and cell(row). words(row): what a filter looks through.
-function table({ columns, rows, label, name = label, sort = null, descending = false, page = 100, words, hint = words ? "filter by words" : null, mark }) {
-  const now = arranged.get(name) ?? { sort, descending, page: 0, filter: "" };
-  arranged.set(name, now);
-  const valueOf = (row, { key }) => typeof key === "function" ? key(row) : Array.isArray(row[key]) ? row[key][0] : row[key];
+// columns: {word, why, kind, key, format, shows, given}. The key is the place in a row of its value, which sorts and is
+// shown by the format, or without a format of [value, node]; of records it is the path of a field, and the template
+// `shows` makes the cell. given: a field of the view's record without which there is no such column. Records are those of
+// a frame or of a field of the view's record. words: the fields that the filter looks through; mark: [key, field] of the
+// row that a reader has chosen.
+function table({ columns: all, rows: given, frame, field, label, name = label, sort = null, descending = false, page = 100, words, hint = null, mark }, record) {
+  const columns = all.filter((each) => !each.given || lookup(record, each.given));
+  const rows = frame ? frames[frame] : field ? lookup(record, field) : given;
+  const now = arranged[name] ??= { sort, descending, page: 0, filter: "" };
+  const valueOf = (row, { key }) => typeof key === "string" ? lookup(row, key) : Array.isArray(row[key]) ? row[key][0] : row[key];
   const cellOf = (row, column) => {
-    if (column.cell) return [column.cell(row)].flat();
-    const cell = row[column.key];
-    return column.format ? [FORMATS[column.format](cell)] : Array.isArray(cell) ? build(cell[1]) : build(cell);
+    if (column.shows) return build(column.shows, row);
+    const cell = typeof column.key === "string" ? lookup(row, column.key) : row[column.key];
+    return column.format ? marked(String(FORMATS[column.format](cell))) : Array.isArray(cell) ? build(cell[1]) : build(cell);
   };
-  const wordsOf = words ?? ((row) => columns.map((column) => valueOf(row, column) ?? "").join(" "));
-  const body = make("tbody");
-  const heads = columns.map((column, at) => make("th", { class: column.kind, scope: "col", title: column.why },
-    column.sorts === false || column.key === undefined ? column.word : make("button", { type: "button", onclick: () => order(at) }, column.word)));
-  const whole = make("table", { "aria-label": label }, make("thead", {}, make("tr", {}, ...heads)), body);
-  const told = make("span");
-  const [back, on] = [["Earlier", -1], ["Later", 1]].map(([word, step]) =>
-    make("button", { type: "button", onclick: () => { now.page += step; fill(); } }, word));
-  const search = make("input", { type: "search", placeholder: hint, "aria-label": `${label}: ${hint}`,
-    oninput: () => { now.filter = search.value; now.page = 0; fill(); } });
-  search.value = now.filter;
-  const pager = make("div", { class: "pager" }, back, told, on);
+  const wordsOf = (row) => words ? words.map((path) => lookup(row, path) ?? "").join(" ") : columns.map((column) => valueOf(row, column) ?? "").join(" ");
+  const marks = (row) => mark && state[mark[0]] === lookup(row, mark[1]);
+  const [head, body, pager] = [make("tr"), make("tbody"), make("div", { class: "pager" })];
+  const button = (word, change, disabled = false) =>
+    make("button", { type: "button", id: `${name}: ${word}`, disabled, onclick: () => { Object.assign(now, change); keepingFront(fill); } }, word);
+  const search = make("input", { type: "search", placeholder: hint, value: now.filter, "aria-label": `${label}: ${hint}`,
+    oninput: () => { Object.assign(now, { filter: search.value, page: 0 }); fill(); } });
 
-  function order(at) {
-    Object.assign(now, { descending: now.sort === at ? !now.descending : /num/.test(columns[at].kind), sort: at, page: 0 });
-    fill();
-  }
-
-  function found() {
-    const parts = now.filter.toLowerCase().split(/\s+/).filter(Boolean);
-    const kept = parts.length ? rows.filter((row) => { const all = wordsOf(row).toLowerCase(); return parts.every((part) => all.includes(part)); }) : [...rows];
-    if (now.sort === null) return kept;
-    const sign = now.descending ? -1 : 1;
-    return kept.map((row) => [valueOf(row, columns[now.sort]), row]).sort(([a], [b]) => {
-      if (!present(a) || !present(b)) return present(a) ? -1 : present(b) ? 1 : 0; // without a value: always last
-      return sign * (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
-    }).map(([, row]) => row);
+  function heading({ word, why, kind, sorts = true }, at) {
+    const sorted = now.sort === at ? (now.descending ? "descending" : "ascending") : null;
+    const turned = { sort: at, descending: sorted ? !now.descending : /num/.test(kind), page: 0 };
+    return make("th", { class: kind, scope: "col", title: why, "aria-sort": sorted }, sorts ? button(word, turned) : word);
   }
 
   function fill() {
-    const kept = found();
-    const pages = Math.max(1, Math.ceil(kept.length / page));
-    now.page = Math.min(Math.max(0, now.page), pages - 1);
+    const holds = holdsWords(now.filter);
+    const found = rows.filter((row) => holds(() => wordsOf(row)));
+    const kept = now.sort === null ? found : sortedBy(found, (row) => valueOf(row, columns[now.sort]), now.descending);
+    const last = Math.max(0, Math.ceil(kept.length / page) - 1);
+    now.page = Math.min(now.page, last);
     const from = now.page * page;
-    body.replaceChildren(...kept.slice(from, from + page).map((row) => make("tr", { class: mark?.(row) ? "chosen" : null },
+    head.replaceChildren(...columns.map(heading));
+    body.replaceChildren(...kept.slice(from, from + page).map((row) => make("tr", { class: marks(row) ? "chosen" : null },
       ...columns.map((column) => make("td", { class: column.kind }, ...cellOf(row, column))))));
-    heads.forEach((head, at) => {
-      if (now.sort === at) head.setAttribute("aria-sort", now.descending ? "descending" : "ascending");
-      else head.removeAttribute("aria-sort");
-    });
-    [back.hidden, on.hidden] = [pages === 1, pages === 1];
-    [back.disabled, on.disabled] = [now.page === 0, now.page === pages - 1];
-    told.textContent = kept.length === 0 ? "nothing matches" : pages === 1 && kept.length === rows.length ? ""
-      : `${from + 1} to ${Math.min(kept.length, from + page)} of ${kept.length}`;
-    pager.hidden = told.textContent === "";
+    const told = kept.length === 0 ? "nothing matches" : last === 0 && kept.length === rows.length ? "" : `${from + 1} to ${Math.min(kept.length, from + page)} of ${kept.length}`;
+    const turning = (word, step) => last ? button(word, { page: now.page + step }, now.page === (step < 0 ? 0 : last)) : "";
+    pager.replaceChildren(...told ? [turning("Earlier", -1), told, turning("Later", 1)] : []);
   }
 
   fill();
-  const root = make("div", {}, hint ? make("div", { class: "bar" }, make("div", { class: "grow" }, search)) : null,
-    make("div", { class: "scroll" }, whole), pager);
-  root.fill = fill;
-  return root;
+  if (mark) follow(mark[0], fill, body);
+  return make("div", {}, hint ? make("div", { class: "bar" }, make("div", { class: "grow" }, search)) : null,
+    make("div", { class: "scroll" }, make("table", { "aria-label": label }, make("thead", {}, head), body)), pager);
+}
+
+// ---- lists of any length of which only the lines in sight exist, each `high` pixels tall: draw(place) makes one
+
+const BEYOND = 8; // lines that are ready outside of the view
+function inSight(root, space, high, draw) {
+  const lines = new Map(); // place -> node
+  let [count, due] = [0, false];
+  function fill() {
+    const from = Math.max(0, Math.floor(root.scrollTop / high) - BEYOND);
+    const to = Math.min(count, Math.ceil((root.scrollTop + root.clientHeight) / high) + BEYOND);
+    for (const [place, node] of lines) if (place < from || place >= to) { node.remove(); lines.delete(place); }
+    for (let place = from; place < to; place++) {
+      if (lines.has(place)) continue;
+      const node = draw(place);
+      node.style.transform = `translateY(${place * high}px)`;
+      lines.set(place, node);
+      space.append(node);
+    }
+  }
+  function later() {
+    if (due) return;
+    due = true;
+    requestAnimationFrame(() => { due = false; if (root.clientHeight) fill(); });
+  }
+  root.addEventListener("scroll", later);
+  new ResizeObserver(later).observe(root);
+  return { lines, fill, show(many) {
+    count = many;
+    for (const node of lines.values()) node.remove();
+    lines.clear();
+    space.style.height = `${many * high}px`;
+    fill();
+  } };
 }
 
 // ---- charts: Vega-Lite, which is unpacked when the first one is drawn
 
-let vega = null;
-function loadVega() {
-  vega ??= inflatedText(blob("vega")).then((text) => { document.head.append(make("script", {}, text)); });
-  return vega; // the policy knows the script by its hash
-}
+// The policy knows the script by its hash.
+const loadVega = once(async () => document.head.append(make("script", {}, await inflatedText(blob("vega")))));
 
 let waiting = []; // charts of this view that are to be drawn once it stands
 const CONFIG = {
@@ -275,14 +412,18 @@ const CONFIG = {
     titleFontWeight: "normal", labelFontSize: 11, titleFontSize: 11, labelPadding: 5, labelLimit: 100 },
 };
 
-// data: rows by the name that the specification calls them by; select: a key, of which rows with another value of
-// `series` are left out. Marks with a tooltip are read off by the pointer and by the arrow keys; `along`: all marks of
-// one x are read together, as of lines.
-function chart({ spec, data, label, select = null, along = false, note = null }) {
+// data: rows by the name that the specification calls them by, or the field of the record that has them: a layer whose
+// rows the record has none of is not drawn. select: a key, of which rows with another value of `series` are left out.
+// Marks with a tooltip are read off by the pointer and by the arrow keys; `along`: all marks of one x are read together,
+// as of lines.
+function chart({ spec, data, label, select, along, note }, record) {
   const root = make("div", { class: along ? "chart along" : "chart" });
-  const keeps = (row) => !select || row.series === undefined || chosen(select).includes(row.series);
-  const datasets = Object.fromEntries(Object.entries(data).map(([name, rows]) => [name, rows.filter(keeps)]));
-  waiting.push(() => draw(root, { ...spec, datasets }, label, along));
+  const keeps = ({ series }) => !select || series === undefined || chosen(select).includes(series);
+  const rowsOf = (rows) => typeof rows === "string" ? lookup(record, rows) : rows.filter(keeps);
+  const datasets = Object.fromEntries(Object.entries(data).map(([name, rows]) => [name, rowsOf(rows)]));
+  const drawn = ({ data: { name } }) => typeof data[name] !== "string" || datasets[name].length;
+  const layers = spec.layer?.every((each) => each.data) ? { layer: spec.layer.filter(drawn) } : {};
+  waiting.push(() => draw(root, { ...spec, ...layers, datasets }, label, along));
   return [root, note ? make("p", { class: "note" }, note) : []].flat();
 }
 
@@ -298,18 +439,12 @@ async function draw(root, spec, label, along) {
     if (node.tooltip) items.push({ mark: node._svg, x: Math.round(node.x ?? 0), lines: String(node.tooltip).split("\n") });
     for (const each of node.items ?? []) gather(each);
   })(view.scenegraph().root);
-  walked(root, picture, along ? together(items) : items.map(({ mark, lines }) => ({ marks: [mark], lines })), along);
+  const stops = [...Map.groupBy(items, (each) => along ? each.x : each).values()].map((all) => // the marks of one x are one stop
+    ({ marks: all.map(({ mark }) => mark), x: all[0].x, lines: [...new Set(all.flatMap(({ lines }) => lines))] }));
+  walked(root, picture, along ? stops.sort((a, b) => a.x - b.x) : stops, along);
   for (const [name, value] of [["role", "img"], ["aria-label", plain(label)], ["tabindex", items.length ? "0" : null]]) {
     if (value !== null) picture.setAttribute(name, value);
   }
-}
-
-// The marks of one x after the other.
-function together(items) {
-  const stops = new Map();
-  for (const { mark, x, lines } of items) stops.set(x, [...(stops.get(x) ?? []), { mark, lines }]);
-  return [...stops].sort(([a], [b]) => a - b).map(([, all]) =>
-    ({ marks: all.map(({ mark }) => mark), lines: [...new Set(all.flatMap(({ lines }) => lines))] }));
 }
 
 // Under the pointer a stop tells its lines; the arrow keys, Home and End walk through all of them.
@@ -317,54 +452,51 @@ function walked(root, picture, stops, along) {
   let front = -1;
   for (const mark of stops.flatMap(({ marks }) => marks)) mark.classList.add("stop");
   const place = (stop) => stop.marks[0].getBoundingClientRect();
-  const turn = (name, stop) => { for (const each of root.querySelectorAll(`.${name}`)) each.classList.remove(name); stop?.marks.forEach((mark) => mark.classList.add(name)); };
-  const leave = () => { hideTip(); turn("near"); };
-  picture.addEventListener("pointermove", (event) => {
-    const middle = (stop) => { const box = place(stop); return Math.abs(box.left + box.width / 2 - event.clientX); };
-    const under = along ? stops.reduce((best, each) => !best || middle(each) < middle(best) ? each : best, null) : stops.find(({ marks }) => marks.includes(event.target));
-    if (!under) { leave(); return; }
-    turn("near", under);
-    showTip(event.clientX, event.clientY, under.lines);
-  });
-  picture.addEventListener("pointerleave", leave);
-  picture.addEventListener("blur", () => { leave(); turn("front"); });
-  picture.addEventListener("keydown", (event) => {
-    const to = { ArrowRight: front + 1, ArrowLeft: front - 1, Home: 0, End: stops.length - 1 }[event.key];
-    if (to === undefined || !stops.length) return;
-    event.preventDefault();
-    front = Math.max(0, Math.min(stops.length - 1, to));
-    turn("front", stops[front]);
-    const box = place(stops[front]);
-    showTip(box.left, box.top, stops[front].lines);
-    say(stops[front].lines.map(plain).join(", "));
-  });
+  const turn = (name, stop) => {
+    for (const each of root.querySelectorAll(`.${name}`)) each.classList.remove(name);
+    stop?.marks.forEach((mark) => mark.classList.add(name));
+    return stop?.lines;
+  };
+  function under({ type, target, clientX }) {
+    if (type === "pointerleave") return null;
+    if (!along) return stops.find(({ marks }) => marks.includes(target));
+    const away = (stop) => { const { left, width } = place(stop); return Math.abs(left + width / 2 - clientX); };
+    return stops.reduce((best, each) => !best || away(each) < away(best) ? each : best, null);
+  }
+  tellUnderPointer(picture, (event) => turn("near", under(event)));
+  picture.addEventListener("blur", () => { hideTip(); turn("near"); turn("front"); });
+  picture.addEventListener("keydown", (event) => walk(event, front, stops.length, { ArrowRight: 1, ArrowLeft: -1 }, (to) => {
+    front = to;
+    const [lines, box] = [turn("front", stops[front]), place(stops[front])];
+    showTip(box.left, box.top, lines);
+    say(lines.map(plain).join(", "));
+  }));
 }
 
 // ---- views, by the address behind the #
 
 let asked = 0; // how often a view was asked for: one that is ready late must not replace a later one
 
-const opened = new Map(); // views that Python declared, unpacked
-function declared(name) {
-  if (!opened.has(name)) opened.set(name, parsed(`view-${name}`));
-  return opened.get(name);
-}
+const declared = once((name) => parsed(`view-${name}`));
 
 async function show() {
   hideTip();
   const turn = ++asked;
   const words = location.hash.replace(/^#\/?/, "").split("/");
-  const view = index.views.find(({ name }) => name === words[0]) ?? index.views.find(({ name }) => name === index.first);
+  const first = index.views.find(({ name }) => name === index.first);
+  let view = index.views.find(({ name }) => name === words[0]) ?? first;
+  let record = await records[view.name]?.(words.slice(1));
+  if (record === null) [view, record] = [first, await records[first.name]?.([])];
+  if (turn !== asked) return;
   const links = index.views.filter(({ title }) => title).map(({ name, title, count }) =>
     make("a", { href: `#/${name}`, "aria-current": name === (view.under ?? view.name) ? "page" : null }, title,
       present(count) ? make("span", { class: "count" }, ` ${count}`) : null));
   document.getElementById("views").replaceChildren(...links);
-  waiting = [];
-  const nodes = scripts[view.name] ? await scripts[view.name](words.slice(1)) : (await declared(view.name)).flatMap(build);
+  const own = await declared(view.name);
   if (turn !== asked) return;
-  const front = document.activeElement?.id;
-  document.getElementById("main").replaceChildren(...nodes);
-  if (front) document.getElementById(front)?.focus({ preventScroll: true }); // what was pressed stays in front
+  [waiting, live] = [[], []];
+  const nodes = built(own, record);
+  keepingFront(() => document.getElementById("main").replaceChildren(...nodes));
   const current = document.querySelector("nav a[aria-current]");
   if (current) current.parentElement.scrollLeft = current.offsetLeft - 60;
   await drawWaiting();
@@ -372,29 +504,28 @@ async function show() {
 }
 
 async function drawWaiting() {
-  for (const work of waiting.splice(0)) await work();
+  while (waiting.length) await waiting.shift()();
 }
 
-function setTheme(name) {
-  document.documentElement.dataset.theme = name;
-  document.getElementById("theme").textContent = name === "dark" ? "Light" : "Dark";
-  if (document.querySelector("canvas, .ramp")) show(); // which have colours of their own
+// The colours follow the scheme: page.css has both of each. The button is called after the other scheme.
+function setDark(dark) {
+  document.documentElement.style.colorScheme = dark ? "dark" : "light";
+  Object.assign(document.getElementById("theme"), { textContent: dark ? "Light" : "Dark", onclick: () => setDark(!dark) });
 }
 
 async function start() {
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  setTheme(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", () => setDark(dark.matches));
+  setDark(dark.matches);
   const main = document.getElementById("main");
-  if (typeof DecompressionStream === "undefined" || !Array.prototype.toReversed) {
-    main.textContent = "This browser is too old for this page: it needs one of 2023 or later.";
+  if (!Map.groupBy || !CSS.supports("color", "light-dark(red, red)")) {
+    main.textContent = "This browser is too old for this page: it needs one of 2024 or later.";
     return;
   }
   index = await parsed("index");
   Object.assign(state, index.state);
   await scripts.start?.();
   document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
-  document.getElementById("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
-  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
   addEventListener("hashchange", async () => { await show(); scrollTo(0, 0); });
   let [settling, width] = [null, innerWidth];
   addEventListener("resize", () => {

@@ -1,0 +1,1 @@
+"""``gpuherd judge``: labels answers as right or wrong, by a rule or by a model, and audits the labels."""

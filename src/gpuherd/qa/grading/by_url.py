@@ -1,0 +1,210 @@
+"""A judging by a model behind an address: several requests at once, each batch of replies kept as soon as it is there.
+
+In this process, without GPUs and without torch. Replies are kept under ``work/`` as the lines of a shard are, so that
+the same command continues where it was stopped, and pays for no reply twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from gpuherd.errors import UsageError
+from gpuherd.jobs.records import Outcome
+from gpuherd.qa.grading.config import Judge, JudgeConfig
+from gpuherd.qa.grading.files import BadTask, JudgingWork
+from gpuherd.qa.grading.openai import HERE, VERDICT_TOKENS, CaseFailed, Dialect, Endpoint, Reply, RetryPolicy, judged
+from gpuherd.qa.grading.stage import (
+    RULES_VERSION,
+    DistinctCases,
+    GradingItem,
+    JudgingOutcome,
+    JudgingStage,
+    distinct_cases,
+    spread,
+)
+from gpuherd.qa.grading.template import Case, JudgeTemplate, filled, template_for
+from gpuherd.qa.grading.verdicts import Judgment
+from gpuherd.qa.runs import Run
+from gpuherd.runs.console import track
+from gpuherd.runs.shard_file import ShardFile
+from gpuherd.runs.shards import gathered_lines, in_batches, is_done, kept_plan, mark_done
+from gpuherd.runs.spec import digest_of, versions
+
+# So many requests of each of those that run at once lie in a batch: the slowest of a batch holds the others up seldom,
+# and a kill costs few replies.
+REQUESTS_EACH = 4
+# A case without fault: it shows in which dialect, and whether at all, the server answers.
+PLAIN = Case("How much is 1 + 1?", ("2",), "2")
+
+
+class JudgingByUrl(JudgingStage):
+    """A judging by a model behind an address; no jobs, this process asks.
+
+    Running it raises UsageError, JudgeRefused, JudgeUnavailable, CannotWrite, ShardBusy. What was replied before is
+    kept.
+
+    Args:
+        patience: with failures that may pass; by the options where None.
+    """
+
+    def __init__(
+        self, judge: Judge, run: Run, config: JudgeConfig, console: Console, *, patience: RetryPolicy | None = None
+    ) -> None:
+        super().__init__(judge, run, config, console)
+        self._patience = patience
+        self.template = template_for(config.prompt, config.way, config.mode)
+        self.cases = distinct_cases(self.items)
+        self._texts = [_text(self.template, each.case) for each in self.cases.cases]
+        by_words = self.template.mode == "tokens"
+        self._most_tokens = config.reply_tokens or (VERDICT_TOKENS if by_words else config.most_reply_tokens)
+        texts = digest_of(json.dumps(self._texts))
+        self._measured = json.dumps([judge.url, judge.model, self.template.mode, self._most_tokens, texts])
+        verdicts_by = [self.template.way, config.model_threshold, config.least_mass, self.answers, run.answers_sha256]
+        self.name = self.named([RULES_VERSION, self._measured, *verdicts_by])
+
+    def finish(self, jobs: Outcome | None) -> JudgingOutcome:
+        endpoint = _endpoint(self.judge, self.config, self._most_tokens, self._patience)
+        folder = JudgingWork(self.work_folder(self._measured).root)
+        plain = _text(self.template, PLAIN)
+        replies = _replies(endpoint, self._texts, plain, folder, self._measured, self.config, self.console)
+        return self.written(
+            spread(self.items, self.cases, _verdicts(self.cases, replies, self.template, self.config)),
+            self._settings(_dialect_used(folder) if self._texts else None),
+            versions(),
+            threshold=self.config.model_threshold,
+            prompt_sha256=self.template.sha256,
+            jobs=jobs,
+            judged_cases=len(self._texts),
+        )
+
+    def _settings(self, dialect: Mapping[str, Any] | None) -> dict[str, Any]:
+        return {
+            "mode": self.template.mode,
+            "way": self.template.way,
+            "prompt": self.config.prompt or f"built in, {self.template.way}",
+            "address": self.judge.url,
+            "cases": len(self._texts),
+            "min_mass": self.config.least_mass if self.template.mode == "tokens" else None,
+            "asked_as": dialect,
+            "rules_version": RULES_VERSION,
+        }
+
+
+def _text(template: JudgeTemplate, case: Case) -> str:
+    """The text of the request for a case."""
+    text = filled(template, case)
+    return f"{text}\n{template.cue}" if template.mode == "tokens" else text
+
+
+def _endpoint(judge: Judge, config: JudgeConfig, most_tokens: int, patience: RetryPolicy | None) -> Endpoint:
+    assert judge.url is not None and judge.model is not None  # noqa: S101 - judge_named gives an address both
+    key = None
+    if config.api_key_env is not None:
+        key = os.environ.get(config.api_key_env)
+        if not key:
+            # Not named: who gives the key itself must not find it in a message.
+            raise UsageError("the environment variable that --api-key-env names is not set; it should hold the key")
+        parts = urlsplit(judge.url)
+        if parts.scheme.lower() != "https" and parts.hostname not in HERE:
+            raise UsageError(f"a key would go to {parts.hostname} unencrypted; use https, or no key")
+    return Endpoint(
+        judge.url,
+        judge.model,
+        key=key,
+        most_tokens=most_tokens,
+        dialect=Dialect() if config.mode == "tokens" else Dialect(top=None),
+        patience=patience or RetryPolicy(config.request_timeout, config.request_retries),
+    )
+
+
+def _replies(
+    endpoint: Endpoint,
+    texts: Sequence[str],
+    plain: str,
+    folder: JudgingWork,
+    measured: str,
+    config: JudgeConfig,
+    console: Console,
+) -> list[Reply]:
+    """The reply to each text; those of an earlier start are not requested again. ``plain``: a text without fault."""
+    if not texts:
+        return []
+    size = config.concurrency * REQUESTS_EACH
+    shards = kept_plan(folder, measured, lambda: (in_batches(len(texts), size),))
+    with ShardFile(folder.shard(0), shards[0], sealed=True) as file:
+        if file.todo:
+            endpoint.settle(plain)
+        for batch in track(console, file.todo, "asking the judge"):
+            replies = _together(endpoint, [texts[place] for place in batch], plain, config)
+            file.append([_line(each) for each in replies])
+        if not is_done(folder, 0):
+            mark_done(folder, 0, {"asked_as": asdict(endpoint.dialect)})
+    return [_reply(line) for line in gathered_lines(folder, shards)]
+
+
+def _together(endpoint: Endpoint, texts: Sequence[str], plain: str, config: JudgeConfig) -> list[Reply]:
+    """The replies to some texts, by concurrent requests; the first failure ends it, and no further request is sent."""
+    with ThreadPoolExecutor(config.concurrency, "judge") as pool:
+        waiting = [pool.submit(_reply_to, endpoint, text, plain) for text in texts]
+        try:
+            ended = wait(waiting, return_when=FIRST_EXCEPTION).done
+            for each in ended:
+                each.result()  # raises the failure, whichever request it was of
+            return [each.result() for each in waiting]
+        except BaseException:
+            endpoint.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _reply_to(endpoint: Endpoint, text: str, plain: str) -> Reply:
+    """The reply to a text; where it is the text that the server can't deal with (it is too long, or not allowed there),
+    what it said: one such text must not keep the others from being judged."""
+    try:
+        return endpoint.ask(text)
+    except CaseFailed as failure:
+        endpoint.settle(plain)
+        return Reply("", None, None, failure.complaint)
+
+
+def _dialect_used(folder: JudgingWork) -> dict[str, Any]:
+    """The dialect of the start that had the last reply. Raises BadTask."""
+    path = folder.shard_done(0)
+    try:
+        return dict(json.loads(path.read_bytes())["asked_as"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise BadTask(f"{path} is damaged; remove {folder.root} to begin anew") from None
+
+
+def _line(reply: Reply) -> str:
+    return json.dumps(asdict(reply), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def _reply(line: bytes) -> Reply:
+    value = json.loads(line)
+    return Reply(**value)
+
+
+def _verdicts(
+    cases: DistinctCases, replies: Sequence[Reply], template: JudgeTemplate, config: JudgeConfig
+) -> list[Judgment]:
+    def verdict(item: GradingItem, reply: Reply) -> Judgment:
+        return judged(
+            reply,
+            item.question.id,
+            item.which,
+            way=template.way,
+            mode=template.mode,
+            threshold=config.model_threshold,
+            min_mass=config.least_mass,
+        )
+
+    return [verdict(item, reply) for item, reply in zip(cases.cases, replies, strict=True)]

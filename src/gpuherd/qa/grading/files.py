@@ -1,0 +1,279 @@
+"""The files of judgings in a run's folder: written once, as a whole, the description last; read back checked.
+
+``judgments/<judging>.jsonl`` has a judgment a line, ``judgments/<judging>.json`` says how they were made. A judging
+without its ``.json`` does not exist. The files of its jobs are in ``work/``: token ids in, numbers or texts out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from gpuherd.errors import ExitCode, GpuherdError
+from gpuherd.qa.folder import FORMAT, DescribedResults, QADirectory
+from gpuherd.qa.grading.verdicts import Judgment, Mode, Verdict
+from gpuherd.runs import records
+from gpuherd.runs.files import write_lines, write_values
+from gpuherd.runs.shards import ShardedDirectory
+
+# --- The description --------------------------------------------------------------------------------------------------
+#
+# The description of a judging: who judged what, how, and with which result. Frozen data, and its JSON values.
+
+Answers = Literal["greedy", "samples", "all"]
+ANSWERS: tuple[Answers, ...] = get_args(Answers)
+
+
+class JudgeKind(StrEnum):
+    """How verdicts come about: five rules, a model of ours, or a model behind an address."""
+
+    EXACT = "exact"
+    CONTAINS = "contains"
+    SQUAD = "squad"
+    ROUGE = "rouge"
+    MATH = "math"
+    MODEL = "model"
+    URL = "url"
+
+
+RULES = (JudgeKind.EXACT, JudgeKind.CONTAINS, JudgeKind.SQUAD, JudgeKind.ROUGE, JudgeKind.MATH)
+
+
+class BadJudging(GpuherdError):
+    """A judging's files are damaged, of a newer gpuherd, or not of this run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgingMeta:
+    """A judging that is whole.
+
+    Attributes:
+        name: of its files, ``<judge>-<8 hex of all that the verdicts depend on>``.
+        judge: as the user said it.
+        kind: how it judged.
+        answers: which answers: the greedy ones, the samples, or all.
+        answers_sha256: of the run's answers.jsonl that was judged.
+        counts: judgments by verdict; every verdict stands in it.
+        sha256: of the file of judgments.
+        model: the model that judged, None for rules.
+        threshold: from which score (rules) or probability (models) on an answer is correct, None where nothing is
+            compared.
+        prompt_sha256: of the judge's prompt, None for rules.
+        settings: everything else that the verdicts depend on.
+        versions: of the libraries that took part.
+        made: when, as ISO 8601 in UTC.
+    """
+
+    name: str
+    judge: str
+    kind: JudgeKind
+    model: str | None = None
+    threshold: float | None = None
+    prompt_sha256: str | None = None
+    answers: Answers
+    answers_sha256: str
+    counts: Mapping[Verdict, int]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sha256: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+    made: str = ""
+
+    @property
+    def total(self) -> int:
+        """How many answers were judged."""
+        return sum(self.counts.values())
+
+
+def _with_all_counts(meta: JudgingMeta) -> JudgingMeta:
+    """Every verdict is in the counts; files of versions before a verdict lack it."""
+    return replace(meta, counts={verdict: meta.counts.get(verdict, 0) for verdict in Verdict})
+
+
+JUDGINGS = DescribedResults(
+    noun="judging",
+    description=JudgingMeta,
+    path=QADirectory.judging,
+    error=BadJudging,
+    remedy="remove it and its .json, and judge again",
+    flag="--judge",
+    command="gpuherd judge {run} {name}",
+    encode=lambda meta: records.jsonable(_with_all_counts(meta)),
+    decode=lambda values: _with_all_counts(records.read(JudgingMeta, values)),
+)
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def judgings_of(folder: QADirectory) -> list[JudgingMeta]:
+    """The complete judgings of a run, the oldest first. One that can't be read is logged and left out."""
+    return JUDGINGS.all_in(folder)
+
+
+def judging_named(folder: QADirectory, name: str) -> JudgingMeta:
+    """The judging of this name; of this judge, if it has one judging; or whose name begins so.
+
+    Raises:
+        UsageError: there is none, or more than one; it lists them.
+        BadJudging: it is damaged, or of a newer gpuherd.
+    """
+    return JUDGINGS.named(folder, name, lambda each: each.answers, lambda each: each.judge == name)
+
+
+def judgments(folder: QADirectory, meta: JudgingMeta) -> list[Judgment]:
+    """The judgment of each answer, in the order of the questions and, of a question, of its answers.
+
+    Raises BadJudging where the file is not there, or not as it was written.
+    """
+    found: list[Judgment] = []
+
+    def check(data: bytes) -> None:
+        # A line is read before the digest is compared, so that a damaged one is named.
+        for number, line in enumerate(data.splitlines(), start=1):
+            try:
+                found.append(judgment_of(line))
+            except BadJudging as problem:
+                path = folder.judging(meta.name)
+                raise BadJudging(f"{path}, line {number}: {problem}; {JUDGINGS.remedy}") from None
+
+    JUDGINGS.content(folder, meta, check)
+    return found
+
+
+def write_judging(folder: QADirectory, meta: JudgingMeta, judgments: Iterable[Judgment]) -> JudgingMeta:
+    """Writes a judging, its description last. Returns the description with counts and digest of what was written.
+
+    An existing judging of this name is left as it is and returned: of two programs that complete it at the same moment
+    one may have decided a formula for which the other ran out of time. Raises CannotWrite.
+    """
+    judged = list(judgments)
+    data = "".join(f"{records.line_of(each)}\n" for each in judged).encode("ascii")
+    counts = Counter(each.verdict for each in judged)
+    sha256 = hashlib.sha256(data).hexdigest()
+    complete = replace(meta, counts={verdict: counts[verdict] for verdict in Verdict}, sha256=sha256)
+    return JUDGINGS.write(folder, complete, {".jsonl": data})
+
+
+def judgment_of(line: str | bytes) -> Judgment:
+    """The judgment in a line. Raises BadJudging."""
+    try:
+        judgment: Judgment = records.read(Judgment, json.loads(line))
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise BadJudging(f"no judgment: {type(problem).__name__}: {problem}") from None
+    return judgment
+
+
+# --- Work of jobs -----------------------------------------------------------------------------------------------------
+#
+# Everything is decided before a job starts (which template, which words) and after it has ended (which verdict); a job
+# only measures. So another threshold needs no new job.
+
+LONGEST_REPLY = 200_000  # characters that are kept of a written reply
+
+
+class BadTask(GpuherdError):
+    """The files of a judging's jobs are damaged."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class JudgingWork(ShardedDirectory):
+    """The run folder of the jobs of a judging.
+
+    Attributes:
+        task: what is the same for all cases.
+        cases: the token ids of each prompt, as JSON lines.
+    """
+
+    def __init__(self, root: str | Path):
+        super().__init__(root)
+        self.task = self.root / "task.json"
+        self.cases = self.root / "cases.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class GradingTask:
+    """The task of the jobs, for each case.
+
+    Attributes:
+        mode: weigh the verdict words, or write a reply.
+        words: for each verdict the continuations that mean it, as token ids; none in text mode.
+        end_ids, stop, reply_tokens: how a reply ends.
+    """
+
+    mode: Mode
+    words: Mapping[Verdict, tuple[tuple[int, ...], ...]]
+    end_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    reply_tokens: int = 1
+
+
+def write_task(folder: JudgingWork, task: GradingTask, cases: Iterable[Sequence[int]]) -> None:
+    """Writes what the jobs are given, the task last. What is there is left: it is the same. Raises CannotWrite."""
+    if folder.task.exists():
+        return
+    values = {"format": FORMAT, **records.jsonable(task)}
+    write_lines(folder.cases, (json.dumps(list(ids), separators=(",", ":")).encode() for ids in cases))
+    write_values(folder.task, values)
+
+
+def read_task(folder: JudgingWork) -> GradingTask:
+    """The task. Raises BadTask."""
+    try:
+        value = json.loads(folder.task.read_bytes())
+        if value["format"] > FORMAT:
+            raise BadTask(f"{folder.task} is of a newer gpuherd (format {value['format']}); update gpuherd")
+        task: GradingTask = records.read(GradingTask, value)
+    except OSError as problem:
+        raise BadTask(f"{folder.task} can't be read: {problem.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise BadTask(f"{folder.task} is damaged; remove {folder.root} to begin anew") from None
+    return task
+
+
+def read_cases(folder: JudgingWork) -> list[tuple[int, ...]]:
+    """The token ids of each case. Raises BadTask."""
+    try:
+        with folder.cases.open("rb") as file:
+            return [tuple(int(each) for each in json.loads(line)) for line in file]
+    except OSError as problem:
+        raise BadTask(f"{folder.cases} can't be read: {problem.strerror}") from None
+    except (ValueError, TypeError):
+        raise BadTask(f"{folder.cases} is damaged; remove {folder.root} to begin anew") from None
+
+
+def log_probs_line(words: Mapping[Verdict, Sequence[tuple[int, ...]]], log_probs: Sequence[float | None]) -> str:
+    """A case's line in tokens mode: the log-probs of all words, in the order of ``words``."""
+    left = iter(log_probs)
+    values = {verdict.value: [next(left) for _ in ways] for verdict, ways in words.items()}
+    return json.dumps({"log_probs": values}, allow_nan=False, separators=(",", ":"))
+
+
+def reply_line(text: str, *, cut: bool) -> str:
+    """A case's line in text mode; ``cut``: the reply did not end by itself."""
+    return json.dumps({"reply": text[:LONGEST_REPLY], "cut": cut or len(text) > LONGEST_REPLY}, separators=(",", ":"))
+
+
+def log_probs_of(line: bytes) -> dict[Verdict, list[float | None]]:
+    """The log-probs that ``log_probs_line`` wrote. Raises BadTask."""
+    return {
+        Verdict(name): [None if each is None else float(each) for each in values]
+        for name, values in _field(line, "log_probs").items()
+    }
+
+
+def reply_of(line: bytes) -> tuple[str, bool]:
+    """The reply that ``reply_line`` wrote. Raises BadTask."""
+    return str(_field(line, "reply")), bool(_field(line, "cut"))
+
+
+def _field(line: bytes, name: str) -> Any:
+    try:
+        return json.loads(line)[name]
+    except (ValueError, KeyError, TypeError):
+        raise BadTask(f"a judging's job wrote no {name}; remove the judging's folder in work to begin anew") from None
