@@ -150,12 +150,15 @@ def test_what_the_engine_has_forgotten_meanwhile_is_followed_by_none(
     follower = Follower(run, cluster, tmp_path)
     follower.start(jobs, at_most=2)
     wait_until(lambda: run.handle("a") is not None)
+    cluster.orders.think()  # it is stopped before an answer, not halfway through one that tells of the cancelling
+    wait_until(lambda: cluster.orders.is_asked)
     follower.signal(death)
     cluster.orders.end(cluster.handle("a"), "cancelled", by="root")
     wait_until(lambda: cluster.told("a").get("end") == "cancelled")
     cluster.orders.forget(cluster.handle("a"))
     cluster.orders.release()
     wait_until(lambda: cluster.told("x").get("end") == "ok")
+    cluster.orders.speak()
     if death is signal.SIGSTOP:
         time.sleep(1.1)
         follower.signal(signal.SIGCONT)
