@@ -63,9 +63,9 @@ def test_another_model_of_the_same_words_is_another_family(
 ) -> None:
     standin("1x40GB")
     shape = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
-    for folder, layers in (("a", 2), ("b", 900)):
+    for folder, words in (("a", 100), ("b", 4_000_000)):
         (tmp_path / folder / "mine").mkdir(parents=True)
-        config = {**shape, "num_hidden_layers": layers, "vocab_size": 100, "dtype": "bfloat16"}
+        config = {**shape, "num_hidden_layers": 2, "vocab_size": words, "dtype": "bfloat16"}
         (tmp_path / folder / "mine" / "config.json").write_text(json.dumps(config))
         monkeypatch.chdir(tmp_path / folder)
         assert run(["submit", "--model", "./mine", "--name", folder, "--", "true"]) == 0

@@ -24,17 +24,31 @@ ANYTHING = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
-@given(model_type=st.sampled_from(sorted(OFTEN)), data=st.data())
-def test_any_field_may_hold_anything(model_type: str, data: st.DataObject) -> None:
+def with_anything(model_type: str, data: st.DataObject) -> dict[str, Any]:
+    """A config of a family, some of whose fields hold anything."""
     case = dict(data.draw(st.sampled_from(CASES[model_type])))
     names = sorted(
         {*case, *family_defaults()[model_type]["defaults"], "layer_types", "head_dim", "num_key_value_heads"}
     )
     for name in data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3)):
         case[name] = data.draw(ANYTHING)
+    return {**case, "model_type": model_type}
+
+
+@settings(max_examples=40, deadline=None)
+@given(model_type=st.sampled_from(sorted(OFTEN)), data=st.data())
+def test_any_field_may_hold_anything(model_type: str, data: st.DataObject) -> None:
     with suppress(BadModel):
-        assert describe_config({**case, "model_type": model_type}, "m", peaks=False).blocks
+        assert describe_config(with_anything(model_type, data), "m", peaks=False).blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(CASES))
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_of_any_family(model_type: str, data: st.DataObject) -> None:
+    with suppress(BadModel):
+        assert describe_config(with_anything(model_type, data), "m", peaks=False).blocks
 
 
 @pytest.mark.parametrize("config", [{}, {"model_type": 3}, {"model_type": ""}, {"model_type": ["llama"]}])

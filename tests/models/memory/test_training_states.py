@@ -17,13 +17,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tests.models.memory.training_groups import divided, silent_group  # noqa: E402
-from tests.models.memory.training_models import architecture, config_of, model_of  # noqa: E402
+from tests.models.memory.training_models import config_of, model_of, unmeasured  # noqa: E402
 
 SMALL = {"layers": 2, "vocab": 1001, "hidden_size": 128, "intermediate_size": 200, "num_attention_heads": 4}
 
 
 def expected(config: Any, job: TrainingJob, shards: int = 1) -> States:
-    model = training_model(architecture(config))
+    model = training_model(unmeasured(config))
     return states_of(model if job.lora is None else with_lora(model, job.lora), job, shards)
 
 
@@ -105,7 +105,7 @@ def test_an_adapter_is_pefts(family: str, targets: tuple[str, ...]) -> None:
 
 def test_a_target_that_is_not_there_is_named_with_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"called q_prj; did you mean q_proj\?"):
-        with_lora(training_model(architecture(config_of("llama", **SMALL))), LoraShape(8, ("q_prj",)))
+        with_lora(training_model(unmeasured(config_of("llama", **SMALL))), LoraShape(8, ("q_prj",)))
 
 
 @pytest.mark.parametrize("shards", [2, 3, 8])
@@ -141,7 +141,7 @@ def test_quantised_weights_take_what_they_take_for_inference() -> None:
     from gpuherd.models.memory.kv_cache import Reserve, Workload
     from gpuherd.models.memory.usage import CostTable
 
-    read: Architecture = architecture(config_of("llama", **SMALL))
+    read: Architecture = unmeasured(config_of("llama", **SMALL))
     for base in (Precision.INT8, Precision.NF4, Precision.NF4_DQ):
         states = states_of(training_model(read), TrainingJob(lora=LoraShape(), base=base))
         table = CostTable(read, base, Workload(), Reserve())

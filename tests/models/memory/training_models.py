@@ -91,6 +91,11 @@ def config_of(family: str, *, layers: int = 6, vocab: int = 4000, **changes: Any
     return config
 
 
+def unmeasured(config: Any) -> Architecture:
+    """The architecture of a config: its tensors, without what its layers need."""
+    return architecture_of(config.to_dict(), f"a small {config.model_type}")
+
+
 def architecture(config: Any) -> Architecture:
     """The architecture of a config with what training steps need, measured once for all that have such layers."""
     fields = config.to_dict()
@@ -100,8 +105,7 @@ def architecture(config: Any) -> Architecture:
     if config.model_type in ("gpt_neo", "deepseek_v3", "llama4_text"):  # lists of layers of their own, further kinds
         one = {}
     some = fields | {key: value for key, value in one.items() if fields.get(key)} | {"pad_token_id": 0}
-    found = architecture_of(fields, f"a small {config.model_type}")
-    return with_peaks_of(found, _measured(json.dumps(some, sort_keys=True, default=str)))
+    return with_peaks_of(unmeasured(config), _measured(json.dumps(some, sort_keys=True, default=str)))
 
 
 @cache
