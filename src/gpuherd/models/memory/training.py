@@ -236,11 +236,13 @@ class Step:
         early = [tensor for block in around if block.kind == "embedding" for tensor in block.tensors]
         after += [tensor for tensor in early if tensor.name in tied]
         self.gradients_around = self._part(after)
-        self.tied_gradient = self._part([tensor for tensor in early if tensor.name in tied])
+        tables = [tensor for tensor in early if tensor.name in tied]
+        self.tied_gradient, self.tied_unit = self._part(tables), _undivided_gradients(tables, self.job)
         self.gradients_before = self._part([tensor for tensor in early if tensor.name not in tied])
         self.gradients_of_layer = self._part(self.model.first_layer().tensors)
-        self.widest_unit = max((_undivided_gradient(block, self.job) for block, _ in self.model.layers()), default=0)
-        self.unit_around = sum(_undivided_gradient(block, self.job) for block in around)
+        units = [_undivided_gradients(block.tensors, self.job) for block, _ in self.model.layers()]
+        self.widest_unit = max(units, default=0)
+        self.unit_around = sum(_undivided_gradients(block.tensors, self.job) for block in around)
 
     def _part(self, tensors: Iterable[Tensor]) -> int:
         """Bytes of the gradients of these tensors on one GPU."""
@@ -371,6 +373,8 @@ class Step:
         widest = self.task.kept.widest
         done = widest.entry if job.checkpointing else widest.whole
         end = self._always("backward, embeddings", gradients=True)
+        # Both gradients of a tied table and their sum lie there while the first layer's are being sent.
+        adding = self.unit_around + 2 * self.tied_unit + sending
         return [
             replace(top, exchange=whole),
             replace(
@@ -381,7 +385,9 @@ class Step:
                 exchange=whole + sending,
             ),
             replace(bottom, exchange=whole + sending),
-            replace(end, copies=self.copies_around, exchange=self.unit_around + self._buffer(self.unit_around)),
+            replace(
+                end, copies=self.copies_around, exchange=max(adding, self.unit_around + self._buffer(self.unit_around))
+            ),
         ]
 
     def _buffer(self, gradients: int) -> int:
@@ -477,10 +483,8 @@ def _frozen_copies(block: Block, job: TrainingJob) -> list[int]:
     return [tensor.numel * product_bytes(job) for tensor in block.tensors if _multiplies(tensor)]
 
 
-def _undivided_gradient(block: Block, job: TrainingJob) -> int:
-    """Gradients of a whole block before FSDP divides them."""
+def _undivided_gradients(tensors: Iterable[Tensor], job: TrainingJob) -> int:
+    """Bytes of the gradients of these tensors before FSDP divides them."""
     return sum(
-        tensor.numel * product_bytes(job)
-        for tensor in block.tensors
-        if tensor.tied_to is None and is_trained(tensor, job)
+        tensor.numel * product_bytes(job) for tensor in tensors if tensor.tied_to is None and is_trained(tensor, job)
     )
