@@ -225,14 +225,12 @@ class _Trace:
                 matrix, int8 = size, _FLOAT32 * result.numel() + inputs
         self._events.append(_Event(self._layer, self._stack[-1] if self._stack else "", str(func), now, matrix, int8))
 
-    def run(
-        self, cache: Any, kept: Sequence[Any], call: Callable[[], Any], *, grows: bool = False
-    ) -> tuple[list[_Event], Any]:
-        """The events of a call, less weights and caches as they are afterwards; and what the call gave.
+    def run(self, cache: Any, kept: Sequence[Any], call: Callable[[], Any]) -> tuple[list[_Event], Any]:
+        """The events of a call, less weights and caches as the event's layer leaves them; and what the call gave.
 
         Args:
-            cache: of the model, None without one; the caches up to the event's layer count, those of all layers where
-                it ``grows`` by one token.
+            cache: of the model, None without one. Those of later layers have not grown yet: of the last layer of each
+                kind, which needs most, that is exact.
             kept: further tensors that are there from the start.
             call: runs the model.
         """
@@ -243,9 +241,7 @@ class _Trace:
         alive.add_all((*kept, *_cache_tensors(cache)))
         with LikeCuda(), alive:
             answer = call()
-        whole = sum(_cache_sizes(cache).values())
-        growing = {name: whole if grows else size for name, size in self._done.items()}
-        events = [replace(each, alive=each.alive - weights - growing[each.layer]) for each in self._events]
+        events = [replace(each, alive=each.alive - weights - self._done[each.layer]) for each in self._events]
         return events, answer
 
 
@@ -405,7 +401,7 @@ def _run_padded(model: Any, trace: _Trace, run: _Run) -> None:
     if generates:
         _note_states(model, trace.layers, run)
         more = slice(run.tokens, None)
-        run.token, _ = trace.run(cache, (ids, mask), lambda: call(more, run.tokens + 1), grows=True)
+        run.token, _ = trace.run(cache, (ids, mask), lambda: call(more, run.tokens + 1))
 
 
 def _with_encoder(model: Any, trace: _Trace, run: _Run) -> None:
@@ -427,7 +423,7 @@ def _with_encoder(model: Any, trace: _Trace, run: _Run) -> None:
     run.prompt += first
     _note_caches(trace, run, cache)
     trace.run(cache, alive, lambda: call(ids))
-    run.token, _ = trace.run(cache, alive, lambda: call(ids[:, :1]), grows=True)
+    run.token, _ = trace.run(cache, alive, lambda: call(ids[:, :1]))
 
 
 # --- caches --------------------------------------------------------------------------------------------------------
@@ -549,13 +545,13 @@ def _curves(
     rows: list[tuple[int, list[int]]]
     if all(each == places[0] for each in places):
         rows = [(each[0].matrix, [value(one) for one in each]) for each in zip(*traces, strict=True)]
-    else:  # loops over tokens or chunks: the most of each operation in each module
-        most: dict[Any, list[int]] = {}
+    else:  # loops over tokens or chunks: the most of each operation in each module, of those that all sizes have
+        most: dict[Any, list[int]] = {place: [0] * len(traces) for place in set(places[0]).intersection(*places)}
         for number, trace in enumerate(traces):
             for each in trace:
-                row = most.setdefault(each.place, [0] * len(traces))
-                row[number] = max(row[number], value(each))
-        rows = [(place[3], row) for place, row in most.items()]
+                if row := most.get(each.place):
+                    row[number] = max(row[number], value(each))
+        rows = [(place[3], row) for place, row in sorted(most.items())]
     return _largest([_fit(sizes, row, matrix if matrices else 0) for matrix, row in rows])
 
 
