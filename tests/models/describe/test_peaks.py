@@ -17,6 +17,7 @@ from tests.models.memory.measured_peak import Peaks, measured, measured_with_enc
 from gpuherd.models.describe.description import Architecture, Block, Curve  # noqa: E402
 from gpuherd.models.describe.description import Peaks as Curves  # noqa: E402
 from gpuherd.models.describe.meta import describe_config  # noqa: E402
+from gpuherd.models.describe.peaks import _curves, _Event  # noqa: E402
 from gpuherd.models.memory.kv_cache import Reserve, Workload  # noqa: E402
 from gpuherd.models.memory.peak import SAMPLING  # noqa: E402
 from gpuherd.models.memory.usage import CostTable  # noqa: E402
@@ -93,6 +94,15 @@ def test_a_need_is_the_largest_curve_at_the_tokens_of_the_prompt() -> None:
 def test_prompts_are_filled_up_to_whole_chunks() -> None:
     found = _one((Curve((0, 0, 0), (0, 1, 0)),), fill=64)
     assert [needs(found, Workload(1, tokens, 1), Precision.BF16)[0] for tokens in (1, 64, 65)] == [64, 64, 128]
+
+
+def test_what_only_some_lengths_do_makes_no_curve() -> None:
+    """Such as a state that a layer makes in its first run alone: through nothing at the other lengths goes no
+    polynomial."""
+    sizes = [(batch, tokens) for batch in (2, 3) for tokens in (32, 64, 96)]
+    traces = [[_Event("h.0", "h.0", "mul", 10 * batch * tokens)] for batch, tokens in sizes]
+    traces[0].append(_Event("h.0", "h.0", "zeros", 1 << 20))
+    assert _curves(sizes, traces, lambda each: each.alive, matrices=False) == (Curve((0, 0, 0), (0, 10, 0)),)
 
 
 def test_4_bit_weights_are_unpacked_for_a_product() -> None:

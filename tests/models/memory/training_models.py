@@ -72,7 +72,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
 }
 EAGER = ("gemma2", "bloom", "gptj", "gpt_neo", "mamba", "mamba2")
-EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")  # their product on the CPU is of bf16 alone
+EXPERTS = (
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "granitemoe",
+    "deepseek_v3",
+)  # their product on the CPU is of bf16 alone
 
 
 def config_of(family: str, *, layers: int = 6, vocab: int = 4000, **changes: Any) -> Any:

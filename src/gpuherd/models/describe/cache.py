@@ -32,7 +32,7 @@ from gpuherd.models.describe.description import (
     TrainingPeaks,
 )
 
-VERSION = 2
+VERSION = 3
 _MOST_FILES = 200
 _MOST_BYTES = 16 << 20
 # Fields of a configuration on which no shape, cache or peak depends.
