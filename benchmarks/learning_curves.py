@@ -52,7 +52,7 @@ def pretrain(folder: Path, seed: int = 0) -> dict[str, int]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from gpuherd.posttrain.tasks.arithmetic import make_tokenizer
+    from gpuherd.posttrain.data.arithmetic import make_tokenizer
 
     tokenizer = make_tokenizer(folder)
     torch.manual_seed(seed)
@@ -72,7 +72,7 @@ def imitated(
     """Next-token training on the labels of a task, until that is enough, asked every so many steps; the steps."""
     import torch
 
-    from gpuherd.posttrain.problem import Split
+    from gpuherd.posttrain.types import Split
 
     ids, labels = tokens(tokenizer, [(each.prompt, each.answers[0]) for each in shown.problems(Split.TRAIN, SUMS, 0)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.0)
@@ -108,25 +108,23 @@ def tokens(tokenizer: Any, rows: list[tuple[str, str]]) -> tuple[Any, Any]:
 
 def task(wrong_labels: float = 0.0) -> Any:
     """Sums of two numbers of up to two digits. Rewards know nothing of the labels."""
-    from gpuherd.posttrain.tasks.options import TaskOptions
-    from gpuherd.posttrain.tasks.registry import make_task
+    from gpuherd.posttrain.data.options import TaskOptions
+    from gpuherd.posttrain.data.registry import make_task
 
     return make_task("arithmetic", TaskOptions(settings={"wrong_labels": wrong_labels}))
 
 
 def sampling(seed: int = 0) -> Any:
     """How answers are drawn: as the policy is."""
-    from gpuherd.posttrain.algorithm import Sampling
+    from gpuherd.posttrain.types import Sampling
 
     return Sampling(max_new_tokens=5, temperature=1.0, batch_size=512, seed=seed)
 
 
 def tested(model: str, *, greedy: bool = False, test: bool = False) -> float:
     """The share of right answers to 200 held-out sums, or to those of the test."""
-    from gpuherd.posttrain.algorithm import Precision
-    from gpuherd.posttrain.policy import Policy
-    from gpuherd.posttrain.problem import Split
-    from gpuherd.posttrain.sampling.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import Sampler
+    from gpuherd.posttrain.types import Policy, Precision, Split
 
     sampler = Sampler(Policy(model), Precision(), "cpu", sampling(seed=99))
     asked = task().problems(Split.TEST, TEST, 0) if test else task().problems(Split.HELDOUT, 200, 0)
@@ -155,7 +153,7 @@ def algorithm(name: str, steps: int) -> Any:
     """GRPO or PPO with the settings of this benchmark: 512 answers a step."""
     from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
     from gpuherd.posttrain.algos.ppo import PPO, PPOOptions
-    from gpuherd.posttrain.training.options import Scheduler
+    from gpuherd.posttrain.engine.options import Scheduler
 
     if name == "GRPO":
         return GRPO(
@@ -175,11 +173,9 @@ def algorithm(name: str, steps: int) -> Any:
 
 def learnt(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     """What an algorithm made of the base."""
-    from gpuherd.posttrain.algorithm import Precision, Training
-    from gpuherd.posttrain.policy import Policy
+    from gpuherd.posttrain.engine.options import StepOptions
     from gpuherd.posttrain.policy_gradient.options import Hooks
-    from gpuherd.posttrain.problem import Split
-    from gpuherd.posttrain.training.options import StepOptions
+    from gpuherd.posttrain.types import Policy, Precision, Split, Training
 
     base = Policy(str(folder / "base"))
     steps = 5 if quick else STEPS[name]

@@ -23,8 +23,8 @@ from pathlib import Path
 from make_models import make_adapter, make_llama
 
 from gpuherd.posttrain.config.composing import shipped
-from gpuherd.posttrain.problem import Split
-from gpuherd.posttrain.tasks.registry import make_task
+from gpuherd.posttrain.data.registry import make_task
+from gpuherd.posttrain.types import Split
 
 SIMULATED = ["--simulate", "4x40GB,busy=2@15s"]
 FREE = ["--simulate", "2x40GB"]

@@ -16,16 +16,26 @@ from typing import Any
 
 from gpuherd.atomic import atomic_write
 from gpuherd.lm.guidance.guide import Kind
-from gpuherd.posttrain.algorithm import Algorithm, Collecting, Precision, Row, Sampling, Training
 from gpuherd.posttrain.algos import cd, dpo, grpo, pita, ppo, qsharp, reinforce, sft
-from gpuherd.posttrain.evaluation.evaluating import Evaluating, evaluate
-from gpuherd.posttrain.evaluation.options import EvaluationOptions
-from gpuherd.posttrain.evaluation.result import REFERENCE, About, Point
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.problem import Problem, Split, Task
-from gpuherd.posttrain.rollout import Comparison, Rollout
-from gpuherd.posttrain.training.options import Scheduler, StepOptions
-from gpuherd.posttrain.value.options import Guidance
+from gpuherd.posttrain.engine.options import Scheduler, StepOptions
+from gpuherd.posttrain.eval.evaluating import Evaluating, evaluate
+from gpuherd.posttrain.eval.options import EvaluationOptions
+from gpuherd.posttrain.eval.result import REFERENCE, About, Point
+from gpuherd.posttrain.guidance.options import Guidance
+from gpuherd.posttrain.types import (
+    Algorithm,
+    Collecting,
+    Comparison,
+    Policy,
+    Precision,
+    Problem,
+    Rollout,
+    Row,
+    Sampling,
+    Split,
+    Task,
+    Training,
+)
 
 ETAS = (0.02, 0.1, 0.5, 1.0, 5.0)
 GUIDED = ("Q#", "CD", "PITA")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuherd.posttrain.problem import Problem
+from gpuherd.posttrain.types import Problem
 
 IGNORED = -100  # the label of a token that is not learnt, torch's own
 WARMUP = 50  # steps in which the learning rate rises to where it then stays

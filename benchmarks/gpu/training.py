@@ -44,7 +44,7 @@ def make_model(folder: Path, width: int, layers: int) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from gpuherd.posttrain.tasks.sentiment import make_tokenizer
+    from gpuherd.posttrain.data.sentiment import make_tokenizer
 
     tokenizer = make_tokenizer(folder)
     config = LlamaConfig(

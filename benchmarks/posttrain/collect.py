@@ -15,9 +15,9 @@ from typing import Any
 
 from rich.console import Console
 
-from gpuherd.posttrain.rounds.options import RoundsOptions
-from gpuherd.posttrain.rounds.parallel import Collected, ParallelDataGenerator
-from gpuherd.posttrain.rounds.setup_check import make_model
+from gpuherd.posttrain.runs.options import RoundsOptions
+from gpuherd.posttrain.runs.parallel import Collected, ParallelDataGenerator
+from gpuherd.posttrain.runs.setup_check import make_model
 from gpuherd.standin.machine import SimulatedMachine
 
 

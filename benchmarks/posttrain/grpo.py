@@ -142,13 +142,11 @@ class Ours:
     name = "ours"
 
     def __init__(self, model: Path, prompts: Sequence[str], folder: Path, kl_coef: float, steps: int):
-        from gpuherd.posttrain.algorithm import Precision, Sampling, Training
         from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
-        from gpuherd.posttrain.policy import Policy
+        from gpuherd.posttrain.engine.options import StepOptions
         from gpuherd.posttrain.policy_gradient.learner import Learner
         from gpuherd.posttrain.policy_gradient.options import Hooks
-        from gpuherd.posttrain.problem import Problem
-        from gpuherd.posttrain.training.options import StepOptions
+        from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Training
 
         self.clock = Clock()
         options = GRPOOptions(
@@ -211,7 +209,7 @@ class _Words:
 
     def rewards(self, _: Sequence[Any], completions: Sequence[str]) -> list[Any]:
         """The share of even words."""
-        from gpuherd.posttrain.problem import Reward
+        from gpuherd.posttrain.types import Reward
 
         return [Reward(reward(each)) for each in completions]
 

@@ -13,8 +13,8 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd.atomic import atomic_write
-from gpuherd.posttrain.problem import Problem, Split
-from gpuherd.posttrain.tasks.arithmetic import Arithmetic, Settings, make_tokenizer
+from gpuherd.posttrain.data.arithmetic import Arithmetic, Settings, make_tokenizer
+from gpuherd.posttrain.types import Problem, Split
 from gpuherd.runs.console import track
 from reproductions.imitation import encoded, forced, imitating, small_llama
 from reproductions.noisy_addition.protocol import Looked, Protocol, chosen_base

@@ -17,8 +17,8 @@ from typing import Any
 from rich.console import Console
 
 from gpuherd.atomic import atomic_write
-from gpuherd.posttrain.problem import Problem, Split
-from gpuherd.posttrain.tasks.star_graph import Settings, StarGraphs, make_tokenizer
+from gpuherd.posttrain.data.star_graph import Settings, StarGraphs, make_tokenizer
+from gpuherd.posttrain.types import Problem, Split
 from gpuherd.runs.console import track
 from reproductions.imitation import encoded, forced, imitating, small_llama
 from reproductions.star_graph.protocol import EDGES_ABOVE, SHORTCUT_WITHIN, Protocol

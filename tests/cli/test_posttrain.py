@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 from tests.posttrain import tiny
-from tests.posttrain.rounds import small
+from tests.posttrain.runs import small
 from tests.qa.conftest import made_once
 
 from gpuherd.cli.main import run
 from gpuherd.engines.process_tree import tagged
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.jobs.queue.store import Queue
-from gpuherd.posttrain.rounds.folder import RoundsDirectory
+from gpuherd.posttrain.runs.folder import RoundsDirectory
 from gpuherd.standin.machine import SimulatedMachine
 
 FAST = ("--check-interval=0.02", "--max-checks=1")
@@ -267,7 +267,7 @@ def in_order(root: Path) -> None:
     done = [each for each in attempts if each.state == "done"]
     ends = {each.job: each.ended_at for each in done}
     assert len(ends) == len(done)
-    from gpuherd.posttrain.rounds.record import read_record
+    from gpuherd.posttrain.runs.record import read_record
 
     steps = read_record(RoundsDirectory(root)).steps()
     assert sorted(ends) == sorted(step.name for step in steps)

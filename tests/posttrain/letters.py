@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuherd.posttrain.problem import Problem, Reward, Split
+from gpuherd.posttrain.types import Problem, Reward, Split
 
 
 @dataclass

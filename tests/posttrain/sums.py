@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.posttrain import tiny
 
-from gpuherd.posttrain.training.curves import read_curves
+from gpuherd.posttrain.engine.curves import read_curves
 
 STEPS = 60
 

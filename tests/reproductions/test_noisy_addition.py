@@ -15,7 +15,7 @@ from reproductions.results import own, read_results
 from reproductions.star_graph.protocol import METHODS as STAR_METHODS
 from rich.console import Console
 
-from gpuherd.posttrain.problem import Split
+from gpuherd.posttrain.types import Split
 
 
 def test_labels_are_wrong_as_often_as_asked_and_never_right_by_chance() -> None:

@@ -15,8 +15,8 @@ from reproductions.star_graph.__main__ import main
 from reproductions.star_graph.base import Looked, chosen_base, graphs
 from reproductions.star_graph.protocol import METHODS, PROTOCOLS
 
-from gpuherd.posttrain.problem import Split
-from gpuherd.posttrain.tasks.star_graph import make_tokenizer
+from gpuherd.posttrain.data.star_graph import make_tokenizer
+from gpuherd.posttrain.types import Split
 from reproductions import results
 
 THREE = PROTOCOLS[3, 3]

@@ -12,7 +12,7 @@ from gpuherd.cli.job_start import engine_key, engine_overrides, fill_from_yaml, 
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser, add_options, build
 from gpuherd.posttrain.learning.options import TrainOptions
-from gpuherd.posttrain.rounds.options import RoundsOptions
+from gpuherd.posttrain.runs.options import RoundsOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,8 +59,8 @@ def run_posttrain(args: argparse.Namespace) -> int:
     console = console_for(args)
     if args.test_setup:
         return _test_setup(args, options, console)
-    from gpuherd.posttrain.rounds.experiment import as_json
-    from gpuherd.posttrain.rounds.parallel import experiment_of
+    from gpuherd.posttrain.runs.experiment import as_json
+    from gpuherd.posttrain.runs.parallel import experiment_of
 
     simulate = args.simulate is not None
     experiment = experiment_of(args.overrides, options, console=console, simulate=simulate, engine_is_said=True)
@@ -85,8 +85,8 @@ def _engine_of_rounds(args: argparse.Namespace) -> Any:
     value = engine_key(getattr(args, "config", None), overrides)
     if value is not None or folder is None:
         return value
-    from gpuherd.posttrain.rounds.folder import RoundsDirectory
-    from gpuherd.posttrain.rounds.record import BadRun, read_record
+    from gpuherd.posttrain.runs.folder import RoundsDirectory
+    from gpuherd.posttrain.runs.record import BadRun, read_record
 
     try:
         return read_record(RoundsDirectory(folder)).settings.engine
@@ -100,7 +100,7 @@ def _test_setup(args: argparse.Namespace, options: RoundsOptions, console: Conso
         raise UsageError("--test-setup has a small experiment of its own; leave out all options of another one")
     from gpuherd.gpus.query import machine
     from gpuherd.gpus.visible import visible_now
-    from gpuherd.posttrain.rounds.setup_check import check_setup
+    from gpuherd.posttrain.runs.setup_check import check_setup
 
     gpus, simulate = visible_now(machine(processes=False).gpus), args.simulate is not None
     if not gpus and not simulate:

@@ -11,9 +11,9 @@ from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.algos.registry import PostTrainingAlgorithms, ValueGuidedAlgorithms
-    from gpuherd.posttrain.rounds.gpu_manager import GPUManager, get_gpu_manager
-    from gpuherd.posttrain.rounds.parallel import ParallelDataGenerator, ParallelJobExecutor
-    from gpuherd.posttrain.rounds.priority import TrainingJob
+    from gpuherd.posttrain.runs.gpu_manager import GPUManager, get_gpu_manager
+    from gpuherd.posttrain.runs.parallel import ParallelDataGenerator, ParallelJobExecutor
+    from gpuherd.posttrain.runs.priority import TrainingJob
 
 __all__ = [
     "GPUManager",
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 _HOME_OF = {
-    "GPUManager": "rounds.gpu_manager",
-    "get_gpu_manager": "rounds.gpu_manager",
-    "ParallelDataGenerator": "rounds.parallel",
-    "ParallelJobExecutor": "rounds.parallel",
-    "TrainingJob": "rounds.priority",
+    "GPUManager": "runs.gpu_manager",
+    "get_gpu_manager": "runs.gpu_manager",
+    "ParallelDataGenerator": "runs.parallel",
+    "ParallelJobExecutor": "runs.parallel",
+    "TrainingJob": "runs.priority",
     "PostTrainingAlgorithms": "algos.registry",
     "ValueGuidedAlgorithms": "algos.registry",
 }

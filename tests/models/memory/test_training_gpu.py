@@ -8,7 +8,7 @@ from gpuherd.models.memory.kv_cache import Reserve
 from gpuherd.models.memory.training import training_usage
 from gpuherd.models.memory.training_job import TrainingJob, TrainingPrecision
 from gpuherd.models.place.gpus import GpuSpec
-from gpuherd.posttrain.training.strategies import enable_checkpointing
+from gpuherd.posttrain.engine.strategies import enable_checkpointing
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpuherd.posttrain.training.strategies import enable_checkpointing
+from gpuherd.posttrain.engine.strategies import enable_checkpointing
 
 
 class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""The letters' models of ``tests.posttrain.value`` serve here too."""
+"""The letters' models of ``tests.posttrain.guidance`` serve here too."""
 
 from __future__ import annotations
 
-from tests.posttrain.value.conftest import reference, small
+from tests.posttrain.guidance.conftest import reference, small
 
 __all__ = ["reference", "small"]

@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from tests.posttrain.value import exact
-from tests.posttrain.value.letters import Letters, collecting, training
+from tests.posttrain.guidance import exact
+from tests.posttrain.guidance.letters import Letters, collecting, training
 
 from gpuherd.lm.guidance.guide import Mode, read_form
 from gpuherd.posttrain.algos.cd import CDOptions, ControlledDecoding
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.training.options import Scheduler
+from gpuherd.posttrain.engine.options import Scheduler
+from gpuherd.posttrain.types import Rollout
 
 OPTIONS = CDOptions(
     samples_per_example=64,

@@ -12,13 +12,10 @@ import torch
 from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collecting, comparisons, training
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.algos.dpo import DPO, Pairing
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.problem import Reward
-from gpuherd.posttrain.rollout import Comparison
-from gpuherd.posttrain.sampling.sampler import Sampler
-from gpuherd.posttrain.training.curves import read_curves
+from gpuherd.posttrain.engine.curves import read_curves
+from gpuherd.posttrain.rollout.sampler import Sampler
+from gpuherd.posttrain.types import Comparison, Policy, Precision, Reward
 
 # PEFT asks transformers by a name that is old there.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

@@ -15,18 +15,15 @@ from tests.posttrain.algos.training_work import SAMPLING, curves, same, work
 from tests.posttrain.letters import Letters
 from tests.posttrain.preference.vowels import comparisons
 
-from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.algos import dpo, grpo, grpo_hf, on_trl
-from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.engine import strategies
+from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
+from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient import loading
 from gpuherd.posttrain.preference.settings import Run, arguments
-from gpuherd.posttrain.problem import Split
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.sampling import loading as sampling_loading
-from gpuherd.posttrain.sampling.sampler import Sampler
-from gpuherd.posttrain.training import strategies
-from gpuherd.posttrain.training.options import Lora, StepOptions, Strategy
-from gpuherd.posttrain.training.world import World
+from gpuherd.posttrain.rollout import loading as sampling_loading
+from gpuherd.posttrain.rollout.sampler import Sampler
+from gpuherd.posttrain.types import Policy, Precision, Rollout, Split
 
 # PEFT asks for it
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")

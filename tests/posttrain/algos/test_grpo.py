@@ -12,19 +12,16 @@ from tests.posttrain.letters import Letters
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Guide
-from gpuherd.posttrain.algorithm import Collecting, Precision
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.engine.checkpoints import Checkpoints
+from gpuherd.posttrain.engine.options import Lora, Scheduler
+from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.trainee import NotFinite
 from gpuherd.posttrain.policy_gradient.advantages import Normalization
 from gpuherd.posttrain.policy_gradient.options import Hooks
-from gpuherd.posttrain.problem import Problem, Reward, Split
-from gpuherd.posttrain.rollout import Comparison, Rollout
-from gpuherd.posttrain.sampling.sampler import Sampler
-from gpuherd.posttrain.training.checkpoints import Checkpoints
-from gpuherd.posttrain.training.options import Lora, Scheduler
-from gpuherd.posttrain.training.stopping import Stopped
-from gpuherd.posttrain.training.trainee import NotFinite
+from gpuherd.posttrain.rollout.sampler import Sampler
+from gpuherd.posttrain.types import Collecting, Comparison, Policy, Precision, Problem, Reward, Rollout, Split
 
 FAST = GRPOOptions(lr=5e-3, kl_coef=0.01, epochs=3, batch_size=4, samples_per_prompt=8)
 

@@ -20,13 +20,12 @@ from tests.posttrain.preference.vowels import collecting, training
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback, LossType
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.engine.curves import read_curves
+from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
+from gpuherd.posttrain.engine.stopping import Stopped
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.preference.proxy import load_proxy, train_proxy
-from gpuherd.posttrain.rollout import Comparison
-from gpuherd.posttrain.training.curves import read_curves
-from gpuherd.posttrain.training.options import Lora, StepOptions, Strategy
-from gpuherd.posttrain.training.stopping import Stopped
+from gpuherd.posttrain.types import Comparison, Policy
 
 Options = GRPOFromHumanFeedback.Options
 
@@ -181,8 +180,8 @@ import torch
 torch.set_num_threads(1)
 from tests.posttrain.preference.vowels import training
 from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback
-from gpuherd.posttrain.rollout import Comparison
-from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.types import Comparison
+from gpuherd.posttrain.engine.options import StepOptions
 model, folder, rows, strategy = sys.argv[1:]
 rows = [Comparison.from_dict(each) for each in json.loads(Path(rows).read_text())]
 options = GRPOFromHumanFeedback.Options(lr=1e-3, epochs=2, batch_size=4, proxy_epochs=2, proxy_batch_size=4)

@@ -7,17 +7,15 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from tests.posttrain.value import exact
-from tests.posttrain.value.letters import SAMPLING, Letters, collecting, training
+from tests.posttrain.guidance import exact
+from tests.posttrain.guidance.letters import SAMPLING, Letters, collecting, training
 
 from gpuherd.lm.guidance.guide import Mode, read_form
-from gpuherd.posttrain.algorithm import Precision, Row
 from gpuherd.posttrain.algos.pita import PITA, PITAOptions
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.rollout import Comparison
-from gpuherd.posttrain.sampling.sampler import Prefix, Sampler
-from gpuherd.posttrain.training.options import Scheduler
-from gpuherd.posttrain.value.options import Loss
+from gpuherd.posttrain.engine.options import Scheduler
+from gpuherd.posttrain.guidance.options import Loss
+from gpuherd.posttrain.rollout.sampler import Prefix, Sampler
+from gpuherd.posttrain.types import Comparison, Policy, Precision, Row
 
 OPTIONS = PITAOptions(
     samples_per_example=24,

@@ -11,9 +11,9 @@ from tests.posttrain.algos.training_work import curves, same, weights, work
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.posttrain.algos.ppo import PPO, PPOOptions
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.engine.stopping import Stopped
 from gpuherd.posttrain.policy_gradient.options import Hooks
-from gpuherd.posttrain.training.stopping import Stopped
+from gpuherd.posttrain.types import Policy
 
 FAST = PPOOptions(
     lr=5e-3, kl_coef=0.01, epochs=4, batch_size=8, samples_per_prompt=8, minibatch_size=32, num_ppo_epochs=2

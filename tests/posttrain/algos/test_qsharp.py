@@ -7,17 +7,14 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
-from tests.posttrain.value import exact
-from tests.posttrain.value.letters import SAMPLING, Letters, collecting, training
+from tests.posttrain.guidance import exact
+from tests.posttrain.guidance.letters import SAMPLING, Letters, collecting, training
 
 from gpuherd.lm.guidance.guide import Mode, read_form
-from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.algos.qsharp import QSharp, QSharpOptions
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.problem import Split
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.sampling.sampler import Prefix, Sampler
-from gpuherd.posttrain.training.options import Scheduler
+from gpuherd.posttrain.engine.options import Scheduler
+from gpuherd.posttrain.rollout.sampler import Prefix, Sampler
+from gpuherd.posttrain.types import Policy, Precision, Rollout, Split
 
 OPTIONS = QSharpOptions(
     samples_per_example=32,

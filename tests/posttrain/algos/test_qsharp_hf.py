@@ -8,16 +8,16 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from tests.posttrain.value import exact
-from tests.posttrain.value.letters import Letters, collecting, training
+from tests.posttrain.guidance import exact
+from tests.posttrain.guidance.letters import Letters, collecting, training
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode, read_form
 from gpuherd.posttrain.algos.pita import PITA, PITAOptions
 from gpuherd.posttrain.algos.qsharp_hf import QSharpFromHumanFeedback, QSharpHFOptions
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.training.options import Scheduler
-from gpuherd.posttrain.value.options import Loss
+from gpuherd.posttrain.engine.options import Scheduler
+from gpuherd.posttrain.guidance.options import Loss
 
 OPTIONS = QSharpHFOptions(
     samples_per_example=64,

@@ -15,8 +15,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.algos.reinforce import Baseline, Reinforce, ReinforceOptions, compared
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.problem import Problem, Reward
+from gpuherd.posttrain.types import Policy, Problem, Reward
 
 FAST = ReinforceOptions(lr=5e-3, epochs=6, batch_size=4, samples_per_prompt=8, baseline=Baseline.BATCH_MEAN)
 

@@ -11,15 +11,12 @@ import torch
 from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collecting, comparisons, episodes, training
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Precision, Row
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.algos.sft import SFT, Source, chosen
-from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.preference.weighing import Imitated
-from gpuherd.posttrain.problem import Problem
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.sampling.sampler import Sampler
-from gpuherd.posttrain.training.curves import read_curves
+from gpuherd.posttrain.rollout.sampler import Sampler
+from gpuherd.posttrain.types import Policy, Precision, Problem, Rollout, Row
 
 # PEFT asks transformers by a name that is old there.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

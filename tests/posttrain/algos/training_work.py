@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from tests.posttrain.letters import Letters
 
-from gpuherd.posttrain.algorithm import Precision, Sampling, Training
-from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.engine.options import StepOptions
 from gpuherd.posttrain.policy_gradient.options import Hooks
-from gpuherd.posttrain.problem import Split
-from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.types import Policy, Precision, Sampling, Split, Training
 
 SAMPLING = Sampling(max_new_tokens=6, batch_size=64, seed=1)
 

@@ -22,7 +22,7 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.memory import foretell, job_of, need_of
-from gpuherd.posttrain.sampling.lengths import Lengths, Texts, lengths_of
+from gpuherd.posttrain.rollout.lengths import Lengths, Texts, lengths_of
 from gpuherd.standin.machine import SimulatedMachine
 
 GIB = 1 << 30

@@ -13,12 +13,12 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.composing import compose
 from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.engine.options import Lora, Sharding, Strategy
 from gpuherd.posttrain.learning.config import GRPOBlock, TrainConfig
 from gpuherd.posttrain.learning.episodes import discounted
 from gpuherd.posttrain.learning.translating import cut, model_of, options_of, precision_of, sampling_of, steps_of
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.rounds.settings import settings_of
-from gpuherd.posttrain.training.options import Lora, Sharding, Strategy
+from gpuherd.posttrain.runs.settings import settings_of
+from gpuherd.posttrain.types import Rollout
 
 NAMES = {"ppo": "PPO", "grpo": "GRPO", "dpo": "DPO", "sft": "SFT"}
 

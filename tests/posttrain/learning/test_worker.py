@@ -15,13 +15,13 @@ import pytest
 
 from gpuherd.errors import CannotWrite, ExitCode
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.posttrain.engine.curves import read_curves
+from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.reading import read_config
 from gpuherd.posttrain.learning.work import finish
 from gpuherd.posttrain.learning.worker import Asked, main
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.training.curves import read_curves
-from gpuherd.posttrain.training.world import World
+from gpuherd.posttrain.types import Policy
 
 SUMS = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(12)]
 

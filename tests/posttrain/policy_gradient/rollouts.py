@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.types import Rollout
 
 
 def rollout(

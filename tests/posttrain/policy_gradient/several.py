@@ -13,10 +13,10 @@ import torch
 from tests.posttrain.algos.training_work import work
 
 from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.engine.leaving import leave
+from gpuherd.posttrain.engine.options import StepOptions
+from gpuherd.posttrain.engine.stopping import Stopped
 from gpuherd.posttrain.policy_gradient.options import Hooks
-from gpuherd.posttrain.training.leaving import leave
-from gpuherd.posttrain.training.options import StepOptions
-from gpuherd.posttrain.training.stopping import Stopped
 
 
 def train(told: dict[str, Any]) -> None:

@@ -14,10 +14,10 @@ from tests.posttrain.policy_gradient.rollouts import MIXED, rollout
 from torch import Tensor
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.losses import LossType
 from gpuherd.posttrain.policy_gradient.objective import Item, Objective
 from gpuherd.posttrain.policy_gradient.value_head import ValuedPolicy
-from gpuherd.posttrain.training.world import World
 
 TEMPERATURE = 0.8
 

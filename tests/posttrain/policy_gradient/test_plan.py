@@ -11,8 +11,7 @@ from tests.posttrain.policy_gradient.rollouts import rollout
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, grouped, groups_of, plan_of
-from gpuherd.posttrain.problem import Problem
-from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.types import Problem, Rollout
 
 
 def made(sizes: list[int], batch: int, epochs: int = 1, minibatch: int | None = None, passes: int = 1) -> Plan:

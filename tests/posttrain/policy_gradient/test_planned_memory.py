@@ -21,16 +21,15 @@ from gpuherd.models.memory.training import training_usage
 from gpuherd.models.memory.training_job import TrainingUsage
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import read_with_precision
-from gpuherd.posttrain.algorithm import Sampling
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.learning import translating
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.memory import job_of
 from gpuherd.posttrain.policy_gradient.learner import Learner
-from gpuherd.posttrain.problem import Problem
-from gpuherd.posttrain.sampling.lengths import Lengths
-from gpuherd.posttrain.training.trainee import Trainee
+from gpuherd.posttrain.rollout.lengths import Lengths
+from gpuherd.posttrain.types import Problem, Sampling
 
 pytestmark = [
     pytest.mark.slow,

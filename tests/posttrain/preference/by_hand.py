@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpuherd.posttrain.rollout import Comparison, Rollout
+from gpuherd.posttrain.types import Comparison, Rollout
 
 
 def doubled(folder: Path, kind: str = "AutoModelForCausalLM", **words: Any) -> Any:

@@ -18,14 +18,14 @@ from tests.posttrain.preference.vowels import comparisons, training
 
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Precision
 from gpuherd.posttrain.algos.dpo import DPO
+from gpuherd.posttrain.engine.curves import read_curves
+from gpuherd.posttrain.engine.options import Optimizer, StepOptions
+from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.trainee import NotFinite
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.preference.fitting import RECORD
-from gpuherd.posttrain.training.curves import read_curves
-from gpuherd.posttrain.training.options import Optimizer, StepOptions
-from gpuherd.posttrain.training.stopping import Stopped
-from gpuherd.posttrain.training.trainee import NotFinite
+from gpuherd.posttrain.types import Precision
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "batch_size": 2, "epochs": 2, "save_every": 2, "scheduler": "linear"}
 
@@ -130,7 +130,7 @@ import torch
 torch.set_num_threads(1)
 from tests.posttrain.preference.vowels import comparisons, training
 from gpuherd.posttrain.algos.dpo import DPO
-from gpuherd.posttrain.training.options import Optimizer, StepOptions
+from gpuherd.posttrain.engine.options import Optimizer, StepOptions
 model, folder, options, steps = sys.argv[1:5]
 work = training(Path(model), comparisons(), Path(folder), steps=StepOptions(**json.loads(steps)))
 DPO(DPO.Options(**json.loads(options))).train(work)
@@ -145,8 +145,8 @@ from tests.posttrain.preference.vowels import comparisons, episodes, training
 from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.algos.sft import SFT
 from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
-from gpuherd.posttrain.training.options import StepOptions
-from gpuherd.posttrain.training.world import World
+from gpuherd.posttrain.engine.options import StepOptions
+from gpuherd.posttrain.engine.world import World
 model, folder, strategy = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 steps = StepOptions(micro_batch_size=2, strategy=strategy)
 words = {"batch_size": 4, "epochs": 3, "lr": 1e-2}

@@ -14,11 +14,11 @@ from tests.posttrain.preference.vowels import comparisons, episodes, training
 
 from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.algos.sft import SFT
+from gpuherd.posttrain.engine.curves import read_curves
+from gpuherd.posttrain.engine.options import StepOptions
 from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
 from gpuherd.posttrain.preference.weighing import Imitated
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.training.curves import read_curves
-from gpuherd.posttrain.training.options import StepOptions
+from gpuherd.posttrain.types import Rollout
 
 ONE_STEP: dict[str, Any] = {"lr": 1.0, "grad_clip": None, "optimizer": "sgd", "max_steps": 1}
 STEPS = StepOptions(micro_batch_size=8)
@@ -80,7 +80,7 @@ def test_dpo(words: dict[str, Any], policy_model: Path, reference: Path, tmp_pat
     rows = comparisons()
     rows[2], rows[5] = replace(rows[2], chosen_ids=()), replace(rows[5], rejected_ids=())
     options = DPO.Options(batch_size=len(rows), **ONE_STEP, **words)
-    from gpuherd.posttrain.policy import Policy
+    from gpuherd.posttrain.types import Policy
 
     work = training(
         policy_model, rows, tmp_path, reference=Policy(str(reference)), steps=StepOptions(micro_batch_size=2)
@@ -136,7 +136,7 @@ def test_a_reward_model(value_model: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_micro_batches_change_nothing(policy_model: Path, reference: Path, tmp_path: Path) -> None:
     """Three steps of 4 of 8 rows, at once and one by one."""
-    from gpuherd.posttrain.policy import Policy
+    from gpuherd.posttrain.types import Policy
 
     for algorithm, rows in (
         (DPO(DPO.Options(batch_size=4, max_steps=3, lr=1e-2, epochs=2, rpo_weight=1.0)), comparisons()),

@@ -17,8 +17,7 @@ from gpuherd.posttrain.preference.data import Preference
 from gpuherd.posttrain.preference.pairs import best_and_worst, by_problem, compared
 from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
 from gpuherd.posttrain.preference.weighing import NOT_TRAINED, Weights, is_trained_on, row_of, weighted
-from gpuherd.posttrain.problem import Problem, Reward
-from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.types import Problem, Reward, Rollout
 
 ANY = episodes(1)[0]
 

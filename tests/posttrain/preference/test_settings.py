@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.engine.options import OptimiserOptions, Scheduler, Sharding, StepOptions, Strategy
 from gpuherd.posttrain.preference.settings import Run, arguments, cut, digest, order, steps_for
-from gpuherd.posttrain.training.options import OptimiserOptions, Scheduler, Sharding, StepOptions, Strategy
 
 small = st.integers(1, 40)
 

@@ -6,11 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuherd.posttrain.algorithm import Collecting, Precision, Row, Sampling, Training
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.problem import Problem, Reward, Split
-from gpuherd.posttrain.rollout import Comparison, Rollout
-from gpuherd.posttrain.training.options import Lora
+from gpuherd.posttrain.engine.options import Lora
+from gpuherd.posttrain.types import (
+    Collecting,
+    Comparison,
+    Policy,
+    Precision,
+    Problem,
+    Reward,
+    Rollout,
+    Row,
+    Sampling,
+    Split,
+    Training,
+)
 
 ADAPTER = Lora(
     r=16, alpha=32.0, target_modules=("q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj")

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.jobs.attempts import attempt_of, settled
-from tests.posttrain.evaluation.made import made_experiment, made_result
+from tests.posttrain.eval.made import made_experiment, made_result
 
 from gpuherd.jobs import FailureClass, Job, JobState, Queue
 from gpuherd.jobs.records import AttemptState, StartRecord
-from gpuherd.posttrain.evaluation.result import REFERENCE, About
+from gpuherd.posttrain.eval.result import REFERENCE, About
 from gpuherd.posttrain.learning.folder import KIND as TRAIN_KIND
 from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.rounds.folder import FORMAT, KIND, RoundsDirectory
+from gpuherd.posttrain.runs.folder import FORMAT, KIND, RoundsDirectory
 
 
 def made_run(

@@ -9,11 +9,11 @@ import pytest
 from tests.posttrain import tiny
 from tests.qa.small_models import seeded
 
-from gpuherd.posttrain.environments.options import EnvironmentOptions
-from gpuherd.posttrain.environments.registry import make_environments
-from gpuherd.posttrain.problem import Split
-from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.posttrain.tasks.registry import make_task
+from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.data.registry import make_task
+from gpuherd.posttrain.envs.options import EnvironmentOptions
+from gpuherd.posttrain.envs.registry import make_environments
+from gpuherd.posttrain.types import Split
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.code import (
     Call,
     CodeRewards,
@@ -23,6 +22,7 @@ from gpuherd.posttrain.rewards.code import (
     same,
 )
 from gpuherd.posttrain.rewards.work import Limits
+from gpuherd.posttrain.types import Problem
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),

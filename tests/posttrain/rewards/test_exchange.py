@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, CodeRewards
 from gpuherd.posttrain.rewards.code import Tested as Found
 from gpuherd.posttrain.rewards.work import Limits
+from gpuherd.posttrain.types import Problem
 
 HERE = Path(__file__).parent
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.environments.attempts import Attempt, Attempts
-from gpuherd.posttrain.environments.single_turn import single_turn
-from gpuherd.posttrain.problem import Problem, Reward, Split
-from gpuherd.posttrain.sampling.scoring import scored
+from gpuherd.posttrain.envs.attempts import Attempt, Attempts
+from gpuherd.posttrain.envs.single_turn import single_turn
+from gpuherd.posttrain.rollout.scoring import scored
+from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.runs import console
 
 PROBLEMS = [Problem(name, "?") for name in "abc"]

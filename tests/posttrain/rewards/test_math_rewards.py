@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpuherd.posttrain.problem import Problem
 from gpuherd.posttrain.rewards.math import MathRewards
+from gpuherd.posttrain.types import Problem
 
 NUMBER = Problem("n", "?", ("The sum is 4.\n#### 1,200",))
 HIDDEN = Problem("h", "?", ("a long way",), {"value": "\\frac{1}{2}"})

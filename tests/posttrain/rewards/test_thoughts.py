@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 from tests.posttrain.tiny import character_tokenizer
 
-from gpuherd.posttrain.environments.math import Settings, attempt
-from gpuherd.posttrain.environments.tools import Turn, read_turn
-from gpuherd.posttrain.environments.turns import Turns
-from gpuherd.posttrain.evaluation.voting import answer_of
-from gpuherd.posttrain.problem import Problem
+from gpuherd.posttrain.data.arithmetic import make as make_arithmetic
+from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.data.star_graph import make as make_star_graph
+from gpuherd.posttrain.envs.math import Settings, attempt
+from gpuherd.posttrain.envs.tools import Turn, read_turn
+from gpuherd.posttrain.envs.turns import Turns
+from gpuherd.posttrain.eval.voting import answer_of
 from gpuherd.posttrain.rewards.code import program_of
 from gpuherd.posttrain.rewards.math import MathRewards
 from gpuherd.posttrain.rewards.words import WordRewards
-from gpuherd.posttrain.sampling.prompting import Prompting
-from gpuherd.posttrain.tasks.arithmetic import make as make_arithmetic
-from gpuherd.posttrain.tasks.options import TaskOptions
-from gpuherd.posttrain.tasks.star_graph import make as make_star_graph
+from gpuherd.posttrain.rollout.prompting import Prompting
+from gpuherd.posttrain.types import Problem
 from gpuherd.qa.span import answer_in
 
 SUM = Problem("2+3", "2+3=", ("5",), {"value": "5"})

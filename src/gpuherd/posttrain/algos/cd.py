@@ -14,12 +14,11 @@ from typing import ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.posttrain.algorithm import Collecting, Row, Training
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.value.data import of_rollouts
-from gpuherd.posttrain.value.options import Loss, ValueOptions
-from gpuherd.posttrain.value.switching import reference_rollouts
-from gpuherd.posttrain.value.training import guided_policy, train_guide
+from gpuherd.posttrain.guidance.data import of_rollouts
+from gpuherd.posttrain.guidance.options import Loss, ValueOptions
+from gpuherd.posttrain.guidance.switching import reference_rollouts
+from gpuherd.posttrain.guidance.training import guided_policy, train_guide
+from gpuherd.posttrain.types import Collecting, Policy, Row, Training
 
 
 @dataclass(frozen=True, kw_only=True)

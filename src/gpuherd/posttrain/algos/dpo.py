@@ -20,7 +20,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.algos.on_trl import (
     policy_in,
     reference_module,
@@ -28,17 +27,16 @@ from gpuherd.posttrain.algos.on_trl import (
     trained_module,
     without_copied_adapter,
 )
-from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.pairs import best_and_worst, by_problem, compared
 from gpuherd.posttrain.preference.settings import digest, order
-from gpuherd.posttrain.rollout import Comparison, Rollout
+from gpuherd.posttrain.types import Collecting, Comparison, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.problem import Problem
-    from gpuherd.posttrain.sampling.sampler import Sampler
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.rollout.sampler import Sampler
+    from gpuherd.posttrain.types import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +124,7 @@ class DPO:
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """A comparison of each problem of this job where there is something to compare."""
-        from gpuherd.posttrain.sampling.sampler import Sampler
+        from gpuherd.posttrain.rollout.sampler import Sampler
 
         sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
         if self.options.pairing == Pairing.ANSWER:
@@ -227,7 +225,7 @@ def against_answers(sampler: Sampler, work: Collecting, tries: int) -> Iterator[
     """The first right answer of each problem, and the first sample that is wrong, of so many tries at most. Problems
     without a wrong sample are counted (Q# paper, appendix C)."""
     from gpuherd.posttrain.preference.tokens import Writing
-    from gpuherd.posttrain.sampling.scoring import scored
+    from gpuherd.posttrain.rollout.scoring import scored
 
     writing = Writing(sampler.tokenizer, chat=work.sampling.use_chat_template)
     never_wrong = 0

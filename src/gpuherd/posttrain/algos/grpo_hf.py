@@ -18,7 +18,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.algorithm import Collecting, Row, Sampling, Training
 from gpuherd.posttrain.algos.dpo import of_samples
 from gpuherd.posttrain.algos.on_trl import (
     policy_in,
@@ -26,19 +25,18 @@ from gpuherd.posttrain.algos.on_trl import (
     rows_of_kind,
     trained_module,
 )
-from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
 from gpuherd.posttrain.preference.settings import Run, digest, order
-from gpuherd.posttrain.rollout import Comparison
+from gpuherd.posttrain.types import Collecting, Comparison, Policy, Row, Sampling, Training
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpuherd.posttrain.problem import Problem
+    from gpuherd.posttrain.engine.world import World
     from gpuherd.posttrain.rewards.reward_model import RewardModel
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.types import Problem
 
 
 class LossType(StrEnum):
@@ -95,7 +93,7 @@ class GRPOFromHumanFeedback:
         """The best and the worst sample of each problem; nothing where a file of preferences is learnt from."""
         if self.options.preferences is not None:
             return
-        from gpuherd.posttrain.sampling.sampler import Sampler
+        from gpuherd.posttrain.rollout.sampler import Sampler
 
         sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
         yield from of_samples(sampler, work, self.options.samples_per_example)
@@ -111,7 +109,7 @@ class GRPOFromHumanFeedback:
                 f"GRPO-HF: batch_size {self.options.batch_size} is more than the {len(work.problems)} problems of the "
                 "round"
             )
-        from gpuherd.posttrain.training.world import World
+        from gpuherd.posttrain.engine.world import World
 
         comparisons = self._comparisons(work)
         with World.from_environment(work.device):  # one group of processes for both phases
@@ -202,7 +200,7 @@ class StepSamples:
         world: World,
     ):
         """``places``: the problem at each place of all steps."""
-        from gpuherd.posttrain.sampling.prompting import Prompting
+        from gpuherd.posttrain.rollout.prompting import Prompting
 
         self._run, self._places, self._group, self._world = run, places, group, world
         self._sampling, self._loaded = sampling, loaded
@@ -214,7 +212,7 @@ class StepSamples:
         completions. Of one step and this process."""
         import torch
 
-        from gpuherd.posttrain.sampling.sampler import Prefix, Sampler
+        from gpuherd.posttrain.rollout.sampler import Prefix, Sampler
 
         step = trainer.state.global_step
         shares = self._shares(step)

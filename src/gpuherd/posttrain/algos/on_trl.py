@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Row, Training
-from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.preference.fitting import model_folder
 from gpuherd.posttrain.preference.options import FittingOptions
-from gpuherd.posttrain.rollout import Comparison
+from gpuherd.posttrain.types import Comparison, Policy, Row, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.sampling.loading import LoadedModel
+    from gpuherd.posttrain.rollout.loading import LoadedModel
 
 Kind = TypeVar("Kind", bound=Row)
 
@@ -66,7 +64,7 @@ def tokens_of(row: dict[str, Any]) -> int:
 
 def reference_module(work: Training, module: Any, device: str) -> Any:
     """The reference's model; None where it is the trained one (``module``) without its adapter."""
-    from gpuherd.posttrain.sampling.loading import load_frozen
+    from gpuherd.posttrain.rollout.loading import load_frozen
 
     reference = work.reference
     if hasattr(module, "peft_type") and reference.adapter is None and reference.model == work.policy.model:

@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuherd.posttrain.algorithm import Collecting, Row, Training
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.value.comparing import ComparingOptions, comparisons
-from gpuherd.posttrain.value.data import of_comparisons
-from gpuherd.posttrain.value.training import guided_policy, train_guide
+from gpuherd.posttrain.guidance.comparing import ComparingOptions, comparisons
+from gpuherd.posttrain.guidance.data import of_comparisons
+from gpuherd.posttrain.guidance.training import guided_policy, train_guide
+from gpuherd.posttrain.types import Collecting, Policy, Row, Training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuherd.posttrain.algorithm import Collecting, Row, Training
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.value.data import of_rollouts
-from gpuherd.posttrain.value.options import Loss, ValueOptions
-from gpuherd.posttrain.value.switching import switched_rollouts
-from gpuherd.posttrain.value.training import guided_policy, train_guide
+from gpuherd.posttrain.guidance.data import of_rollouts
+from gpuherd.posttrain.guidance.options import Loss, ValueOptions
+from gpuherd.posttrain.guidance.switching import switched_rollouts
+from gpuherd.posttrain.guidance.training import guided_policy, train_guide
+from gpuherd.posttrain.types import Collecting, Policy, Row, Training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,17 +21,15 @@ from typing import TYPE_CHECKING, ClassVar
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.posttrain.algorithm import Collecting, Row, Training
-from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.guidance.comparing import ComparingOptions, comparisons
+from gpuherd.posttrain.guidance.data import of_comparisons, rows_of
+from gpuherd.posttrain.guidance.options import Loss
+from gpuherd.posttrain.guidance.training import guided_policy, refuse_value_model, train_guide
 from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
-from gpuherd.posttrain.rollout import Comparison
-from gpuherd.posttrain.value.comparing import ComparingOptions, comparisons
-from gpuherd.posttrain.value.data import of_comparisons, rows_of
-from gpuherd.posttrain.value.options import Loss
-from gpuherd.posttrain.value.training import guided_policy, refuse_value_model, train_guide
+from gpuherd.posttrain.types import Collecting, Comparison, Policy, Row, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.engine.world import World
 
 
 class ProxyLoss(StrEnum):
@@ -80,7 +78,7 @@ class QSharpFromHumanFeedback:
 
     def train(self, work: Training) -> Policy:
         """The proxy first, then its scores, then the classifier."""
-        from gpuherd.posttrain.training.world import World
+        from gpuherd.posttrain.engine.world import World
 
         with World.from_environment(work.device) as world:
             pairs = self._comparisons(work)

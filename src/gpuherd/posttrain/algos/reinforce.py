@@ -13,14 +13,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Collecting, Training
-from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.policy_gradient.collecting import collected
 from gpuherd.posttrain.policy_gradient.figures import mean
 from gpuherd.posttrain.policy_gradient.options import PolicyOptions
 from gpuherd.posttrain.policy_gradient.saving import is_finished, trained_policy
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.training.options import check_range
+from gpuherd.posttrain.types import Collecting, Policy, Rollout, Training
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.policy_gradient.learner import Learner

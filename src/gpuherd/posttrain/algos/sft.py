@@ -15,18 +15,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Collecting, Row, Training
 from gpuherd.posttrain.algos.on_trl import policy_in, rows_of_kind, trained_module
-from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.settings import digest, order
 from gpuherd.posttrain.preference.weighing import Imitated, Weights, is_trained_on, row_of, weighted
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.training.options import check_range
+from gpuherd.posttrain.types import Collecting, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.engine.world import World
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +91,7 @@ class SFT:
         if self.options.source == Source.ANSWERS:
             yield from _demonstrations(work)
             return
-        from gpuherd.posttrain.sampling.sampler import Sampler
+        from gpuherd.posttrain.rollout.sampler import Sampler
 
         sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
         yield from sampler.rollouts(
@@ -164,7 +162,7 @@ def chosen(rollouts: Sequence[Rollout], options: Options) -> list[Rollout]:
 
 def _demonstrations(work: Collecting) -> Iterator[Rollout]:
     from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
-    from gpuherd.posttrain.sampling.scoring import scored
+    from gpuherd.posttrain.rollout.scoring import scored
 
     writing = Writing(load_tokenizer(work.policy.model, work.policy.adapter), chat=work.sampling.use_chat_template)
     for problem in work.problems:

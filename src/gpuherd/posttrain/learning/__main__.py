@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
+from gpuherd.posttrain.engine.leaving import leave
 from gpuherd.posttrain.learning.worker import main
-from gpuherd.posttrain.training.leaving import leave
 
 if __name__ == "__main__":
     code = main()

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpuherd.posttrain.algorithm import Sampling
 from gpuherd.posttrain.algos.dpo import Options as DPOOptions
 from gpuherd.posttrain.algos.grpo import GRPOOptions
 from gpuherd.posttrain.algos.ppo import PPOOptions
 from gpuherd.posttrain.algos.sft import Options as SFTOptions
-from gpuherd.posttrain.training.options import Lora, OptimiserOptions, Optimizer, Scheduler, Sharding
+from gpuherd.posttrain.engine.options import Lora, OptimiserOptions, Optimizer, Scheduler, Sharding
+from gpuherd.posttrain.types import Sampling
 
 Algorithm = Literal["ppo", "grpo", "dpo", "sft"]
 _OPTIMISER, _LORA, _SAMPLING = OptimiserOptions(), Lora(), Sampling()

@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Collecting, Row
+from gpuherd.posttrain.data.order import first_problems
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.episodes import problems_of, roller
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import check_turns
 from gpuherd.posttrain.learning.translating import model_of, precision_of, problems_wanted, sampling_of
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.problem import Problem, Split, Task
-from gpuherd.posttrain.rollout import Comparison, Rollout
-from gpuherd.posttrain.tasks.order import first_problems
+from gpuherd.posttrain.types import Collecting, Comparison, Policy, Problem, Rollout, Row, Split, Task
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.environments.interface import Environments
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.envs.interface import Environments
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +40,10 @@ def preferences_of(config: TrainConfig) -> list[Row]:
 def demonstrations_of(config: TrainConfig, algorithm: Any, device: str) -> list[Row]:
     """The answers to imitate: of all rows of a file or data set, or of a task's training problems, those that it holds
     out among them, as rollouts. Raises UsageError, and what reading raises."""
+    from gpuherd.posttrain.data.options import TaskOptions
+    from gpuherd.posttrain.data.registry import is_task, make_task
     from gpuherd.posttrain.preference.data import read_demonstrations
     from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
-    from gpuherd.posttrain.tasks.options import TaskOptions
-    from gpuherd.posttrain.tasks.registry import is_task, make_task
 
     if not is_task(_file(config)):
         read = read_demonstrations(_file(config), limit=config.training.max_problems)
@@ -99,7 +96,7 @@ def answered(
 
 
 def _rolled(config: TrainConfig, environments: Environments, world: World, device: str) -> list[Rollout]:
-    from gpuherd.posttrain.sampling.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import Sampler
 
     seed = config.training.seed
     problems = problems_of(environments, "policy_env", Split.TRAIN, problems_wanted(config), seed)

@@ -10,21 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.environments.options import EnvironmentOptions
+from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.envs.options import EnvironmentOptions
 from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
-from gpuherd.posttrain.problem import Problem, Split
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.tasks.options import TaskOptions
+from gpuherd.posttrain.types import Problem, Rollout, Split
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.environments.interface import Environments
-    from gpuherd.posttrain.sampling.sampler import Sampler
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.envs.interface import Environments
+    from gpuherd.posttrain.rollout.sampler import Sampler
 
 
 def make_environments(where: str, told: EnvBlock, device: str) -> Environments:
     """The environments of a block. Raises UsageError, naming it, and what reading problems raises."""
-    from gpuherd.posttrain.environments.registry import make_environments as make
+    from gpuherd.posttrain.envs.registry import make_environments as make
 
     options = EnvironmentOptions(
         env_type=told.env_type,
@@ -63,8 +62,8 @@ def roller(config: TrainConfig, environments: Environments, *, greedy: bool = Fa
     With ``grpo.gamma`` below 1 what an episode earns is discounted by turn: sum over turns k of gamma^k r_k. What is
     evaluated (``greedy``) is not.
     """
-    from gpuherd.posttrain.environments.episodes import roll
-    from gpuherd.posttrain.environments.turns import Turns
+    from gpuherd.posttrain.envs.episodes import roll
+    from gpuherd.posttrain.envs.turns import Turns
 
     gamma = config.grpo.gamma if config.training.algorithm == "grpo" and not greedy else 1.0
 

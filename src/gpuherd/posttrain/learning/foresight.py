@@ -9,13 +9,13 @@ from typing import Any
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.environments.interface import Environments
+from gpuherd.posttrain.data.preference_rows import Messages
+from gpuherd.posttrain.envs.interface import Environments
 from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
 from gpuherd.posttrain.learning.episodes import make_environments, problems_of
 from gpuherd.posttrain.learning.translating import options_of, problems_wanted
-from gpuherd.posttrain.problem import Problem, Split
-from gpuherd.posttrain.sampling.lengths import Texts
-from gpuherd.posttrain.tasks.preference_rows import Messages
+from gpuherd.posttrain.rollout.lengths import Texts
+from gpuherd.posttrain.types import Problem, Split
 
 
 def check_data(config: TrainConfig) -> Texts | None:
@@ -95,9 +95,9 @@ def _read_file(file: str, config: TrainConfig) -> Texts:
 
 
 def _demonstrations(file: str, config: TrainConfig) -> Texts:
+    from gpuherd.posttrain.data.options import TaskOptions
+    from gpuherd.posttrain.data.registry import is_task, make_task
     from gpuherd.posttrain.learning.data import all_but_test
-    from gpuherd.posttrain.tasks.options import TaskOptions
-    from gpuherd.posttrain.tasks.registry import is_task, make_task
 
     count, seed = config.training.max_problems, config.training.seed
     if is_task(file):

@@ -40,7 +40,7 @@ from gpuherd.posttrain.learning.options import TrainOptions
 from gpuherd.posttrain.learning.preparing import look_over, prepare, refuse_another
 from gpuherd.posttrain.learning.reading import read_config
 from gpuherd.posttrain.learning.translating import cut, model_of, sampling_of, steps_of
-from gpuherd.posttrain.sampling.lengths import Texts, check_lengths, lengths_of
+from gpuherd.posttrain.rollout.lengths import Texts, check_lengths, lengths_of
 
 _LOOK_S = 0.2
 _SHOW_AFTER_S = 2.0

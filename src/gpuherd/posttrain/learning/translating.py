@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Precision, Sampling, cut_draws
 from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.engine.options import Sharding, StepOptions, Strategy
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.training.options import Sharding, StepOptions, Strategy
+from gpuherd.posttrain.types import Precision, Sampling, cut_draws
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 

@@ -14,23 +14,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
-from gpuherd.posttrain.algorithm import Row, Training
 from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.engine.curves import amend, read_curves
+from gpuherd.posttrain.engine.gpu_memory import memory_summary, of_world
+from gpuherd.posttrain.engine.random_state import seed_all
+from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.learning import data, translating
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.episodes import Evaluation, make_environments, problems_of, roller
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import algorithm_options
-from gpuherd.posttrain.policy import Policy
 from gpuherd.posttrain.policy_gradient.options import Hooks
-from gpuherd.posttrain.problem import Problem, Split
-from gpuherd.posttrain.training.curves import amend, read_curves
-from gpuherd.posttrain.training.gpu_memory import memory_summary, of_world
-from gpuherd.posttrain.training.random_state import seed_all
-from gpuherd.posttrain.training.world import World
+from gpuherd.posttrain.types import Policy, Problem, Row, Split, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.environments.interface import Environments
+    from gpuherd.posttrain.envs.interface import Environments
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +147,7 @@ def _evaluated(
     config: TrainConfig, folder: TrainDirectory, world: World, policy: Policy, evaluation: Evaluation
 ) -> None:
     """Evaluates the trained policy at the end: TRL's trainers have no sampler while they train."""
-    from gpuherd.posttrain.sampling.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import Sampler
 
     step = max((int(line["step"]) for line in read_curves(folder.root)), default=0)
     sampler = Sampler(policy, translating.precision_of(config), world.device, translating.sampling_of(config))

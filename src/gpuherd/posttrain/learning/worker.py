@@ -21,12 +21,12 @@ from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.preparing import look_over, prepare
 from gpuherd.posttrain.learning.reading import read_config
 from gpuherd.posttrain.learning.translating import cut, model_of
-from gpuherd.posttrain.sampling.lengths import UNKNOWN, Lengths, lengths_of
+from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, lengths_of
 from gpuherd.runs.console import configure_console, logged_to
 from gpuherd.runs.worker import exit_code_of
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.engine.world import World
 
 MODULE = "gpuherd.posttrain.learning"
 STARTER = "GPUHERD_TRAIN_STARTER"  # pid of the gpuherd train that waits for us
@@ -111,7 +111,7 @@ class Asked:
 
 def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> None:
     """Joins the others, and trains. ``config``: where it is known before; the main process's counts for all."""
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.engine.world import World
 
     device = args.device if args.device is not None or config is None or config.device == "auto" else config.device
     with ExitStack() as stack:
@@ -170,7 +170,7 @@ def _begun(
 def _quieter() -> None:
     """What all processes warn of, the main one says; what concerns this one alone, its trainee does."""
     logging.getLogger("gpuherd").setLevel(logging.ERROR)
-    logging.getLogger("gpuherd.posttrain.training").setLevel(logging.WARNING)
+    logging.getLogger("gpuherd.posttrain.engine").setLevel(logging.WARNING)
 
 
 def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Asked) -> None:

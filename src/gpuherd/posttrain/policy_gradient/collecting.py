@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuherd.posttrain.algorithm import Collecting
 from gpuherd.posttrain.policy_gradient.options import PolicyOptions
-from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.types import Collecting, Rollout
 
 
 def collected(work: Collecting, options: PolicyOptions) -> Iterator[Rollout]:
@@ -14,7 +13,7 @@ def collected(work: Collecting, options: PolicyOptions) -> Iterator[Rollout]:
     training samples by itself."""
     if options.online or not work.problems:
         return
-    from gpuherd.posttrain.sampling.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import Sampler
 
     sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
     at_once = max(1, work.sampling.batch_size // options.samples_per_prompt)

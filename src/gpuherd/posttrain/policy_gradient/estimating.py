@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from gpuherd.posttrain.policy_gradient.advantages import generalised_advantages, whitened
 from gpuherd.posttrain.policy_gradient.batch import rectangle
 from gpuherd.posttrain.policy_gradient.objective import Item
-from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.engine.world import World
 
 
 def token_rewards(rollout: Rollout, now: Sequence[float], reference: Sequence[float], weight: float) -> list[float]:

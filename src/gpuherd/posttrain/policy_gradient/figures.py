@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from gpuherd.posttrain.policy_gradient.advantages import RunningMoments, constant_groups
 from gpuherd.posttrain.policy_gradient.plan import groups_of
-from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.types import Rollout
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.training.trainee import StepFigures
+    from gpuherd.posttrain.engine.trainee import StepFigures
 
 
 def figures_of(rollouts: Sequence[Rollout], learnt: Sequence[StepFigures]) -> dict[str, float | None]:

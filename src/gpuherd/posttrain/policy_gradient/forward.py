@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.posttrain.policy_gradient.batch import Batch, batch_of
-from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,12 @@ from typing import Any, Self
 
 from gpuherd.engines import progress
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Row, Training
+from gpuherd.posttrain.engine.checkpoints import DIGESTS, Checkpoints
+from gpuherd.posttrain.engine.curves import Curves
+from gpuherd.posttrain.engine.options import StepOptions
+from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.trainee import StepFigures, Trainee
+from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.batch import batch_of
 from gpuherd.posttrain.policy_gradient.figures import figures_of
 from gpuherd.posttrain.policy_gradient.forward import forward, weighed
@@ -27,14 +32,8 @@ from gpuherd.posttrain.policy_gradient.objective import Objective
 from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE, Hooks, PolicyOptions, plain_roll
 from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, grouped, plan_of
 from gpuherd.posttrain.policy_gradient.saving import critic_before, save_policy
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.sampling.sampler import Sampler
-from gpuherd.posttrain.training.checkpoints import DIGESTS, Checkpoints
-from gpuherd.posttrain.training.curves import Curves
-from gpuherd.posttrain.training.options import StepOptions
-from gpuherd.posttrain.training.stopping import Stopped
-from gpuherd.posttrain.training.trainee import StepFigures, Trainee
-from gpuherd.posttrain.training.world import World
+from gpuherd.posttrain.rollout.sampler import Sampler
+from gpuherd.posttrain.types import Rollout, Row, Training
 
 
 class Learner:

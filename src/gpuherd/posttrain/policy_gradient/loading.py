@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError, naming_extras
-from gpuherd.posttrain.algorithm import Precision
-from gpuherd.posttrain.policy import Policy
+from gpuherd.posttrain.engine.dropout import without_dropout
+from gpuherd.posttrain.engine.options import Lora
 from gpuherd.posttrain.policy_gradient.forward import weighed
-from gpuherd.posttrain.rollout import Rollout
-from gpuherd.posttrain.sampling.loading import LoadedModel, load_anew, load_frozen
-from gpuherd.posttrain.training.dropout import without_dropout
-from gpuherd.posttrain.training.options import Lora
+from gpuherd.posttrain.rollout.loading import LoadedModel, load_anew, load_frozen
+from gpuherd.posttrain.types import Policy, Precision, Rollout
 
 logger = logging.getLogger(__name__)
 

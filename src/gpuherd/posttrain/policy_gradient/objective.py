@@ -24,12 +24,12 @@ from gpuherd.posttrain.policy_gradient.losses import (
     value_loss,
 )
 from gpuherd.posttrain.policy_gradient.tally import Tally
-from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.engine.world import World
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.engine.options import Lora, Optimised, check_range
+from gpuherd.posttrain.engine.watching import Watching
 from gpuherd.posttrain.policy_gradient.losses import LossType
-from gpuherd.posttrain.training.options import Lora, Optimised, check_range
-from gpuherd.posttrain.training.watching import Watching
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.problem import Problem, Task
-    from gpuherd.posttrain.rollout import Rollout
-    from gpuherd.posttrain.sampling.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import Sampler
+    from gpuherd.posttrain.types import Problem, Rollout, Task
 
 
 @dataclass(frozen=True, kw_only=True)

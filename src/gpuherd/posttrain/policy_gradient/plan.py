@@ -11,8 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.problem import Problem
-from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.types import Problem, Rollout
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd import atomic
-from gpuherd.posttrain.policy import Policy
-from gpuherd.posttrain.training.saving import save_model
-from gpuherd.posttrain.training.trainee import Trainee
+from gpuherd.posttrain.engine.saving import save_model
+from gpuherd.posttrain.engine.trainee import Trainee
+from gpuherd.posttrain.types import Policy
 
 MODEL = "model"
 CRITIC = "critic"

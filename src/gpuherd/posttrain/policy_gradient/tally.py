@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.training.world import World
+    from gpuherd.posttrain.engine.world import World
 
 
 class Tally:

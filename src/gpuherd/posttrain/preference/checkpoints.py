@@ -18,7 +18,7 @@ from typing import Any
 
 from gpuherd.atomic import atomic_write, sync_folder
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.training.checkpoints import differing
+from gpuherd.posttrain.engine.checkpoints import differing
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.tasks.preference_rows import Messages, compared, imitated
+from gpuherd.posttrain.data.preference_rows import Messages, compared, imitated
 from gpuherd.qa.data.files import rows_of_file
 from gpuherd.qa.data.hub import hub_rows
 from gpuherd.qa.data.questions import BadQuestions, DataRow, MissingQuestions

@@ -19,11 +19,11 @@ from typing import Any
 
 from gpuherd import atomic
 from gpuherd.errors import UsageError, naming_extras
+from gpuherd.posttrain.engine.curves import Curves
+from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.preference import checkpoints
 from gpuherd.posttrain.preference.settings import Run, arguments
-from gpuherd.posttrain.training.curves import Curves
-from gpuherd.posttrain.training.stopping import Stopped
-from gpuherd.posttrain.training.world import World
 from gpuherd.runs.worker import is_out_of_memory
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Training
+from gpuherd.posttrain.engine.checkpoints import DIGESTS
+from gpuherd.posttrain.engine.options import Lora, Optimised, StepOptions
+from gpuherd.posttrain.engine.watching import Watching
 from gpuherd.posttrain.preference.settings import Run, steps_for
-from gpuherd.posttrain.training.checkpoints import DIGESTS
-from gpuherd.posttrain.training.options import Lora, Optimised, StepOptions
-from gpuherd.posttrain.training.watching import Watching
+from gpuherd.posttrain.types import Training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuherd.posttrain.rollout import Comparison, Rollout
+from gpuherd.posttrain.types import Comparison, Rollout
 
 
 def best_and_worst(rollouts: Sequence[Rollout]) -> Comparison | None:

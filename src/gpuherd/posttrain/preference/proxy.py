@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algorithm import Training
+from gpuherd.posttrain.types import Training
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuherd.posttrain.policy import Policy
     from gpuherd.posttrain.rewards.reward_model import RewardModel
-    from gpuherd.posttrain.rollout import Comparison
+    from gpuherd.posttrain.types import Comparison, Policy
 
 logger = logging.getLogger(__name__)
 

@@ -19,15 +19,14 @@ from gpuherd.models.load.pretrained import check_code, config_of, has_class
 from gpuherd.models.lora.adapter import is_adapter
 from gpuherd.models.memory.weights import split_precision
 from gpuherd.models.names import parse_model, quoted
-from gpuherd.posttrain.algorithm import Precision
+from gpuherd.posttrain.engine.dropout import without_dropout
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
+from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.settings import Run, digest, order, steps_for
 from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form
-from gpuherd.posttrain.rollout import Comparison
-from gpuherd.posttrain.sampling.loading import set_attention
-from gpuherd.posttrain.training.dropout import without_dropout
-from gpuherd.posttrain.training.options import OptimiserOptions, StepOptions
-from gpuherd.posttrain.training.world import World
+from gpuherd.posttrain.rollout.loading import set_attention
+from gpuherd.posttrain.types import Comparison, Precision
 
 STAGE = "reward model"
 

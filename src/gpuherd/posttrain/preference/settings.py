@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.training.options import OptimiserOptions, Optimizer, Scheduler, Sharding, StepOptions
+from gpuherd.posttrain.engine.options import OptimiserOptions, Optimizer, Scheduler, Sharding, StepOptions
 
 _OPTIMIZERS = {Optimizer.ADAMW: "adamw_torch", Optimizer.ADAMW_8BIT: "adamw_bnb_8bit", Optimizer.SGD: "sgd"}
 _SCHEDULES = {

@@ -11,11 +11,10 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.tokens import turn_end
+from gpuherd.posttrain.data.preference_rows import Messages
 from gpuherd.posttrain.preference.data import Demonstration, Preference
-from gpuherd.posttrain.problem import Problem, Reward
-from gpuherd.posttrain.rollout import Comparison, Rollout
-from gpuherd.posttrain.sampling.prompting import Prompting
-from gpuherd.posttrain.tasks.preference_rows import Messages
+from gpuherd.posttrain.rollout.prompting import Prompting
+from gpuherd.posttrain.types import Comparison, Problem, Reward, Rollout
 from gpuherd.qa.prompts.conversation import control_texts, defused
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from transformers import TrainerCallback
 
 from gpuherd.engines import progress
+from gpuherd.posttrain.engine.curves import Curves
+from gpuherd.posttrain.engine.trainee import NotFinite
+from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.preference import checkpoints
 from gpuherd.posttrain.preference.settings import Run
-from gpuherd.posttrain.training.curves import Curves
-from gpuherd.posttrain.training.trainee import NotFinite
-from gpuherd.posttrain.training.world import World
 
 # The last two are means over micro-batches of the extremes of each: they depend on how a step is cut.
 _NOT_TOLD = ("epoch", "total_flos", "num_tokens", "step_time", "min_reward", "max_reward")

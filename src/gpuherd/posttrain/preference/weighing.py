@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from gpuherd.posttrain.rollout import Rollout
+from gpuherd.posttrain.types import Rollout
 
 NOT_TRAINED = -100  # transformers' word for a token that has no part in the loss
 

@@ -8,12 +8,12 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from gpuherd.posttrain.evaluation.comparing import Comparison
-from gpuherd.posttrain.evaluation.equal_kl import DifferenceAtKL
-from gpuherd.posttrain.evaluation.gathering import Row
-from gpuherd.posttrain.evaluation.paired import Difference
-from gpuherd.posttrain.evaluation.result import REFERENCE
-from gpuherd.posttrain.evaluation.telling import divergence
+from gpuherd.posttrain.eval.comparing import Comparison
+from gpuherd.posttrain.eval.equal_kl import DifferenceAtKL
+from gpuherd.posttrain.eval.gathering import Row
+from gpuherd.posttrain.eval.paired import Difference
+from gpuherd.posttrain.eval.result import REFERENCE
+from gpuherd.posttrain.eval.telling import divergence
 from gpuherd.posttrain.report.reading import RunReport
 from gpuherd.qa.intervals import Figure, Interval
 from gpuherd.report.charts import Stroke, stroke

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.posttrain.learning.folder import KIND as TRAINING
-from gpuherd.posttrain.rounds.folder import KIND as ROUNDS
+from gpuherd.posttrain.runs.folder import KIND as ROUNDS
 
 
 class OutputKind(StrEnum):

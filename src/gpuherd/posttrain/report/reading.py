@@ -12,14 +12,14 @@ from typing import Any
 from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.reader import SIMULATED_GPUS, notes_on_gpus
-from gpuherd.posttrain.evaluation.answered import AnsweredProblem, BadAnswers, read_answers
-from gpuherd.posttrain.evaluation.found import Found, find_results
-from gpuherd.posttrain.evaluation.gathering import Gathered, Row, gathered
+from gpuherd.posttrain.engine.curves import FILE, read_curves
+from gpuherd.posttrain.eval.answered import AnsweredProblem, BadAnswers, read_answers
+from gpuherd.posttrain.eval.found import Found, find_results
+from gpuherd.posttrain.eval.gathering import Gathered, Row, gathered
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.report.kinds import OutputKind, json_object, output_kind
 from gpuherd.posttrain.report.timeline import Timeline, read_timeline
-from gpuherd.posttrain.rounds.folder import RoundsDirectory
-from gpuherd.posttrain.training.curves import FILE, read_curves
+from gpuherd.posttrain.runs.folder import RoundsDirectory
 
 Points = Sequence[tuple[float, float]]  # (step, value), by step
 

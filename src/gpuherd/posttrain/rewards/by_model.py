@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpuherd.posttrain.problem import Problem, Reward
+from gpuherd.posttrain.types import Problem, Reward
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.rewards.reward_model import Form, RewardModel

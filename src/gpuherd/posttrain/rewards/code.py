@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.problem import Problem, Reward
 from gpuherd.posttrain.rewards.sandbox import Sandbox
 from gpuherd.posttrain.rewards.work import LIMITS, Limits, Outcome, Work
+from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.span import answer_in
 
 TESTS, SETUP, PREFIX, ENTRY = "tests", "setup", "prefix", "entry_point"  # hidden parts of a problem

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from gpuherd.errors import GpuherdError, printable
-from gpuherd.posttrain.problem import Problem, Reward
+from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.runs.console import warn_once
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gpuherd.posttrain.problem import Problem, Reward
+from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.grading.formulas import FormulaProcess, math_judge
 from gpuherd.qa.grading.rules import Ruling
 from gpuherd.qa.grading.verdicts import Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.problem import Problem, Reward
+from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.grading.rules import RULES
 from gpuherd.qa.grading.verdicts import Verdict
 from gpuherd.qa.record import Question

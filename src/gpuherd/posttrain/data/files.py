@@ -1,0 +1,149 @@
+"""Problems of one's own in a file or a data set of the Hub: prompts with answers, prompts of preferences, or programs
+with tests.
+
+What a file holds is seen by its first row: ``tests`` makes it programs (``tasks.code``); ``chosen`` and ``rejected``
+make it preferences, whose prompts are asked and whose chosen completions are imitated, scored by a reward model; else a
+row has ``prompt`` (or ``question``) and perhaps ``answers`` (``answer``, ``completion``) and ``id``, or ``messages``: a
+user's message and its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.data import code
+from gpuherd.posttrain.data.dataset import DataTask, Reading, Source
+from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.data.preference_rows import Messages, compared, imitated
+from gpuherd.posttrain.data.reading import Checked, Draft, Part, read_rows
+from gpuherd.posttrain.data.scoring import Scoring
+from gpuherd.posttrain.rewards.by_model import ModelRewards
+from gpuherd.posttrain.rewards.math import MathRewards
+from gpuherd.posttrain.rewards.words import WordRewards
+from gpuherd.posttrain.types import Problem
+from gpuherd.qa.data.questions import BadRow
+
+Rule = Literal["exact", "contains", "squad", "rouge", "math", "model"]
+_COLUMNS = frozenset({"id", "prompt", "question", "answers", "answer", "completion", "messages", "chosen", "rejected"})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a file is asked and scored.
+
+    Attributes:
+        reward: a rule of words (exact, contains, squad, rouge), math, or model; None: model where ``reward_model`` is
+            said or the file holds preferences, else exact.
+        template: the prompt, with ``{prompt}`` where the row's goes.
+        label: whose logit is the reward, of a reward model with several outputs.
+        test_data: a file of test problems; without one the file's last tenth is the test.
+    """
+
+    reward: Rule | None = None
+    template: str = "{prompt}"
+    label: str | None = None
+    test_data: str | None = None
+
+    def __post_init__(self) -> None:
+        if "{prompt}" not in self.template:
+            raise UsageError("template has no {prompt} in it, and would ask the same of every row")
+
+
+def make_of_file(path: Path, options: TaskOptions) -> DataTask:
+    """The task of a file, which is looked into. Raises UsageError, MissingQuestions, BadQuestions."""
+    first = _first_row(path)
+    if _is_program(first):
+        return code.make_of(path.stem, str(path), options)
+    settings = read(Settings, options.settings, path.name)
+    preferences = {"chosen", "rejected"} <= first.keys()
+    scoring = _scoring(settings, options, preferences, path)
+    source = Reading(str(path), settings.test_data).of(Source(None, None, _COLUMNS, divided=True))
+
+    def problem(found: Checked) -> Problem:
+        if not found.answers and not isinstance(scoring, ModelRewards):
+            raise BadRow("there is no answer to compare with")
+        return Problem(found.id, settings.template.replace("{prompt}", found.question), found.answers)
+
+    return DataTask(path.stem, source, draft_of_preference if preferences else draft, problem, scoring)
+
+
+def holds_programs(path: Path) -> bool:
+    """Whether a file's first row is a program with its tests. Raises UsageError, MissingQuestions, BadQuestions."""
+    return _is_program(_first_row(path))
+
+
+def _first_row(path: Path) -> Mapping[str, Any]:
+    rows = read_rows(Part(str(path), "train"), None, frozenset())
+    return next((row.values for row in rows if row.values), {})
+
+
+def _is_program(row: Mapping[str, Any]) -> bool:
+    return bool({"tests", "test_list", "entry_point"} & row.keys())
+
+
+def draft(row: Mapping[str, Any]) -> Draft:
+    """A prompt with its answers. Raises BadRow."""
+    if row.get("messages") is not None or row.get("completion") is not None:
+        return _parse_answer_row(row)
+    asked = row.get("prompt", row.get("question"))
+    if asked is None:
+        raise BadRow("no column prompt (or question)")
+    answers = row.get("answers", row.get("answer"))
+    return Draft(_of_user(asked), () if answers is None else answers, row.get("id"))
+
+
+def _parse_answer_row(row: Mapping[str, Any]) -> Draft:
+    """A prompt and the answer to imitate, of messages or of a completion. Raises BadRow."""
+    try:
+        (prompt, answer), *others = imitated(row)
+    except ValueError as problem:
+        raise BadRow(str(problem)) from None
+    if others:
+        raise BadRow("its conversation has several answers, and tasks ask one message of the user's")
+    return Draft(_question_of(prompt), answer, row.get("id"))
+
+
+def draft_of_preference(row: Mapping[str, Any]) -> Draft:
+    """The prompt of a preference with its chosen completion. Raises BadRow."""
+    try:
+        prompt, chosen, _ = compared(row)
+    except ValueError as problem:
+        raise BadRow(str(problem)) from None
+    return Draft(_question_of(prompt), chosen, row.get("id"))
+
+
+def _question_of(prompt: str | Messages) -> Any:
+    if isinstance(prompt, str):
+        return prompt
+    return _of_user([{"role": role, "content": content} for role, content in prompt])
+
+
+def _of_user(asked: Any) -> Any:
+    """A prompt's text; of messages that of the only one. Raises BadRow for conversations of several turns."""
+    if not isinstance(asked, list):
+        return asked
+    if len(asked) != 1 or asked[0].get("role") != "user":
+        raise BadRow("its prompt is a conversation of several turns, and tasks ask one message of the user's")
+    return asked[0]["content"]
+
+
+def _scoring(settings: Settings, options: TaskOptions, preferences: bool, path: Path) -> Scoring:
+    rule = settings.reward or ("model" if preferences or options.reward_model else "exact")
+    if rule == "math":
+        return MathRewards(options.processes)
+    if rule != "model":
+        return WordRewards(rule)
+    if options.reward_model is None:
+        raise UsageError(f"{path.name}: its completions are scored by a reward model; reward_model=MODEL says which")
+    return ModelRewards(
+        options.reward_model,
+        options.device,
+        options.dtype,
+        label=settings.label,
+        batch_size=options.reward_batch_size,
+    )

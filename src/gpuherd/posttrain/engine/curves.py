@@ -1,0 +1,194 @@
+"""The figures of a training by step: ``curves.jsonl``, and TensorBoard and Weights & Biases where asked.
+
+A line a step, synced; where a training goes on from a checkpoint, lines of later steps are cut off, so that no step is
+there twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gpuherd.atomic import atomic_write
+from gpuherd.errors import CannotWrite, MissingExtra, UsageError, naming_extras, printable
+from gpuherd.posttrain.engine.world import World
+
+FILE = "curves.jsonl"
+_WANDB_RUN = "wandb-run"  # the id of the run of W&B
+REPORTERS = ("tensorboard", "wandb")
+
+
+def read_curves(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a folder's curves, by step; none where nothing was logged. A last line that a kill cut is left out.
+
+    Raises UsageError for other lines that can't be read.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in _lines(path)]
+
+
+def amend(folder: Path, step: int, figures: Mapping[str, float]) -> None:
+    """Adds figures to the line of a step that is there, or adds the line; whole or not at all. Raises CannotWrite."""
+    lines = read_curves(folder)
+    if not any(line["step"] == step for line in lines):
+        lines.append({"step": step})
+    told = [json.dumps({**line, **figures} if line["step"] == step else line, allow_nan=False) for line in lines]
+    try:
+        atomic_write(folder / FILE, "".join(f"{line}\n" for line in told).encode())
+    except OSError as problem:
+        raise CannotWrite(f"can't write {folder / FILE}: {problem.strerror}") from None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for number, line in enumerate(lines[:-1], 1):  # behind the last newline stands nothing, or what a kill cut
+        try:
+            told = json.loads(line)
+            sane = isinstance(told, dict) and isinstance(told["step"], int)
+        except (ValueError, KeyError, RecursionError):
+            sane = False
+        if not sane:
+            raise UsageError(f"{path}: line {number} is no line of curves; move the file away")
+        yield line
+
+
+class Curves:
+    """Writes them: the main process does, the others do nothing. A context manager.
+
+    Args:
+        folder: of the training; the file is ``folder/curves.jsonl``.
+        report_to: ``tensorboard`` (into ``folder/tensorboard``), ``wandb``.
+        step: of the checkpoint that the training goes on from; later lines are cut off. 0: all are.
+        name, project: what W&B calls the run, and its project.
+
+    Raises:
+        UsageError: another word in report_to, or a file that is none of ours.
+        MissingExtra: TensorBoard or W&B is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        world: World,
+        report_to: Sequence[str] = (),
+        *,
+        step: int = 0,
+        name: str | None = None,
+        project: str | None = None,
+    ):
+        for each in report_to:
+            if each not in REPORTERS:
+                raise UsageError(f"report_to: {each!r} is none of {', '.join(REPORTERS)}")
+        self.path = folder / FILE
+        self._writers: list[Any] = []
+        self._file: int | None = None
+        self._is_main = world.is_main
+        if not self._is_main:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            kept = [line for line in _lines(self.path) if json.loads(line)["step"] <= step]
+            atomic_write(self.path, "".join(f"{line}\n" for line in kept).encode())
+        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if "tensorboard" in report_to:
+            self._writers.append(_TensorBoard(folder / "tensorboard", step))
+        if "wandb" in report_to:
+            self._writers.append(_WandB(folder, name, project, goes_on=step > 0))
+
+    def log(self, step: int, figures: Mapping[str, float | None]) -> None:
+        """Adds the figures of a step but those that are None. Raises ValueError for one not finite, CannotWrite."""
+        if not self._is_main:
+            return
+        told = {name: value for name, value in figures.items() if value is not None}
+        for name, value in told.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{printable(name)} of step {step} is {value}")
+        if self._file is None:
+            raise ValueError("these curves are closed")
+        line = json.dumps({"step": step, **told}, allow_nan=False)
+        try:
+            os.write(self._file, f"{line}\n".encode())
+            os.fsync(self._file)
+        except OSError as problem:
+            raise CannotWrite(f"can't write {self.path}: {problem.strerror}") from None
+        for writer in self._writers:
+            writer.log(step, told)
+
+    def close(self) -> None:
+        """Closes file and reporters."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+        for writer in self._writers:
+            writer.close()
+        self._writers.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _TensorBoard:
+    def __init__(self, folder: Path, step: int):
+        with naming_extras({"tensorboard": "posttrain"}, "TensorBoard's files take"):
+            import tensorboard  # noqa: F401 - torch says so late
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What was told of later steps is hidden by TensorBoard itself.
+        self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _run_of(kept: Path) -> str | None:
+    try:
+        return kept.read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+
+
+class _WandB:
+    """A run of W&B. A training that is resumed from a checkpoint continues it: its id is kept in the folder."""
+
+    def __init__(self, folder: Path, name: str | None, project: str | None, *, goes_on: bool):
+        try:
+            import wandb
+        except ModuleNotFoundError:
+            raise MissingExtra("report_to wandb: wandb is not installed; pip install wandb") from None
+        kept = folder / _WANDB_RUN
+        # The environment (WANDB_PROJECT, WANDB_NAME, WANDB_RUN_ID) counts where no option is given.
+        run = os.environ.get("WANDB_RUN_ID") or (_run_of(kept) if goes_on else None) or secrets.token_hex(4)
+        try:
+            atomic_write(kept, f"{run}\n".encode())
+        except OSError as problem:
+            raise CannotWrite(f"can't write {kept}: {problem.strerror}") from None
+        self._run: Any = wandb.init(
+            project=project or os.environ.get("WANDB_PROJECT", "gpuherd"),
+            name=name or os.environ.get("WANDB_NAME", folder.name),
+            dir=str(folder),
+            id=run,
+            resume="allow",
+        )
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        self._run.log(dict(figures), step=step)
+
+    def close(self) -> None:
+        self._run.finish()

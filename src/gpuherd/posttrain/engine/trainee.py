@@ -1,0 +1,266 @@
+"""A module in training: one optimiser step over the items of all processes, exact however they are divided.
+
+The gradient of a step is that of sum(loss_sum) / sum(weight), both sums over all items of all processes. So the number
+of processes and the size of micro-batches change nothing but the order of additions.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuherd.errors import GpuherdError
+from gpuherd.posttrain.engine import strategies
+from gpuherd.posttrain.engine.microbatches import MicroBatch, Pass, passes, pieces_needed
+from gpuherd.posttrain.engine.optimisers import make_optimizer, set_learning_rate, trainable
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
+from gpuherd.posttrain.engine.schedule import learning_rate
+from gpuherd.posttrain.engine.world import World
+from gpuherd.runs.worker import is_out_of_memory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class NotFinite(GpuherdError):
+    """A loss or a gradient is no finite number; the weights are as they were before the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFigures:
+    """What one step did.
+
+    Attributes:
+        loss: sum(loss_sum) / sum(weight) over all processes; None where no item had any weight: nothing was changed.
+        grad_norm: over all weights, before it was cut down; None as above, or where float16 overflowed.
+        learning_rate: of this step.
+        micro_batch: items at once at most, in this process.
+        items: of all processes.
+        skipped: the weights were not changed: nothing to learn, or float16 overflowed and the scale was lowered.
+    """
+
+    loss: float | None
+    grad_norm: float | None
+    learning_rate: float
+    micro_batch: int
+    items: int
+    skipped: bool = False
+
+
+class Trainee:
+    """A module with its optimiser in a world.
+
+    Args:
+        module: a torch module; those of its weights that require gradients are trained. It is moved to the world's
+            device; with FSDP it is sharded in its place.
+        total_steps: of the whole training, for the schedule.
+        amp_dtype: ``bfloat16`` or ``float16`` (with loss scaling): passes run under autocast in it; None: as it is.
+        layers: what FSDP gathers one after the other; the transformer's layers by default.
+        all_used: every trainable weight has a part in every loss.
+
+    Attributes:
+        module: to be called in losses (the wrapper that sums gradients, where there is one).
+        plain: without the wrapper: for names and weights.
+        steps_done: optimiser steps since the beginning of the training.
+
+    Raises:
+        UsageError: nothing to train, or a strategy that doesn't go with the world or the optimiser.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        optimiser: OptimiserOptions,
+        steps: StepOptions,
+        world: World,
+        *,
+        total_steps: int,
+        amp_dtype: str | None = None,
+        layers: Sequence[Any] | None = None,
+        all_used: bool = True,
+    ):
+        import torch
+
+        strategies.check_strategy(steps, world)
+        self.optimiser, self.steps, self.world, self.total_steps = optimiser, steps, world, total_steps
+        self.steps_done = 0
+        self.micro = MicroBatch.of(steps.micro_batch_size)
+        self._kind = world.device.partition(":")[0]
+        self._amp = None if amp_dtype is None else getattr(torch, amp_dtype)
+        if steps.gradient_checkpointing:
+            strategies.enable_checkpointing(module)
+        self.plain = module
+        self.module = strategies.distributed(module, steps, world, self._amp, layers, all_used=all_used)
+        self.weights = trainable(module)
+        self.optimizer = make_optimizer(self.weights, optimiser, sharded=steps.shards)
+        self.scaler = torch.amp.GradScaler(self._kind, enabled=self._amp is torch.float16)
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        items: Sequence[T],
+        loss_sum: Callable[[Sequence[T]], Tensor],
+        weight: Callable[[Sequence[T]], float],
+    ) -> StepFigures:
+        """One optimiser step over the items of all processes; each gives its own, and may have none.
+
+        Args:
+            items: of this process.
+            loss_sum: the sum (not the mean) of the losses of some items, a scalar that gradients can be taken of; calls
+                ``self.module``, in all processes equally often.
+            weight: what the sum of losses is divided by: the number of tokens, or of items; of none it is 0.
+
+        Raises:
+            NotFinite: the loss, or without loss scaling a gradient, is no finite number.
+            torch.OutOfMemoryError: without dynamic_batch_size, or where a single item is too much.
+        """
+        rate = learning_rate(self.optimiser, self.steps_done, self.total_steps)
+        of_all = self.world.gather((len(items), float(weight(items)) if items else 0.0))
+        count, total = sum(many for many, _ in of_all), math.fsum(heavy for _, heavy in of_all)
+        if not math.isfinite(total) or total < 0:
+            raise NotFinite(f"step {self.steps_done + 1}: the items' weight is {total}; it is a number from 0 on")
+        if total == 0:
+            self.steps_done += 1
+            return StepFigures(None, None, rate, self.micro.size, count, skipped=True)
+        self.module.train()
+        loss = self.world.total(self._gradients(items, loss_sum, total, [many for many, _ in of_all]))
+        norm = self._update(loss / total, rate)
+        figures = StepFigures(loss / total, norm, rate, self.micro.size, count, skipped=norm is None)
+        self.steps_done += 1
+        if self.steps.dynamic_batch_size:
+            self.micro = self.micro.after_step()
+        self._clear_cache()
+        return figures
+
+    def _gradients(
+        self, items: Sequence[T], loss_sum: Callable[[Sequence[T]], Tensor], total: float, counts: Sequence[int]
+    ) -> float:
+        """Leaves the gradients, summed over all processes; returns this process's sum of losses."""
+        spare = self._spare(items, counts)
+        while True:
+            self.optimizer.zero_grad(set_to_none=True)
+            most = max(pieces_needed(many, self.micro.size) for many in counts)
+            together = not self.steps.dynamic_batch_size
+            try:
+                return sum(
+                    self._passed(each, loss_sum, total)
+                    for each in passes(items, self.micro.size, most, spare, together=together)
+                )
+            except (RuntimeError, MemoryError) as problem:
+                smaller = self.micro.halved(len(items)) if is_out_of_memory(problem) else None
+                if not self.steps.dynamic_batch_size or smaller is None:
+                    raise
+                logger.warning(
+                    "step %d: memory ran out with %d items at once; going on with %d",
+                    self.steps_done + 1,
+                    min(self.micro.size, len(items)),
+                    smaller.size,
+                )
+                self.micro = smaller
+            # Outside of the handler: its exception holds the tensors that were too many. The whole step is done again,
+            # because some layers had their gradients of the pass already.
+            self._empty_cache()
+
+    def _spare(self, items: Sequence[T], counts: Sequence[int]) -> T | None:
+        """An item for passes that don't count; None in one process."""
+        if self.world.size == 1:
+            return None
+        if min(counts) > 0:
+            return items[0]
+        return next(each for each in self.world.gather(items[0] if items else None) if each is not None)
+
+    def _passed(self, one: Pass[T], loss_sum: Callable[[Sequence[T]], Tensor], total: float) -> float:
+        import torch
+
+        autocast = torch.autocast(self._kind, self._amp) if self._amp is not None else nullcontext()
+        with self._syncing(one.last):
+            with autocast:
+                loss = loss_sum(one.items)
+            # Both strategies take the mean of the processes' gradients.
+            factor = self.world.size / total if one.counts else 0.0
+            self.scaler.scale(loss.float() * factor).backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()) if one.counts else 0.0
+
+    def _syncing(self, last: bool) -> AbstractContextManager[Any]:
+        from torch.nn.parallel import DistributedDataParallel
+
+        waits = isinstance(self.module, DistributedDataParallel) and not last
+        return self.module.no_sync() if waits else nullcontext()
+
+    def _update(self, loss: float, rate: float) -> float | None:
+        """Changes the weights; returns the gradients' norm, None where float16 overflowed and nothing was changed."""
+        import torch
+
+        if not math.isfinite(loss):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise NotFinite(f"step {self.steps_done + 1}: the loss is {loss}; the weights are as they were before it")
+        self.scaler.unscale_(self.optimizer)
+        most = math.inf if self.optimiser.max_grad_norm is None else self.optimiser.max_grad_norm
+        found = torch.nn.utils.clip_grad_norm_(self.weights.values(), most)
+        norm = float(found.full_tensor() if hasattr(found, "full_tensor") else found)
+        if not math.isfinite(norm) and not self.scaler.is_enabled():
+            self.optimizer.zero_grad(set_to_none=True)
+            raise NotFinite(f"step {self.steps_done + 1}: the gradient's norm is {norm}; the weights are as before")
+        set_learning_rate(self.optimizer, rate)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm if math.isfinite(norm) else None
+
+    def _clear_cache(self) -> None:
+        every = self.steps.clear_cache_interval
+        if every is not None and self.steps_done % every == 0:
+            self._empty_cache()
+
+    def _empty_cache(self) -> None:
+        if self._kind == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+
+    # --- weights ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """While the block runs each process has all weights whole: forward passes of ``plain`` need no other process
+        (sampling under FSDP). Without FSDP it is so anyway."""
+        if not self.steps.shards:
+            yield
+            return
+        with strategies.gathered(self.plain, self.steps):
+            yield
+
+    def full_state(self) -> dict[str, Tensor]:
+        """All weights and persistent buffers by name, whole, on the CPU: in the main process; nothing in the others.
+        All processes call it together."""
+        if self.steps.shards:
+            strategies.reshard(self.plain)
+        state: dict[str, Tensor] = {}
+        for name, tensor in self.plain.state_dict().items():
+            whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            if self.world.is_main:
+                state[name] = whole.detach().cpu()
+        return state
+
+    # --- going on exactly ---------------------------------------------------------------------------------------------
+
+    def counters(self) -> dict[str, Any]:
+        """What is no tensor, for JSON: the steps done, the micro-batch, the loss scale."""
+        return {"steps_done": self.steps_done, "micro": asdict(self.micro), "scaler": self.scaler.state_dict()}
+
+    def set_counters(self, counters: Mapping[str, Any]) -> None:
+        """From ``counters``. The micro-batch that is asked for now stands above the one that was."""
+        self.steps_done = int(counters["steps_done"])
+        kept = MicroBatch(**counters["micro"])
+        self.micro = kept if kept.most == self.steps.micro_batch_size else MicroBatch.of(self.steps.micro_batch_size)
+        if counters["scaler"] and self.scaler.is_enabled():
+            self.scaler.load_state_dict(dict(counters["scaler"]))

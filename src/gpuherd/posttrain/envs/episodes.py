@@ -1,0 +1,199 @@
+"""Episodes of many problems at a time: all that are open take their next turn together, and end as rollouts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gpuherd.errors import GpuherdError, UsageError, printable
+from gpuherd.posttrain.envs.interface import Environment, Environments, Message, Step
+from gpuherd.posttrain.envs.turns import Turns
+from gpuherd.posttrain.types import Problem, Rollout
+
+
+class Answer(Protocol):
+    """What the policy said: as of ``sampling.sampler.Continuation``."""
+
+    @property
+    def ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def log_probs(self) -> tuple[float | None, ...]: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+
+class Answering(Protocol):
+    """What goes on from prompts: ``sampling.sampler.Sampler`` does."""
+
+    def continuations(
+        self,
+        prefixes: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+        samples: int = 1,
+        *,
+        first_sample: int = 0,
+        greedy: bool = False,
+    ) -> Sequence[Sequence[Answer]]: ...
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One that is under way. ``messages``: all that both sides said."""
+
+    problem: Problem
+    sample: int
+    environment: Environment
+    prompt_ids: tuple[int, ...]
+    messages: list[Message]
+    ids: list[int] = field(default_factory=list)
+    by_policy: list[bool] = field(default_factory=list)
+    log_probs: list[float | None] = field(default_factory=list)
+    rewards: list[tuple[int, float]] = field(default_factory=list)
+    text: str = ""
+    turns: int = 0
+    correct: bool | None = None
+    finished: bool = False
+    done: bool = False
+
+
+def roll(
+    environments: Environments,
+    answering: Answering,
+    turns: Turns,
+    problems: Sequence[Problem],
+    samples: int,
+    *,
+    first_sample: int = 0,
+    greedy: bool = False,
+    stream: str = "",
+    seed: int = 0,
+    most_tokens: int | None = None,
+) -> list[Rollout]:
+    """Episodes of each problem: the samples of the first problem, then those of the second.
+
+    The draws of an episode depend on the problem, its sample and the turn alone. Where an episode has one turn the
+    rollouts are those of ``Sampler.rollouts``.
+
+    Args:
+        samples: so many episodes a problem, numbered from ``first_sample``; one where ``greedy``.
+        stream: what tells these draws from others of the same seed, such as the step of a training.
+        seed: of what environments draw; all samples of a problem see the same.
+        most_tokens: an episode ends, unfinished, where the conversation has no room for another turn in so many tokens
+            (the model's places); None: there is no limit.
+
+    Raises GpuherdError for a reward that is not finite, with the problem and the turn.
+    """
+    if greedy and samples != 1:
+        raise UsageError(f"samples={samples}; there is one greedy answer")
+    groups = [_begun(environments, turns, each, samples, 0 if greedy else first_sample, seed) for each in problems]
+    prefixes = [
+        (_named(each.id, stream), group[0].prompt_ids, ()) for each, group in zip(problems, groups, strict=True)
+    ]
+    answers = answering.continuations(prefixes, samples, first_sample=first_sample, greedy=greedy)
+    said = [
+        (episode, answer)
+        for group, some in zip(groups, answers, strict=True)
+        for episode, answer in zip(group, some, strict=True)
+    ]
+    while said:
+        _stepped(environments, turns, said, most_tokens)
+        going = [episode for episode, _ in said if not episode.done]
+        if not going:
+            break
+        more = answering.continuations([_next(each, stream) for each in going], 1, greedy=greedy)
+        said = [(episode, some[0]) for episode, some in zip(going, more, strict=True)]
+    return [_rollout(episode) for group in groups for episode in group]
+
+
+def _begun(
+    environments: Environments, turns: Turns, problem: Problem, samples: int, first: int, seed: int
+) -> list[_Episode]:
+    """The episodes of a problem, which all begin with the same words."""
+    drawn = int.from_bytes(hashlib.sha256(f"episode\0{seed}\0{problem.id}".encode()).digest()[:8], "big")
+    begun = []
+    prompt: tuple[int, ...] | None = None
+    for sample in range(first, first + samples):
+        environment = environments.make()
+        messages = environment.reset(problem, drawn).messages
+        prompt = turns.prompt(messages) if prompt is None else prompt
+        begun.append(_Episode(problem, sample, environment, prompt, list(messages)))
+    return begun
+
+
+def _stepped(
+    environments: Environments, turns: Turns, said: Sequence[tuple[_Episode, Answer]], most_tokens: int | None
+) -> None:
+    """Writes down what the policy said and what came of it, in each episode."""
+    texts = [turns.opened + answer.text for _, answer in said]
+    steps = environments.step_all([each.environment for each, _ in said], texts)
+    for (episode, answer), step in zip(said, steps, strict=True):
+        episode.ids += answer.ids
+        episode.by_policy += [True] * len(answer.ids)
+        episode.log_probs += answer.log_probs
+        episode.text, episode.finished, episode.turns = answer.text, answer.finished, episode.turns + 1
+        _paid(environments, episode, step)
+        if episode.done:
+            continue
+        between = turns.between(episode.messages, step.observation.messages, answer.ids[-1] if answer.ids else None)
+        room = math.inf if most_tokens is None else most_tokens
+        if episode.turns >= environments.most_turns:
+            raise GpuherdError(f"environment {environments.name} goes on behind its {environments.most_turns} turns")
+        if len(episode.prompt_ids) + len(episode.ids) + len(between) >= room:
+            episode.done, episode.finished = True, False
+            place, reward = episode.rewards[-1]
+            episode.rewards[-1] = place, _finite(environments, episode, reward + step.if_cut)
+            continue
+        episode.messages += [Message("assistant", answer.text), *step.observation.messages]
+        episode.ids += between
+        episode.by_policy += [False] * len(between)
+        episode.log_probs += [None] * len(between)
+
+
+def _paid(environments: Environments, episode: _Episode, step: Step) -> None:
+    episode.rewards.append((max(0, len(episode.ids) - 1), _finite(environments, episode, step.reward)))
+    episode.done = step.done
+    episode.correct = step.correct
+
+
+def _finite(environments: Environments, episode: _Episode, reward: float) -> float:
+    if math.isfinite(reward):
+        return reward
+    raise GpuherdError(
+        f"environment {environments.name}, problem {printable(episode.problem.id)}, turn {episode.turns}: the "
+        f"reward is {reward}; rewards are finite numbers"
+    )
+
+
+def _next(episode: _Episode, stream: str) -> tuple[str, Sequence[int], Sequence[int]]:
+    """What an episode's next turn goes on from, under a name of its own."""
+    name = f"{_named(episode.problem.id, stream)}\nturn {episode.turns} of {episode.sample}"
+    return name, (*episode.prompt_ids, *episode.ids), ()
+
+
+def _named(problem: str, stream: str) -> str:
+    return f"{problem}\n{stream}" if stream else problem
+
+
+def _rollout(episode: _Episode) -> Rollout:
+    """What is left of an episode. Turns that earned nothing are left out, but for the last one."""
+    paid = [each for each in episode.rewards[:-1] if each[1]] + episode.rewards[-1:]
+    return Rollout(
+        problem=episode.problem.id,
+        sample=episode.sample,
+        prompt_ids=episode.prompt_ids,
+        ids=tuple(episode.ids),
+        by_policy=tuple(episode.by_policy),
+        log_probs=tuple(episode.log_probs),
+        text=episode.text,
+        reward=math.fsum(reward for _, reward in paid),
+        correct=episode.correct,
+        finished=episode.finished,
+        turn_rewards=tuple(paid),
+    )

@@ -1,0 +1,175 @@
+"""How far a policy is from its reference along completions that it drew: KL(policy || reference), by teacher forcing.
+
+Exactly: both models read the completion, and at each of its positions the divergence of their laws of the next token is
+summed over the vocabulary, at temperature 1. The mean over completions of the sum over positions is, by the chain rule,
+an unbiased estimate of the divergence of the laws of whole completions, where the completions were drawn at temperature
+1 without top-p and top-k; of other draws it is the divergence along the paths that were taken. A guided decode records
+the same while it draws.
+
+By estimators, where only the reference is to be in memory: with p the probability of the sampled token under the law
+that sampled and q under the reference's at the same temperature (Schulman 2020, "Approximating KL divergence"),
+k1 = log p - log q, and k3 = q/p - 1 - log(q/p), which is never negative and mostly varies less. Both have the KL
+divergence as their mean at each position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuherd.errors import UsageError
+from gpuherd.lm.forward import BatchReading, CausalModel, causal_model, halved, padded, pieces
+from gpuherd.posttrain.eval.result import Estimator
+from gpuherd.runs.worker import is_out_of_memory
+
+if TYPE_CHECKING:
+    import torch
+
+Found = TypeVar("Found")
+
+_MOST_NUMBERS = 1 << 25  # logits of a model at a time: 128 MB in float32
+
+
+def estimated(
+    log_probs: Sequence[float | None], reference: Sequence[float | None], estimator: Estimator
+) -> float | None:
+    """The estimate of one completion's divergence, in nats: the sum over its tokens by K1 or K3. None where a log-prob
+    or the sum is not finite.
+
+    Args:
+        log_probs: of its tokens under the law that sampled them.
+        reference: of the same under the reference, at the same temperature.
+
+    >>> estimated([-1.0, -2.0], [-1.5, -2.0], Estimator.K1)
+    0.5
+    """
+    total = 0.0
+    for p, q in zip(log_probs, reference, strict=True):
+        if p is None or q is None:
+            return None
+        try:
+            total += p - q if estimator is Estimator.K1 else math.expm1(q - p) - (q - p)
+        except OverflowError:
+            return None
+    return total
+
+
+def exact(
+    policy: Any, reference: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> list[float | None]:
+    """KL(policy || reference) summed over the positions of each answer, at temperature 1, in nats; 0 of an empty one.
+    None where it is not finite: the reference gives a token no chance that the policy may take, or a model is broken.
+
+    A batch is halved where memory runs out. Raises UsageError where the two have other vocabularies.
+
+    Args:
+        policy, reference: transformers' modules, in evaluation mode; each where it lies.
+    """
+    models = causal_model(policy), causal_model(reference)
+    widths = [_vocabulary(each) for each in models]
+    if widths[0] != widths[1]:
+        raise UsageError(
+            f"the policy has {widths[0]} tokens and the reference {widths[1]}; "
+            "a divergence is of two laws over one vocabulary: name the model that the policy was made from"
+        )
+
+    def summed(some: Sequence[int]) -> list[float | None]:
+        import torch
+
+        totals = torch.zeros(len(some), dtype=torch.float64)
+        for logits, _, counts in _walk(models, [prompts[at] for at in some], [answers[at] for at in some]):
+            mine, theirs = (torch.log_softmax(each.float(), dim=-1) for each in logits)
+            # A token that the policy never takes adds nothing, whatever the reference thinks of it.
+            parts = torch.where(mine == -math.inf, 0.0, mine.exp() * (mine - theirs.to(mine.device)))
+            totals += (parts.sum(-1) * counts.to(mine.device)).sum(-1).double().cpu()
+        return [each if math.isfinite(each) else None for each in totals.tolist()]
+
+    return _halving(len(answers), summed, _at_once(models))
+
+
+def forced_log_probs(
+    model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], temperature: float
+) -> list[tuple[float | None, ...]]:
+    """The natural log of each answer token's probability under a model at a temperature; None where not finite."""
+    models = (causal_model(model),)
+
+    def forced(some: Sequence[int]) -> list[tuple[float | None, ...]]:
+        import torch
+
+        rows: list[list[float]] = [[] for _ in some]
+        for (logits,), targets, counts in _walk(models, [prompts[at] for at in some], [answers[at] for at in some]):
+            told = torch.log_softmax(logits.float() / temperature, dim=-1)
+            values = told.gather(2, targets.to(told.device)[..., None])[..., 0].tolist()
+            for row, more, used in zip(rows, values, counts.tolist(), strict=True):
+                row += [value for value, each in zip(more, used, strict=True) if each]
+        return [tuple(value if math.isfinite(value) else None for value in row) for row in rows]
+
+    return _halving(len(answers), forced, _at_once(models))
+
+
+def _walk(
+    models: Sequence[CausalModel], prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> Iterator[tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]]:
+    """The answers position by position, a stretch at a time: each model's logits there, (rows, places, vocabulary), the
+    tokens that follow, and 1 where one is of an answer, else 0; both (rows, places).
+
+    Whole texts are padded at the left, so that the answers' ends lie below each other. A model whose state padding
+    would pass through is asked one row at a time (``_at_once``).
+    """
+    together = all(each.takes_padding for each in models)
+    longest = max(map(len, answers))
+    if longest == 0:
+        return
+    whole = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+    read_by = [padded(each, whole) for each in models]
+    readings = [BatchReading(each, len(whole), keeping=each.takes_padding) for each in models]
+    ids, wide = read_by[0][0].cpu(), len(max(whole, key=len))
+    at_once = max(1, _MOST_NUMBERS // (len(whole) * _vocabulary(models[0]))) if together else longest
+    start, done = wide - longest, 0
+    while start < wide:
+        end = min(wide, start + at_once)
+        logits = [
+            reading.read(own[:, done : end - 1], mask[:, done : end - 1], keep=end - start)
+            for reading, (own, mask) in zip(readings, read_by, strict=True)
+        ]
+        yield logits, ids[:, start:end], _counted([len(each) for each in answers], wide, start, end)
+        start, done = end, end - 1
+
+
+def _counted(lengths: Sequence[int], wide: int, start: int, end: int) -> torch.Tensor:
+    """1 at the places from ``start`` to ``end`` that are the answers' own, which end at ``wide``."""
+    import torch
+
+    places = torch.arange(start, end)
+    return (places[None] >= wide - torch.tensor(lengths)[:, None]).long()
+
+
+def _at_once(models: Sequence[CausalModel]) -> int | None:
+    """How many rows may be read together; None: any number."""
+    return None if all(each.takes_padding for each in models) else 1
+
+
+def _halving(count: int, work: Callable[[Sequence[int]], Sequence[Found]], most: int | None = None) -> list[Found]:
+    """What ``work`` says of places 0 to ``count`` - 1, of at most so many together, and as many as memory lasts for."""
+    import torch
+
+    found: dict[int, Found] = {}
+    waiting = [tuple(piece) for piece in pieces(count, most)]
+    with torch.inference_mode():
+        while waiting:
+            some = waiting.pop(0)
+            try:
+                found.update(zip(some, work(some), strict=True))
+                continue
+            except (RuntimeError, MemoryError) as problem:
+                if len(some) == 1 or not is_out_of_memory(problem):
+                    raise
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            waiting = [*halved(some), *waiting]
+    return [found[place] for place in range(count)]
+
+
+def _vocabulary(model: CausalModel) -> int:
+    return int(model.module.config.get_text_config(decoder=True).vocab_size)

@@ -1,0 +1,306 @@
+"""An experiment from its settings to done.json: what is looked at first, which jobs run, what is told at the end.
+
+Knows the order of things. What a round is, what algorithms do and what runs when are other modules' business.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from gpuherd.atomic import atomic_write
+from gpuherd.columns import window
+from gpuherd.engines.registry import LOCAL
+from gpuherd.gpus.query import machine
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs import clock, feasibility
+from gpuherd.jobs.monitor.display import display
+from gpuherd.jobs.remote.dispatcher import settled
+from gpuherd.jobs.run import run_jobs
+from gpuherd.models.load.jobs import resources_for
+from gpuherd.posttrain.eval.telling import json_values
+from gpuherd.posttrain.runs.dividing import combinations_of
+from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory
+from gpuherd.posttrain.runs.gpu_watch import GpuWatcher
+from gpuherd.posttrain.runs.jobs import PlannedStep, make_jobs, planned, result_of
+from gpuherd.posttrain.runs.memory import Memory
+from gpuherd.posttrain.runs.options import RoundsOptions
+from gpuherd.posttrain.runs.plan import Step
+from gpuherd.posttrain.runs.prepared import Prepared, prepare, refuse_others
+from gpuherd.posttrain.runs.priority import priority_named
+from gpuherd.posttrain.runs.record import RunRecord, begin, read_record
+from gpuherd.posttrain.runs.resuming import future_folder, new_folder, unfinished
+from gpuherd.posttrain.runs.settings import Settings
+from gpuherd.posttrain.runs.telling import end_lines, headline, notices, plan_tree, print_tree, result_lines
+from gpuherd.posttrain.runs.work import versions
+from gpuherd.runs.console import logged_to
+from gpuherd.runs.stage import StageOutcome, tidy
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.eval.gathering import Gathered
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RoundsOutcome(StageOutcome):
+    """How an experiment's run ended; ``complete``: all is there."""
+
+    complete: bool = False
+
+
+class RoundsExperiment:
+    """Runs an experiment's rounds on free GPUs.
+
+    Args:
+        settings: what to do, paths absolute (``settling.settled``); of a run that goes on its own.
+        options: how jobs run.
+        console: where progress and the summary go; standard output by default.
+        simulate: the GPUs are pretended: all is computed on the CPU.
+        going_on: the folder of a run that goes on. None: the newest unfinished one of the experiment, or a new one.
+        only: the steps that are done now, such that none needs one that is not among them; a later start without it
+            goes on with the others. None: all.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        options: RoundsOptions,
+        *,
+        console: Console | None = None,
+        simulate: bool = False,
+        going_on: RoundsDirectory | None = None,
+        only: Callable[[Step], bool] | None = None,
+    ):
+        self.settings, self.simulate = settings, simulate
+        self.options = options if settings.system.use_parallel_execution else replace(options, max_concurrent=1)
+        self.console = Console() if console is None else console
+        self.only = only
+        self.now = datetime.now()
+        found = unfinished(settings) if going_on is None else going_on
+        self.goes_on = found is not None
+        self.folder = future_folder(settings, self.now) if found is None else found
+        self.prepared: Prepared | None = None
+        self.plan: list[PlannedStep] = []
+        self.outcome: RoundsOutcome | None = None
+        self._outlook: feasibility.Feasibility | None = None
+
+    def run(self) -> RoundsOutcome:
+        """Runs to the end, or goes on with a run that was stopped.
+
+        Raises:
+            UsageError: settings that make no sense, or name what is not there.
+            MissingModel, BadModel: a model is not to be had. JobCannotFit: one fits on no GPU here. NoSuchGpu.
+            CannotWrite, QueueBusy, BadRun; what reading data raises.
+        """
+        if self.goes_on and self.folder.done.exists():
+            return self._complete()
+        recorded = read_record(self.folder).made.get("inputs", {}) if self.goes_on else None
+        self.prepared = prepare(self.settings, recorded)
+        for line in notices(self.settings, self.prepared):
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        record = self._record()
+        self.plan = self._plan([step for step in record.steps() if self.only is None or self.only(step)])
+        if self.options.dry_run:
+            self._tell_plan()
+            never = () if self._outlook is None else self._outlook.never
+            self.outcome = RoundsOutcome(None, complete=False, never=never)
+            return self.outcome
+        if not self.goes_on:
+            self.folder = new_folder(self.settings, self.now)
+        self.folder.create()
+        record = replace(begin(self.folder, record), settings=self.settings)
+        with logged_to(self.folder.run_log):
+            self.outcome = self._run(record)
+        self._tell_end()
+        return self.outcome
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plan or outcome as plain JSON values, for ``--json``."""
+        done = self._done()
+        asks = {} if self._outlook is None else self._outlook.asks
+        told: dict[str, Any] = {
+            "experiment": self.settings.experiment.name,
+            "folder": str(self.folder.root),
+            "goes_on": self.goes_on,
+            "jobs": [
+                {
+                    "name": each.step.name,
+                    "phase": each.step.phase.value,
+                    "algorithm": each.step.algorithm,
+                    "dataset": each.step.dataset,
+                    "family": each.step.family,
+                    "round": each.step.round,
+                    "needs": list(each.step.needs),
+                    "priority": each.priority,
+                    "done": each.step.name in done,
+                    **asdict(each.asked),
+                    "asks": asks.get(each.asked.gpus),
+                }
+                for each in self.plan
+            ],
+        }
+        if self._outlook is not None:
+            told |= self._outlook.to_dict()
+        if self.outcome is not None and not self.options.dry_run:
+            jobs = self.outcome.jobs
+            told |= {
+                "exit_code": int(self.outcome.exit_code),
+                "complete": self.outcome.complete,
+                "can_go_on": jobs is None or not jobs.unsolvable,
+                "failures": self.outcome.failure_values(),
+                "results": json_values(self._gathered()),
+            }
+        return told
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def _record(self) -> RunRecord:
+        """The run's record: as it was begun, or as it would begin now."""
+        assert self.prepared is not None  # noqa: S101 - run() has made it
+        if self.goes_on:
+            kept = read_record(self.folder)
+            refuse_others(kept.made.get("inputs", {}), self.prepared.inputs, self.folder.root)
+            return replace(kept, settings=self.settings)
+        places = resources_for(self.options).places(1, self.options)
+        return RunRecord(
+            self.settings,
+            combinations_of(self.settings, self.prepared, places),
+            self.settings.identity(),
+            os.getcwd(),  # noqa: PTH109 - a record
+            {
+                "command": without_webhook(sys.argv),
+                "inputs": self.prepared.inputs,
+                "host": socket.gethostname(),
+                "started": datetime.now(UTC).isoformat(timespec="seconds"),
+                "versions": versions(),
+            },
+        )
+
+    def _plan(self, steps: Sequence[Step]) -> list[PlannedStep]:
+        assert self.prepared is not None  # noqa: S101 - as above
+        cards = resources_for(self.options).gpu_specs
+        memory = Memory(self.settings, cards, self.prepared)
+        priority = priority_named(self.settings.job_priority)
+        return planned(steps, [memory.of(step) for step in steps], priority, self.settings.rounds_of_training)
+
+    def _run(self, record: RunRecord) -> RoundsOutcome:
+        """The jobs, and what is written when they have ended."""
+        began = clock.wall()
+        logger.info("experiment %s in %s: %d jobs", self.settings.experiment.name, self.folder.root, len(self.plan))
+        assert self.prepared is not None  # noqa: S101 - as above
+        for line in notices(self.settings, self.prepared):
+            logger.info("%s", line)
+        if self.simulate:
+            logger.info("the GPUs are simulated, and so is what is said of their memory and utilization")
+        self.console.print(f"run: {self.folder.root}", markup=False, highlight=False, soft_wrap=True)
+        jobs = make_jobs(
+            self.plan,
+            self.folder,
+            identity=record.identity,
+            cwd=record.cwd if Path(record.cwd).is_dir() else os.getcwd(),  # noqa: PTH109 - as the record has it
+            retries=self.options.retries,
+            heartbeat_s=self.options.heartbeat,
+            share=self.options.share,
+            simulate=self.simulate,
+        )
+        if not self.options.enqueue_only:
+            done = self._done()
+            self.options = settled([job for job in jobs if job.name not in done], self.options, self.folder)
+        phases = {each.step.name: each.step.phase.value for each in self.plan}
+        with display(self.console) as shown:
+            watcher = GpuWatcher(self.folder, phases, shown, self._gpus)
+            outcome = run_jobs(jobs, self.options, self.folder, display=watcher, enqueue_only=self.options.enqueue_only)
+        memory = watcher.write()
+        self.console.print("\n".join(memory), markup=False, highlight=False, soft_wrap=True)
+        logger.info(
+            "jobs: %d done, %d failed, %d waiting, %d cancelled",
+            *(outcome.done, outcome.failed, outcome.waiting, outcome.cancelled),
+        )
+        self._tidy(began)
+        complete = outcome.complete and self.only is None
+        if complete:
+            values = {"format": FORMAT, "jobs": len(self.plan), "results": json_values(self._gathered())}
+            text = json.dumps(values, indent=1, allow_nan=False)
+            atomic_write(self.folder.done, text.encode() + b"\n")
+        return RoundsOutcome(outcome, complete)
+
+    def _gpus(self) -> Sequence[Gpu]:
+        """Those that the jobs run on, as far as they can be looked at from here."""
+        return machine(processes=False).gpus if self.options.engine == LOCAL else ()
+
+    def _complete(self) -> RoundsOutcome:
+        said = f"run {self.folder.root} is complete; nothing is left to do"
+        self.console.print(said, markup=False, highlight=False, soft_wrap=True)
+        self._tell_results()
+        self.outcome = RoundsOutcome(None, complete=True)
+        return self.outcome
+
+    def _gathered(self) -> Gathered:
+        from gpuherd.posttrain.eval.gathering import gather
+
+        return gather(self.folder.results)
+
+    def _done(self) -> set[str]:
+        """Names of the jobs whose results are there."""
+        if not self.goes_on and self.outcome is None:
+            return set()
+        return {each.step.name for each in self.plan if result_of(each.step, self.folder).exists()}
+
+    def _tidy(self, began: float) -> None:
+        """Removes half-written files of workers that were killed before this start; not while a job runs."""
+        made = (self.folder.datasets, self.folder.models, self.folder.results, self.folder.usage)
+        inside = [path for place in made for path in (place, *place.rglob("*")) if path.is_dir()]
+        tidy(self.folder, [self.folder.root, *inside], began)
+
+    # --- telling ------------------------------------------------------------------------------------------------
+
+    def _tell_plan(self) -> None:
+        assert self.prepared is not None  # noqa: S101 - as above
+        done = self._done()
+        title = headline(self.settings, self.prepared, self.plan, done)
+        print_tree(self.console, plan_tree(title, self.plan, done, self.prepared))
+        self._outlook = feasibility.of_like(
+            [each.asked.gpus for each in self.plan if each.step.name not in done], self.options, self.folder
+        )
+        for line in self._outlook.lines:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        goes = f"would go on in {self.folder.root}" if self.goes_on else f"would go to {self.folder.root}"
+        self.console.print(f"nothing was started; it {goes}", markup=False, highlight=False, soft_wrap=True)
+
+    def _tell_end(self) -> None:
+        assert self.outcome is not None and self.outcome.jobs is not None  # noqa: S101 - as above
+        self._tell_results()
+        lines = end_lines(self.outcome.jobs, self.folder.root)
+        if self.only is None:
+            lines += [f"log: {self.folder.run_log}", f"next: gpuherd report {self.folder.root}"]
+        for line in lines:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _tell_results(self) -> None:
+        for line in result_lines(self._gathered(), window(self.console)):
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def without_webhook(words: Sequence[str]) -> list[str]:
+    """A command without the webhook's address: who knows it may post there."""
+    found = []
+    for before, word in zip(("", *words), words, strict=False):
+        hidden = word.startswith("--webhook=") or before == "--webhook"
+        found.append("--webhook=..." if word.startswith("--webhook=") else "..." if hidden else word)
+    return found
+
+
+def as_json(experiment: RoundsExperiment) -> str:
+    """What ``--json`` prints."""
+    return json.dumps(experiment.to_dict(), indent=2, allow_nan=False)

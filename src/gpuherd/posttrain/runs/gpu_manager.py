@@ -1,0 +1,116 @@
+"""``GPUManager``: the GPUs that this process may use, under the names of a guide.
+
+It reads the driver and never starts CUDA, so that whoever asks can still choose GPUs afterwards. Ids are CUDA's in this
+process, from 0; GB are 2^30 bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+from gpuherd.errors import NoSuchGpu, UsageError
+from gpuherd.gpus.query import machine
+from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.visible import visible_now
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.place.inventory import idle_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.resources import read_with_precision
+from gpuherd.models.place.result import MemoryPlan
+from gpuherd.posttrain.engine.gpu_memory import GpuMemory, memory_summary
+
+T = TypeVar("T")
+
+_MB_IN_GB = 1024
+_MIB = 1 << 20
+
+
+class GPUManager:
+    """See the module. Each question looks at the GPUs anew."""
+
+    @property
+    def num_gpus(self) -> int:
+        """How many there are; 0 on a machine without."""
+        return len(self._gpus())
+
+    @property
+    def available_gpus(self) -> list[int]:
+        """Their ids."""
+        return list(range(self.num_gpus))
+
+    def get_gpu_memory(self, gpu_id: int = 0) -> float:
+        """All memory of a GPU, in GB. Raises NoSuchGpu."""
+        return self._gpu(gpu_id).total_mb / _MB_IN_GB
+
+    def get_free_memory(self, gpu_id: int = 0) -> float:
+        """What nobody uses of it, as the driver says, in GB. Raises NoSuchGpu."""
+        return self._gpu(gpu_id).free_mb / _MB_IN_GB
+
+    def can_fit_model(self, model: str, gpu_id: int = 0, *, dtype: str | None = None) -> bool:
+        """Whether a model fits on this GPU as it is when nobody uses it, decoding one short answer, by its plan.
+
+        Raises NoSuchGpu, MissingModel, BadModel.
+        """
+        cards = idle_gpus([self._gpu(gpu_id)])
+        architecture, precision = read_with_precision(model, dtype)
+        return bool(cards) and isinstance(
+            make_plan(architecture, cards, precision, Workload(), advise=False), MemoryPlan
+        )
+
+    def get_optimal_batch_size(self, base_batch_size: int, gpu_id: int = 0) -> int:
+        """The guide's rule: twice the base on GPUs of 80 GB, the base from 40 GB on, else half of it, at least 1.
+
+        A rule of thumb. What fits is planned (``gpuherd plan``), or found out (``training.dynamic_batch_size``).
+        """
+        if base_batch_size < 1:
+            raise UsageError(f"base_batch_size={base_batch_size}; the least is 1")
+        # Cards that are sold as 80 GB have a little less.
+        memory = self.get_gpu_memory(gpu_id) / 0.95
+        return (
+            base_batch_size * 2 if memory >= 80 else base_batch_size if memory >= 40 else max(1, base_batch_size // 2)
+        )
+
+    def distribute_work(self, items: Sequence[T], num_workers: int | None = None) -> list[list[T]]:
+        """The items dealt in turn to workers, as many as there are GPUs (at least 1) unless said otherwise.
+
+        >>> GPUManager().distribute_work("abcde", 2)
+        [['a', 'c', 'e'], ['b', 'd']]
+        """
+        many = max(1, self.num_gpus) if num_workers is None else num_workers
+        if many < 1:
+            raise UsageError(f"num_workers={num_workers}; the least is 1")
+        return [list(items[start::many]) for start in range(many)]
+
+    def memory_summary(self) -> str:
+        """``GPU Memory Summary:`` with a line a GPU: what is in use by anybody, as the driver sees it. (What torch has
+        allocated and what it reserves are two things inside a process alone; from outside both are what is in use.)"""
+        gpus = self._gpus()
+        lines = memory_summary(
+            [
+                GpuMemory(str(number), gpu.used_mb * _MIB, gpu.used_mb * _MIB, gpu.total_mb * _MIB)
+                for number, gpu in enumerate(gpus)
+            ]
+        )
+        return "\n".join(lines if gpus else [lines[0], "  no GPUs are visible here"])
+
+    def print_memory_summary(self) -> None:
+        """Writes ``memory_summary`` to standard output."""
+        sys.stdout.write(self.memory_summary() + "\n")
+
+    def _gpus(self) -> tuple[Gpu, ...]:
+        return visible_now(machine(processes=False).gpus)
+
+    def _gpu(self, gpu_id: int) -> Gpu:
+        gpus = self._gpus()
+        if not 0 <= gpu_id < len(gpus):
+            raise NoSuchGpu(f"there is no GPU {gpu_id}; visible here: {len(gpus)}")
+        return gpus[gpu_id]
+
+
+@lru_cache(maxsize=1)
+def get_gpu_manager() -> GPUManager:
+    """The one of this process."""
+    return GPUManager()

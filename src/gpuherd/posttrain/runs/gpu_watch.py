@@ -1,0 +1,101 @@
+"""Listens to a run and looks at its GPUs now and then, for the lines of ``gpu_lines`` and ``training.gpu_memory``.
+Changes nothing of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs import clock
+from gpuherd.jobs.records import Event, EventKind, RunSnapshot
+from gpuherd.jobs.reporter import Display
+from gpuherd.posttrain.engine.gpu_memory import GpuMemory, memory_summary
+from gpuherd.posttrain.runs.folder import RoundsDirectory
+from gpuherd.posttrain.runs.gpu_lines import Looks, utilisation_lines
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 5.0
+_MIB = 1 << 20
+
+
+class GpuWatcher:
+    """A display in front of another one. Hears which job runs where, and remembers what each GPU did meanwhile.
+
+    Args:
+        phases: of each job, by name.
+        look: the GPUs now; () where there are none, and where they are those of a cluster.
+    """
+
+    def __init__(
+        self,
+        folder: RoundsDirectory,
+        phases: Mapping[str, str],
+        behind: Display,
+        look: Callable[[], Sequence[Gpu]],
+    ):
+        self._folder, self._phases, self._behind, self._look = folder, phases, behind, look
+        self.every_s = min(behind.every_s, LOOK_EVERY_S)
+        self._shown_at = self._looked_at = clock.mono()
+        self._at_work: dict[str, tuple[str, ...]] = {}
+        self._used: dict[str, tuple[int, int]] = {}
+        self._totals: dict[str, int] = {}
+        self._seen: set[str] = set()
+        self._looks = Looks()
+
+    def event(self, event: Event) -> None:
+        """Passes an event on, and notes where its job runs."""
+        self._behind.event(event)
+        if event.job is None:
+            return
+        if event.kind in (EventKind.STARTED, EventKind.ADOPTED):
+            self._at_work[event.job] = event.gpus
+            self._seen.update(event.gpus)
+            self._looks.add(dict.fromkeys(event.gpus, self._phases.get(event.job, "?")), {})
+        elif self._at_work.pop(event.job, None) is not None and event.kind is EventKind.DONE:
+            self._note(event.job, event.gpus)
+
+    def snapshot(self, snapshot: RunSnapshot) -> None:
+        """Passes it on as often as the display wants it, and looks at the GPUs."""
+        now = clock.mono()
+        if now - self._shown_at >= self._behind.every_s or self.every_s == self._behind.every_s:
+            self._shown_at = now
+            self._behind.snapshot(snapshot)
+        if now - self._looked_at >= LOOK_EVERY_S and self._at_work:
+            self._looked_at = now
+            busy = {label: self._phases.get(job, "?") for job, labels in self._at_work.items() for label in labels}
+            if busy:
+                self._looks.add(busy, {gpu.label: gpu.utilisation_percent for gpu in self._look()})
+
+    def write(self) -> list[str]:
+        """Writes the lines to the log. Returns those of the memory, for people."""
+        here = {gpu.label: gpu.total_mb * _MIB for gpu in self._look() if gpu.label in self._seen}
+        # On a cluster nobody can look from here: there a job's own word counts for the whole of its GPU too.
+        labels = [*here, *sorted(self._seen - {*here})]
+        lines = memory_summary([self._memory(label, here.get(label)) for label in labels])
+        for line in (*lines, *utilisation_lines(self._looks.found())):
+            logger.info("%s", line)
+        return lines
+
+    def _memory(self, label: str, total: int | None) -> GpuMemory:
+        used = self._used.get(label)
+        allocated, reserved = (None, None) if used is None else used
+        return GpuMemory(label, allocated, reserved, self._totals.get(label) if total is None else total)
+
+    def _note(self, job: str, labels: Sequence[str]) -> None:
+        """What a finished job says that it took of its GPU."""
+        try:
+            told: Any = json.loads(self._folder.usage_of(job).read_bytes())
+            allocated, reserved = told["peak_allocated"], told["peak_reserved"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # it is for people; a run doesn't end for it
+        if len(labels) != 1 or not isinstance(allocated, int) or not isinstance(reserved, int):
+            return
+        if isinstance(told.get("total"), int):
+            self._totals[labels[0]] = told["total"]
+        before = self._used.get(labels[0], (0, 0))
+        self._used[labels[0]] = max(before[0], allocated), max(before[1], reserved)

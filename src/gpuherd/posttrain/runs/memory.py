@@ -1,0 +1,338 @@
+"""What a job of an experiment asks its queue for: one GPU, and so much of its memory by the plans of its models.
+
+Every job computes on one GPU, where the models that it holds lie whole. Which those are depends on its phase: a
+collection has the policy (a guided one is two models), a training what the algorithm trains, an evaluation both.
+Algorithms from human feedback train a proxy first: the larger of both trainings counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpuherd.errors import BadModel, JobCannotFit, MissingModel
+from gpuherd.lm.guidance.guide import Kind
+from gpuherd.models.describe.description import Architecture
+from gpuherd.models.describe.reading import read_for_training
+from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
+from gpuherd.models.memory.training_job import LoraShape, Method, Optimiser, TrainingJob, TrainingPrecision
+from gpuherd.models.memory.weights import Precision
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
+from gpuherd.models.place.training import TrainingRefusal, make_training_plan
+from gpuherd.posttrain.guidance.comparing import ComparingOptions
+from gpuherd.posttrain.guidance.options import Loss, ValueOptions
+from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE, PolicyOptions
+from gpuherd.posttrain.preference.proxy import ProxyOptions
+from gpuherd.posttrain.runs.blocks import Family
+from gpuherd.posttrain.runs.plan import Phase, Step
+from gpuherd.posttrain.runs.prepared import Prepared
+from gpuherd.posttrain.runs.settings import Settings
+from gpuherd.units import gib
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.runs.choices import Choice
+
+# How each algorithm's training step is counted; those that train a classifier train the value model on given texts.
+_METHODS: Mapping[str, Method] = {
+    "SFT": Method.SFT,
+    "DPO": Method.DPO,
+    "GRPO": Method.GRPO,
+    "REINFORCE": Method.GRPO,
+    "GRPO-HF": Method.GRPO,
+    "PPO": Method.PPO,
+}
+# Reward models of unknown architecture are encoders of less than half a billion numbers, usually.
+_UNKNOWN_SCORER_MB = 2048
+# Of models whose GPU is not known there is no end of room.
+_BOUNDLESS = GpuSpec("0", "", total=0, free=1 << 60)
+
+
+_FLOAT32 = 4
+_BEYOND_16_BITS = 2  # bytes a number: planners count a reward model in 16 bits, and a proxy scores in 32
+# Bytes of an optimiser's states for each number in float32.
+_STATES: Mapping[str, int] = {Optimiser.ADAMW: 8, Optimiser.ADAMW_8BIT: 2, Optimiser.SGD: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A model that decodes: its name, in which dtype, and of a classifier its options and how many numbers it predicts
+    of a token."""
+
+    model: str
+    dtype: str | None
+    guiding: ValueOptions | None = None
+    width: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a job asks for.
+
+    Attributes:
+        gpus: 1.
+        memory_mb: free memory that it needs there.
+        sentence: what for, in words.
+    """
+
+    gpus: int
+    memory_mb: int
+    sentence: str
+
+
+class Memory:
+    """What each step of an experiment asks for on a machine with these GPUs; each model is read once.
+
+    Args:
+        cards: as idle as jobs will find them; () on a machine without GPUs.
+        prepared: the longest prompt of each data set, and what scores its completions.
+    """
+
+    def __init__(self, settings: Settings, cards: Sequence[GpuSpec], prepared: Prepared):
+        self._settings, self._cards, self._prompts = settings, tuple(cards), prepared.prompt_tokens
+        self._choices = {each.name: each for each in prepared.choices}
+        self._reward_models, self._right_or_wrong = prepared.reward_models, prepared.right_or_wrong
+        self._known: dict[tuple[object, ...], Asked] = {}
+
+    def of(self, step: Step) -> Asked:
+        """Of one step. Raises JobCannotFit where it fits on no GPU here; MissingModel, BadModel."""
+        name = step.evaluated_on if step.evaluated_on is not None else step.dataset
+        if step.phase is Phase.TRAIN:
+            key: tuple[object, ...] = (step.algorithm, step.family, name)
+            if key not in self._known:
+                self._known[key] = self._training(step, self._settings.families()[step.family])
+            return self._known[key]
+        models = self._models(step)
+        if (models, name) not in self._known:
+            self._known[models, name] = self._decoding(models, name)
+        return self._known[models, name]
+
+    def _models(self, step: Step) -> tuple[_Held, ...]:
+        """What lies on the GPU while a step decodes."""
+        family, choice, dtype = (
+            self._settings.families()[step.family],
+            self._choices.get(step.algorithm),
+            self._settings.system.dtype,
+        )
+        policy = _Held(family.reference, dtype)
+        if step.policy_round is None or choice is None:
+            return (policy,)
+        if choice.guided:
+            # A classifier is kept in the float32 that it was trained in, and loaded so where nothing else is said.
+            if family.value is None:
+                return (policy,)
+            return (policy, _Held(family.value, dtype or "fp32", choice.options, self._width(choice, step.dataset)))
+        # The divergence is measured with both models at hand.
+        both = step.phase is Phase.EVALUATE and self._settings.evaluation.kl == "exact"
+        return (policy, policy) if both else (policy,)
+
+    def _decoding(self, models: Sequence[_Held], dataset: str) -> Asked:
+        """Models that decode together on one GPU: their needs add up, but for the context and what is kept free."""
+        demands, heads = [], 0
+        for each in models:
+            architecture, precision = read_with_precision(each.model, each.dtype)
+            load = self._load(dataset, each.guiding)
+            demands.append(resources_of(architecture, precision, load, self._cards, parallel="replica", most=1))
+            if each.guiding is not None:
+                heads += _asked_head(each.guiding, each.width, architecture, precision, load.batch)
+        total = demands[0].memory_mb + sum(_beside(each) for each in demands[1:]) + self._scoring(dataset)
+        total += -(-heads // MIB)
+        said = " and ".join(each.sentence.partition(":")[0] for each in demands)
+        if dataset in self._reward_models:
+            said += f", scored by {self._reward_models[dataset]}"
+        self._refuse(total, said)
+        return Asked(1, total, f"{said}: {gib(total * MIB)}")
+
+    def _load(self, dataset: str, guiding: ValueOptions | None) -> Workload:
+        """What is decoded at once. A classifier reads the candidates of a step behind what there is: a pass of as many
+        tokens as a short prompt's."""
+        told, prompt = self._settings.generation, self._prompts[dataset]
+        if guiding is None:
+            return Workload(told.batch_size, prompt, told.max_new_tokens)
+        top_k = guiding.guidance.top_k
+        return Workload(told.batch_size, max(prompt, top_k), told.max_new_tokens + top_k)
+
+    def _scoring(self, dataset: str) -> int:
+        """What the model that scores takes beside the others, in MB; 0 where none does. Raises MissingModel."""
+        model = self._reward_models.get(dataset)
+        if model is None:
+            return 0
+        rows = self._settings.data_collection.reward_batch_size
+        load = Workload(rows, self._prompts[dataset] + self._settings.generation.max_new_tokens, 1)
+        try:
+            architecture, precision = read_with_precision(model, self._settings.dataset(dataset).reward_dtype)
+        except MissingModel:
+            raise
+        except BadModel:
+            return _UNKNOWN_SCORER_MB  # an encoder of an architecture whose shapes the planner doesn't know
+        return _beside(resources_of(architecture, precision, load, self._cards, parallel="replica", most=1))
+
+    def _training(self, step: Step, family: Family) -> Asked:
+        choice = self._choices[step.algorithm]
+        model = family.value if choice.guided and family.value is not None else family.reference
+        # Classifiers always learn in float32 (value.training), other weights where there is autocast.
+        dtype = "fp32" if choice.guided else self._settings.system.training.dtype
+        architecture, precision = read_with_precision(model, dtype, read_for_training)
+        frozen = (
+            precision if choice.guided else read_with_precision(model, self._settings.system.training.frozen.dtype)[1]
+        )
+        job = self._job(choice, precision, frozen, self._prompts[step.dataset])
+        proxy = None
+        if isinstance(choice.options, ProxyOptions):
+            base = choice.options.proxy_base(family.value, family.reference)
+            proxy = read_with_precision(base, "fp32", read_for_training)[0]
+        # The policy's answers are scored while it trains: by the proxy, which lies beside it, or by the task's model.
+        scored_by = proxy if job.method.generates else None
+        memory = self._learning(step, architecture, job, scored_by)
+        if isinstance(choice.options, ValueOptions):
+            width = self._width(choice, step.dataset)
+            memory += -(-_learnt_head(choice.options, width, architecture, job) // MIB)
+            self._refuse(memory, f"{architecture.model} and the classifier's head")
+        elif scored_by is not None:
+            memory += -(-_BEYOND_16_BITS * scored_by.parameters // MIB)
+            self._refuse(memory, f"{architecture.model} and its proxy in float32")
+        elif job.method.generates:
+            memory += self._scoring(step.dataset)
+            self._refuse(memory, f"{architecture.model} and what scores it")
+        told = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
+        if proxy is not None:
+            first = self._learning(step, proxy, self._of_proxy(job))
+            if first > memory:
+                memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
+        return Asked(1, memory, f"{told}: {gib(memory * MIB)}")
+
+    def _width(self, choice: Choice, dataset: str) -> int:
+        """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and
+        wrong, else those of a histogram."""
+        options: ValueOptions = choice.options
+        by_atoms = options.loss_type is Loss.MLE or (options.loss_type is None and dataset not in self._right_or_wrong)
+        return options.num_atoms if by_atoms else 1
+
+    def _learning(
+        self, step: Step, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None
+    ) -> int:
+        """What one training takes, in MB. Raises JobCannotFit."""
+        roomiest = max(self._cards, key=lambda card: card.free, default=_BOUNDLESS)
+        found = make_training_plan(architecture, [roomiest], job, count=1, reward=reward)
+        if isinstance(found, TrainingRefusal):
+            raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
+        return -(-found.loads[0].usage.total // MIB)
+
+    def _of_proxy(self, job: TrainingJob) -> TrainingJob:
+        """A proxy's training: pairs, of whose tokens no word is predicted, and all its weights."""
+        mixed = self._settings.system.amp_dtype is not None
+        return replace(
+            job,
+            method=Method.DPO,
+            precision=_training_precision(Precision.FP32, mixed=mixed),
+            optimiser=Optimiser.ADAMW,
+            lora=None,
+            base=None,
+            weighed=0,
+            accumulation=2,
+            batch=self._settings.training.micro_batch_size,
+            reference=False,
+            loss="chunked",
+        )
+
+    def _job(self, choice: Choice, precision: Precision, frozen: Precision, prompt_tokens: int) -> TrainingJob:
+        """How an algorithm trains, by its options where it has such.
+
+        Args:
+            precision, frozen: how weights lie in memory that are trained, and those that no step changes.
+        """
+        told, options = self._settings, choice.options
+        method = Method.SFT if choice.guided else _METHODS[choice.algorithm]
+        lora = getattr(options, "lora", None)
+        reference = None
+        if getattr(options, "reference_free", False):
+            reference = False
+        elif getattr(options, "kl_coef", None):
+            reference = True
+        return TrainingJob(
+            method=method,
+            precision=_training_precision(precision, mixed=told.system.amp_dtype is not None),
+            optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
+            lora=None if lora is None else LoraShape(lora.r),
+            base=None if lora is None else frozen,
+            # Of a comparison both sides are read.
+            batch=told.training.micro_batch_size * (2 if isinstance(options, ComparingOptions) else 1),
+            prompt_tokens=prompt_tokens,
+            new_tokens=told.generation.max_new_tokens,
+            accumulation=-(-_sequences(choice) // told.training.micro_batch_size),
+            samples=getattr(options, "samples_per_prompt", 8),
+            checkpointing=told.training.gradient_checkpointing,
+            attention="eager" if told.system.attn_impl == "eager" else "sdpa",
+            reference=reference,
+            reference_in=frozen,
+            wide=lora is not None and frozen is not precision,
+            sampled=told.generation.batch_size if method.generates else None,
+            weighed=ASKED_AT_ONCE if isinstance(options, PolicyOptions) else 0,
+            loss="chunked" if choice.guided else "whole",  # a classifier predicts no next token
+        )
+
+    def _refuse(self, memory_mb: int, said: str) -> None:
+        most = max((card.free for card in self._cards), default=_BOUNDLESS.free)
+        if memory_mb * MIB > most:
+            raise JobCannotFit(
+                f"{said} together take {gib(memory_mb * MIB)} on one GPU, and the roomiest here has {gib(most)}; lower "
+                "generation.batch_size or generation.max_new_tokens, or choose a smaller models.<name>.value"
+            )
+
+
+def _head_numbers(options: ValueOptions, width: int, architecture: Architecture) -> int:
+    """Weights of a classifier's head: of kind Q those of each token of the vocabulary."""
+    tokens = architecture.vocab_size if options.classifier_type is Kind.Q else 1
+    return width * tokens * (architecture.hidden_size + 1)
+
+
+def _asked_head(options: ValueOptions, width: int, architecture: Architecture, precision: Precision, rows: int) -> int:
+    """Bytes of a head that is asked, and of kind Q of the candidates' rows of it, in float32 too."""
+    number = _FLOAT32 if precision is Precision.FP32 else 2
+    weights = number * _head_numbers(options, width, architecture)
+    if options.classifier_type is not Kind.Q:
+        return weights
+    return weights + (number + _FLOAT32) * rows * options.guidance.top_k * width * architecture.hidden_size
+
+
+def _learnt_head(options: ValueOptions, width: int, architecture: Architecture, job: TrainingJob) -> int:
+    """Bytes of a head in training: weights, gradients, those of a micro-batch before they are added, states; and of
+    kind Q for each token its rows of the head, with their gradients."""
+    numbers = _head_numbers(options, width, architecture)
+    learnt = numbers * (3 * _FLOAT32 + _STATES[options.optimizer])
+    if options.classifier_type is not Kind.Q:
+        return learnt
+    tokens = job.batch * (job.prompt_tokens + job.new_tokens)
+    return learnt + 2 * _FLOAT32 * tokens * width * architecture.hidden_size
+
+
+def _beside(demand: PlannedRequest) -> int:
+    """What a model takes beside another one, in MB: without the context and what is kept free, which are there once."""
+    kept = Reserve()
+    if demand.plan is None:  # on no GPU that is known: the part that is kept free was put on top
+        alone = demand.memory_mb * (1 - kept.share)
+        return max(1, int(alone) - (kept.context + kept.fixed) // MIB)
+    total = max(load.gpu.total for load in demand.plan.loads)
+    return max(1, demand.memory_mb - (kept.context + kept.on(total)) // MIB)
+
+
+def _sequences(choice: Choice) -> int:
+    """Of an optimiser step; at least so many of those whose rows are counted otherwise."""
+    options = choice.options
+    if (minibatch := getattr(options, "minibatch_size", None)) is not None:
+        return int(minibatch)
+    return int(getattr(options, "batch_size", 1) * getattr(options, "samples_per_prompt", 1))
+
+
+def _training_precision(precision: Precision, *, mixed: bool) -> TrainingPrecision:
+    if precision is Precision.FP32:
+        return TrainingPrecision.MIXED if mixed else TrainingPrecision.FP32
+    return TrainingPrecision.BF16
+
+
+def _what_helps(refusal: TrainingRefusal) -> str:
+    told = [each.sentence for each in refusal.alternatives[:3]]
+    if told:
+        return f"what would fit: {'; '.join(told)}"
+    return "lower training.micro_batch_size or generation.max_new_tokens, or choose a smaller model"

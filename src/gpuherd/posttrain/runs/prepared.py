@@ -1,0 +1,210 @@
+"""What is looked at before any GPU is taken: tasks and their problems, models and whether their tokens are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuherd.errors import BadModel, UsageError
+from gpuherd.lm.guidance.guide import refuse_other_tokens
+from gpuherd.models.load.identity import files_digest, model_files
+from gpuherd.models.load.identity import reference as model_reference
+from gpuherd.posttrain.algos.sft import Source
+from gpuherd.posttrain.data.dataset import DataTask
+from gpuherd.posttrain.preference.proxy import ProxyOptions
+from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
+from gpuherd.posttrain.preference.reward_model import refuse_base
+from gpuherd.posttrain.rollout.lengths import Texts, check_lengths
+from gpuherd.posttrain.runs.choices import Choice
+from gpuherd.posttrain.runs.settings import Settings
+from gpuherd.posttrain.runs.tasks import evaluation_problems, make_dataset, training_problems
+from gpuherd.posttrain.types import Problem, Split
+
+# What a chat template adds to a message, at most, in tokens.
+_TEMPLATE = 64
+_MOST_BYTES = 200_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An experiment that can begin.
+
+    Attributes:
+        choices: its algorithms.
+        problems: how many are trained on, by data set.
+        evaluated: how many are evaluated on, by data set.
+        splits: how many problems the splits of a data set have that is read from files or the Hub, as far as they were
+            read.
+        prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
+        reward_models: of the data sets whose completions a model scores.
+        short: warnings of answers that exceed a model's context length.
+        right_or_wrong: data sets whose completions are right or wrong and earn nothing else.
+        inputs: a digest of each data set's problems and of each model's files: a run doesn't go on with others.
+    """
+
+    choices: tuple[Choice, ...]
+    problems: Mapping[str, int]
+    evaluated: Mapping[str, int]
+    splits: Mapping[str, Mapping[Split, int]]
+    prompt_tokens: Mapping[str, int]
+    reward_models: Mapping[str, str]
+    short: tuple[str, ...]
+    right_or_wrong: frozenset[str]
+    inputs: Mapping[str, str]
+
+
+def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Prepared:
+    """Looks at all that the experiment names.
+
+    Args:
+        recorded: ``inputs`` of the run that goes on.
+
+    Raises UsageError, MissingModel, BadModel; what reading data raises.
+    """
+    choices = settings.choices()
+    problems: dict[str, int] = {}
+    evaluated: dict[str, int] = {}
+    splits: dict[str, Mapping[Split, int]] = {}
+    longest: dict[str, int] = {}
+    inputs: dict[str, str] = {}
+    reward_models: dict[str, str] = {}
+    right_or_wrong: set[str] = set()
+    texts: dict[str, list[Texts]] = {}
+    imitates = any(getattr(choice.options, "source", None) == Source.ANSWERS for choice in choices)
+    asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
+    for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
+        task = make_dataset(settings, name)
+        scoring = getattr(task, "reward_model", None)
+        if scoring is not None:
+            reward_models[name] = scoring
+        if task.verifiable:
+            right_or_wrong.add(name)
+        try:
+            if name in settings.trained_on():
+                found = training_problems(settings, name, task)
+                problems[name] = len(found)
+                inputs[f"datasets.{name}, training"] = _digest(found)
+                longest[name] = _longest(found, settings)
+                texts[name] = [Texts([each.prompt for each in found])]
+                shown = [each for each in found if each.answers] if imitates else []
+                texts[name].append(Texts([each.prompt for each in shown], [each.answers[0] for each in shown]))
+            if name in asked_on:
+                found = evaluation_problems(settings, name, task)
+                evaluated[name] = len(found)
+                inputs[f"datasets.{name}, evaluation"] = _digest(found)
+                longest[name] = max(longest.get(name, 0), _longest(found, settings))
+                texts.setdefault(name, []).append(Texts([each.prompt for each in found]))
+            if isinstance(task, DataTask):
+                splits[name] = task.split_sizes
+        finally:
+            task.close()
+    guided = any(choice.guided for choice in choices)
+
+    def add_model(what: str, model: str, adapter: str | None = None) -> None:
+        inputs[what] = files_digest(*model_files(model, adapter).folders, recorded=(recorded or {}).get(what))
+
+    for name, family in settings.families().items():
+        add_model(f"models.{name}.reference", family.reference, family.adapter)
+        if guided and family.value is not None:
+            add_model(f"models.{name}.value", family.value)
+            _refuse_other_tokens(name, family.reference, family.value)
+        for choice in choices:
+            if isinstance(choice.options, ProxyOptions):
+                proxy = choice.options.proxy_base(family.value, family.reference)
+                add_model(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
+                _refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
+    return Prepared(
+        choices,
+        problems,
+        evaluated,
+        splits,
+        longest,
+        reward_models,
+        _short(settings, texts, guided=guided),
+        frozenset(right_or_wrong),
+        inputs,
+    )
+
+
+def _short(settings: Settings, texts: Mapping[str, Sequence[Texts]], *, guided: bool) -> tuple[str, ...]:
+    """Warnings where prompt and answer together exceed a model's context length. Raises UsageError for prompts and
+    answers to imitate that exceed it by themselves."""
+    told = settings.generation
+    found = []
+    for name, family in settings.families().items():
+        for model in (family.reference, *([family.value] if guided and family.value is not None else [])):
+            for dataset, some in texts.items():
+                where = f"datasets.{dataset} with models.{name}"
+                try:
+                    warnings = [
+                        check_lengths(each, model, told.max_new_tokens, chat=told.use_chat_template) for each in some
+                    ]
+                except UsageError as problem:
+                    raise UsageError(f"{where}: {problem}") from None
+                found += [f"{where}: {each}" for each in warnings if each is not None]
+    return tuple(dict.fromkeys(found))
+
+
+def refuse_others(begun: Mapping[str, str], now: Mapping[str, str], where: Path) -> None:
+    """Raises UsageError where a run was begun with other problems or models than there are now."""
+    changed = [name for name in now if begun.get(name, now[name]) != now[name]]
+    if changed:
+        raise UsageError(
+            f"{where} was begun with other problems or model files than there are now: {', '.join(changed)}; put them "
+            "back, or begin another run (another experiment.name)"
+        )
+
+
+def _digest(problems: Sequence[Problem]) -> str:
+    digest = hashlib.sha256()
+    for each in problems:
+        words = [each.id, each.prompt, *each.answers, *(f"{name}={value}" for name, value in each.hidden.items())]
+        digest.update(json.dumps(words).encode())
+    return digest.hexdigest()
+
+
+def _longest(problems: Sequence[Problem], settings: Settings) -> int:
+    most = max(len(each.prompt.encode("utf-8", "replace")) for each in problems)
+    return max(1, most + (_TEMPLATE if settings.generation.use_chat_template else 2))
+
+
+def _refuse_other_tokens(name: str, reference: str, value: str) -> None:
+    """Raises UsageError where both tokenizers can be read and differ; where not, the training looks at them."""
+    ours, theirs = vocabulary(reference), vocabulary(value)
+    if ours is not None and theirs is not None:
+        try:
+            refuse_other_tokens(ours, theirs, value)
+        except UsageError as problem:
+            raise UsageError(f"models.{name}: {problem}") from None
+
+
+def _refuse_proxy(where: str, reference: str, proxy: str) -> None:
+    """Raises UsageError, BadModel where a proxy can't start from this model, or would read other tokens."""
+    ours, theirs = vocabulary(reference), vocabulary(proxy)
+    try:
+        refuse_base(proxy, model_reference(proxy).path or model_files(proxy).config_folder)
+        if ours is not None and theirs is not None:
+            refuse_other_proxy(ours, theirs, proxy)
+    except (UsageError, BadModel) as problem:
+        raise type(problem)(f"{where}: {problem}") from None
+
+
+def vocabulary(model: str) -> dict[str, int] | None:
+    """Token -> id of a model's tokenizer.json, added tokens included; None where it has none of a form known here.
+
+    Raises MissingModel, BadModel.
+    """
+    path = Path(model_files(model).tokenizer_folder) / "tokenizer.json"
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        found = json.loads(path.read_bytes())
+        words = found["model"]["vocab"]
+        tokens = dict(words) if isinstance(words, dict) else {word: number for number, (word, _) in enumerate(words)}
+        tokens |= {each["content"]: each["id"] for each in found.get("added_tokens", ())}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return tokens

@@ -1,0 +1,159 @@
+"""What an experiment can be asked for: every key of its configuration, typed. Light: no torch, no Hydra.
+
+``settings_of`` makes it of composed values and checks what one key alone can't say: that the names in it are algorithms
+and that no option is given that nobody reads. The blocks stand in ``blocks``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.engine.options import StepOptions
+from gpuherd.posttrain.runs.blocks import (
+    DataCollection,
+    Dataset,
+    EvaluationSettings,
+    Family,
+    Generation,
+    Naming,
+    System,
+    TrainingSettings,
+)
+from gpuherd.posttrain.runs.choices import Choice, choices_of
+from gpuherd.runs.records import jsonable
+
+# Where and when things run, not what comes out: a run that goes on may have others.
+NEUTRAL = frozenset({"engine", "output_dir", "resume_from", "job_priority", "system.use_parallel_execution"})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """An experiment.
+
+    Attributes:
+        rounds_of_training: how many rounds of collecting, training and evaluating.
+        parallel_generation: a round's data is collected by several jobs side by side.
+        async_rounds: the data of the next round is collected while this one trains, with the policy before; for
+            algorithms whose data may come from another policy (``plan.OFF_POLICY``). It changes results.
+        job_priority: dotted name of a function: ``rounds.priority.JobDescription`` -> int, higher first; None: earlier
+            rounds first.
+        resume_from: the folder of a run that goes on, as ``--resume``.
+        output_dir: where experiments are.
+        engine: what runs the jobs, as ``engines.block`` reads it; flags go before it.
+        algos: by a name of one's own: ``enabled``, ``algorithm`` (None: the name is the algorithm's), and its options.
+    """
+
+    experiment: Naming
+    system: System = field(default_factory=System)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    data_collection: DataCollection = field(default_factory=DataCollection)
+    generation: Generation = field(default_factory=Generation)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    algos: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    datasets: Mapping[str, Dataset] = field(default_factory=dict)
+    models: Mapping[str, Family] = field(default_factory=dict)
+    rounds_of_training: int = 2
+    parallel_generation: bool = True
+    async_rounds: bool = False
+    job_priority: str | None = None
+    resume_from: str | None = None
+    output_dir: str = "outputs"
+    engine: Any = None
+
+    def __post_init__(self) -> None:
+        if self.rounds_of_training < 1:
+            raise UsageError(f"rounds_of_training={self.rounds_of_training}; the least is 1")
+        if not self.parallel_generation and (self.data_collection.shards or 1) != 1:
+            raise UsageError("parallel_generation=false with data_collection.shards above 1; give one of them")
+        try:
+            self.steps  # noqa: B018 - what makes no sense is refused here, and not in a job
+        except UsageError as problem:
+            block = "system" if str(problem).startswith("clear_cache_interval") else "training"
+            raise UsageError(f"{block}.{problem}") from None
+
+    @property
+    def steps(self) -> StepOptions:
+        """How a training step is fitted into memory."""
+        told = self.training
+        return StepOptions(
+            micro_batch_size=told.micro_batch_size,
+            gradient_checkpointing=told.gradient_checkpointing,
+            clear_cache_interval=self.system.clear_cache_interval,
+            dynamic_batch_size=told.dynamic_batch_size,
+        )
+
+    def choices(self) -> tuple[Choice, ...]:
+        """The enabled algorithms with their options. Raises UsageError."""
+        return choices_of(
+            self.algos, {"training": self.training.shared(), "data_collection": self.data_collection.shared()}
+        )
+
+    def families(self) -> dict[str, Family]:
+        """The enabled ones."""
+        return {name: each for name, each in self.models.items() if each.enabled}
+
+    def dataset(self, name: str) -> Dataset:
+        """The data set of a name: one of ``datasets``, or else the task or file of that name as it is."""
+        found = {each.lower(): each for each in self.datasets}
+        known = name if name in self.datasets else found.get(name.lower())
+        return self.datasets[known] if known is not None else Dataset(task=name)
+
+    def trained_on(self) -> tuple[str, ...]:
+        """Names of the data sets that are trained on, each once."""
+        enabled = tuple(name for name, each in self.datasets.items() if each.enabled)
+        names = enabled if self.training.datasets is None else self.training.datasets
+        return tuple(dict.fromkeys(names))
+
+    def evaluated_on(self, dataset: str) -> tuple[str, ...]:
+        """Names of the data sets that policies trained on this one are evaluated on."""
+        return tuple(dict.fromkeys(self.evaluation.datasets_by_train.get(dataset, (dataset,))))
+
+    def identity(self) -> str:
+        """All that the results depend on, as one digest."""
+        values = jsonable(self)
+        for key in NEUTRAL:
+            *path, last = key.split(".")
+            place = values
+            for part in path:
+                place = place[part]
+            del place[last]
+        text = json.dumps(values, sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """An experiment of composed values. Raises UsageError, with the full key and what to do."""
+    settings = read(Settings, values)
+    choices = settings.choices()
+    if not choices:
+        raise UsageError("no algorithm is enabled; choose some, as in algos=[PITA,GRPO]")
+    if not settings.families():
+        raise UsageError("no models: choose a pair, as in models=gpt2, or name one: models.mine.reference=FOLDER")
+    if not settings.trained_on():
+        raise UsageError("no data sets: choose some, as in datasets=[arithmetic], or training.datasets=[arithmetic]")
+    for trained in settings.evaluation.datasets_by_train:
+        if trained not in settings.trained_on():
+            raise UsageError(
+                f"evaluation.datasets_by_train.{trained}: nothing is trained on it; there are "
+                f"{', '.join(settings.trained_on())}"
+            )
+    for choice in choices:
+        for name, family in settings.families().items():
+            if choice.guided and family.value is None:
+                raise UsageError(f"models.{name}.value is missing: algos.{choice.name} trains a classifier from it")
+    etas: dict[str, tuple[float, ...]] = {"evaluation.etas": settings.evaluation.etas}
+    etas |= {f"algos.{each.name}.guidance.eta": (each.options.guidance.eta,) for each in choices if each.guided}
+    for key, told in etas.items():
+        if math.inf in told:
+            raise UsageError(
+                f"{key}: an infinite eta leaves the reference as it is, and evaluation.base evaluates that"
+            )
+    settings.evaluation.options(settings.data_collection.seed)
+    return settings

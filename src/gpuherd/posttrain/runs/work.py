@@ -1,0 +1,260 @@
+"""A job of an experiment: what it is given, read from the run's folder, and the three kinds of it.
+
+Runs in a worker, on whatever device that has. Each kind writes its result last and goes on where a killed one stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gpuherd import __version__
+from gpuherd.atomic import atomic_write
+from gpuherd.engines import progress
+from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.posttrain.eval.result import About
+from gpuherd.posttrain.runs.choices import Choice
+from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory
+from gpuherd.posttrain.runs.handing import read_policy, write_policy
+from gpuherd.posttrain.runs.plan import Phase, Step
+from gpuherd.posttrain.runs.record import RunRecord
+from gpuherd.posttrain.runs.rows import by_problem, line_of, read_round, shard_of
+from gpuherd.posttrain.runs.settings import Settings
+from gpuherd.posttrain.runs.tasks import make_dataset
+from gpuherd.posttrain.types import Collecting, Policy, Problem, Row, Sampling, Split, Task, Training
+from gpuherd.runs.shard_file import ShardFile
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step of a run, on a device."""
+
+    folder: RoundsDirectory
+    record: RunRecord
+    step: Step
+    device: str
+
+    @property
+    def settings(self) -> Settings:
+        """The experiment's."""
+        return self.record.settings
+
+    @cached_property
+    def choice(self) -> Choice:
+        """The step's algorithm."""
+        found = {each.name: each for each in self.settings.choices()}
+        return found[self.step.algorithm]
+
+    @cached_property
+    def task(self) -> Task:
+        """That of the step's problems."""
+        name = self.step.evaluated_on if self.step.evaluated_on is not None else self.step.dataset
+        return make_dataset(self.settings, name, self.device)
+
+    @cached_property
+    def problems(self) -> Sequence[Problem]:
+        """The problems that are trained on, in the seed's order."""
+        told = self.settings.data_collection
+        return self.task.problems(Split.TRAIN, told.max_examples or None, told.seed)
+
+    @property
+    def reference(self) -> Policy:
+        """The model as it came."""
+        family = self.settings.families()[self.step.family]
+        return Policy(family.reference, family.adapter)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that this step asks, or goes on from."""
+        step = self.step
+        if step.policy_round is None:
+            return self.reference
+        model = self.folder.model(step.algorithm, step.dataset, step.family, step.policy_round)
+        return read_policy(self.folder.policy(model), self.folder.root)
+
+    def sampling(self, purpose: str) -> Sampling:
+        """How completions are drawn: with a seed of its own for each purpose, such as a round."""
+        return self.settings.generation.sampling(seed_for(self.settings.data_collection.seed, purpose))
+
+    @property
+    def round(self) -> int:
+        """The step's round. Only a reference's evaluation has none."""
+        assert self.step.round is not None  # noqa: S101 - as said
+        return self.step.round
+
+
+def seed_for(seed: int, purpose: str) -> int:
+    """A seed that a seed and a purpose fix: draws of two rounds are others though problems and samples are the same."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:4], "big")
+
+
+def do(work: Work) -> dict[str, Any]:
+    """Does the step. Returns figures of it, for people. Raises what algorithms, tasks and models raise."""
+    try:
+        if work.step.phase is Phase.COLLECT:
+            return collect(work)
+        return train(work) if work.step.phase is Phase.TRAIN else evaluate(work)
+    finally:
+        if "task" in work.__dict__:
+            work.task.close()
+
+
+def collect(work: Work) -> dict[str, Any]:
+    """The rows of this shard's problems, a line a problem.
+
+    The algorithm is asked batch by batch: so a job that goes on asks it for exactly what an undisturbed one would have
+    asked, and rows are equal to the last bit.
+    """
+    from gpuherd.posttrain.rollout.keeping import keeping_models
+
+    step, folder = work.step, work.folder
+    data = folder.data(step.algorithm, step.dataset, step.family, work.round)
+    shard = shard_of(len(work.problems), step.shard, step.shards, work.settings.generation.batch_size)
+    algorithm, items = work.choice.make(), len(shard.items)
+    started, now, rows = time.monotonic(), 0, 0
+    with ShardFile(folder.rows(data, step.shard), shard, sealed=True) as file, keeping_models():
+        before = items - sum(map(len, file.todo))
+        progress.report(before, items, Phase.COLLECT.value)
+        for batch in file.todo:
+            problems = [work.problems[place] for place in batch]
+            found = list(by_problem(algorithm.collect(_collecting(work, problems)), problems))
+            file.append([line_of(problem, of) for problem, of in zip(problems, found, strict=True)])
+            now, rows = now + len(batch), rows + sum(map(len, found))
+            progress.report(before + now, items, Phase.COLLECT.value)
+        figures = {"problems": items, "problems_last_start": now, "rows_last_start": rows}
+        # While the file is ours: nobody can be taken to be done who isn't.
+        _write(folder.rows_done(data, step.shard), figures | {"seconds_last_start": time.monotonic() - started})
+    return figures
+
+
+def _collecting(work: Work, problems: Sequence[Problem]) -> Collecting:
+    return Collecting(
+        task=work.task,
+        problems=problems,
+        policy=work.policy,
+        reference=work.reference,
+        round=work.round,
+        sampling=work.sampling(f"round {work.round}"),
+        precision=work.settings.system.precision,
+        device=work.device,
+        reward_batch_size=work.settings.data_collection.reward_batch_size,
+    )
+
+
+def train(work: Work) -> dict[str, Any]:
+    """The policy of the round. What the training needed to go on is removed when it is done."""
+    folder = work.folder.model(work.step.algorithm, work.step.dataset, work.step.family, work.round)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise CannotWrite(f"can't make {folder}: {problem.strerror}") from None
+    started = time.monotonic()
+    progress.report(0, None, Phase.TRAIN.value)
+    policy = work.choice.make().train(_training(work))
+    write_policy(work.folder.policy(folder), policy, work.folder.root)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return {"seconds_last_start": time.monotonic() - started}
+
+
+def _training(work: Work) -> Training:
+    step, settings = work.step, work.settings
+    value_model = settings.families()[step.family].value
+    models = {"policy": work.policy, "reference": work.reference}
+    if work.choice.guided and value_model is not None:
+        models["value_model"] = Policy(value_model)
+    return Training(
+        task=work.task,
+        problems=work.problems,
+        rows=rows_of_rounds(work),
+        policy=work.policy,
+        reference=work.reference,
+        value_model=value_model,
+        folder=work.folder.model(step.algorithm, step.dataset, step.family, work.round),
+        round=work.round,
+        sampling=work.sampling(f"training {work.round}"),
+        precision=settings.system.training,
+        device=work.device,
+        seed=seed_for(settings.training.seed, f"training {work.round}"),
+        steps=settings.steps,
+        root=work.folder.root,
+        digests={name: each.sha256 for name, each in models.items()},
+        reward_batch_size=settings.data_collection.reward_batch_size,
+    )
+
+
+def rows_of_rounds(work: Work) -> list[tuple[Row, ...]]:
+    """What was collected in each round up to this one; an empty one where the algorithm collects nothing."""
+    step, found = work.step, []
+    collected = {
+        each.round: each.shards
+        for each in work.record.steps()
+        if each.phase is Phase.COLLECT
+        and (each.algorithm, each.dataset, each.family) == (step.algorithm, step.dataset, step.family)
+    }
+    for number in range(work.round + 1):
+        data = work.folder.data(step.algorithm, step.dataset, step.family, number)
+        paths = [work.folder.rows(data, shard) for shard in range(collected.get(number, 0))]
+        found.append(read_round(paths, len(work.problems)) if paths else ())
+    return found
+
+
+def evaluate(work: Work) -> dict[str, Any]:
+    """The policy's figures on the problems of an evaluation, at each eta; ``result.json`` comes last."""
+    from gpuherd.posttrain.eval.evaluating import Evaluating
+    from gpuherd.posttrain.eval.evaluating import evaluate as evaluated
+
+    step, settings = work.step, work.settings
+    name = step.evaluated_on if step.evaluated_on is not None else step.dataset
+    started = time.monotonic()
+    progress.report(0, None, Phase.EVALUATE.value)
+    evaluated(
+        Evaluating(
+            about=About(step.algorithm, step.dataset, name, step.family, step.round, settings.training.seed),
+            policy=work.policy,
+            reference=work.reference,
+            task=work.task,
+            folder=work.folder.result(step.algorithm, step.family, step.dataset, step.round, name),
+            root=work.folder.root,
+            options=settings.evaluation.options(settings.data_collection.seed),
+            sampling=work.sampling("evaluation"),
+            precision=settings.system.precision,
+            device=work.device,
+            gpus=0 if work.device == "cpu" else 1,
+            reward_batch_size=settings.data_collection.reward_batch_size,
+            versions=versions(),
+        )
+    )
+    return {"seconds_last_start": time.monotonic() - started}
+
+
+def versions() -> dict[str, str]:
+    """Of what computes, for the record."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {"gpuherd": __version__}
+    for name in ("torch", "transformers", "trl"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def step_named(record: RunRecord, name: str) -> Step:
+    """The step of a job's name. Raises UsageError."""
+    for step in record.steps():
+        if step.name == name:
+            return step
+    raise UsageError(f"this run has no job {name!r}")
+
+
+def _write(path: Any, values: Mapping[str, Any]) -> None:
+    try:
+        atomic_write(path, json.dumps({"format": FORMAT, **values}, indent=1).encode() + b"\n")
+    except OSError as problem:
+        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None

@@ -1,0 +1,110 @@
+"""Does one job of an experiment: ``python -m gpuherd.posttrain.runs.worker --folder outputs/… --job …``.
+
+An ordinary program: it runs by hand under CUDA_VISIBLE_DEVICES as it does under the dispatcher, and knows nothing of
+queues. What it is to do stands in the run's folder as JSON; killed at any instant, it goes on from there. Its exit code
+(``ExitCode``) says whether another try can help.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuherd.atomic import atomic_write
+from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
+from gpuherd.gpus.visible import CUDA, described, naming_in, value_in
+from gpuherd.options import option
+from gpuherd.posttrain.engine.gpu_memory import measured
+from gpuherd.posttrain.runs.folder import RoundsDirectory
+from gpuherd.posttrain.runs.record import read_record
+from gpuherd.posttrain.runs.work import Work, do, step_named
+from gpuherd.runs.worker import run_worker, unbuffered
+
+MODULE = "gpuherd.posttrain.runs.worker"
+DESCRIPTION = """\
+Does one job of an experiment that gpuherd posttrain has begun: collects a shard, trains, or evaluates.
+
+example:
+  CUDA_VISIBLE_DEVICES=0 python -m gpuherd.posttrain.runs.worker --folder outputs/first/2026-11-22_04-30-00 \\
+    --job PITA_gsm8k_llama32_r0_train
+"""
+
+
+class CannotBeDone(GpuherdError):
+    """What the job is to do makes no sense (nothing to learn from, a setting that the data rules out): another try
+    can't help."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class NoCuda(GpuherdError):
+    """The job was given a GPU, and torch finds none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What a worker is told."""
+
+    folder: str = option(help="the run's folder, which has its run.json", metavar="DIR")
+    job: str = option(help="the job's name", metavar="NAME")
+    simulate: bool = option(False, help="the GPUs are pretended: all is computed on the CPU")
+
+
+def work(options: JobOptions, _: Sequence[str]) -> None:
+    """Does the job."""
+    folder = RoundsDirectory(options.folder)
+    record = read_record(folder)
+    given = value_in(os.environ)
+    print(f"Job: {printable(options.job)}")
+    print(described(os.environ))
+    device = device_here(given, simulate=options.simulate)
+    print(f"Device: {device}")
+    try:
+        figures = do(Work(folder, record, step_named(record, options.job), device))
+    except UsageError as problem:
+        # Of a program's own words an exit code of 2 would speak, and be tried again.
+        raise CannotBeDone(str(problem)) from problem
+    usage = memory_used(device)
+    print(json.dumps({**figures, **usage}))
+    folder.usage.mkdir(exist_ok=True)
+    atomic_write(folder.usage_of(options.job), json.dumps({"visible": given, **usage}).encode() + b"\n")
+
+
+def device_here(visible: str | None, *, simulate: bool) -> str:
+    """Where this job computes: on the GPU that it was given, else on the CPU.
+
+    Raises NoCuda where it was given one and torch can't use it: it would compute on the CPU without a word.
+    """
+    if simulate or not visible:
+        return "cpu"
+    import torch
+
+    if not torch.cuda.is_available():
+        name = next(iter(naming_in(os.environ)), CUDA)
+        raise NoCuda(
+            f"{name}={visible}, and torch {torch.__version__} finds no {'CUDA' if name == CUDA else 'GPU'}: install a "
+            f"torch for it, or run without GPUs ({name}=)"
+        )
+    return "cuda:0"
+
+
+def memory_used(device: str) -> dict[str, Any]:
+    """The most that torch has held on the GPU so far, in bytes; None on the CPU."""
+    taken = measured("", device)
+    if taken is None:
+        return dict.fromkeys(("peak_allocated", "peak_reserved", "total"))
+    return {"peak_allocated": taken.allocated, "peak_reserved": taken.reserved, "total": taken.total}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the worker. Returns its exit code; what went wrong is on standard error."""
+    return run_worker(MODULE, DESCRIPTION, JobOptions, work, argv)
+
+
+if __name__ == "__main__":
+    unbuffered()
+    sys.exit(main())

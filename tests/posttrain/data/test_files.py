@@ -1,0 +1,149 @@
+"""Files of one's own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.data.registry import make_task
+from gpuherd.posttrain.types import Split
+from gpuherd.qa.data.questions import BadQuestions
+
+
+def file_of(tmp_path: Path, rows: Sequence[Mapping[str, Any]], name: str = "own.jsonl") -> str:
+    path = tmp_path / name
+    text = "".join(f"{json.dumps(row)}\n" for row in rows) if name.endswith("l") else json.dumps(rows)
+    path.write_text(text)
+    return str(path)
+
+
+CAPITALS = [{"question": f"Capital {number}?", "answers": [f"City {number}", f"Town {number}"]} for number in range(50)]
+
+
+@pytest.mark.parametrize("name", ["own.jsonl", "own.json"])
+def test_a_file_is_divided_into_its_splits(tmp_path: Path, name: str) -> None:
+    task = make_task(file_of(tmp_path, CAPITALS, name), TaskOptions({"template": "Q: {prompt}\nA:"}))
+    assert [len(task.problems(split, None, 0)) for split in Split] == [40, 5, 5]
+    assert task.name == "own"
+    problem = next(each for each in task.problems(Split.TEST, None, 0) if "49" in each.prompt)
+    assert problem.prompt == "Q: Capital 49?\nA:"
+    said = ["City 49", "the town 49.", "City 4", ""]
+    assert [each.value for each in task.rewards([problem] * 4, said)] == [1, 1, 0, 0]
+    assert task.verifiable
+
+
+def test_a_file_may_have_a_test_of_its_own(tmp_path: Path) -> None:
+    test = file_of(tmp_path, [{"prompt": "Capital 3?", "answer": "City 3"}], "test.jsonl")
+    task = make_task(file_of(tmp_path, CAPITALS), TaskOptions({"test_data": test}))
+    assert [len(task.problems(split, None, 0)) for split in Split] == [44, 5, 1]
+
+
+def test_rules_are_chosen(tmp_path: Path) -> None:
+    path = file_of(tmp_path, [{"prompt": "Half?", "answer": "1/2"}, {"prompt": "Two thirds?", "answer": "2/3"}])
+    problem = make_task(path).problems(Split.TRAIN, 1, 0)[0]
+    values = {}
+    for rule in ("exact", "contains", "squad", "rouge", "math"):
+        task = make_task(path, TaskOptions({"reward": rule}))
+        values[rule] = task.rewards([problem], ["it is 0.5"])[0].value
+        assert task.verifiable == (rule in ("exact", "contains", "math"))
+        task.close()
+    # A reference that is a number is compared by its value.
+    assert values == {"exact": 0, "contains": 1, "squad": 0.5, "rouge": 0.5, "math": 1}
+    partly = make_task(path, TaskOptions({"reward": "squad"})).rewards([problem], ["0.5 maybe"])[0]
+    assert math.isclose(partly.value, 2 / 3)
+    with pytest.raises(UsageError, match=r"own.jsonl.reward=exakt: .* did you mean exact"):
+        make_task(path, TaskOptions({"reward": "exakt"}))
+    with pytest.raises(UsageError, match="template has no"):
+        make_task(path, TaskOptions({"template": "hello"}))
+
+
+def test_preferences_are_asked_for_their_prompts(tmp_path: Path) -> None:
+    """Rows that are no preference for a training are none here either."""
+    asked_c = {"role": "user", "content": "c"}
+    rows: list[Mapping[str, Any]] = [
+        {"prompt": "a", "chosen": "good", "rejected": "bad"},
+        {
+            "prompt": [{"role": "user", "content": "b"}],
+            "chosen": [{"role": "assistant", "content": "fine"}],
+            "rejected": [{"role": "assistant", "content": "poor"}],
+        },
+        {
+            "chosen": [asked_c, {"role": "assistant", "content": "well"}],
+            "rejected": [asked_c, {"role": "assistant", "content": "ill"}],
+        },
+        {"chosen": [asked_c, {"role": "assistant", "content": "well"}], "rejected": "x"},
+        {"prompt": "the same", "chosen": "g", "rejected": "g"},
+        {"prompt": "none", "chosen": "g"},
+        {"prompt": [{"role": "user", "content": "d"}] * 2, "chosen": "e", "rejected": "f"},
+    ]
+    path = file_of(tmp_path, rows)
+    with pytest.raises(UsageError, match="reward_model=MODEL"):
+        make_task(path)
+    task = make_task(path, TaskOptions(reward_model="org/model"))
+    problems = [each for split in Split for each in task.problems(split, None, 0)]
+    assert {each.prompt: each.answers for each in problems} == {"a": ("good",), "b": ("fine",), "c": ("well",)}
+    assert not task.verifiable
+
+
+def test_prompts_without_answers_need_a_reward_model(tmp_path: Path) -> None:
+    path = file_of(tmp_path, [{"prompt": "Write a poem."}])
+    with pytest.raises(BadQuestions, match="no answer to compare with"):
+        make_task(path).problems(Split.TRAIN, 1, 0)
+    task = make_task(path, TaskOptions(reward_model="org/model"))
+    assert task.problems(Split.TRAIN, 1, 0)[0].answers == ()
+    for number in (math.inf, math.nan):
+        with pytest.raises(BadQuestions, match=f"the answer is {number}, which is no number"):
+            make_task(file_of(tmp_path, [{"prompt": "How many?", "answer": number}])).problems(Split.TRAIN, 1, 0)
+    empty = file_of(tmp_path, [{"other": 1}], "other.jsonl")
+    with pytest.raises(BadQuestions, match="no column prompt"):
+        make_task(empty).problems(Split.TRAIN, 1, 0)
+
+
+def test_programs_are_known_by_their_tests(tmp_path: Path) -> None:
+    rows: list[Mapping[str, Any]] = [
+        {"prompt": "Write f.", "tests": ["assert f(1) == 2"], "solution": "def f(x):\n    return x + 1\n"},
+        {"prompt": "Bad", "tests": []},
+        {"prompt": "Also bad", "tests": [3]},
+        {"test_list": ["assert nothing is asked"]},
+        {"text": "Add.", "test_list": ["assert add(1, 2) == 3"], "code": "def add(a, b): return a + b", "task_id": 7},
+        {
+            "prompt": "def twice(x):\n    '''Doubles.'''\n",
+            "entry_point": "twice",
+            "test": "def check(candidate):\n    assert candidate(2) == 4\n",
+            "canonical_solution": "    return 2 * x\n",
+            "task_id": "HumanEval/1",
+        },
+    ]
+    task = make_task(file_of(tmp_path, rows), TaskOptions({"timeout": 20.0}))
+    problems = {each.id: each for split in Split for each in task.problems(split, None, 0)}
+    assert len(problems) == 3
+    assert problems["7"].prompt == "Add.\nYour code should pass these tests:\nassert add(1, 2) == 3\n"
+    known = [problems["7"], problems["7"], problems["HumanEval/1"]]
+    said = [known[0].answers[0], "pass", known[2].answers[0]]
+    assert [each.value for each in task.rewards(known, said)] == [1, 0, 1]
+
+
+def test_messages_and_completions_are_asked(tmp_path: Path) -> None:
+    user, assistant = {"role": "user", "content": "b"}, {"role": "assistant", "content": "fine"}
+    rows: list[Mapping[str, Any]] = [
+        {"prompt": "a", "completion": "good"},
+        {"messages": [user, assistant]},
+        {"text": "no prompt"},
+        {"messages": [user, assistant, user, assistant]},
+    ]
+    task = make_task(file_of(tmp_path, rows))
+    problems = [each for split in Split for each in task.problems(split, None, 0)]
+    assert {each.prompt: each.answers for each in problems} == {"a": ("good",), "b": ("fine",)}
+
+
+def test_a_folder_laid_out_like_a_data_set_of_the_hub(tmp_path: Path) -> None:
+    file_of(tmp_path, CAPITALS, "train.jsonl")
+    task = make_task(str(tmp_path))
+    assert [len(task.problems(split, None, 0)) for split in Split] == [40, 5, 5]

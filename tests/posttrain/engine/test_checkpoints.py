@@ -1,0 +1,133 @@
+"""Checkpoints: of which a training goes on exactly, complete or absent."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from tests.posttrain.engine.nets import Net, net, trained, trainee
+
+from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.posttrain.engine.checkpoints import Checkpoints, DamagedCheckpoint
+from gpuherd.posttrain.engine.options import OptimiserOptions
+from gpuherd.posttrain.engine.world import World
+
+WORLD = World.single()
+
+
+def test_a_training_goes_on_exactly(tmp_path: Path) -> None:
+    whole = trainee(net(dropout=0.3))
+    torch.manual_seed(7)
+    first = trained(whole, range(3))
+    Checkpoints(tmp_path, WORLD).save(3, whole, {"place": [1, 2]})
+    then = trained(whole, range(3, 6))
+    drawn = (random.random(), numpy.random.random())
+
+    again = trainee(net(seed=9, dropout=0.3))
+    restored = Checkpoints(tmp_path, WORLD).restore(again)
+    assert restored is not None and (restored.step, restored.extra, again.steps_done) == (3, {"place": [1, 2]}, 3)
+    assert trained(again, range(3, 6)) == then and len(first) == 3
+    assert (random.random(), numpy.random.random()) == drawn
+    for one, other in zip(whole.plain.state_dict().values(), again.plain.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_only_the_newest_ones_stay(tmp_path: Path) -> None:
+    one, kept = trainee(), Checkpoints(tmp_path, WORLD, keep=2)
+    assert kept.latest() is None
+    for step in (1, 2, 10):
+        kept.save(step, one, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000010"]
+    latest = kept.latest()
+    assert latest is not None and latest.step == 10
+
+
+def test_what_a_kill_left_is_passed_over_and_removed(tmp_path: Path) -> None:
+    one, kept = trainee(), Checkpoints(tmp_path, WORLD)
+    kept.save(1, one, {})
+    half = tmp_path / ".step-00000002.tmp"
+    half.mkdir()
+    (half / "checkpoint.json").write_text("{")
+    latest = kept.latest()
+    assert latest is not None and latest.step == 1
+    kept.save(3, one, {})
+    assert not half.exists()
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, WORLD, identity={"model": "a", "seed": 1}).save(1, trainee(), {})
+    with pytest.raises(UsageError, match="its model is 'a', here it is 'b'"):
+        Checkpoints(tmp_path, WORLD, identity={"model": "b", "seed": 1}).latest()
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, WORLD)
+    kept.save(1, trainee(), {})
+    with pytest.raises(UsageError, match=r"layers\.3\.linear\.weight is absent there and 6x6 here"):
+        kept.restore(trainee(Net(blocks=4)))
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, WORLD)
+    path = kept.save(1, trainee(), {})
+    part = path / "part-00000.safetensors"
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(DamagedCheckpoint, match="part-00000"):
+        kept.latest()
+    about = json.loads((path / "checkpoint.json").read_text())
+    (path / "checkpoint.json").write_text(json.dumps({**about, "format": 99}))
+    with pytest.raises(UsageError, match="format 99"):
+        kept.latest()
+
+
+@pytest.mark.parametrize("name", ["part-00000.safetensors", "part-00000.json", "random-00000.json"])
+def test_files_of_the_right_length_that_hold_something_else_are_told(tmp_path: Path, name: str) -> None:
+    kept = Checkpoints(tmp_path, WORLD)
+    path = kept.save(1, trainee(), {})
+    (path / name).write_bytes(b"{" + b"\xff" * ((path / name).stat().st_size - 1))
+    with pytest.raises(DamagedCheckpoint, match=r"can't be read .*; remove it"):
+        kept.restore(trainee())
+
+
+def test_a_kill_while_a_step_is_saved_again_loses_nothing(tmp_path: Path) -> None:
+    kept = Checkpoints(tmp_path, WORLD)
+    kept.save(1, trainee(), {"place": 1}).rename(tmp_path / ".step-00000001.old")
+    (tmp_path / ".step-00000001.tmp").mkdir()
+    restored = kept.restore(trainee())
+    assert restored is not None and restored.extra == {"place": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+
+
+def test_what_can_not_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CannotWrite, match="file"):
+        Checkpoints(tmp_path / "file", WORLD).save(1, trainee(), {})
+    with pytest.raises(CannotWrite, match="extra"):
+        Checkpoints(tmp_path, WORLD).save(1, trainee(), {"loss": float("nan")})
+    assert Checkpoints(tmp_path, WORLD).latest() is None
+
+
+def test_loss_scales_and_states_without_tensors_are_kept(tmp_path: Path) -> None:
+    one = trainee(amp_dtype="float16", optimiser=OptimiserOptions(0.1, optimizer="sgd"))  # type: ignore[arg-type]
+    trained(one, range(1))
+    one.scaler.update(new_scale=512.0)
+    Checkpoints(tmp_path, WORLD).save(1, one, {})
+    again = trainee(amp_dtype="float16", optimiser=OptimiserOptions(0.1, optimizer="sgd"))  # type: ignore[arg-type]
+    Checkpoints(tmp_path, WORLD).restore(again)
+    assert again.scaler.get_scale() == 512.0
+
+
+@pytest.mark.slow
+def test_eight_bit_states_are_kept(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    options = OptimiserOptions(0.05, optimizer="adamw-8bit")  # type: ignore[arg-type]
+    one = trainee(optimiser=options)
+    trained(one, range(2))
+    Checkpoints(tmp_path, WORLD).save(2, one, {})
+    again = trainee(net(3), optimiser=options)
+    Checkpoints(tmp_path, WORLD).restore(again)
+    assert trained(again, range(2, 4)) == trained(one, range(2, 4))

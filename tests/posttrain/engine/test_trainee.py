@@ -1,0 +1,173 @@
+"""Optimiser steps: exact however items are divided, honest where something goes wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.posttrain.engine.nets import Item, items, loss_of, net, trained, trainee, weight
+from torch import Tensor, nn
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Strategy
+from gpuherd.posttrain.engine.strategies import transformer_layers
+from gpuherd.posttrain.engine.trainee import NotFinite
+from gpuherd.posttrain.engine.world import World
+
+ADAMW = OptimiserOptions(0.05, weight_decay=0.1, max_grad_norm=0.5)
+
+
+def test_a_step_is_torch_s_own() -> None:
+    ours, theirs = trainee(optimiser=ADAMW), net()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [each for each in theirs.parameters() if each.ndim > 1], "weight_decay": 0.1},
+            {"params": [each for each in theirs.parameters() if each.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=0.05,
+    )
+    for step in range(3):
+        batch = items(8, seed=step)
+        loss = loss_of(theirs)(batch) / weight(batch)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        figures = ours.step(batch, loss_of(ours.module), weight)
+        assert figures.loss == pytest.approx(loss.item(), rel=1e-6)
+        assert figures.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+        assert (figures.items, figures.learning_rate) == (8, 0.05)
+    for mine, other in zip(ours.plain.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(mine, other, atol=1e-6)
+
+
+def test_micro_batches_change_rounding_alone() -> None:
+    at_once = trained(trainee(steps=StepOptions(micro_batch_size=99)), range(4))
+    for size in (1, 3):
+        assert trained(trainee(steps=StepOptions(micro_batch_size=size)), range(4)) == pytest.approx(at_once, rel=1e-5)
+
+
+def test_the_first_moments_of_a_schedule_are_used() -> None:
+    one = trainee(optimiser=OptimiserOptions(0.4, warmup_steps=2))
+    rates = [one.step(items(4), loss_of(one.module), weight).learning_rate for _ in range(3)]
+    assert rates == [0.2, 0.4, 0.4]
+
+
+def test_where_nothing_weighs_anything_nothing_is_changed() -> None:
+    one = trainee()
+    before = [each.clone() for each in one.plain.parameters()]
+    figures = one.step(items(4), loss_of(one.module), lambda batch: 0.0)
+    assert figures.skipped and figures.loss is None and figures.grad_norm is None
+    assert one.step([], loss_of(one.module), weight).skipped
+    assert all(torch.equal(a, b) for a, b in zip(before, one.plain.parameters(), strict=True))
+    assert one.steps_done == 2
+
+
+def test_a_loss_that_is_no_number_leaves_the_weights() -> None:
+    one = trainee()
+    before = [each.clone() for each in one.plain.parameters()]
+    with pytest.raises(NotFinite, match="step 1: the loss is nan"):
+        one.step(items(4), lambda batch: loss_of(one.module)(batch) * float("nan"), weight)
+    with pytest.raises(NotFinite, match="norm"):
+        one.step(items(4), lambda batch: (loss_of(one.module)(batch) * 0).sqrt(), weight)
+    with pytest.raises(NotFinite, match="weight is nan"):
+        one.step(items(4), loss_of(one.module), lambda batch: float("nan"))
+    assert all(torch.equal(a, b) for a, b in zip(before, one.plain.parameters(), strict=True))
+
+
+class Full:
+    """A loss for which so many items at once are too many: the memory of a machine that we have not. It runs out in the
+    backward pass below the second layer, when the layers above have their gradients already."""
+
+    def __init__(self, module: Any, most: int) -> None:
+        self.loss, self.most, self.seen = loss_of(module), most, list[int]()
+        module.layers[1].register_forward_hook(self._watch)
+
+    def __call__(self, batch: Sequence[Item]) -> Tensor:
+        self.seen.append(len(batch))
+        return self.loss(batch)  # type: ignore[no-any-return]
+
+    def _watch(self, module: Any, inputs: Any, output: Tensor) -> None:
+        if len(output) > self.most:
+            output.register_hook(_run_out)  # type: ignore[no-untyped-call]
+
+
+def _run_out(gradient: Tensor) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_where_memory_runs_out_the_step_is_done_with_half(caplog: pytest.LogCaptureFixture) -> None:
+    plain, tight = trainee(), trainee(steps=StepOptions(micro_batch_size=8, dynamic_batch_size=True))
+    limited, batch = Full(tight.plain, most=3), items(8)
+    wanted = plain.step(batch, loss_of(plain.module), weight)
+    with caplog.at_level(logging.WARNING):
+        figures = tight.step(batch, limited, weight)
+    assert figures.loss == pytest.approx(wanted.loss, rel=1e-6)
+    assert figures.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-5)
+    assert figures.micro_batch == 2 and limited.seen == [8, 4, 2, 2, 2, 2]
+    assert "memory ran out with 8 items at once; going on with 4" in caplog.text
+
+
+def test_without_dynamic_batch_size_it_is_told() -> None:
+    one = trainee(steps=StepOptions(micro_batch_size=8))
+    with pytest.raises(torch.OutOfMemoryError):
+        one.step(items(8), Full(one.plain, most=3), weight)
+
+
+def test_one_item_too_much_is_told() -> None:
+    one = trainee(steps=StepOptions(micro_batch_size=2, dynamic_batch_size=True))
+    with pytest.raises(torch.OutOfMemoryError):
+        one.step(items(8), Full(one.plain, most=0), weight)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_mixed_precision_learns_with_weights_in_float32(dtype: str) -> None:
+    one = trainee(amp_dtype=dtype)
+    losses = [one.step(items(8), loss_of(one.module), weight).loss for _ in range(8)]
+    assert losses[0] is not None and losses[-1] is not None and losses[-1] < 0.8 * losses[0]
+    assert all(each.dtype == torch.float32 for each in one.plain.parameters())
+
+
+def test_float16_that_overflows_lowers_its_scale_and_goes_on() -> None:
+    one = trainee(amp_dtype="float16")
+    scale = one.scaler.get_scale()
+    figures = one.step(items(8), lambda batch: loss_of(one.module)(batch) * 1e34, weight)
+    assert figures.skipped and figures.grad_norm is None and one.scaler.get_scale() == scale / 2
+
+
+def test_frozen_weights_stay_and_nothing_to_train_is_refused() -> None:
+    module = net()
+    module.layers.requires_grad_(False)
+    one = trainee(module)
+    assert set(one.weights) == {"head.weight", "head.bias"}
+    module.requires_grad_(False)
+    with pytest.raises(UsageError, match="no weight that is to be trained"):
+        trainee(module)
+
+
+def test_strategies_that_do_not_go_with_the_world_are_refused() -> None:
+    with pytest.raises(UsageError, match="strategy fsdp in one process"):
+        trainee(steps=StepOptions(strategy=Strategy.FSDP))
+    with pytest.raises(UsageError, match="4 processes with strategy single"):
+        trainee(world=World(0, 4, 0, "cpu", "gloo"))
+    with pytest.raises(UsageError, match="gradient_checkpointing: Net"):
+        trainee(steps=StepOptions(gradient_checkpointing=True))
+
+
+def test_the_layers_of_a_transformer_are_found() -> None:
+    module = net()
+    assert transformer_layers(module) == list(module.layers)
+    assert transformer_layers(nn.Sequential(nn.Linear(2, 2))) == []
+
+
+def test_sgd_is_plain() -> None:
+    one = trainee(optimiser=OptimiserOptions(0.1, optimizer="sgd", max_grad_norm=None))  # type: ignore[arg-type]
+    before = {name: each.detach().clone() for name, each in one.plain.named_parameters()}
+    batch = items(4)
+    (loss_of(one.plain)(batch) / weight(batch)).backward()
+    wanted = {name: before[name] - 0.1 * each.grad for name, each in one.plain.named_parameters()}
+    one.step(batch, loss_of(one.module), weight)
+    assert all(torch.allclose(each, wanted[name], atol=1e-7) for name, each in one.plain.named_parameters())

@@ -1,0 +1,392 @@
+"""Before anything starts: what is looked at, what it asks for, where it would go; a run that goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.posttrain import tiny
+from tests.posttrain.runs.conftest import MakeSettings
+
+from gpuherd.errors import BadModel, ExitCode, JobCannotFit, MissingModel, UsageError
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.records import Failure, Outcome
+from gpuherd.posttrain.runs.dividing import combinations_of
+from gpuherd.posttrain.runs.experiment import RoundsExperiment, without_webhook
+from gpuherd.posttrain.runs.folder import RoundsDirectory
+from gpuherd.posttrain.runs.options import RoundsOptions
+from gpuherd.posttrain.runs.plan import Phase
+from gpuherd.posttrain.runs.prepared import prepare, refuse_others, vocabulary
+from gpuherd.posttrain.runs.record import BadRun, RunRecord, begin, read_record
+from gpuherd.posttrain.runs.resuming import new_folder, resumed, unfinished
+from gpuherd.posttrain.runs.settings import Settings
+from gpuherd.posttrain.runs.telling import end_lines
+from gpuherd.standin.machine import SimulatedMachine
+
+DRY = RoundsOptions(dry_run=True)
+
+
+def dry(settings: Settings, options: RoundsOptions = DRY) -> RoundsExperiment:
+    experiment = RoundsExperiment(settings, options, console=Console(quiet=True), simulate=True)
+    experiment.run()
+    return experiment
+
+
+def test_each_job_asks_for_one_gpu_and_its_memory(
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
+) -> None:
+    standin("4x40GB")
+    experiment = dry(make_settings(algos={"QSharp": {}, "GRPO": {}}))
+    asked = {each.step.name: each.asked for each in experiment.plan}
+    assert all(each.gpus == 1 and 2000 < each.memory_mb < 4000 for each in asked.values())
+    # One that collects with a guided policy holds two models; the reserve is there once.
+    first, later = (asked[f"QSharp_sums_tiny_r{number}_collect_0"].memory_mb for number in (0, 1))
+    assert 0 < later - first < 100
+    assert asked["GRPO_sums_tiny_r0_evaluate"].memory_mb >= asked["reference_sums_tiny_evaluate"].memory_mb
+    assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_plan_is_printed_whole_in_any_window(
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], terminal: bool
+) -> None:
+    standin("4x40GB")
+    printed = io.StringIO()
+    console = Console(file=printed, width=60, force_terminal=terminal, color_system=None)
+    experiment = RoundsExperiment(make_settings(algos={"GRPO": {}}), DRY, console=console, simulate=True)
+    experiment.run()
+    lines = [line for line in printed.getvalue().splitlines() if line[:1] in "├│└ "]
+    asked = sorted(f"priority {each.priority}" for each in experiment.plan)
+    assert sorted(re.findall(r"priority -?\d+", " ".join(re.sub(r"[├│└─\s]+", " ", "".join(lines)).split()))) == asked
+    assert max(map(len, lines)) <= 60 if terminal else all("priority" in line for line in lines if "GPU" in line)
+
+
+def test_a_model_that_fits_nowhere_is_refused(
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine]
+) -> None:
+    standin("2x700MB")
+    with pytest.raises(JobCannotFit):
+        dry(make_settings())
+
+
+def llama_3b(folder: Path, like: str) -> str:
+    """A folder with the config of a llama of 3 billion numbers in bfloat16, and the tokenizer of another model."""
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((Path(like) / name).read_bytes())
+    shape = {"hidden_size": 3072, "num_hidden_layers": 28, "intermediate_size": 8192, "vocab_size": 128256}
+    heads = {"num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "tie_word_embeddings": True} | shape | heads)
+    )
+    return str(folder)
+
+
+def test_a_training_asks_for_what_its_options_take(
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
+) -> None:
+    standin("1x80GB")
+    large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
+    models = {"large": {"reference": large, "value": large}}
+
+    def memory_gb(algorithm: str, **options: object) -> float:
+        settings = make_settings(
+            models=models, system={"dtype": "bf16"}, algos={algorithm: options}, rounds_of_training=1
+        )
+        (train,) = (each for each in dry(settings).plan if each.step.phase is Phase.TRAIN)
+        return train.asked.memory_mb / 1024
+
+    plain = memory_gb("GRPO", kl_coef=0.0)
+    assert 20 < plain < 60  # 6.4 GB of weights, as much of gradients, twice as much of the optimiser
+    assert memory_gb("GRPO", kl_coef=0.1) - plain == pytest.approx(6, abs=0.5)  # the reference
+    assert memory_gb("GRPO", kl_coef=0.0, lora={"r": 8}) < plain / 2
+    assert memory_gb("GRPO-HF") > plain + 5  # the proxy
+    assert memory_gb("QSharp") > plain + 20  # its weights are float32 while it learns
+    # A head of kind Q is as wide as the vocabulary: weights, gradients twice, two states, 4 bytes each.
+    head = 128256 * 3073 * 20 / 1024**3
+    assert head < memory_gb("QSharp", classifier_type="q") - memory_gb("QSharp") < head + 1
+    with pytest.raises(JobCannotFit, match="and the classifier's head together take"):
+        memory_gb("QSharp", classifier_type="q", loss_type="mle")  # and for each of 11 atoms
+    # All weights of a proxy learn in float32, before the policy's adapter does.
+    assert memory_gb("GRPO-HF", lora={"r": 8}) > 16 * 3.2
+    assert memory_gb("QSharp-HF") > memory_gb("QSharp") - 1
+    with pytest.raises(JobCannotFit, match=r"GRPO_sums_large_r0_train: .* are missing; what would fit"):
+        dry(make_settings(models=models, training={"micro_batch_size": 400}, algos={"GRPO": {}}))
+
+
+def test_draws_that_are_cut_are_warned_about_where_it_matters(make_settings: MakeSettings) -> None:
+    def told(top_p: float, **algos: object) -> str:
+        generation = {"max_new_tokens": 4, "batch_size": 3, "top_p": top_p}
+        console = Console(file=io.StringIO(), width=200)
+        settings = make_settings(algos=algos, generation=generation, rounds_of_training=1)
+        RoundsExperiment(settings, DRY, console=console, simulate=True).run()
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    both = told(0.9, GRPO={}, PPO={}, QSharp={})
+    assert "warning: GRPO, PPO: draws by generation.top_p=0.9 are not of the law" in both
+    assert "set generation.top_p=1 and generation.top_k=0" in both
+    assert "warning" not in told(1.0, GRPO={})
+    assert "warning" not in told(0.9, QSharp={}, REINFORCE={"greedy": True})
+
+
+def test_a_run_that_can_not_go_on_says_so() -> None:
+    """What a job was given may be at fault: the same command would fail for ever."""
+
+    def told(*classes: FailureClass, stopped: ExitCode | None = None) -> str:
+        failures = tuple(Failure(each, each, each, "why", 1, None) for each in classes)
+        outcome = Outcome(1, len(failures), 0, 1, failures, stopped)
+        return end_lines(outcome, Path("outputs/x"))[-1]
+
+    stuck = told(FailureClass.CRASH, FailureClass.BAD_INPUT)
+    assert stuck.startswith(
+        "this run can't go on to its end: bad input would fail in the same way again; begin another"
+    )
+    assert "goes on from here" not in stuck
+    for passing in (FailureClass.CRASH, FailureClass.CANNOT_WRITE, FailureClass.MISSING):
+        assert told(passing) == "not all is done: the same command, or --resume outputs/x, goes on from here"
+    assert told(FailureClass.BAD_INPUT, stopped=ExitCode.INTERRUPTED).startswith("stopped: the same command goes on")
+    assert end_lines(Outcome(3, 0, 0, 0), Path("x")) == []
+
+
+def test_the_splits_of_a_file_are_told(make_settings: MakeSettings, tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"{n}+1=", "completion": str(n + 1)}) + "\n" for n in range(100)))
+    console = Console(file=io.StringIO(), width=200)
+    settings = make_settings(datasets={"own": {"task": str(file)}})
+    RoundsExperiment(settings, DRY, console=console, simulate=True).run()
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "own: 81 problems to train on, 9 problems held out, 10 problems in the test\n" in printed
+
+
+def test_contexts_longer_than_a_model_are_told_or_refused(make_settings: MakeSettings, tmp_path: Path) -> None:
+    def told(new_tokens: int, prompt: int) -> str:
+        file = tmp_path / f"own{prompt}.jsonl"
+        rows = [{"prompt": f"{n}".rjust(prompt, "0"), "answer": "1"} for n in range(20)]
+        file.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+        console = Console(file=io.StringIO(), width=300)
+        generation = {"max_new_tokens": new_tokens, "batch_size": 3}
+        settings = make_settings(datasets={"own": {"task": str(file)}}, generation=generation)
+        RoundsExperiment(settings, DRY, console=console, simulate=True).run()
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    assert "places" not in told(56, 200)
+    assert "warning: datasets.own with models.tiny: a prompt of 200 tokens and 57 new ones are more" in told(57, 200)
+    with pytest.raises(UsageError, match=r"datasets\.own with models\.tiny: a prompt has 300 tokens"):
+        told(1, 300)
+    file = tmp_path / "long.jsonl"
+    rows = [{"prompt": f"{n}+1=", "answer": "1" * 300} for n in range(20)]
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    datasets = {"long": {"task": str(file)}}
+    dry(make_settings(datasets=datasets))
+    with pytest.raises(UsageError, match=r"datasets\.long with models\.tiny: a row has 30[45] tokens"):
+        dry(make_settings(datasets=datasets, algos={"SFT": {}}))
+
+
+def test_a_classifier_decodes_with_its_head_and_in_its_own_numbers(
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
+) -> None:
+    standin("1x200GB")
+    large = llama_3b(tmp_path / "large", make_settings().models["tiny"].reference)
+    models = {"large": {"reference": large, "value": large}}
+
+    def memory_gb(dtype: str | None, **options: object) -> float:
+        system, algos = {"dtype": dtype}, {"QSharp": options}
+        settings = make_settings(models=models, system=system, algos=algos, rounds_of_training=1)
+        found = {each.step.name: each.asked.memory_mb / 1024 for each in dry(settings).plan}
+        return found["QSharp_sums_large_r0_evaluate"]
+
+    half = memory_gb("bf16")
+    head = 128256 * 3073 * 2 / 1024**3
+    assert memory_gb("bf16", classifier_type="q") - half == pytest.approx(head, rel=0.05)  # sums are right or wrong
+    assert memory_gb("bf16", classifier_type="q", loss_type="mle") - half == pytest.approx(11 * head, rel=0.05)
+    assert memory_gb(None) - half == pytest.approx(6, abs=0.5)  # a classifier is float32 where nothing is said
+
+
+def test_a_reward_model_lies_beside_what_decodes(
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
+) -> None:
+    standin("1x80GB")
+    data = tmp_path / "mine.jsonl"
+    data.write_text("".join(json.dumps({"id": f"p{each}", "prompt": f"{each}?"}) + "\n" for each in range(20)))
+    scorer = llama_3b(tmp_path / "scorer", make_settings().models["tiny"].reference)
+
+    def memory_gb(**changed: object) -> dict[str, float]:
+        dataset = {"task": str(data), "reward_model": scorer} | changed
+        plan = dry(make_settings(datasets={"mine": dataset}, algos={"GRPO": {}}, rounds_of_training=1)).plan
+        return {each.step.phase.value: each.asked.memory_mb / 1024 for each in plan}
+
+    found = memory_gb()
+    assert all(found[phase] > 8 for phase in ("train", "evaluate"))
+    with pytest.raises(MissingModel):
+        memory_gb(reward_model="./no-such-scorer")
+
+
+def test_places_are_divided_among_those_that_collect(make_settings: MakeSettings) -> None:
+    datasets = {"sums": {"task": "arithmetic", "settings": {"digits": 2, "train": 400, "test": 4}}}
+    settings = make_settings(datasets=datasets, algos={"QSharp": {}, "CD": {}, "GRPO": {}})
+    settings = replace(settings, data_collection=replace(settings.data_collection, shards=None))
+    prepared = prepare(settings)
+    assert [each.shards for each in combinations_of(settings, prepared, 8)][:2] == [4, 4]
+    alone = replace(settings, parallel_generation=False)
+    assert [each.shards for each in combinations_of(alone, prepared, 8)][:2] == [1, 1]
+    three = replace(settings, data_collection=replace(settings.data_collection, shards=3))
+    assert {each.shards for each in combinations_of(three, prepared, 8)} == {3}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"data_collection": {"max_examples": 99}}, "data_collection.max_examples, sums"),
+        ({"evaluation": {"max_examples": 5, "num_samples": 1}}, "evaluation.max_examples, sums"),
+        ({"datasets": {"sums": {"task": "arithmetick"}}}, r"datasets.sums: .*did you mean arithmetic\?"),
+        ({"datasets": {"sums": {"task": "arithmetic", "settings": {"digit": 1}}}}, "datasets.sums: .*digit"),
+    ],
+)
+def test_bad_data_is_refused(make_settings: MakeSettings, changed: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        dry(make_settings(**changed))
+
+
+def test_models_that_are_not_there_or_speak_other_tokens(make_settings: MakeSettings, tmp_path: Path) -> None:
+    with pytest.raises(MissingModel):
+        dry(make_settings(models={"tiny": {"reference": "./no-such-model", "value": "./no-such-model"}}))
+    other = tmp_path / "other"
+    tiny.character_tokenizer(other, characters="abc")
+    (other / "config.json").write_text('{"model_type": "llama"}')
+    settings = make_settings()
+    reference = settings.models["tiny"].reference
+    with pytest.raises(UsageError, match=r"models\.tiny: "):
+        dry(make_settings(models={"tiny": {"reference": reference, "value": str(other)}}))
+    assert (vocabulary(reference) or {})["</s>"] == 0
+
+
+@pytest.mark.parametrize("algorithm", ["QSharp-HF", "GRPO-HF"])
+def test_a_proxy_is_looked_at_before_rounds_begin(make_settings: MakeSettings, tmp_path: Path, algorithm: str) -> None:
+    reference = Path(make_settings().models["tiny"].reference)
+
+    def proxy(name: str, **config: object) -> str:
+        """The reference's tokens with another config."""
+        folder = tmp_path / name
+        shutil.copytree(reference, folder)
+        told = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(told | config))
+        return str(folder)
+
+    def look(model: str) -> None:
+        prepare(make_settings(algos={algorithm: {"proxy_model": model}}))
+
+    look(proxy("fine"))
+    with pytest.raises(MissingModel):
+        look("./no-such-proxy")
+    tiny.tiny_llama(tmp_path / "other", characters="abc")
+    with pytest.raises(UsageError, match=rf"algos\.{algorithm}, models\.tiny: the proxy's tokenizer is another than"):
+        look(str(tmp_path / "other"))
+    with pytest.raises(UsageError, match=r"models\.tiny: .* classifies into 3 kinds; a reward model has one output"):
+        labels = {str(number): str(number) for number in range(3)}
+        look(proxy("kinds", architectures=["LlamaForSequenceClassification"], id2label=labels))
+    look(proxy("scorer", architectures=["LlamaForSequenceClassification"], id2label={"0": "LABEL_0"}))
+    with pytest.raises(BadModel, match="is of the architecture mamba, which scores no sequences"):
+        look(proxy("mamba", model_type="mamba", architectures=["MambaForCausalLM"]))
+    with pytest.raises(UsageError, match="is a classifier that guides"):
+        (Path(proxy("guide")) / "classifier.json").touch()
+        look(str(tmp_path / "guide"))
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(reference)}))
+    with pytest.raises(UsageError, match="is an adapter"):
+        look(str(tmp_path / "adapter"))
+
+
+def begun(settings: Settings, now: datetime) -> RoundsDirectory:
+    folder = new_folder(settings, now)
+    record = RunRecord(settings, combinations_of(settings, prepare(settings), 1), settings.identity(), "/", {})
+    begin(folder, record)
+    return folder
+
+
+def test_the_same_experiment_goes_on_with_its_newest_unfinished_run(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    assert unfinished(settings) is None
+    first, second = (begun(settings, datetime(2026, 1, 1, 12, 0, second)) for second in (0, 1))
+    other = make_settings(rounds_of_training=1)
+    third = begun(other, datetime(2026, 1, 1, 12, 0, 2))
+    assert first.root.name == "2026-01-01_12-00-00"
+    found = unfinished(settings)
+    assert found is not None and found.root == second.root
+    second.done.touch()
+    found = unfinished(settings)
+    assert found is not None and found.root == first.root
+    found = unfinished(other)
+    assert found is not None and found.root == third.root
+    # Two that begin in one second have folders of their own.
+    assert new_folder(settings, datetime(2026, 1, 1, 12, 0, 0)).root.name == "2026-01-01_12-00-00_1"
+    assert dry(settings).folder.root == first.root
+
+
+def test_a_run_goes_on_with_its_own_settings(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    folder = begun(settings, datetime(2026, 1, 1))
+    assert resumed(folder, {"resume_from": "x"}).settings == settings
+    assert resumed(folder, {"job_priority": "a.b"}).settings.job_priority == "a.b"
+    assert resumed(folder, {"rounds_of_training": 2}).settings == settings
+    with pytest.raises(UsageError, match=r"begun with rounds_of_training=2; with another it is another run"):
+        resumed(folder, {"rounds_of_training": 3})
+    with pytest.raises(UsageError, match="no such key"):
+        resumed(folder, {"nothing.here": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "damaged"),
+        ("[]", "no run of gpuherd posttrain"),
+        ('{"kind": "qa", "format": 1}', "no run of gpuherd posttrain"),
+        ('{"kind": "posttrain", "format": 99}', "newer gpuherd"),
+        ('{"kind": "posttrain", "format": 1}', "damaged or of another gpuherd"),
+        ('{"kind": "posttrain", "format": 1, "settings": {"x": 1}}', "there is no key x"),
+    ],
+)
+def test_records_that_are_none(tmp_path: Path, text: str, message: str) -> None:
+    folder = RoundsDirectory(tmp_path)
+    with pytest.raises(BadRun, match="no run of gpuherd posttrain"):
+        read_record(folder)
+    folder.run_json.write_text(text)
+    with pytest.raises(BadRun, match=message):
+        read_record(folder)
+
+
+def test_a_plan_is_json(make_settings: MakeSettings) -> None:
+    told = json.loads(json.dumps(dry(make_settings()).to_dict(), allow_nan=False))
+    assert told["experiment"] == "small" and not told["goes_on"]
+    assert {"name", "phase", "round", "needs", "priority", "gpus", "memory_mb", "done"} <= told["jobs"][0].keys()
+
+
+def test_one_job_at_a_time_where_asked(make_settings: MakeSettings) -> None:
+    settings = make_settings(system={"use_parallel_execution": False})
+    assert RoundsExperiment(settings, DRY, console=Console(quiet=True)).options.max_concurrent == 1
+    with pytest.raises(UsageError, match="--gpus-per-job"):
+        RoundsOptions(gpus_per_job=2)
+
+
+def test_a_run_does_not_go_on_with_other_problems_or_models(make_settings: MakeSettings, tmp_path: Path) -> None:
+    data = tmp_path / "mine.jsonl"
+    rows = [{"id": f"p{number}", "prompt": f"{number}+1=", "answers": [str(number + 1)]} for number in range(20)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = make_settings(datasets={"mine": {"task": str(data)}}, data_collection={"max_examples": 4})
+    before = prepare(settings).inputs
+    refuse_others(before, prepare(settings).inputs, tmp_path)
+    data.write_text(data.read_text().replace("+1=", "+2="))
+    with pytest.raises(UsageError, match=r"other problems or model files .*: datasets\.mine, training, datasets\.mine"):
+        refuse_others(before, prepare(settings).inputs, tmp_path)
+
+
+def test_a_record_keeps_no_webhook() -> None:
+    words = ["gpuherd", "posttrain", "--webhook", "https://x/secret", "--webhook=https://x/secret", "a=1"]
+    assert without_webhook(words) == ["gpuherd", "posttrain", "--webhook", "...", "--webhook=...", "a=1"]

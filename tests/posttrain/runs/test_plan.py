@@ -1,0 +1,145 @@
+"""The plan of rounds: nothing twice, nothing before what it needs, whatever is combined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from graphlib import TopologicalSorter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuherd.errors import UsageError
+from gpuherd.jobs.job import Job
+from gpuherd.posttrain.eval.result import REFERENCE
+from gpuherd.posttrain.runs.plan import Combination, Phase, Step, plan_steps
+
+names = st.sampled_from(["PITA", "QSharp", "GRPO", "DPO"])
+
+
+@st.composite
+def combinations(draw: st.DrawFn) -> list[Combination]:
+    found = []
+    for algorithm in draw(st.lists(names, min_size=1, max_size=3, unique=True)):
+        for dataset in draw(st.lists(st.sampled_from(["gsm8k", "math", "sums"]), min_size=1, max_size=2, unique=True)):
+            collects = draw(st.booleans())
+            found.append(
+                Combination(
+                    algorithm,
+                    dataset,
+                    "llama",
+                    collects,
+                    off_policy=draw(st.booleans()),
+                    shards=draw(st.integers(1, 3)),
+                    evaluated_on=tuple(draw(st.lists(st.sampled_from(["gsm8k", "aime"]), unique=True))),
+                )
+            )
+    return found
+
+
+def jobs_of(steps: Sequence[Step]) -> list[Job]:
+    return [Job(name=step.name, argv=("x",), needs=step.needs) for step in steps]
+
+
+@settings(max_examples=40)
+@given(combinations(), st.integers(1, 4), st.booleans(), st.booleans(), st.randoms())
+def test_any_order_of_ends_keeps_the_rounds(
+    combined: list[Combination], rounds: int, asynchronous: bool, references: bool, chance: object
+) -> None:
+    """Jobs that end in any order: each runs once, after all that it reads."""
+    steps = plan_steps(combined, rounds, asynchronous=asynchronous, references=references)
+    by_name = {step.name: step for step in steps}
+    assert len(by_name) == len(steps)
+    order = TopologicalSorter({job.name: job.needs for job in jobs_of(steps)})
+    order.prepare()
+    ready, ended = list(order.get_ready()), []
+    while ready:
+        name = ready.pop(chance.randrange(len(ready)))  # type: ignore[attr-defined]
+        step = by_name[name]
+        for other in steps:
+            same = (other.algorithm, other.dataset, other.family) == (step.algorithm, step.dataset, step.family)
+            if not same or other is step:
+                continue
+            if step.policy_round is not None and other.phase is Phase.TRAIN and other.round == step.policy_round:
+                assert other.name in ended
+            if step.phase is Phase.TRAIN and step.round is not None and other.round is not None:
+                if other.phase is Phase.COLLECT and other.round <= step.round:
+                    assert other.name in ended
+                if other.phase is Phase.TRAIN and other.round < step.round:
+                    assert other.name in ended
+        ended.append(name)
+        order.done(name)
+        ready += order.get_ready()
+    assert sorted(ended) == sorted(by_name)
+
+
+@given(combinations(), st.integers(1, 3))
+@settings(max_examples=30)
+def test_each_combination_has_its_jobs(combined: list[Combination], rounds: int) -> None:
+    steps = plan_steps(combined, rounds, references=False)
+    for each in combined:
+        mine = [s for s in steps if (s.algorithm, s.dataset, s.family) == (each.algorithm, each.dataset, each.family)]
+        for number in range(rounds):
+            of_round = [step.phase for step in mine if step.round == number]
+            assert of_round.count(Phase.COLLECT) == (each.shards if each.collects else 0)
+            assert of_round.count(Phase.TRAIN) == 1
+            assert of_round.count(Phase.EVALUATE) == len(each.evaluated_on)
+
+
+def one(algorithm: str = "PITA", **changed: object) -> Combination:
+    values: dict[str, object] = {
+        "algorithm": algorithm,
+        "dataset": "gsm8k",
+        "family": "llama32",
+        "collects": True,
+        "off_policy": True,
+        "shards": 1,
+        "evaluated_on": ("gsm8k",),
+    }
+    return Combination(**(values | changed))  # type: ignore[arg-type]
+
+
+def test_names_and_needs_as_written() -> None:
+    steps = plan_steps([one(shards=2, evaluated_on=("gsm8k", "aime"))], 2)
+    assert [step.name for step in steps] == [
+        "reference_gsm8k_llama32_evaluate",
+        "reference_aime_llama32_evaluate",
+        "PITA_gsm8k_llama32_r0_collect_0",
+        "PITA_gsm8k_llama32_r0_collect_1",
+        "PITA_gsm8k_llama32_r0_train",
+        "PITA_gsm8k_llama32_r0_evaluate",
+        "PITA_gsm8k_llama32_r0_evaluate_aime",
+        "PITA_gsm8k_llama32_r1_collect_0",
+        "PITA_gsm8k_llama32_r1_collect_1",
+        "PITA_gsm8k_llama32_r1_train",
+        "PITA_gsm8k_llama32_r1_evaluate",
+        "PITA_gsm8k_llama32_r1_evaluate_aime",
+    ]
+    needs = {step.name: step.needs for step in steps}
+    assert needs["PITA_gsm8k_llama32_r0_collect_0"] == ()
+    assert needs["PITA_gsm8k_llama32_r1_collect_1"] == ("PITA_gsm8k_llama32_r0_train",)
+    assert needs["PITA_gsm8k_llama32_r1_train"] == (
+        "PITA_gsm8k_llama32_r0_train",
+        "PITA_gsm8k_llama32_r1_collect_0",
+        "PITA_gsm8k_llama32_r1_collect_1",
+    )
+    assert needs["PITA_gsm8k_llama32_r1_evaluate_aime"] == ("PITA_gsm8k_llama32_r1_train",)
+    assert steps[0].algorithm == REFERENCE and steps[0].round is None and steps[0].needs == ()
+
+
+def test_asynchronous_rounds_collect_while_the_one_before_trains() -> None:
+    steps = {step.name: step for step in plan_steps([one()], 4, asynchronous=True, references=False)}
+    asked = {number: steps[f"PITA_gsm8k_llama32_r{number}_collect"] for number in range(4)}
+    assert [asked[number].policy_round for number in range(4)] == [None, None, 0, 1]
+    assert asked[1].needs == ()
+    assert asked[3].needs == ("PITA_gsm8k_llama32_r1_train",)
+    # The training still goes on from the newest policy.
+    assert steps["PITA_gsm8k_llama32_r3_train"].policy_round == 2
+    # On-policy algorithms are not touched by it.
+    on_policy = plan_steps([one("GRPO", off_policy=False)], 2, asynchronous=True, references=False)
+    assert on_policy == plan_steps([one("GRPO", off_policy=False)], 2, references=False)
+
+
+def test_two_jobs_of_one_name_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"two jobs would be named PITA_a_b_c_r0_collect: .* rename one"):
+        plan_steps([one(dataset="a_b", family="c"), one(dataset="a", family="b_c")], 1, references=False)

@@ -1,0 +1,210 @@
+"""An experiment's settings: every key typed, nothing read and ignored, names settled."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.registry import ALGORITHMS, PostTrainingAlgorithms, ValueGuidedAlgorithms, algorithm_class
+from gpuherd.posttrain.config.composing import compose, said
+from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.runs.settings import NEUTRAL, Settings, settings_of
+from gpuherd.posttrain.runs.settling import settled
+from gpuherd.runs.records import jsonable
+
+
+@cache
+def shipped(*groups: str) -> dict[str, Any]:
+    return compose(["experiment.name=x", *groups])
+
+
+def composed(*words: str) -> Settings:
+    """The settings of overrides; composed by Hydra once for each choice of groups, which takes a while."""
+    chosen = [word for word in words if word.startswith(("algos=", "models=", "datasets="))]
+    values = deepcopy(shipped(*chosen))
+    for key, value in said([word for word in words if word not in chosen]).items():
+        *path, last = key.split(".")
+        place = values
+        for part in path:
+            place = place.setdefault(part, {})
+        place[last] = value
+    return settings_of(values)
+
+
+def test_every_key_of_the_guides_and_their_origin_is_there() -> None:
+    """The blocks as their configurations have them (the PITA code's own eta is the inverse of the papers')."""
+    settings = composed(
+        "algos=[PITA,QSharp,QSharp-HF,DPO,GRPO,GRPO-HF]",
+        "rounds_of_training=2",
+        "system={dtype:bf16,amp_dtype:bf16,attn_impl:eager,clear_cache_interval:10,use_parallel_execution:true}",
+        "generation={max_new_tokens:2048,temperature:0.8,top_p:0.9,use_chat_template:true,batch_size:8}",
+        "training={micro_batch_size:4,gradient_checkpointing:true,datasets:[gsm8k]}",
+        "data_collection={samples_per_example:4,seed:42,max_examples:0,reward_batch_size:32,"
+        "bradley_terry_sampling:true,bradley_terry_beta:1.0}",
+        "evaluation.etas=[.25,.5,1,2,4,8]",
+        "evaluation.datasets_by_train.gsm8k=[gsm8k,math]",
+        "parallel_generation=true",
+        "async_rounds=false",
+        "resume_from=null",
+        "job_priority=null",
+        "algos.PITA={enabled:true,epochs:10,batch_size:24,max_batch_num_tokens:16384,num_workers:4,lr:2e-5,"
+        "weight_decay:0,grad_clip:1,loss_type:bce,num_atoms:11,V_min:0,V_max:1,"
+        "guidance:{eta:1,mode:bernoulli,top_k:20,use_cache:true}}",
+        "algos.QSharp-HF={proxy_epochs:5,proxy_lr:2e-5,proxy_loss_type:bradley_terry,loss_type:mle,"
+        "guidance:{mode:expectation}}",
+        "algos.DPO={beta:0.1}",
+        "algos.GRPO={samples_per_prompt:4,kl_coef:0.05}",
+    )
+    assert [each.name for each in settings.choices()] == ["PITA", "QSharp", "QSharp-HF", "DPO", "GRPO", "GRPO-HF"]
+    options = {each.name: each.options for each in settings.choices()}
+    assert options["PITA"].batch_size == 24 and options["PITA"].guidance.eta == 1
+    assert options["GRPO"].kl_coef == 0.05
+    assert settings.system.precision.dtype == "bfloat16" and settings.system.precision.amp_dtype == "bfloat16"
+    assert settings.steps.micro_batch_size == 4 and settings.steps.clear_cache_interval == 10
+    assert settings.evaluated_on("gsm8k") == ("gsm8k", "math")
+    assert settings.generation.sampling(3).seed == 3
+
+
+def test_what_is_shared_reaches_those_that_were_not_told_themselves() -> None:
+    settings = composed(
+        "algos=[PITA,QSharp]", "data_collection.samples_per_example=7", "algos.QSharp.samples_per_example=2"
+    )
+    assert [each.options.samples_per_example for each in settings.choices()] == [7, 2]
+    with pytest.raises(UsageError, match=r"data_collection.bradley_terry_beta: none of QSharp reads it"):
+        composed("algos=[QSharp]", "data_collection.bradley_terry_beta=2")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["algos.PITA.lrr=1"], "there is no key algos.PITA.lrr; did you mean algos.PITA.lr?"),
+        (["algos.RPO.lr=1"], "algorithm 'RPO' is DPO with rpo_weight above 0"),
+        (["algos.PITTA.lr=1"], "algorithm 'PITTA' is none of"),
+        (["algos.PITA.guidance.eta=0"], "algos.PITA.guidance.eta=0.0; it is above 0"),
+        (["algos.mine.algorithm=PITA", "algos.mine.lr=a"], "algos.mine.lr=a: it should be a number"),
+        (["algos.PITA=3"], "algos.PITA=3: it should be a mapping"),
+        (["algos=[]"], "no algorithm is enabled"),
+        (["algos.PITA.enabled=false", "algos.QSharp.enabled=false"], "no algorithm is enabled"),
+        (["models=[]"], "no models"),
+        (["models=[]", "models.m.reference=gpt2"], "models.m.value is missing: algos.PITA trains a classifier from it"),
+        (["datasets=[]"], "no data sets"),
+        (["training.micro_batchsize=1"], "no key training.micro_batchsize; did you mean training.micro_batch_size?"),
+        (["micro_batch_size=1"], "did you mean training.micro_batch_size?"),
+        (["training.micro_batch_size=0"], "training.micro_batch_size=0; it is 1 or above"),
+        (["rounds_of_training=0"], "rounds_of_training=0; the least is 1"),
+        (["generation.temperature=0"], "generation.temperature=0.0; it is above 0"),
+        (["generation.top_p=1.5"], "generation.top_p=1.5"),
+        (["system.attn_impl=flash"], "system.attn_impl=flash: it is one of eager, sdpa, flash_attention_2"),
+        (["system.dtype=int8"], "system.dtype=int8: it is one of"),
+        (["evaluation.etas=[1,1]"], "evaluation.etas=[1.0, 1.0]: each is there once"),
+        (["evaluation.etas=[0]"], "evaluation.etas=[0.0]; each is above 0"),
+        (["evaluation.etas=[1,inf]"], "evaluation.etas: an infinite eta"),
+        (["algos.PITA.guidance.eta=inf"], "algos.PITA.guidance.eta: an infinite eta"),
+        (["evaluation.pass_at=[16]"], "evaluation.pass_at=[16]; each is"),
+        (["evaluation.datasets_by_train.math=[math]"], "evaluation.datasets_by_train.math: nothing is trained on it"),
+        (["parallel_generation=false", "data_collection.shards=2"], "parallel_generation=false with data_collection"),
+        (["data_collection.shards=0"], "data_collection.shards=0; the least is 1"),
+        (["experiment.name=../x"], "experiment.name='../x'"),
+    ],
+)
+def test_what_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        composed(*words)
+    assert message in str(problem.value)
+
+
+def test_a_name_is_needed() -> None:
+    with pytest.raises(UsageError, match=r"^experiment\.name is missing"):
+        settings_of(compose())
+
+
+def test_under_autocast_trained_weights_are_float32() -> None:
+    system = composed().system
+    assert (system.precision.dtype, system.training.dtype, system.training.amp_dtype) == (
+        *("bfloat16", "float32", "bfloat16"),
+    )
+    plain = composed("system.amp_dtype=null").system
+    assert plain.training == plain.precision and plain.precision.dtype == "bfloat16"
+
+
+def test_an_algorithm_may_be_there_twice_under_names_of_ones_own() -> None:
+    settings = composed("algos=[]", "algos.weak={algorithm:'q#',guidance:{eta:4}}", "algos.strong={algorithm:QSharp}")
+    assert [(each.name, each.algorithm) for each in settings.choices()] == [("weak", "QSharp"), ("strong", "QSharp")]
+
+
+def test_the_identity_is_of_all_that_results_depend_on() -> None:
+    one = composed()
+    assert one.identity() == composed().identity() != composed("training.seed=1").identity()
+    assert one.identity() == composed("output_dir=/x", "job_priority=a.b", "resume_from=y").identity()
+    assert one.identity() == composed("system.use_parallel_execution=false").identity()
+    assert all(_has(jsonable(one), key) for key in NEUTRAL)
+
+
+def _has(values: Any, key: str) -> bool:
+    for part in key.split("."):
+        if part not in values:
+            return False
+        values = values[part]
+    return True
+
+
+def test_settings_are_json_and_back() -> None:
+    settings = composed("algos=[PITA,GRPO]", "evaluation.datasets_by_train.gsm8k=[math]")
+    assert read(Settings, jsonable(settings)) == settings
+
+
+def test_the_two_kinds_of_algorithms() -> None:
+    for name in ALGORITHMS:
+        assert algorithm_class(name).guided == (name in ValueGuidedAlgorithms) != (name in PostTrainingAlgorithms)
+
+
+def test_which_algorithms_collect() -> None:
+    words = ["algos=[GRPO,PPO,SFT]", "algos.PPO.online=false", "algos.GRPO-HF.preferences=pairs.jsonl"]
+    assert {each.name: each.collects for each in composed(*words).choices()} == {
+        "GRPO": False,
+        "PPO": True,
+        "SFT": True,
+        "GRPO-HF": False,
+    }
+
+
+def test_files_and_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.jsonl").touch()
+    (tmp_path / "pairs.jsonl").touch()
+    settings = settled(
+        composed(
+            "models=[]",
+            "models.m={reference:./model,value:org/model}",
+            "training.datasets=[data/mine.jsonl,gsm8k]",
+            "evaluation.datasets_by_train={data/mine.jsonl:[math]}",
+            "algos.GRPO-HF.preferences=pairs.jsonl",
+        )
+    )
+    assert settings.models["m"].reference == str(tmp_path / "model") and settings.models["m"].value == "org/model"
+    assert settings.trained_on() == ("mine", "gsm8k")
+    assert settings.dataset("mine").task == str(tmp_path / "data" / "mine.jsonl")
+    assert settings.evaluated_on("mine") == ("math",)
+    assert settings.algos["GRPO-HF"]["preferences"] == str(tmp_path / "pairs.jsonl")
+    with pytest.raises(UsageError, match="a data set is called mine already"):
+        settled(
+            replace(settings, datasets={"mine": settings.datasets["gsm8k"]}, training=_on("data/mine.jsonl", settings))
+        )
+
+
+def _on(name: str, settings: Settings) -> Any:
+    return replace(settings.training, datasets=(name,))
+
+
+def test_data_sets_by_their_names_in_any_case() -> None:
+    settings = composed("training.datasets=[GSM8K,star_graph]")
+    assert settings.trained_on() == ("GSM8K", "star_graph")
+    assert settings.dataset("GSM8K").task == "gsm8k" and settings.dataset("star_graph").task == "star_graph"
