@@ -37,13 +37,13 @@ def test_every_task_is_in_the_table_with_its_settings() -> None:
         if name == "tree_mdp":
             continue
         told = set(re.findall(r"`([a-z_]+)`", previous)) - {"boxed", "POSITIVE"}
-        assert told == settings_of(TASKS[name].partition(":")[0], "tasks"), name
+        assert told == settings_of(TASKS[name].partition(":")[0], "data"), name
 
 
 def test_every_environment_is_in_the_table_and_every_setting_is_told() -> None:
     assert {*ENVIRONMENTS, "custom"} <= rows("Environments").keys()
     for name, place in ENVIRONMENTS.items():
-        for setting in settings_of(place.partition(":")[0], "environments"):
+        for setting in settings_of(place.partition(":")[0], "envs"):
             assert f"`{setting}`" in TEXT, (name, setting)
 
 
