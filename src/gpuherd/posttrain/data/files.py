@@ -23,10 +23,9 @@ from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.preference_rows import Messages, compared, imitated
 from gpuherd.posttrain.data.reading import Checked, Draft, Part, read_rows
 from gpuherd.posttrain.data.scoring import Scoring
-from gpuherd.posttrain.rewards.by_model import ModelRewards
+from gpuherd.posttrain.rewards.answers import MathRewards, WordRewards
 from gpuherd.posttrain.rewards.function import COLUMNS
-from gpuherd.posttrain.rewards.math import MathRewards
-from gpuherd.posttrain.rewards.words import WordRewards
+from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow
 

@@ -23,8 +23,8 @@ from gpuherd.posttrain.envs.lookup import read_library
 from gpuherd.posttrain.envs.options import EnvironmentOptions
 from gpuherd.posttrain.envs.sources import source_of
 from gpuherd.posttrain.envs.tools import MOST_CALLS, Call, Toolbox, ToolName, Turn, explained, read_turn
+from gpuherd.posttrain.rewards.answers import MathRewards
 from gpuherd.posttrain.rewards.guarded import rewards_of
-from gpuherd.posttrain.rewards.math import MathRewards
 from gpuherd.posttrain.rewards.sandbox import Sandbox
 from gpuherd.posttrain.rewards.work import Limits
 from gpuherd.posttrain.types import Problem, Split

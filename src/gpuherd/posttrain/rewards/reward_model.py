@@ -20,6 +20,7 @@ from gpuherd.lm.tokens import MARKER, turn_end
 from gpuherd.models.checkpoints.hub import locate
 from gpuherd.models.load.pretrained import check_code, config_of, runs_own_code
 from gpuherd.models.names import parse_model, quoted
+from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.prompts.conversation import control_texts, defused, templated, token_ids
 from gpuherd.runs.worker import is_out_of_memory
 
@@ -282,6 +283,42 @@ class RewardModel:
             logits = self.module(**given).logits
         scores: list[float] = logits[:, self.output].float().tolist()
         return scores
+
+
+class ModelRewards:
+    """Scores completions by a sequence classifier. Its rewards have no bounds, and no right and wrong."""
+
+    verifiable = False
+    reward_range = (-math.inf, math.inf)
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        *,
+        label: str | None = None,
+        form: Form | None = None,
+        batch_size: int = 32,
+    ):
+        """Loads nothing yet; the arguments are those of ``RewardModel``."""
+        self.model = model
+        self._device, self._dtype, self._label, self._form, self._batch_size = device, dtype, label, form, batch_size
+        self._loaded: RewardModel | None = None
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """The model's score of each completion to its prompt. Raises what loading raises, and BadModel for a score that
+        is not finite."""
+        if self._loaded is None:
+            self._loaded = RewardModel(
+                self.model, self._device, self._dtype, label=self._label, form=self._form, batch_size=self._batch_size
+            )
+        scores = self._loaded.scores([each.prompt for each in problems], completions)
+        return [Reward(score) for score in scores]
+
+    def close(self) -> None:
+        """Lets the model go."""
+        self._loaded = None
 
 
 def write_form(folder: Path, form: Form) -> None:
