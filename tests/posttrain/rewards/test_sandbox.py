@@ -21,8 +21,7 @@ from tests.patience import wait_until
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.rewards import cgroups
 from gpuherd.posttrain.rewards import sandbox as sandboxes
-from gpuherd.posttrain.rewards.sandbox import Sandbox
-from gpuherd.posttrain.rewards.work import Limits, Mode, NoProtection, Outcome, Work
+from gpuherd.posttrain.rewards.sandbox import Limits, Mode, NoProtection, Outcome, Sandbox, Work
 
 MB = 1 << 20
 

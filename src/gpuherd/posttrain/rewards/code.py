@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.rewards.sandbox import Sandbox
-from gpuherd.posttrain.rewards.work import LIMITS, Limits, Outcome, Work
+from gpuherd.posttrain.rewards.sandbox import LIMITS, Limits, Outcome, Sandbox, Work
 from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.span import answer_in
 

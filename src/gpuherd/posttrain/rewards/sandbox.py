@@ -10,16 +10,129 @@ What it does not protect from: bugs of the kernel, and side channels between pro
 from __future__ import annotations
 
 import functools
+import json
+import math
 import os
+import secrets
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import IO
 
-from gpuherd.errors import GpuherdError
-from gpuherd.posttrain.rewards.running import filter_for, run_once
-from gpuherd.posttrain.rewards.work import Limits, Mode, NoProtection, Outcome, Work
+from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.posttrain.rewards.cgroups import memory_group
+from gpuherd.posttrain.rewards.syscall_filter import filter_program
 
 _MOST_PROCESSES = 8
+_STARTING_SECONDS = 30.0  # a busy machine's, before the code itself runs; not counted among its own
+_CHUNK = 1 << 16
+_HARNESS = Path(__file__).with_name("harness.py")
+_EXCHANGE = Path(__file__).with_name("exchange.py")
+_CONFINE = Path(__file__).with_name("confine.py")
+# By what a run was ended, in words.
+LIMITS = {"time": "out of time", "output": "too much output", "killed": "killed from outside"}
+
+
+class NoProtection(GpuherdError):
+    """Code of strangers was to be run, and the kernel gives no protection against it here."""
+
+
+class Mode(StrEnum):
+    """By what code is shut in."""
+
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a run may use.
+
+    Attributes:
+        seconds: on the clock; CPU time has the same limit, rounded up.
+        memory: bytes of address space, of all its processes together.
+        disk: bytes in its folder, which lies in memory besides.
+        open_files: at once in a process.
+        output: bytes of both outputs together; more ends the run.
+        children: processes that it may have besides the first one; threads are limited by memory, with namespaces
+            also to 64.
+    """
+
+    seconds: float = 5.0
+    memory: int = 512 << 20
+    disk: int = 16 << 20
+    open_files: int = 64
+    output: int = 1 << 20
+    children: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds <= 3600:
+            raise UsageError(f"timeout={self.seconds}; seconds above 0, and 3600 at most")
+        least = {"memory": 32 << 20, "disk": 4096, "open_files": 16, "output": 1, "children": 0}
+        for name, lowest in least.items():
+            if (value := getattr(self, name)) < lowest:
+                raise UsageError(f"{name}={value}; the least is {lowest}")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something to be run.
+
+    Attributes:
+        code: Python source.
+        input: what it reads from its standard input.
+        tests: Python sources that are run one after the other, and ``calls`` as (name of a function, arguments): what
+            these return is reported as JSON. Both run in a process separate from that of the code, whose module
+            is then called ``answer`` and not ``__main__``.
+        before: source that is run before the code, and before the tests.
+        given: the beginning of the code that is not its author's; the tests have what it defines from there.
+        entry: the function that ``given`` leaves to be written.
+    """
+
+    code: str
+    input: str = ""
+    tests: tuple[str, ...] = ()
+    calls: tuple[tuple[str, tuple[object, ...]], ...] = ()
+    before: str = ""
+    given: str = ""
+    entry: str = ""
+
+    @property
+    def tested(self) -> bool:
+        """Whether there are tests or calls, which a second process runs."""
+        return bool(self.tests or self.calls)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        exit_code: of the process; negative for a signal; None where it was killed for a limit of ours.
+        limit: which one: ``time`` or ``output``; ``killed`` where something else ended it from outside (the machine's
+            want of memory); None where it ended by itself.
+        stdout, stderr: as far as they were read; bytes that are no UTF-8 replaced.
+        reports: by place (-1 the code itself, then tests, then calls) what was reported: None for a success without a
+            value, ``("value", JSON)``, or (kind, message) of what was raised. What did not end is missing.
+        cpu_seconds: of the process; None where it was killed.
+    """
+
+    exit_code: int | None
+    limit: str | None
+    stdout: str
+    stderr: str
+    reports: dict[int, tuple[str, str] | None] = field(default_factory=dict)
+    cpu_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +228,226 @@ def available() -> Protection:
             return Protection(mode, filtered, tuple(why))
         why.append(f"{mode}: {tried.stderr.strip() or tried.limit or tried.exit_code}")
     return Protection(Mode.NOTHING, filter_for(Mode.NOTHING) is not None, tuple(why))
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def run_once(work: Work, limits: Limits, mode: Mode) -> Outcome:
+    """Runs something. Raises NoProtection elsewhere than on Linux, GpuherdError where the mode does not work here."""
+    if sys.platform != "linux":
+        raise NoProtection("code of strangers is run on Linux only")
+    try:
+        return _run(work, limits, mode)
+    except OSError as problem:  # the machine's fault and not the code's: no process, no file, no memory is left
+        raise GpuherdError(f"the sandbox could not be started: {problem}") from None
+
+
+def _run(work: Work, limits: Limits, mode: Mode) -> Outcome:
+    nonce = secrets.token_hex(16)
+    # The other modes have a folder in memory, or none.
+    room = tempfile.TemporaryDirectory() if mode is Mode.NOTHING else nullcontext("/")
+    with room as folder, memory_group(nonce, limits.memory * (1 + work.tested)) as group:
+        told_by, told_to = os.pipe()
+        reported_by, reported_to = os.pipe()
+        try:
+            spec = {**_spec(work, limits, mode, told_to, reported_to, folder), "group": group}
+            process = subprocess.Popen(
+                [_interpreter(), "-I", "-S", str(_CONFINE), json.dumps(spec)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(told_to, reported_to),
+                start_new_session=True,
+                env={},
+                cwd="/",
+                bufsize=0,
+            )
+        finally:
+            os.close(told_to)
+            os.close(reported_to)
+        try:
+            return _watched(process, told_by, reported_by, _given(work, nonce), nonce, limits)
+        finally:
+            _killed(process)
+            os.close(told_by)
+            os.close(reported_by)
+
+
+def _watched(
+    process: subprocess.Popen[bytes], told_by: int, reported_by: int, given: bytes, nonce: str, limits: Limits
+) -> Outcome:
+    """Feeds and reads a run until it ends or is over a limit of ours."""
+    stdin, stdout, stderr = (_pipe(each) for each in (process.stdin, process.stdout, process.stderr))
+    read = {stdout: bytearray(), stderr: bytearray(), told_by: bytearray(), reported_by: bytearray()}
+    limit, left, deadline = None, memoryview(given), time.monotonic() + _STARTING_SECONDS + limits.seconds
+    started = False
+    os.set_blocking(stdin, False)
+    with selectors.DefaultSelector() as ready:
+        for each in read:
+            ready.register(each, selectors.EVENT_READ)
+        ready.register(stdin, selectors.EVENT_WRITE)
+        while ready.get_map() and limit is None:
+            for key, _ in ready.select(max(0.0, deadline - time.monotonic())):
+                if key.fd == stdin:
+                    left = _fed(stdin, left)
+                elif chunk := os.read(key.fd, _CHUNK):
+                    read[key.fd] += chunk
+                else:
+                    ready.unregister(key.fd)
+            if stdin in ready.get_map() and (not left or told_by not in ready.get_map()):
+                ready.unregister(stdin)  # all is given, or nobody is there to read it
+                _pipe_closed(process.stdin)
+            if not started and read[reported_by].startswith(nonce.encode()):
+                started, deadline = True, time.monotonic() + limits.seconds  # the harness's first word: now it runs
+            if sum(map(len, (read[stdout], read[stderr], read[reported_by]))) > limits.output + len(given):
+                limit = "output"
+            elif time.monotonic() >= deadline:
+                limit = "time"
+    told = _line(read[told_by])
+    if isinstance(told.get("problem"), str):
+        raise GpuherdError(f"the sandbox could not be set up: {told['problem']}")
+    status, seconds = told.get("status"), told.get("cpu_seconds")
+    if limit is None and not isinstance(status, int):
+        limit = "killed"
+    if status in (-signal.SIGXCPU, -signal.SIGKILL) and isinstance(seconds, float) and seconds >= limits.seconds:
+        limit = "time"
+    return Outcome(
+        exit_code=status if isinstance(status, int) and limit is None else None,
+        limit=limit,
+        stdout=read[stdout][: limits.output].decode(errors="replace"),
+        stderr=read[stderr][: limits.output].decode(errors="replace"),
+        reports=_reports(bytes(read[reported_by]), nonce),
+        cpu_seconds=seconds if isinstance(seconds, float) else None,
+    )
+
+
+def _spec(work: Work, limits: Limits, mode: Mode, told_to: int, reported_to: int, folder: str) -> dict[str, object]:
+    """What ``confine`` is told."""
+    program = filter_for(mode, limits.children > 0)
+    os_limits = {
+        "seconds": math.ceil(limits.seconds + _STARTING_SECONDS),
+        "cpu_seconds": math.ceil(limits.seconds) + 1,  # the interpreter's start is among them
+        "memory": limits.memory // (1 + limits.children),
+        "disk": limits.disk,
+        "inodes": 1 + limits.disk // 4096,
+        "open_files": limits.open_files,
+        "tasks": 64 if limits.children == 0 else 1 + work.tested + limits.children,
+    }
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/sandbox" if mode is Mode.NAMESPACES else folder,
+        "TMPDIR": "/sandbox" if mode is Mode.NAMESPACES else folder,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    source = (_EXCHANGE if work.tested else _HARNESS).read_text(encoding="utf-8")
+    python = [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", source]
+    return {
+        "mode": mode.value,
+        "parent": os.getpid(),
+        "told_by": told_to,
+        "reported_by": reported_to,
+        "folder": folder,
+        "readable": _readable(),
+        "limits": os_limits,
+        "filter": "" if program is None else program.hex(),
+        # A socket's number is put behind where there are two that talk to each other.
+        "program": [*python, "tests", str(reported_to)] if work.tested else [*python, str(reported_to)],
+        "answer": [*python, "answer"] if work.tested else None,
+        "environment": environment,
+    }
+
+
+def _given(work: Work, nonce: str) -> bytes:
+    """What the harness reads from standard input: a length in 8 hex digits, as much JSON, and the code's own input."""
+    told = {
+        "nonce": nonce,
+        "before": work.before,
+        "code": work.code,
+        "tests": work.tests,
+        "calls": work.calls,
+        "given": work.given,
+        "entry": work.entry,
+    }
+    said = json.dumps(told).encode()
+    return f"{len(said):08x}".encode() + said + work.input.encode(errors="replace")
+
+
+def _reports(lines: bytes, nonce: str) -> dict[int, tuple[str, str] | None]:
+    """What the harness reported: the lines that begin with the number that only it was told."""
+    found: dict[int, tuple[str, str] | None] = {}
+    for line in lines.split(b"\n"):
+        begins, _, said = line.partition(b" ")
+        if begins != nonce.encode() or said.count(b" ") < 2:
+            continue
+        place, kind, message = said.split(b" ", 2)
+        with suppress(ValueError, RecursionError):
+            # Half a surrogate pair is no character, and would break whoever encodes it.
+            told = str(json.loads(message)).encode(errors="replace").decode()
+            found[int(place)] = None if kind == b"passed" else (kind.decode(), told)
+    return found
+
+
+@functools.cache
+def filter_for(mode: Mode, children: bool = False) -> bytes | None:
+    """The filter of system calls; None where they are not known on this machine."""
+    return filter_program(os.uname().machine, children=children, namespaces=mode is Mode.NAMESPACES)
+
+
+@functools.cache
+def _interpreter() -> str:
+    """The interpreter itself, not the link to it that a virtual environment has."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@functools.cache
+def _readable() -> tuple[str, ...]:
+    """What the interpreter needs: its own files and the system's libraries, each once and none within another."""
+    own = [_interpreter(), *(str(Path(sys.base_prefix) / name) for name in ("lib", "lib64"))]
+    standard = [str(Path(os.__file__).parent)]
+    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/nix/store"]
+    there = [path for path in dict.fromkeys((*own, *standard, *system)) if Path(path).exists()]
+    return tuple(path for path in there if not any(path != other and path.startswith(f"{other}/") for other in there))
+
+
+def _fed(stdin: int, left: memoryview) -> memoryview:
+    """Writes what can be written; what is left."""
+    try:
+        return left[os.write(stdin, left[:_CHUNK]) :]
+    except BlockingIOError:
+        return left
+    except BrokenPipeError:  # it ended without reading it all
+        return left[len(left) :]
+
+
+def _line(said: bytearray) -> dict[str, object]:
+    """The last line of JSON; empty where there is none."""
+    lines = bytes(said).strip().split(b"\n")
+    try:
+        found = json.loads(lines[-1])
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _pipe(pipe: IO[bytes] | None) -> int:
+    if pipe is None:
+        raise ValueError("the process was started without pipes")
+    return pipe.fileno()
+
+
+def _pipe_closed(pipe: IO[bytes] | None) -> None:
+    if pipe is not None:
+        with suppress(BrokenPipeError):
+            pipe.close()
+
+
+def _killed(process: subprocess.Popen[bytes]) -> None:
+    """Ends the whole process group, and waits until the guard is gone."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        _pipe_closed(pipe)
+    process.wait()
