@@ -15,6 +15,7 @@ import math
 import os
 import secrets
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ _CHUNK = 1 << 16
 _HARNESS = Path(__file__).with_name("harness.py")
 _EXCHANGE = Path(__file__).with_name("exchange.py")
 _CONFINE = Path(__file__).with_name("confine.py")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 # By what a run was ended, in words.
 LIMITS = {"time": "out of time", "output": "too much output", "killed": "killed from outside"}
 
@@ -49,9 +51,15 @@ class NoProtection(GpuherdError):
 class Mode(StrEnum):
     """By what code is shut in."""
 
+    BUBBLEWRAP = "bubblewrap"
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
     NOTHING = "nothing"
+
+    @property
+    def isolates(self) -> bool:
+        """Whether code has its own namespaces: a root folder, processes, network."""
+        return self in (Mode.BUBBLEWRAP, Mode.NAMESPACES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +162,7 @@ class Protection:
         """In one line, for logs."""
         filtered = "a filter of system calls" if self.filtered else "no filter of system calls"
         what = {
+            Mode.BUBBLEWRAP: "bubblewrap: namespaces of users, mounts, processes and network",
             Mode.NAMESPACES: "namespaces of users, mounts, processes and network",
             Mode.LANDLOCK: "Landlock (no file can be written)",
             Mode.NOTHING: "no protection but limits of time and memory",
@@ -214,7 +223,7 @@ class Sandbox:
 def available() -> Protection:
     """The strongest protection that works here, tried once a process."""
     why: list[str] = []
-    for mode in (Mode.NAMESPACES, Mode.LANDLOCK):
+    for mode in (Mode.BUBBLEWRAP, Mode.NAMESPACES, Mode.LANDLOCK):
         filtered = filter_for(mode) is not None
         if mode is Mode.LANDLOCK and not filtered:
             why.append(f"landlock: no filter of system calls is known for {os.uname().machine}")
@@ -253,7 +262,7 @@ def _run(work: Work, limits: Limits, mode: Mode) -> Outcome:
         try:
             spec = {**_spec(work, limits, mode, told_to, reported_to, folder), "group": group}
             process = subprocess.Popen(
-                [_interpreter(), "-I", "-S", str(_CONFINE), json.dumps(spec)],
+                _command(spec, mode),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -305,6 +314,8 @@ def _watched(
             elif time.monotonic() >= deadline:
                 limit = "time"
     told = _line(read[told_by])
+    if not started and not told and read[stderr].startswith(b"bwrap: "):  # before the code ran, which could say so too
+        raise GpuherdError(bytes(read[stderr]).decode(errors="replace").strip())
     if isinstance(told.get("problem"), str):
         raise GpuherdError(f"the sandbox could not be set up: {told['problem']}")
     status, seconds = told.get("status"), told.get("cpu_seconds")
@@ -322,6 +333,40 @@ def _watched(
     )
 
 
+def _command(spec: dict[str, object], mode: Mode) -> list[str]:
+    """The command that starts ``confine``: by its path, or as text where bubblewrap has hidden its file."""
+    python = [_interpreter(), "-I", "-S"]
+    if mode is not Mode.BUBBLEWRAP:
+        return [*python, str(_CONFINE), json.dumps(spec)]
+    wrapped = [*_bubblewrap(), "--", *python, "-c", _CONFINE.read_text(encoding="utf-8"), json.dumps(spec)]
+    if spec["group"] is None:
+        return wrapped
+    return ["/bin/sh", "-c", '{ echo 0 > "$0"; } 2>/dev/null; exec "$@"', str(spec["group"]), *wrapped]
+
+
+@functools.cache
+def _bubblewrap() -> tuple[str, ...]:
+    """``bwrap`` with namespaces and a root folder: what the interpreter needs, a few devices, and an empty folder on
+    which the one to work in is mounted. Raises GpuherdError where it is not installed."""
+    program = shutil.which("bwrap")
+    if program is None:
+        raise GpuherdError("bwrap is not installed")
+    root = os.geteuid() == 0
+    words = [program, "--die-with-parent", "--new-session", "--as-pid-1", "--unshare-pid", "--unshare-net"]
+    words += ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-add", "CAP_SYS_ADMIN"]
+    words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if root else ["--unshare-user"]
+    bound = [*_readable(), *_DEVICES]
+    above = {str(each) for path in bound for each in Path(path).parents if each != Path("/")}
+    for path in sorted(above):  # otherwise made for root alone
+        words += ["--dir", path]
+    for path in _readable():
+        linked = Path(path).is_symlink()  # /lib, which leads to /usr/lib
+        words += ["--symlink", str(Path(path).readlink()), path] if linked else ["--ro-bind", path, path]
+    for path in _DEVICES:
+        words += ["--dev-bind", path, path]
+    return (*words, "--dir", "/sandbox", "--symlink", "/sandbox", "/tmp", "--remount-ro", "/")  # noqa: S108
+
+
 def _spec(work: Work, limits: Limits, mode: Mode, told_to: int, reported_to: int, folder: str) -> dict[str, object]:
     """What ``confine`` is told."""
     program = filter_for(mode, limits.children > 0)
@@ -336,8 +381,8 @@ def _spec(work: Work, limits: Limits, mode: Mode, told_to: int, reported_to: int
     }
     environment = {
         "PATH": "/usr/bin:/bin",
-        "HOME": "/sandbox" if mode is Mode.NAMESPACES else folder,
-        "TMPDIR": "/sandbox" if mode is Mode.NAMESPACES else folder,
+        "HOME": "/sandbox" if mode.isolates else folder,
+        "TMPDIR": "/sandbox" if mode.isolates else folder,
         "LANG": "C.UTF-8",
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
@@ -393,7 +438,7 @@ def _reports(lines: bytes, nonce: str) -> dict[int, tuple[str, str] | None]:
 @functools.cache
 def filter_for(mode: Mode, children: bool = False) -> bytes | None:
     """The filter of system calls; None where they are not known on this machine."""
-    return filter_program(os.uname().machine, children=children, namespaces=mode is Mode.NAMESPACES)
+    return filter_program(os.uname().machine, children=children, namespaces=mode.isolates)
 
 
 @functools.cache
@@ -423,13 +468,12 @@ def _fed(stdin: int, left: memoryview) -> memoryview:
 
 
 def _line(said: bytearray) -> dict[str, object]:
-    """The last line of JSON; empty where there is none."""
-    lines = bytes(said).strip().split(b"\n")
-    try:
-        found = json.loads(lines[-1])
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    """The lines of JSON as one, the first first: how it ended stands behind a problem. Empty where there is none."""
+    found: dict[str, object] = {}
+    for line in bytes(said).split(b"\n"):
+        with suppress(ValueError, TypeError):
+            found |= json.loads(line)
+    return found
 
 
 def _pipe(pipe: IO[bytes] | None) -> int:
