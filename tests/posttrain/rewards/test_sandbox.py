@@ -19,7 +19,7 @@ import pytest
 from tests.patience import wait_until
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.rewards import cgroups
+from gpuherd.posttrain.rewards import isolation
 from gpuherd.posttrain.rewards import sandbox as sandboxes
 from gpuherd.posttrain.rewards.sandbox import Limits, Mode, NoProtection, Outcome, Sandbox, Work
 
@@ -236,14 +236,14 @@ print(held, *moved, ctypes.get_errno(), library.prctl(42, 0, 0, 0, 0), library.p
 
 
 def _are_groups_gone() -> bool:
-    cgroups._remove_left()
-    return not cgroups._left
+    isolation._remove_left()
+    return not isolation._left
 
 
 def test_a_control_group_counts_what_no_limit_of_addresses_does(mode: Mode) -> None:
-    if cgroups._base() is None:
+    if isolation._base() is None:
         pytest.skip("there is no control group that we may use")
-    base = cgroups._base()
+    base = isolation._base()
     # Files in memory count as the program's, and no limit of addresses sees them.
     code = "with open('x', 'wb') as f:\n    for _ in range(512): f.write(bytes(1 << 20))\nprint('written')"
     for each in (Mode.BUBBLEWRAP, Mode.NAMESPACES):
@@ -255,13 +255,13 @@ def test_a_control_group_counts_what_no_limit_of_addresses_does(mode: Mode) -> N
 
 
 def test_memory_is_counted_by_a_group_of_version_2() -> None:
-    base = cgroups._base()
+    base = isolation._base()
     if base is None or not (base / "cgroup.controllers").exists():
         pytest.skip("no group of version 2 with the memory controller can be made here")
-    with cgroups.memory_group("test", 64 * MB) as procs:
+    with isolation.memory_group("test", 64 * MB) as procs:
         assert procs is not None
         limits = {each: Path(procs).with_name(each) for each in ("memory.max", "memory.oom.group")}
-        assert int(limits["memory.max"].read_text()) == 64 * MB + cgroups._GUARDS
+        assert int(limits["memory.max"].read_text()) == 64 * MB + isolation._GUARDS
         assert limits["memory.oom.group"].read_text() == "1\n"
         taking = "import sys; open(sys.argv[1], 'w').write('0'); bytearray(256 << 20); print('taken')"
         done = subprocess.run([sys.executable, "-c", taking, procs], capture_output=True, text=True)
@@ -270,14 +270,14 @@ def test_memory_is_counted_by_a_group_of_version_2() -> None:
 
 def test_a_group_of_version_2_is_joined_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the limit of memory, also where the memory controller is version 1's: another limit takes its place."""
-    found = cgroups.places(Path("/proc/self/cgroup"), Path("/proc/self/mountinfo"))
+    found = isolation.places(Path("/proc/self/cgroup"), Path("/proc/self/mountinfo"))
     places = [each for each in found if (each / "cgroup.controllers").exists() and os.access(each, os.W_OK)]
     if not places:
         pytest.skip("no group of version 2 can be made here")
-    monkeypatch.setattr(cgroups, "_base", lambda: places[0])
-    monkeypatch.setattr(cgroups, "_LIMITS", ("cgroup.max.descendants",))
+    monkeypatch.setattr(isolation, "_base", lambda: places[0])
+    monkeypatch.setattr(isolation, "_LIMITS", ("cgroup.max.descendants",))
     joining = "import sys; open(sys.argv[1], 'w').write('0'); print(open('/proc/self/cgroup').read()); input()"
-    with cgroups.memory_group("test", 1) as procs:
+    with isolation.memory_group("test", 1) as procs:
         assert procs is not None
         group = Path(procs).parent
         joined = subprocess.Popen(
@@ -286,7 +286,7 @@ def test_a_group_of_version_2_is_joined_and_left(monkeypatch: pytest.MonkeyPatch
         assert joined.stdout is not None
         shown = iter(joined.stdout.readline, "\n")
         assert any(line.startswith("0::") and line.endswith("/gpuherd-test\n") for line in shown)
-    assert group.exists() and group in cgroups._left  # a process is in it
+    assert group.exists() and group in isolation._left  # a process is in it
     joined.communicate("\n")
     assert box(Mode.NAMESPACES).run(Work("print(1)")).stdout == "1\n"
     wait_until(_are_groups_gone)
@@ -298,14 +298,14 @@ def test_control_groups_are_found_where_the_kernel_shows_them(tmp_path: Path) ->
     own.write_text("0::/user.slice/user-1.slice/job.scope\n")
     mounts.write_text("35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n")
     slices = Path("/sys/fs/cgroup/user.slice/user-1.slice")
-    assert cgroups.places(own, mounts) == [slices / "job.scope", slices]
+    assert isolation.places(own, mounts) == [slices / "job.scope", slices]
     own.write_text("4:memory:/docker/a\n1:cpu:/docker/a\n0::/\n")
     mounts.write_text(
         "40 35 0:31 /docker/a /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
         "41 35 0:32 /docker/a /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
     )
-    assert cgroups.places(own, mounts) == [Path("/sys/fs/cgroup/memory")]
-    assert cgroups.places(tmp_path / "none", mounts) == []
+    assert isolation.places(own, mounts) == [Path("/sys/fs/cgroup/memory")]
+    assert isolation.places(tmp_path / "none", mounts) == []
 
 
 def test_no_process_is_made(mode: Mode) -> None:
@@ -521,7 +521,7 @@ def test_where_namespaces_are_forbidden_landlock_takes_their_place() -> None:
 
 def test_without_bubblewrap_the_namespaces_are_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     box(Mode.NAMESPACES)
-    monkeypatch.setattr(sandboxes, "_bubblewrap", sandboxes._bubblewrap.__wrapped__)
+    monkeypatch.setattr(sandboxes, "bubblewrap", isolation.bubblewrap.__wrapped__)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(GpuherdError, match="bwrap is not installed"):
         Sandbox(mode=Mode.BUBBLEWRAP).run(Work("print(1)"))

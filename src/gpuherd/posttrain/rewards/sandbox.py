@@ -1,4 +1,5 @@
-"""Runs code that a model wrote, in a process of its own that can do no harm: ``confine`` shuts it in.
+"""Runs code that a model wrote, in a process of its own that can do no harm: ``confine`` shuts it in, under bubblewrap
+where that is installed and works.
 
 It has no network, no access to files but the interpreter's and the system's libraries, an empty folder in memory, and
 limits of time, memory, disk, output and processes. Whatever it leaves behind is killed with it. Which protection the
@@ -15,7 +16,6 @@ import math
 import os
 import secrets
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.rewards.cgroups import memory_group
+from gpuherd.posttrain.rewards.isolation import bubblewrap, interpreter, memory_group, readable
 from gpuherd.posttrain.rewards.syscall_filter import filter_program
 
 _MOST_PROCESSES = 8
@@ -39,7 +39,6 @@ _CHUNK = 1 << 16
 _HARNESS = Path(__file__).with_name("harness.py")
 _EXCHANGE = Path(__file__).with_name("exchange.py")
 _CONFINE = Path(__file__).with_name("confine.py")
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 # By what a run was ended, in words.
 LIMITS = {"time": "out of time", "output": "too much output", "killed": "killed from outside"}
 
@@ -202,7 +201,8 @@ class Sandbox:
         if self.protection.mode is Mode.NOTHING and not allow_unconfined:
             raise NoProtection(
                 f"code of strangers is not run: {'; '.join(self.protection.why) or 'no protection was asked for'}; a "
-                "kernel with user namespaces or Landlock protects from it; allow_unconfined=true runs it without"
+                "kernel with user namespaces or Landlock protects from it, and so may bubblewrap where it is installed; "
+                "allow_unconfined=true runs it without"
             )
         if self.protection.mode is Mode.LANDLOCK and self.limits.children:
             raise NoProtection("children are only allowed with namespaces, where none of them can stay behind")
@@ -335,36 +335,13 @@ def _watched(
 
 def _command(spec: dict[str, object], mode: Mode) -> list[str]:
     """The command that starts ``confine``: by its path, or as text where bubblewrap has hidden its file."""
-    python = [_interpreter(), "-I", "-S"]
+    python = [interpreter(), "-I", "-S"]
     if mode is not Mode.BUBBLEWRAP:
         return [*python, str(_CONFINE), json.dumps(spec)]
-    wrapped = [*_bubblewrap(), "--", *python, "-c", _CONFINE.read_text(encoding="utf-8"), json.dumps(spec)]
+    wrapped = [*bubblewrap(), "--", *python, "-c", _CONFINE.read_text(encoding="utf-8"), json.dumps(spec)]
     if spec["group"] is None:
         return wrapped
     return ["/bin/sh", "-c", '{ echo 0 > "$0"; } 2>/dev/null; exec "$@"', str(spec["group"]), *wrapped]
-
-
-@functools.cache
-def _bubblewrap() -> tuple[str, ...]:
-    """``bwrap`` with namespaces and a root folder: what the interpreter needs, a few devices, and an empty folder on
-    which the one to work in is mounted. Raises GpuherdError where it is not installed."""
-    program = shutil.which("bwrap")
-    if program is None:
-        raise GpuherdError("bwrap is not installed")
-    root = os.geteuid() == 0
-    words = [program, "--die-with-parent", "--new-session", "--as-pid-1", "--unshare-pid", "--unshare-net"]
-    words += ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-add", "CAP_SYS_ADMIN"]
-    words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if root else ["--unshare-user"]
-    bound = [*_readable(), *_DEVICES]
-    above = {str(each) for path in bound for each in Path(path).parents if each != Path("/")}
-    for path in sorted(above):  # otherwise made for root alone
-        words += ["--dir", path]
-    for path in _readable():
-        linked = Path(path).is_symlink()  # /lib, which leads to /usr/lib
-        words += ["--symlink", str(Path(path).readlink()), path] if linked else ["--ro-bind", path, path]
-    for path in _DEVICES:
-        words += ["--dev-bind", path, path]
-    return (*words, "--dir", "/sandbox", "--symlink", "/sandbox", "/tmp", "--remount-ro", "/")  # noqa: S108
 
 
 def _spec(work: Work, limits: Limits, mode: Mode, told_to: int, reported_to: int, folder: str) -> dict[str, object]:
@@ -388,14 +365,14 @@ def _spec(work: Work, limits: Limits, mode: Mode, told_to: int, reported_to: int
         "OMP_NUM_THREADS": "1",
     }
     source = (_EXCHANGE if work.tested else _HARNESS).read_text(encoding="utf-8")
-    python = [_interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", source]
+    python = [interpreter(), "-s", "-S", "-P", "-B", "-X", "utf8", "-c", source]
     return {
         "mode": mode.value,
         "parent": os.getpid(),
         "told_by": told_to,
         "reported_by": reported_to,
         "folder": folder,
-        "readable": _readable(),
+        "readable": readable(),
         "limits": os_limits,
         "filter": "" if program is None else program.hex(),
         # A socket's number is put behind where there are two that talk to each other.
@@ -439,22 +416,6 @@ def _reports(lines: bytes, nonce: str) -> dict[int, tuple[str, str] | None]:
 def filter_for(mode: Mode, children: bool = False) -> bytes | None:
     """The filter of system calls; None where they are not known on this machine."""
     return filter_program(os.uname().machine, children=children, namespaces=mode.isolates)
-
-
-@functools.cache
-def _interpreter() -> str:
-    """The interpreter itself, not the link to it that a virtual environment has."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
-
-
-@functools.cache
-def _readable() -> tuple[str, ...]:
-    """What the interpreter needs: its own files and the system's libraries, each once and none within another."""
-    own = [_interpreter(), *(str(Path(sys.base_prefix) / name) for name in ("lib", "lib64"))]
-    standard = [str(Path(os.__file__).parent)]
-    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/nix/store"]
-    there = [path for path in dict.fromkeys((*own, *standard, *system)) if Path(path).exists()]
-    return tuple(path for path in there if not any(path != other and path.startswith(f"{other}/") for other in there))
 
 
 def _fed(stdin: int, left: memoryview) -> memoryview:
