@@ -98,15 +98,15 @@ class FunctionName:
         return f"{self.place}:{self.function}"
 
 
-@functools.cache
 def digest_of(function: str) -> str:
-    """SHA-256 of the files that define a function (``FunctionName.of`` reads its name), found out once a process.
-
-    Raises UsageError where there is none, or it can't be imported.
-    """
+    """SHA-256 of the files that define a function (``FunctionName.of`` reads its name); a module is imported for it, in
+    a process of its own, once. Raises UsageError where there is none, or it can't be imported."""
     name = FunctionName.of(function)
-    if name.is_file:
-        return digest([name.absolute.place])
+    return digest([name.absolute.place]) if name.is_file else _digest_of_module(function)
+
+
+@functools.cache
+def _digest_of_module(function: str) -> str:
     with FunctionRewards(function, _STARTING_S) as scoring:
         return scoring.check()
 
@@ -351,7 +351,7 @@ class _Process:
     @property
     def has_ended(self) -> bool:
         """Whether the process has."""
-        return bool(select.select([self._exited], [], [], 0)[0])
+        return bool(_readable([self._exited], 0))
 
     @property
     def end(self) -> str:
@@ -373,7 +373,7 @@ class _Process:
             raise EOFError(self._ended(deadline)) from None
         while (length := self._buffer.find(b"\n")) < 0:
             socket_at = self._socket.fileno()
-            ready = select.select([socket_at, self._exited], [], [], max(0.0, deadline - time.monotonic()))[0]
+            ready = _readable([socket_at, self._exited], deadline - time.monotonic())
             if not ready:
                 raise TimeoutError
             # A process that the function forked may hold the socket open behind an end.
@@ -389,7 +389,7 @@ class _Process:
     def close(self) -> None:
         """Lets the process end, then kills it with all that it started."""
         self._socket.close()
-        select.select([self._exited], [], [], _ENDING_S)
+        _readable([self._exited], _ENDING_S)
         with suppress(ProcessLookupError, PermissionError):
             if self._process.returncode is None:  # not waited for: its number is no other group's yet
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -397,6 +397,14 @@ class _Process:
         os.close(self._exited)
 
     def _ended(self, deadline: float) -> str:
-        if not select.select([self._exited], [], [], max(0.0, min(5.0, deadline - time.monotonic())))[0]:
+        if not _readable([self._exited], min(5.0, deadline - time.monotonic())):
             return "closed its connection"
         return self.end
+
+
+def _readable(descriptors: Sequence[int], seconds: float) -> list[int]:
+    """Those of the descriptors that can be read, or have ended; waits for one of them, at most so long."""
+    waiting = select.poll()  # select() knows descriptors below 1024 alone
+    for each in descriptors:
+        waiting.register(each, select.POLLIN)
+    return [each for each, _ in waiting.poll(max(0.0, seconds) * 1000)]

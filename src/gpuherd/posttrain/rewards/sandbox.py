@@ -201,7 +201,7 @@ class Sandbox:
         if self.protection.mode is Mode.NOTHING and not allow_unconfined:
             raise NoProtection(
                 f"code of strangers is not run: {'; '.join(self.protection.why) or 'no protection was asked for'}; a "
-                "kernel with user namespaces or Landlock protects from it, and so may bubblewrap where it is installed; "
+                "kernel with user namespaces or Landlock protects from it, and so may bubblewrap, once installed; "
                 "allow_unconfined=true runs it without"
             )
         if self.protection.mode is Mode.LANDLOCK and self.limits.children:
