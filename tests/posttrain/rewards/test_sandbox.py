@@ -596,7 +596,7 @@ def _children(pid: int) -> list[int]:
 
 def _sandboxed(pid: int) -> bool:
     with suppress(OSError):
-        return b"told_by" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"status_to" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

@@ -45,7 +45,7 @@ class MathRewards:
         self._known: dict[Pair, bool | None] = {}
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """What each completion earns. Raises MissingExtra where formulas are compared without math-verify."""
+        """The reward of each completion, in order. Raises MissingExtra for formulas without math-verify."""
         pairs = zip(problems, completions, strict=True)
         asked = [(answer_in(completion), _question(problem)) for problem, completion in pairs]
         wanted: dict[Pair, None] = {}
@@ -70,7 +70,7 @@ class MathRewards:
             process.close()
 
     def _compare(self, pairs: Sequence[Pair]) -> None:
-        """Finds out about all pairs, each process one after the other."""
+        """Compares all pairs, each process one after the other."""
         workers = min(len(self._all), len(pairs))
         if workers == 1:
             found = [self._one(pair) for pair in pairs]
@@ -112,7 +112,7 @@ class WordRewards:
         self.verifiable = self._rule.threshold is None
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """What each completion earns; an empty one nothing."""
+        """The reward of each completion, in order; 0 for an empty one."""
         return [self._reward(*each) for each in zip(problems, completions, strict=True)]
 
     def close(self) -> None:

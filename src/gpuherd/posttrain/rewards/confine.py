@@ -1,7 +1,7 @@
-"""The program that shuts itself in and then runs code of strangers: ``rewards.sandbox`` starts it, nobody imports it.
+"""The program that confines itself and then runs code that a model wrote: ``sandbox`` starts it, no module imports it.
 
-It knows the standard library alone, since it is started by its path (``python -I -S confine.py SPEC``), and Linux. What
-it is to do stands in one argument, as JSON. How it ended is told through a pipe, as one line of JSON.
+It knows the standard library alone, since it is started by its path (``python -I -S confine.py SPEC``), and Linux. Its
+one argument is the specification as JSON. How the program ended is reported through a pipe, as one line of JSON.
 
     bubblewrap  ``bwrap`` has made namespaces and a root folder as those below, and runs this program as the first
                 process in them, still with the rights to mount the folder to work in and, for root, to become nobody.
@@ -52,8 +52,8 @@ _COVERED = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108 - one of the
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Runs what the specification says and tells how it ended."""
-    os.set_inheritable(spec["told_by"], False)  # the code must not tell for us how it ended
+    """Runs the program of the specification and reports how it ended."""
+    os.set_inheritable(spec["status_to"], False)  # the code must not tell for us how it ended
     _prctl(_PDEATHSIG, signal.SIGKILL)
     if spec["mode"] == "bubblewrap":
         _in_bubblewrap(spec)
@@ -68,7 +68,7 @@ def main(spec: dict[str, Any]) -> None:
         else:
             _in_group(spec)
     except Exception as problem:  # whatever it is, somebody waits to be told
-        _tell(spec, {"problem": _said(problem)})
+        _report(spec, {"problem": _message(problem)})
         sys.exit(1)
 
 
@@ -96,7 +96,7 @@ def _as_first_process(spec: dict[str, Any], prepare: Callable[[dict[str, Any]], 
         prepare(spec)
         _run(spec)
     except Exception as problem:
-        _tell(spec, {"problem": _said(problem)})
+        _report(spec, {"problem": _message(problem)})
     finally:
         os._exit(0)  # and with it all that is left in here
 
@@ -122,7 +122,7 @@ def _run(spec: dict[str, Any]) -> None:
         answer = os.fork()
         if not answer:
             ours.close()
-            os.close(spec["reported_by"])
+            os.close(spec["reports_to"])
             os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # its input would tell it the tests
             _become(spec, guard, [*spec["answer"], str(theirs.fileno())], theirs.fileno())
         theirs.close()
@@ -138,7 +138,7 @@ def _run(spec: dict[str, Any]) -> None:
             os.kill(answer, signal.SIGKILL)
         of_answer, more = _waited(answer)
         status, seconds = of_answer if status == _ANSWER_ENDED else status, seconds + more
-    _tell(spec, {"status": status, "cpu_seconds": seconds})
+    _report(spec, {"status": status, "cpu_seconds": seconds})
 
 
 _ended: dict[int, tuple[int, float]] = {}  # processes that were waited for: exit code and CPU time
@@ -187,7 +187,7 @@ def _become(spec: dict[str, Any], guard: int, program: list[str], *inherited: in
             _filter(bytes.fromhex(spec["filter"]))
         os.execve(program[0], program, spec["environment"])  # noqa: S606
     except Exception as problem:
-        _tell(spec, {"problem": _said(problem)})
+        _report(spec, {"problem": _message(problem)})
     os._exit(127)
 
 
@@ -263,7 +263,7 @@ def _mount_work(place: str, limits: dict[str, int]) -> None:
 
 
 def _free(folder: str, spec: dict[str, Any]) -> bool:
-    """Whether nothing that is needed lies in a folder that will be covered."""
+    """True where no readable path lies in a folder that will be covered."""
     return not any(path == folder or path.startswith(folder + "/") for path in spec["readable"])
 
 
@@ -353,16 +353,16 @@ def _called(result: int, purpose: str) -> None:
         raise OSError(error, f"{purpose}: {os.strerror(error)}")
 
 
-def _said(problem: Exception) -> str:
+def _message(problem: Exception) -> str:
     """A problem in words, with its file."""
     if not isinstance(problem, OSError):
         return f"{type(problem).__name__}: {problem}"
     return f"{problem.strerror or problem}{f' ({problem.filename})' if problem.filename else ''}"
 
 
-def _tell(spec: dict[str, Any], said: dict[str, Any]) -> None:
+def _report(spec: dict[str, Any], said: dict[str, Any]) -> None:
     with suppress(OSError):
-        os.write(spec["told_by"], json.dumps(said).encode() + b"\n")
+        os.write(spec["status_to"], json.dumps(said).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class FunctionName:
 
     @property
     def is_file(self) -> bool:
-        """Whether the place is a file, and not a module's name."""
+        """True where the place is a file, and not a module's name."""
         return self.place.endswith(".py")
 
     @property
@@ -350,7 +350,7 @@ class _Process:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has."""
+        """True once the process has ended."""
         return bool(_readable([self._exited], 0))
 
     @property

@@ -60,7 +60,7 @@ class _Served:
         self._parameters: Mapping[str, inspect.Parameter] = {}
 
     def reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What the other side is sent: ``problem`` says what is wrong, ``place`` with which completion."""
+        """The reply to a request; ``problem`` is a sentence, ``place`` the index of the completion that it is about."""
         if "load" in request:
             return self._load(*request["load"])
         if "columns" in request:
@@ -98,7 +98,7 @@ class _Served:
         return {"sha256": digest(files)}
 
     def _fitting(self, columns: Sequence[str]) -> dict[str, Any]:
-        """Whether the function can be called with these columns."""
+        """Empty where the function can be called with these columns, else the problem."""
         given = [*RESERVED, *columns]
         if self._positional is None and "completions" not in self._parameters and not self._takes_all:
             return {"problem": f"it takes no completions; write def {self._function.__name__}(completions, **columns)"}
@@ -171,7 +171,7 @@ def digest(files: Iterable[str | None]) -> str:
 
 
 def _read(returned: Any, count: int) -> dict[str, Any]:
-    """What a function returned as rewards, or what is wrong with it."""
+    """The returned value as rewards, or the problem with it."""
     if inspect.iscoroutine(returned):
         returned.close()
     if not isinstance(returned, list | tuple) and callable(getattr(returned, "tolist", None)):  # an array, a tensor

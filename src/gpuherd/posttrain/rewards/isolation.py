@@ -1,4 +1,4 @@
-"""What is set up around a run of the sandbox from outside: bubblewrap's namespaces, and a control group for its memory.
+"""The parts of a run's confinement that are set up from outside: bubblewrap's namespaces, a control group for memory.
 
 The control group counts memory that no limit of addresses does. Groups are created below this process's own group, or
 next to it where it can have no children (in version 2 a group with processes delegates no memory): where systemd
@@ -56,7 +56,7 @@ def interpreter() -> str:
 
 @functools.cache
 def readable() -> tuple[str, ...]:
-    """What the interpreter needs: its own files and the system's libraries, each once and none within another."""
+    """The paths that the interpreter needs, none within another: its own files and the system's libraries."""
     own = [interpreter(), *(str(Path(sys.base_prefix) / name) for name in ("lib", "lib64"))]
     standard = [str(Path(os.__file__).parent)]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/nix/store"]

@@ -44,11 +44,11 @@ LIMITS = {"time": "out of time", "output": "too much output", "killed": "killed 
 
 
 class NoProtection(GpuherdError):
-    """Code of strangers was to be run, and the kernel gives no protection against it here."""
+    """No way to confine code written by a model works on this machine."""
 
 
 class Mode(StrEnum):
-    """By what code is shut in."""
+    """How code is confined, strongest first."""
 
     BUBBLEWRAP = "bubblewrap"
     NAMESPACES = "namespaces"
@@ -57,13 +57,13 @@ class Mode(StrEnum):
 
     @property
     def isolates(self) -> bool:
-        """Whether code has its own namespaces: a root folder, processes, network."""
+        """True where code has namespaces of its own: root folder, processes, network."""
         return self in (Mode.BUBBLEWRAP, Mode.NAMESPACES)
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a run may use.
+    """Resource limits of a run.
 
     Attributes:
         seconds: on the clock; CPU time has the same limit, rounded up.
@@ -93,7 +93,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Something to be run.
+    """A program to run.
 
     Attributes:
         code: Python source.
@@ -122,7 +122,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
         exit_code: of the process; negative for a signal; None where it was killed for a limit of ours.
@@ -144,7 +144,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """What keeps code in on this machine.
+    """The confinement that works on this machine.
 
     Attributes:
         mode: by what.
@@ -257,38 +257,38 @@ def _run(work: Work, limits: Limits, mode: Mode) -> Outcome:
     # The other modes have a folder in memory, or none.
     room = tempfile.TemporaryDirectory() if mode is Mode.NOTHING else nullcontext("/")
     with room as folder, memory_group(nonce, limits.memory * (1 + work.tested)) as group:
-        told_by, told_to = os.pipe()
-        reported_by, reported_to = os.pipe()
+        status_from, status_to = os.pipe()
+        reports_from, reports_to = os.pipe()
         try:
-            spec = {**_spec(work, limits, mode, told_to, reported_to, folder), "group": group}
+            spec = {**_spec(work, limits, mode, status_to, reports_to, folder), "group": group}
             process = subprocess.Popen(
                 _command(spec, mode),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                pass_fds=(told_to, reported_to),
+                pass_fds=(status_to, reports_to),
                 start_new_session=True,
                 env={},
                 cwd="/",
                 bufsize=0,
             )
         finally:
-            os.close(told_to)
-            os.close(reported_to)
+            os.close(status_to)
+            os.close(reports_to)
         try:
-            return _watched(process, told_by, reported_by, _given(work, nonce), nonce, limits)
+            return _watched(process, status_from, reports_from, _given(work, nonce), nonce, limits)
         finally:
             _killed(process)
-            os.close(told_by)
-            os.close(reported_by)
+            os.close(status_from)
+            os.close(reports_from)
 
 
 def _watched(
-    process: subprocess.Popen[bytes], told_by: int, reported_by: int, given: bytes, nonce: str, limits: Limits
+    process: subprocess.Popen[bytes], status_from: int, reports_from: int, given: bytes, nonce: str, limits: Limits
 ) -> Outcome:
     """Feeds and reads a run until it ends or is over a limit of ours."""
     stdin, stdout, stderr = (_pipe(each) for each in (process.stdin, process.stdout, process.stderr))
-    read = {stdout: bytearray(), stderr: bytearray(), told_by: bytearray(), reported_by: bytearray()}
+    read = {stdout: bytearray(), stderr: bytearray(), status_from: bytearray(), reports_from: bytearray()}
     limit, left, deadline = None, memoryview(given), time.monotonic() + _STARTING_SECONDS + limits.seconds
     started = False
     os.set_blocking(stdin, False)
@@ -304,21 +304,23 @@ def _watched(
                     read[key.fd] += chunk
                 else:
                     ready.unregister(key.fd)
-            if stdin in ready.get_map() and (not left or told_by not in ready.get_map()):
+            if stdin in ready.get_map() and (not left or status_from not in ready.get_map()):
                 ready.unregister(stdin)  # all is given, or nobody is there to read it
                 _pipe_closed(process.stdin)
-            if not started and read[reported_by].startswith(nonce.encode()):
+            if not started and read[reports_from].startswith(nonce.encode()):
                 started, deadline = True, time.monotonic() + limits.seconds  # the harness's first word: now it runs
-            if sum(map(len, (read[stdout], read[stderr], read[reported_by]))) > limits.output + len(given):
+            if sum(map(len, (read[stdout], read[stderr], read[reports_from]))) > limits.output + len(given):
                 limit = "output"
             elif time.monotonic() >= deadline:
                 limit = "time"
-    told = _line(read[told_by])
-    if not started and not told and read[stderr].startswith(b"bwrap: "):  # before the code ran, which could say so too
+    status_report = _line(read[status_from])
+    if (
+        not started and not status_report and read[stderr].startswith(b"bwrap: ")
+    ):  # before the code ran, which could say so too
         raise GpuherdError(bytes(read[stderr]).decode(errors="replace").strip())
-    if isinstance(told.get("problem"), str):
-        raise GpuherdError(f"the sandbox could not be set up: {told['problem']}")
-    status, seconds = told.get("status"), told.get("cpu_seconds")
+    if isinstance(status_report.get("problem"), str):
+        raise GpuherdError(f"the sandbox could not be set up: {status_report['problem']}")
+    status, seconds = status_report.get("status"), status_report.get("cpu_seconds")
     if limit is None and not isinstance(status, int):
         limit = "killed"
     if status in (-signal.SIGXCPU, -signal.SIGKILL) and isinstance(seconds, float) and seconds >= limits.seconds:
@@ -328,7 +330,7 @@ def _watched(
         limit=limit,
         stdout=read[stdout][: limits.output].decode(errors="replace"),
         stderr=read[stderr][: limits.output].decode(errors="replace"),
-        reports=_reports(bytes(read[reported_by]), nonce),
+        reports=_reports(bytes(read[reports_from]), nonce),
         cpu_seconds=seconds if isinstance(seconds, float) else None,
     )
 
@@ -344,8 +346,8 @@ def _command(spec: dict[str, object], mode: Mode) -> list[str]:
     return ["/bin/sh", "-c", '{ echo 0 > "$0"; } 2>/dev/null; exec "$@"', str(spec["group"]), *wrapped]
 
 
-def _spec(work: Work, limits: Limits, mode: Mode, told_to: int, reported_to: int, folder: str) -> dict[str, object]:
-    """What ``confine`` is told."""
+def _spec(work: Work, limits: Limits, mode: Mode, status_to: int, reports_to: int, folder: str) -> dict[str, object]:
+    """The specification that ``confine`` reads from its argument."""
     program = filter_for(mode, limits.children > 0)
     os_limits = {
         "seconds": math.ceil(limits.seconds + _STARTING_SECONDS),
@@ -369,21 +371,21 @@ def _spec(work: Work, limits: Limits, mode: Mode, told_to: int, reported_to: int
     return {
         "mode": mode.value,
         "parent": os.getpid(),
-        "told_by": told_to,
-        "reported_by": reported_to,
+        "status_to": status_to,
+        "reports_to": reports_to,
         "folder": folder,
         "readable": readable(),
         "limits": os_limits,
         "filter": "" if program is None else program.hex(),
         # A socket's number is put behind where there are two that talk to each other.
-        "program": [*python, "tests", str(reported_to)] if work.tested else [*python, str(reported_to)],
+        "program": [*python, "tests", str(reports_to)] if work.tested else [*python, str(reports_to)],
         "answer": [*python, "answer"] if work.tested else None,
         "environment": environment,
     }
 
 
 def _given(work: Work, nonce: str) -> bytes:
-    """What the harness reads from standard input: a length in 8 hex digits, as much JSON, and the code's own input."""
+    """The harness's standard input: a length in 8 hex digits, JSON of that length, and the code's own input."""
     told = {
         "nonce": nonce,
         "before": work.before,
@@ -398,7 +400,7 @@ def _given(work: Work, nonce: str) -> bytes:
 
 
 def _reports(lines: bytes, nonce: str) -> dict[int, tuple[str, str] | None]:
-    """What the harness reported: the lines that begin with the number that only it was told."""
+    """The harness's reports: the lines that begin with the nonce, which only the harness has."""
     found: dict[int, tuple[str, str] | None] = {}
     for line in lines.split(b"\n"):
         begins, _, said = line.partition(b" ")
@@ -429,7 +431,7 @@ def _fed(stdin: int, left: memoryview) -> memoryview:
 
 
 def _line(said: bytearray) -> dict[str, object]:
-    """The lines of JSON as one, the first first: how it ended stands behind a problem. Empty where there is none."""
+    """The lines of JSON as one mapping; empty where there is none."""
     found: dict[str, object] = {}
     for line in bytes(said).split(b"\n"):
         with suppress(ValueError, TypeError):
