@@ -16,7 +16,7 @@ from gpuherd.posttrain.data.dataset import DataTask, PromptStyle, Reading, Sourc
 from gpuherd.posttrain.data.math500 import problem_in
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.reading import Draft, Part
-from gpuherd.posttrain.rewards.math import MathRewards
+from gpuherd.posttrain.rewards.answers import MathRewards
 
 _COLUMNS = frozenset({"problem", "solution", "answer"})
 _SOURCES = {

@@ -18,7 +18,7 @@ from gpuherd.posttrain.data.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.reading import Checked, Draft, Part
 from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, TESTS, CodeRewards, CodeScoring, read_tests
-from gpuherd.posttrain.rewards.work import Limits
+from gpuherd.posttrain.rewards.sandbox import Limits
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow
 

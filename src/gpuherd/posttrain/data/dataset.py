@@ -13,7 +13,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.order import first_problems, without_last_tenth
 from gpuherd.posttrain.data.reading import Checked, Draft, Part, gather, read_rows, shared_left_out
 from gpuherd.posttrain.data.scoring import Scoring
-from gpuherd.posttrain.rewards.by_model import ModelRewards
+from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem, Reward, Split
 
 PromptStyle = Literal["boxed", "hashes", "plain"]

@@ -10,7 +10,7 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.dataset import DataTask, PromptStyle, Reading, Source, asked
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.reading import Checked, Draft, Part
-from gpuherd.posttrain.rewards.math import VALUE, MathRewards
+from gpuherd.posttrain.rewards.answers import VALUE, MathRewards
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow, Unusable
 from gpuherd.qa.data.readers import benchmarks

@@ -12,7 +12,7 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.reading import Checked, Draft, Part
-from gpuherd.posttrain.rewards.by_model import ModelRewards
+from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow
 

@@ -11,7 +11,7 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.dataset import DataTask, Reading, Source
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.reading import Checked, Draft, Part
-from gpuherd.posttrain.rewards.by_model import ModelRewards
+from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem
 
 REWARD_MODEL = "OpenAssistant/reward-model-deberta-v3-large-v2"

@@ -12,7 +12,7 @@ from gpuherd.posttrain.envs.attempts import Attempt, Attempts
 from gpuherd.posttrain.envs.options import EnvironmentOptions
 from gpuherd.posttrain.envs.sources import source_of
 from gpuherd.posttrain.rewards.code import CodeRewards, CodeScoring, Tested
-from gpuherd.posttrain.rewards.work import Limits
+from gpuherd.posttrain.rewards.sandbox import Limits
 from gpuherd.posttrain.types import Problem
 
 _MOST_ATTEMPTS = 3

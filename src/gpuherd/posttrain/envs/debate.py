@@ -25,7 +25,7 @@ from gpuherd.posttrain.data.scoring import ProblemSource
 from gpuherd.posttrain.envs.interface import NOTHING, Environment, Observation, Step, user
 from gpuherd.posttrain.envs.options import EnvironmentOptions
 from gpuherd.posttrain.envs.sources import source_of
-from gpuherd.posttrain.rewards.by_model import ModelRewards
+from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem, Split
 from gpuherd.qa.data.questions import BadRow
 from gpuherd.qa.span import answer_in

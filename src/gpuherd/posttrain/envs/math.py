@@ -14,7 +14,7 @@ from gpuherd.posttrain.data.reading import Checked, Draft
 from gpuherd.posttrain.envs.attempts import Attempt, Attempts
 from gpuherd.posttrain.envs.options import EnvironmentOptions
 from gpuherd.posttrain.envs.sources import source_of
-from gpuherd.posttrain.rewards.math import VALUE, MathRewards
+from gpuherd.posttrain.rewards.answers import VALUE, MathRewards
 from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.data.questions import BadRow
 from gpuherd.qa.grading.formulas import result_of

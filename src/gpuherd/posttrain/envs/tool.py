@@ -23,10 +23,9 @@ from gpuherd.posttrain.envs.lookup import read_library
 from gpuherd.posttrain.envs.options import EnvironmentOptions
 from gpuherd.posttrain.envs.sources import source_of
 from gpuherd.posttrain.envs.tools import MOST_CALLS, Call, Toolbox, ToolName, Turn, explained, read_turn
+from gpuherd.posttrain.rewards.answers import MathRewards
 from gpuherd.posttrain.rewards.guarded import rewards_of
-from gpuherd.posttrain.rewards.math import MathRewards
-from gpuherd.posttrain.rewards.sandbox import Sandbox
-from gpuherd.posttrain.rewards.work import Limits
+from gpuherd.posttrain.rewards.sandbox import Limits, Sandbox
 from gpuherd.posttrain.types import Problem, Split
 from gpuherd.qa.data.questions import BadRow
 from gpuherd.qa.span import answer_in

@@ -13,8 +13,7 @@ from typing import Literal
 
 from gpuherd.posttrain.envs.calculator import FUNCTIONS, BadExpression, calculate
 from gpuherd.posttrain.envs.lookup import Library
-from gpuherd.posttrain.rewards.sandbox import Sandbox
-from gpuherd.posttrain.rewards.work import LIMITS, Outcome, Work
+from gpuherd.posttrain.rewards.sandbox import LIMITS, Outcome, Sandbox, Work
 
 ToolName = Literal["calculator", "python", "lookup"]
 # What each is for, and its one argument.
