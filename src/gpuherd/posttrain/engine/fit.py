@@ -285,10 +285,15 @@ class _Steps(Generic[RowT, ItemT]):
     """The items that a process learns from, by the step: what a DataLoader takes."""
 
     def __init__(
-        self, places: Sequence[int], rows: Sequence[RowT], items: Callable[[Sequence[RowT]], Sequence[ItemT]], plan: Any
+        self,
+        plan: TrainPlan,
+        rows: Sequence[RowT],
+        items: Callable[[Sequence[RowT]], Sequence[ItemT]],
+        rank: int,
+        size: int,
     ):
-        self._places, self._rows, self._items = places, rows, items
-        self._batch_size, self._rank, self._size = plan
+        self._places = order(len(rows), plan.total_steps, plan.batch_size, plan.seed)
+        self._batch_size, self._rows, self._items, self._rank, self._size = plan.batch_size, rows, items, rank, size
 
     def __len__(self) -> int:
         return len(self._places) // self._batch_size
@@ -302,8 +307,7 @@ def _batches(
     plan: TrainPlan, rows: Sequence[RowT], objective: Objective[RowT, ItemT], world: World, begun: int
 ) -> Iterator[list[ItemT]]:
     """This process's items of each step from ``begun`` on; with ``num_workers`` so many processes make them."""
-    places = order(len(rows), plan.total_steps, plan.batch_size, plan.seed)
-    steps = _Steps(places, rows, objective.items, (plan.batch_size, world.rank, world.size))
+    steps = _Steps(plan, rows, objective.items, world.rank, world.size)
     left = range(begun, plan.total_steps)
     if not plan.num_workers:
         yield from map(steps.__getitem__, left)

@@ -197,7 +197,7 @@ def _function() -> Any:
             temperature, entropy_gradient, chunk, compute = ctx.how
             (slope,) = slopes
             cast = None if weight is None else weight.to(compute)
-            of_flat = torch.zeros_like(flat) if ctx.needs_input_grad[0] else None
+            of_flat = torch.zeros_like(flat)
             of_weight = _zeros(weight) if ctx.needs_input_grad[1] else None
             of_bias = _zeros(bias) if ctx.needs_input_grad[2] else None
             for start in range(0, len(flat), chunk):
@@ -219,7 +219,7 @@ def _function() -> Any:
                     of_flat[part] = scores.to(flat.dtype)
                     continue
                 scores = scores.to(compute)
-                if of_flat is not None:
+                if ctx.needs_input_grad[0]:
                     of_flat[part] = (scores @ cast).to(flat.dtype)
                 if of_weight is not None:
                     read = flat[part].to(compute)
