@@ -59,8 +59,8 @@ def token_log_probs(
         model: transformers' or PEFT's causal model, wrapped by DDP, sharded by FSDP, or neither. Processes that share
             the model call this equally often.
         input_ids, attention_mask: (rows, tokens).
-        wanted: (rows, tokens) bool: the tokens whose log-probs are to be had. A row's first place has no tokens before
-            it, and is never had.
+        wanted: (rows, tokens) bool: the tokens whose log-probs are to be had. A row's first token has none before it,
+            and is never had.
         temperature: logits are divided by it.
         entropy_gradient: entropies have a gradient too.
         chunk: positions whose logits exist at once; by default as many as 128 MiB hold.
@@ -88,7 +88,7 @@ def forward_log_probs(
 ) -> tuple[TokenLogProbs, Any]:
     """``token_log_probs``, and what the model's forward pass returned besides: for models with another head beside the
     language model's. Its logits have no meaning."""
-    reading = _Reading(input_ids, wanted, temperature, entropy_gradient, chunk)
+    reading = _Reading(input_ids, attention_mask, wanted, temperature, entropy_gradient, chunk)
     words: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
     names = _takes(model)
     if "position_ids" in names:
@@ -124,10 +124,17 @@ class _Reading:
     """
 
     def __init__(
-        self, input_ids: Tensor, wanted: Tensor, temperature: float, entropy_gradient: bool, chunk: int | None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        wanted: Tensor,
+        temperature: float,
+        entropy_gradient: bool,
+        chunk: int | None,
     ):
         self.shape = tuple(input_ids.shape)
-        self._rows, self._columns = wanted[:, 1:].nonzero(as_tuple=True)  # a token stands one behind its prediction
+        # A token stands one behind its prediction.
+        self._rows, self._columns = (wanted[:, 1:] & attention_mask[:, :-1].bool()).nonzero(as_tuple=True)
         self._targets = input_ids[:, 1:][self._rows, self._columns]
         self._temperature, self._entropy_gradient, self._chunk = temperature, entropy_gradient, chunk
         first = int(self._columns.min()) if len(self._columns) else self.shape[1] - 1
@@ -289,10 +296,11 @@ def _ends_with(model: Any, head: Any) -> bool:
         inner.eval()  # no dropout, so that no random numbers are spent
         ids = torch.zeros((1, 2), dtype=torch.long, device=head.weight.device)
         wanted = torch.tensor([[False, True]], device=ids.device)
-        reading = _Reading(ids, wanted, 1.0, False, None)
+        mask = torch.ones_like(ids)
+        reading = _Reading(ids, mask, wanted, 1.0, False, None)
         try:
             with torch.no_grad(), _reads_in_chunks(head, reading) as made:
-                answer = _logits_of(inner(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False))
+                answer = _logits_of(inner(input_ids=ids, attention_mask=mask, use_cache=False))
         finally:
             for each, training in modes:
                 each.training = training
