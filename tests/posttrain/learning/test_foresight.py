@@ -43,6 +43,21 @@ def test_what_is_not_there_is_told(algorithm: str, training: Any, blocks: Any, t
         check_data(config(algorithm, training, **blocks))
 
 
+def test_a_reward_of_ones_own_is_looked_at(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def score(completions):\n    return [0.0] * len(completions)\n")
+    good = {"dataset": "arithmetic", "reward": f"{file}:score"}
+    bad = {**good, "reward": f"{file}:skore"}
+    few = {**FEW, "eval_episodes": 1}
+    check_data(config("ppo", few, policy_env=good, eval_envs=[good]))
+    with pytest.raises(UsageError, match=r"policy_env: reward .*own\.py:skore: .*no function skore; it has score"):
+        check_data(config("ppo", few, policy_env=bad))
+    with pytest.raises(UsageError, match=r"eval_envs\[0\]: reward .*no function skore"):
+        check_data(config("ppo", few, policy_env=good, eval_envs=[bad]))
+    with pytest.raises(UsageError, match="policy_env: reward is of env_type task; math says itself"):
+        check_data(config("ppo", few, policy_env={**ENV, "reward": f"{file}:score"}))
+
+
 def test_files_are_read(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     file.write_text(json.dumps({"prompt": "a", "chosen": "b"}))

@@ -14,6 +14,7 @@ from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.preparing import prepare
 from gpuherd.posttrain.learning.reading import read_config
+from gpuherd.posttrain.rewards.function import digest_of
 
 CONFIG: TrainConfig = read(TrainConfig, {"policy_env": {"dataset": "arithmetic"}})
 
@@ -66,6 +67,30 @@ def test_another_training_is_refused_by_its_key(tmp_path: Path) -> None:
     )
     prepare(folder, faster, resume=True)
     assert read_config(folder.config) == faster
+
+
+def test_a_training_does_not_go_on_with_another_reward(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def score(completions):\n    return [0.0] * len(completions)\n")
+    block = {"dataset": "arithmetic", "reward": f"{file}:score"}
+    config: TrainConfig = read(TrainConfig, {"policy_env": block, "eval_envs": [block]})
+    slower: TrainConfig = read(
+        TrainConfig, {"policy_env": {**block, "reward_timeout": 600}, "eval_envs": [{**block, "reward_timeout": 9}]}
+    )
+    folder, earlier = TrainDirectory(tmp_path / "run"), TrainDirectory(tmp_path / "earlier")
+    for each in (folder, earlier):
+        prepare(each, config, resume=False)
+        prepare(each, slower, resume=True)
+    about = json.loads(earlier.run_json.read_text())
+    assert about.pop("rewards").keys() == {"policy_env", "eval_envs[0]"}
+    earlier.run_json.write_text(json.dumps(about))  # as an earlier version writes it
+    digest_of.cache_clear()
+    file.write_text(file.read_text().replace("0.0", "1.0"))
+    with pytest.raises(UsageError, match=r"was begun with another policy_env\.reward, whose file has changed since"):
+        prepare(folder, config, resume=True)
+    prepare(earlier, config, resume=True)
+    folder.done.write_text("{}")
+    prepare(folder, config, resume=True)
 
 
 def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:

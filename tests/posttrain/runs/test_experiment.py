@@ -383,8 +383,40 @@ def test_a_run_does_not_go_on_with_other_problems_or_models(make_settings: MakeS
     before = prepare(settings).inputs
     refuse_others(before, prepare(settings).inputs, tmp_path)
     data.write_text(data.read_text().replace("+1=", "+2="))
-    with pytest.raises(UsageError, match=r"other problems or model files .*: datasets\.mine, training, datasets\.mine"):
+    told = r"other problems, rewards or model files .*: datasets\.mine, training, datasets\.mine"
+    with pytest.raises(UsageError, match=told):
         refuse_others(before, prepare(settings).inputs, tmp_path)
+
+
+def test_a_reward_of_ones_own_is_looked_at_first_and_is_part_of_the_run(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    file = tmp_path / "own.py"
+
+    def dataset(function: str, **more: object) -> Settings:
+        return make_settings(datasets={"sums": {"task": "arithmetic", "reward": f"{file}:{function}", **more}})
+
+    file.write_text("def score(completions, **columns):\n    return [0.0] * len(completions)\n")
+    with pytest.raises(UsageError, match=r"datasets\.sums: reward .*own\.py:scor: .*no function scor; it has score"):
+        dry(dataset("scor"))
+    with pytest.raises(UsageError, match=r"datasets\.sums: reward_timeout=-1; seconds above 0"):
+        dry(dataset("score", reward_timeout=-1))
+    settings = dataset("score")
+    found = prepare(settings)
+    assert "datasets.sums, reward" in found.inputs and not found.right_or_wrong and not found.splits
+    folder = RoundsDirectory(tmp_path / "run")
+    folder.create()
+    made = {"inputs": found.inputs}
+    begin(folder, RunRecord(settings, combinations_of(settings, found, 1), settings.identity(), "/", made))
+    slower = resumed(folder, {"datasets.sums.reward_timeout": 600.0}).settings
+    assert slower.dataset("sums").reward_timeout == 600 and slower.identity() == settings.identity()
+    with pytest.raises(UsageError, match=r"was begun with datasets\.sums\.reward='/"):
+        resumed(folder, {"datasets.sums.reward": "other:score"})
+    file.write_text(file.read_text().replace("0.0", "1.0"))
+    with pytest.raises(
+        UsageError, match=r"begun with other problems, rewards or model files .*: datasets\.sums, reward;"
+    ):
+        refuse_others(found.inputs, prepare(settings).inputs, tmp_path)
 
 
 def test_a_record_keeps_no_webhook() -> None:

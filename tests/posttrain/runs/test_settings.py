@@ -144,6 +144,9 @@ def test_the_identity_is_of_all_that_results_depend_on() -> None:
     assert one.identity() == composed("output_dir=/x", "job_priority=a.b", "resume_from=y").identity()
     assert one.identity() == composed("system.use_parallel_execution=false").identity()
     assert all(_has(jsonable(one), key) for key in NEUTRAL)
+    by_function = composed("datasets.gsm8k.reward=own.py:score").identity()
+    assert one.identity() == composed("datasets.gsm8k.reward_timeout=5").identity() != by_function
+    assert by_function == composed("datasets.gsm8k.reward=own.py:score", "datasets.gsm8k.reward_timeout=5").identity()
 
 
 def _has(values: Any, key: str) -> bool:
@@ -180,6 +183,7 @@ def test_files_and_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.jsonl").touch()
     (tmp_path / "pairs.jsonl").touch()
+    (tmp_path / "own.py").touch()
     settings = settled(
         composed(
             "models=[]",
@@ -187,8 +191,14 @@ def test_files_and_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.M
             "training.datasets=[data/mine.jsonl,gsm8k]",
             "evaluation.datasets_by_train={data/mine.jsonl:[math]}",
             "algos.GRPO-HF.preferences=pairs.jsonl",
+            "datasets.gsm8k.reward=own.py:score",
+            "datasets.math.reward=package.own:score",
         )
     )
+    assert settings.dataset("gsm8k").reward == f"{tmp_path}/own.py:score"
+    assert settings.dataset("math").reward == "package.own:score"
+    with pytest.raises(UsageError, match=r"datasets\.x: reward='gone\.py:score': there is no file"):
+        settled(replace(settings, datasets={"x": replace(settings.dataset("math"), reward="gone.py:score")}))
     assert settings.models["m"].reference == str(tmp_path / "model") and settings.models["m"].value == "org/model"
     assert settings.trained_on() == ("mine", "gsm8k")
     assert settings.dataset("mine").task == str(tmp_path / "data" / "mine.jsonl")

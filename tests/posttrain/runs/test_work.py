@@ -54,6 +54,23 @@ def test_rows_go_on_exactly_and_read_back_in_order(make_settings: MakeSettings, 
     assert later.sampling("round 1").seed != later.sampling("round 0").seed
 
 
+def test_completions_earn_what_a_function_of_the_users_says(make_settings: MakeSettings, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("def score(completions, *, answers):\n    return [len(text) + 0.5 for text in completions]\n")
+    sums = {"task": "arithmetic", "settings": {"digits": 1, "train": 12, "test": 4}, "reward": f"{file}:score"}
+    settings = make_settings(datasets={"sums": sums})
+    folder, record = begun(settings, tmp_path / "run")
+    record.made["inputs"] = prepare(settings).inputs  # type: ignore[index]
+    do(work(folder, record, "QSharp_sums_tiny_r0_collect_0"))
+    path = folder.rows(folder.data("QSharp", "sums", "tiny", 0), 0)
+    lines = [line.partition("\t")[0] for line in path.read_text().splitlines()]
+    rows = [row for line in lines for row in json.loads(line).get("rows", [])]
+    assert len(rows) == 12 and all(row["reward"] == len(row["text"]) + 0.5 for row in rows)
+    file.write_text(file.read_text().replace("0.5", "0.25"))
+    with pytest.raises(UsageError, match=r"own\.py:score has changed since this run began"):
+        do(work(folder, record, "QSharp_sums_tiny_r0_collect_1"))
+
+
 def test_the_reference_is_evaluated(make_settings: MakeSettings, tmp_path: Path) -> None:
     folder, record = begun(make_settings(), tmp_path / "run")
     do(work(folder, record, "reference_sums_tiny_evaluate"))

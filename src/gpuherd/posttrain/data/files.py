@@ -9,8 +9,9 @@ user's message and its answer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from gpuherd.posttrain.data.preference_rows import Messages, compared, imitated
 from gpuherd.posttrain.data.reading import Checked, Draft, Part, read_rows
 from gpuherd.posttrain.data.scoring import Scoring
 from gpuherd.posttrain.rewards.by_model import ModelRewards
+from gpuherd.posttrain.rewards.function import COLUMNS
 from gpuherd.posttrain.rewards.math import MathRewards
 from gpuherd.posttrain.rewards.words import WordRewards
 from gpuherd.posttrain.types import Problem
@@ -62,14 +64,20 @@ def make_of_file(path: Path, options: TaskOptions) -> DataTask:
     settings = read(Settings, options.settings, path.name)
     preferences = {"chosen", "rejected"} <= first.keys()
     scoring = _scoring(settings, options, preferences, path)
-    source = Reading(str(path), settings.test_data).of(Source(None, None, _COLUMNS, divided=True))
+    by_function = options.reward is not None  # which may take any column
+    columns: frozenset[str] = frozenset() if by_function else _COLUMNS
+    source = Reading(str(path), settings.test_data).of(Source(None, None, columns, divided=True))
+
+    def drafted(row: Mapping[str, Any]) -> Draft:
+        found = draft_of_preference(row) if preferences else draft(row)
+        return replace(found, hidden={COLUMNS: json.dumps(row, default=str)}) if by_function else found
 
     def problem(found: Checked) -> Problem:
-        if not found.answers and not isinstance(scoring, ModelRewards):
+        if not found.answers and not by_function and not isinstance(scoring, ModelRewards):
             raise BadRow("there is no answer to compare with")
-        return Problem(found.id, settings.template.replace("{prompt}", found.question), found.answers)
+        return Problem(found.id, settings.template.replace("{prompt}", found.question), found.answers, found.hidden)
 
-    return DataTask(path.stem, source, draft_of_preference if preferences else draft, problem, scoring)
+    return DataTask(path.stem, source, drafted, problem, scoring)
 
 
 def holds_programs(path: Path) -> bool:
@@ -133,6 +141,10 @@ def _of_user(asked: Any) -> Any:
 
 
 def _scoring(settings: Settings, options: TaskOptions, preferences: bool, path: Path) -> Scoring:
+    if options.reward is not None:
+        if settings.reward is not None or settings.label is not None:
+            raise UsageError(f"{path.name}: reward={options.reward} scores; leave settings.reward and label out")
+        return WordRewards("exact")  # a function takes its place
     rule = settings.reward or ("model" if preferences or options.reward_model else "exact")
     if rule == "math":
         return MathRewards(options.processes)

@@ -11,6 +11,7 @@ from typing import Any
 from gpuherd.errors import UsageError, printable
 from gpuherd.options import did_you_mean
 from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.rewards.function import FunctionRewards, FunctionTask
 from gpuherd.posttrain.types import Task
 
 # A function of each module: TaskOptions -> Task.
@@ -46,6 +47,7 @@ def make_task(name_or_path: str, options: TaskOptions | None = None) -> Task:
     Raises UsageError, which says the nearest name or setting; NoProtection; errors of looking into a file.
     """
     options = options or TaskOptions()
+    scoring = None if options.reward is None else FunctionRewards(options.reward, options.reward_timeout)
     plain = _normalized(name_or_path)
     path = Path(name_or_path).expanduser()
     made: Task | None = None
@@ -56,7 +58,7 @@ def make_task(name_or_path: str, options: TaskOptions | None = None) -> Task:
     elif path.exists() or _HUB_ID.fullmatch(name_or_path):
         made = _function(_FILES)(path, options)
     if made is not None:
-        return made
+        return made if scoring is None else FunctionTask(made, scoring)
     hint = did_you_mean(plain, TASKS, f"tasks: {', '.join(TASKS)}; or a file of problems")
     raise UsageError(f"no task {printable(name_or_path)!r}{hint}")
 

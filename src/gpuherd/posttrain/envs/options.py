@@ -27,7 +27,7 @@ class EnvironmentOptions:
             ``custom_kwargs``.
         reward_scale, reward_bias, reward_clip: a turn's reward r becomes r * scale + bias, not beyond ± clip.
         settings: of the environment itself (the dataclass ``Settings`` in its file), or of the task.
-        task: reward model, device and processes, as for tasks.
+        task: reward model or function, device and processes, as for tasks.
     """
 
     env_type: str = "task"
@@ -55,6 +55,8 @@ class EnvironmentOptions:
             raise UsageError(
                 f"reward_scale={self.reward_scale}, reward_bias={self.reward_bias}; finite, the scale not 0"
             )
+        if self.task.reward is not None and self.env_type != "task":
+            raise UsageError(f"reward is of env_type task; {self.env_type} says itself what answers earn")
         if self.dataset is not None and self.problems is not None:
             raise UsageError("dataset and problems both say what is asked; leave one out")
         if (self.env_type == "custom") != (self.custom_class is not None):

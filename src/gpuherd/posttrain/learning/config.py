@@ -13,6 +13,7 @@ from gpuherd.posttrain.algos.dpo import Options as DPOOptions
 from gpuherd.posttrain.algos.grpo import GRPOOptions
 from gpuherd.posttrain.algos.ppo import PPOOptions
 from gpuherd.posttrain.algos.sft import Options as SFTOptions
+from gpuherd.posttrain.data.options import REWARD_TIMEOUT_S
 from gpuherd.posttrain.engine.options import Lora, OptimiserOptions, Optimizer, Scheduler, Sharding
 from gpuherd.posttrain.types import Sampling
 
@@ -200,6 +201,9 @@ class EnvBlock:
         custom_class, custom_kwargs: an environment of one's own, by dotted name.
         reward_scale, reward_bias, reward_clip: reward * scale + bias, then cut to [-clip, clip].
         reward_model: that scores answers, where the task takes one (ours).
+        reward: a function of the user's that scores the answers of a task, ``package.module:function`` or
+            ``path/to/file.py:function`` (ours).
+        reward_timeout: seconds of that function for a batch (ours).
     """
 
     env_type: Literal["code", "math", "debate", "tool", "custom", "task"] = "task"
@@ -217,6 +221,8 @@ class EnvBlock:
     reward_clip: float | None = None
     reward_bias: float = 0.0
     reward_model: str | None = None
+    reward: str | None = None
+    reward_timeout: float = REWARD_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,21 +25,24 @@ def make_environments(where: str, told: EnvBlock, device: str) -> Environments:
     """The environments of a block. Raises UsageError, naming it, and what reading problems raises."""
     from gpuherd.posttrain.envs.registry import make_environments as make
 
-    options = EnvironmentOptions(
-        env_type=told.env_type,
-        dataset=told.dataset,
-        problems=told.problems,
-        timeout=told.timeout,
-        max_attempts=told.max_attempts,
-        custom_class=told.custom_class,
-        custom_kwargs=told.custom_kwargs,
-        reward_scale=told.reward_scale,
-        reward_clip=told.reward_clip,
-        reward_bias=told.reward_bias,
-        settings=told.settings,
-        task=TaskOptions(reward_model=told.reward_model, device=device),
-    )
     try:
+        task = TaskOptions(
+            reward_model=told.reward_model, reward=told.reward, reward_timeout=told.reward_timeout, device=device
+        )
+        options = EnvironmentOptions(
+            env_type=told.env_type,
+            dataset=told.dataset,
+            problems=told.problems,
+            timeout=told.timeout,
+            max_attempts=told.max_attempts,
+            custom_class=told.custom_class,
+            custom_kwargs=told.custom_kwargs,
+            reward_scale=told.reward_scale,
+            reward_clip=told.reward_clip,
+            reward_bias=told.reward_bias,
+            settings=told.settings,
+            task=task,
+        )
         return make(options)
     except UsageError as problem:
         raise UsageError(f"{where}: {problem}") from None

@@ -14,6 +14,7 @@ from gpuherd.posttrain.envs.interface import Environments
 from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
 from gpuherd.posttrain.learning.episodes import make_environments, problems_of
 from gpuherd.posttrain.learning.translating import options_of, problems_wanted
+from gpuherd.posttrain.rewards.function import FunctionRewards
 from gpuherd.posttrain.rollout.lengths import Texts
 from gpuherd.posttrain.types import Problem, Split
 
@@ -33,6 +34,7 @@ def check_data(config: TrainConfig) -> Texts | None:
             check_turns(config, environments)
             found = problems_of(environments, "policy_env", Split.TRAIN, problems_wanted(config), told.seed)
             count = len(found)
+            _check_reward("policy_env", config.policy_env, found)
             words = _first_words(environments, found, told.seed)
             source = f"{len(found)} training problems of {environments.name}{_left_out(environments, told.seed)}"
             texts = Texts(words, turns=environments.most_turns, source=source)
@@ -62,7 +64,18 @@ def _check_evaluation(where: str, block: EnvBlock, config: TrainConfig) -> None:
     if block.env_type == "custom":
         return
     with closing(make_environments(where, block, "cpu")) as environments:
-        problems_of(environments, where, Split.TEST, config.training.eval_episodes, config.training.seed)
+        found = problems_of(environments, where, Split.TEST, config.training.eval_episodes, config.training.seed)
+        _check_reward(where, block, found)
+
+
+def _check_reward(where: str, block: EnvBlock, problems: Sequence[Problem]) -> None:
+    """Raises UsageError for a reward function that can't score these problems."""
+    if block.reward is not None:
+        try:
+            with FunctionRewards(block.reward, block.reward_timeout) as scoring:
+                scoring.check(problems)
+        except UsageError as problem:
+            raise UsageError(f"{where}: {problem}") from None
 
 
 def _first_words(environments: Environments, problems: Sequence[Problem], seed: int) -> list[str]:

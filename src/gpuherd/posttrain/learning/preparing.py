@@ -9,6 +9,7 @@ from gpuherd.errors import UsageError, printable
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import FORMAT, KIND, TrainDirectory
 from gpuherd.posttrain.learning.reading import as_yaml, read_config
+from gpuherd.posttrain.rewards.function import digest_of
 from gpuherd.runs.records import jsonable
 
 # Keys that say where and how it runs, and change no result; the rest is the training's own.
@@ -19,6 +20,7 @@ _FREE_INSIDE = {
         "gradient_accumulation_steps", "micro_batch_size", "dynamic_batch_size", "clear_cache_interval",
     ),
     "model": ("generation_batch_size",),
+    "policy_env": ("reward_timeout",),
 }  # fmt: skip
 
 
@@ -34,6 +36,8 @@ def look_over(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> N
                 f"{folder.root}: a training {state} here; add --resume to go on, or choose another --output"
             )
         refuse_another(folder, config)
+        if not folder.done.exists():
+            _refuse_other_rewards(folder, config)
     elif folder.root.is_dir() and any(path.name not in _OURS for path in folder.root.iterdir()):
         raise UsageError(f"{folder.root}: there are files of something else; choose another --output")
 
@@ -48,7 +52,7 @@ def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool, simula
     if not folder.config.exists():
         folder.create()
         about: dict[str, object] = {"format": FORMAT, "kind": KIND, "gpuherd_version": __version__}
-        about |= {"name": config.experiment_name, "simulated": simulate}
+        about |= {"name": config.experiment_name, "simulated": simulate, "rewards": _rewards(config)}
         folder.write(folder.run_json, json.dumps(about, indent=2) + "\n")
     folder.write(folder.config, as_yaml(config))
 
@@ -72,6 +76,28 @@ def refuse_another(folder: TrainDirectory, config: TrainConfig) -> None:
             )
 
 
+def _refuse_other_rewards(folder: TrainDirectory, config: TrainConfig) -> None:
+    """Raises UsageError where a reward function has changed since the training began."""
+    try:
+        begun = json.loads(folder.run_json.read_text(encoding="utf-8"))["rewards"]
+    except (OSError, ValueError, TypeError, KeyError):  # of a training that an earlier version began
+        return
+    for where, digest in _rewards(config).items():
+        if begun.get(where, digest) != digest:
+            raise UsageError(
+                f"{folder.root} was begun with another {where}.reward, whose file has changed since; put the old one "
+                "back, or choose another --output"
+            )
+
+
+def _rewards(config: TrainConfig) -> dict[str, str]:
+    """The digests of reward functions, by the block that names each."""
+    blocks = {"policy_env": config.policy_env, **{f"eval_envs[{n}]": each for n, each in enumerate(config.eval_envs)}}
+    return {
+        where: digest_of(each.reward) for where, each in blocks.items() if each is not None and each.reward is not None
+    }
+
+
 def _deciding(config: TrainConfig) -> dict[str, object]:
     """All that changes results, by full key."""
     found: dict[str, object] = {}
@@ -81,6 +107,8 @@ def _deciding(config: TrainConfig) -> dict[str, object]:
         if isinstance(value, dict):
             left_out = _FREE_INSIDE.get(block, ())
             found |= {f"{block}.{name}": each for name, each in value.items() if name not in left_out}
+        elif block == "eval_envs":
+            found[block] = [{name: told for name, told in each.items() if name != "reward_timeout"} for each in value]
         else:
             found[block] = value
     return found

@@ -20,6 +20,10 @@ logger = logging.getLogger(__name__)
 Scored = TypeVar("Scored")
 
 
+class BadReward(GpuherdError):
+    """A task gave a reward that is no finite number, or another number of rewards than of completions."""
+
+
 class Scorer(Protocol):
     """A task, or the scoring of one."""
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gpuherd.errors import GpuherdError, printable
-from gpuherd.posttrain.rewards.guarded import rewards_of
+from gpuherd.errors import printable
+from gpuherd.posttrain.rewards.guarded import BadReward, rewards_of
 from gpuherd.posttrain.types import Problem, Reward, Task
 
 _SHOWN = 80  # characters of a completion
-
-
-class BadReward(GpuherdError):
-    """A task gave a reward that is no finite number, or another number of rewards than of completions."""
 
 
 def scored(task: Task, problems: Sequence[Problem], completions: Sequence[str], batch_size: int = 32) -> list[Reward]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.data.options import REWARD_TIMEOUT_S
 from gpuherd.posttrain.eval.options import EvaluationOptions
 from gpuherd.posttrain.types import Precision, Sampling
 from gpuherd.runs.records import jsonable
@@ -241,6 +242,9 @@ class Dataset:
         task: id of a task, or a file of problems; None: the name is the id.
         settings: the task's own.
         reward_model, reward_dtype: of tasks that are scored by a model.
+        reward: a function of the user's that scores, ``package.module:function`` or ``path/to/file.py:function``; None:
+            the task itself.
+        reward_timeout: seconds of that function for a batch.
         processes: that compare formulas or run code side by side.
         allow_unconfined: run code of models where the kernel gives no protection.
         enabled: False: as if it were not there.
@@ -250,6 +254,8 @@ class Dataset:
     settings: Mapping[str, Any] = field(default_factory=dict)
     reward_model: str | None = None
     reward_dtype: Dtype | None = None
+    reward: str | None = None
+    reward_timeout: float = REWARD_TIMEOUT_S
     processes: int | None = None
     allow_unconfined: bool = False
     enabled: bool = True

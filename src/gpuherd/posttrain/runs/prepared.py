@@ -17,10 +17,11 @@ from gpuherd.posttrain.data.dataset import DataTask
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
 from gpuherd.posttrain.preference.reward_model import refuse_base
+from gpuherd.posttrain.rewards.function import FunctionTask
 from gpuherd.posttrain.rollout.lengths import Texts, check_lengths
 from gpuherd.posttrain.runs.choices import Choice
 from gpuherd.posttrain.runs.settings import Settings
-from gpuherd.posttrain.runs.tasks import evaluation_problems, make_dataset, training_problems
+from gpuherd.posttrain.runs.tasks import evaluation_problems, make_dataset, reward_input, training_problems
 from gpuherd.posttrain.types import Problem, Split
 
 # What a chat template adds to a message, at most, in tokens.
@@ -42,7 +43,8 @@ class Prepared:
         reward_models: of the data sets whose completions a model scores.
         short: warnings of answers that exceed a model's context length.
         right_or_wrong: data sets whose completions are right or wrong and earn nothing else.
-        inputs: a digest of each data set's problems and of each model's files: a run doesn't go on with others.
+        inputs: a digest of each data set's problems, of each reward function and of each model's files: a run doesn't
+            go on with others.
     """
 
     choices: tuple[Choice, ...]
@@ -77,6 +79,7 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
     asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
     for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
         task = make_dataset(settings, name)
+        asked: list[list[Problem]] = []  # by split
         scoring = getattr(task, "reward_model", None)
         if scoring is not None:
             reward_models[name] = scoring
@@ -84,7 +87,7 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
             right_or_wrong.add(name)
         try:
             if name in settings.trained_on():
-                found = training_problems(settings, name, task)
+                asked.append(found := training_problems(settings, name, task))
                 problems[name] = len(found)
                 inputs[f"datasets.{name}, training"] = _digest(found)
                 longest[name] = _longest(found, settings)
@@ -92,12 +95,14 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
                 shown = [each for each in found if each.answers] if imitates else []
                 texts[name].append(Texts([each.prompt for each in shown], [each.answers[0] for each in shown]))
             if name in asked_on:
-                found = evaluation_problems(settings, name, task)
+                asked.append(found := evaluation_problems(settings, name, task))
                 evaluated[name] = len(found)
                 inputs[f"datasets.{name}, evaluation"] = _digest(found)
                 longest[name] = max(longest.get(name, 0), _longest(found, settings))
                 texts.setdefault(name, []).append(Texts([each.prompt for each in found]))
-            if isinstance(task, DataTask):
+            if isinstance(task, FunctionTask):
+                inputs[reward_input(name)] = _checked_reward(name, task, asked)
+            if isinstance(task, DataTask | FunctionTask) and task.split_sizes:
                 splits[name] = task.split_sizes
         finally:
             task.close()
@@ -129,6 +134,14 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
     )
 
 
+def _checked_reward(name: str, task: FunctionTask, asked: Sequence[Sequence[Problem]]) -> str:
+    """The digest of a data set's reward function, which can score these splits. Raises UsageError."""
+    try:
+        return [task.scoring.check(some) for some in asked][-1]
+    except UsageError as problem:
+        raise UsageError(f"datasets.{name}: {problem}") from None
+
+
 def _short(settings: Settings, texts: Mapping[str, Sequence[Texts]], *, guided: bool) -> tuple[str, ...]:
     """Warnings where prompt and answer together exceed a model's context length. Raises UsageError for prompts and
     answers to imitate that exceed it by themselves."""
@@ -153,8 +166,8 @@ def refuse_others(begun: Mapping[str, str], now: Mapping[str, str], where: Path)
     changed = [name for name in now if begun.get(name, now[name]) != now[name]]
     if changed:
         raise UsageError(
-            f"{where} was begun with other problems or model files than there are now: {', '.join(changed)}; put them "
-            "back, or begin another run (another experiment.name)"
+            f"{where} was begun with other problems, rewards or model files than there are now: {', '.join(changed)}; "
+            "put them back, or begin another run (another experiment.name)"
         )
 
 

@@ -13,7 +13,7 @@ from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.runs.folder import RoundsDirectory
 from gpuherd.posttrain.runs.record import BadRun, RunRecord, raw_record, read_record
-from gpuherd.posttrain.runs.settings import NEUTRAL, Settings
+from gpuherd.posttrain.runs.settings import Settings, is_neutral
 from gpuherd.runs.records import jsonable
 
 _STAMP = "%Y-%m-%d_%H-%M-%S"
@@ -67,7 +67,7 @@ def resumed(folder: RoundsDirectory, said: Mapping[str, Any]) -> RunRecord:
             continue
         place, _, last = key.rpartition(".")
         inner = _at(values, place, key)
-        if key not in NEUTRAL and inner.get(last) != jsonable(value):
+        if not is_neutral(key) and inner.get(last) != jsonable(value):
             raise UsageError(
                 f"{folder.root} was begun with {key}={inner.get(last)!r}; with another it is another run: leave it "
                 "out, or begin one without --resume"

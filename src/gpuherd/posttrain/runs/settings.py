@@ -33,6 +33,11 @@ from gpuherd.runs.records import jsonable
 NEUTRAL = frozenset({"engine", "output_dir", "resume_from", "job_priority", "system.use_parallel_execution"})
 
 
+def is_neutral(key: str) -> bool:
+    """Whether a run that goes on may have another value of this key."""
+    return key in NEUTRAL or (key.startswith("datasets.") and key.endswith(".reward_timeout"))
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """An experiment.
@@ -124,6 +129,10 @@ class Settings:
             for part in path:
                 place = place[part]
             del place[last]
+        for told in values["datasets"].values():
+            del told["reward_timeout"]
+            if told["reward"] is None:  # as runs of earlier versions have it
+                del told["reward"]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

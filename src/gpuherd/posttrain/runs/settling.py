@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.rewards.function import FunctionName
 from gpuherd.posttrain.runs.blocks import Dataset
 from gpuherd.posttrain.runs.settings import Settings
 
@@ -15,7 +16,7 @@ from gpuherd.posttrain.runs.settings import Settings
 def settled(settings: Settings) -> Settings:
     """The settings with absolute paths. A file among ``training.datasets`` (or ``evaluation.datasets_by_train``)
     becomes a data set that is called like the file. Raises UsageError where that name means something else already."""
-    datasets = {name: _dataset(each) for name, each in settings.datasets.items()}
+    datasets = {name: _dataset(name, each) for name, each in settings.datasets.items()}
     trained = settings.training.datasets
     if trained is not None:
         trained = tuple(_named(name, datasets) for name in trained)
@@ -37,8 +38,12 @@ def settled(settings: Settings) -> Settings:
     )
 
 
-def _dataset(told: Dataset) -> Dataset:
-    return replace(told, task=_or_none(told.task), reward_model=_or_none(told.reward_model))
+def _dataset(name: str, told: Dataset) -> Dataset:
+    try:
+        reward = None if told.reward is None else str(FunctionName.of(told.reward).absolute)
+    except UsageError as problem:
+        raise UsageError(f"datasets.{name}: {problem}") from None
+    return replace(told, task=_or_none(told.task), reward_model=_or_none(told.reward_model), reward=reward)
 
 
 def _named(name: str, datasets: dict[str, Dataset]) -> str:

@@ -13,19 +13,26 @@ from gpuherd.posttrain.types import Problem, Split, Task
 def make_dataset(settings: Settings, name: str, device: str = "cpu") -> Task:
     """The task of a data set's name. Raises UsageError, naming its key, and what reading data raises."""
     told = settings.dataset(name)
-    options = TaskOptions(
-        settings=told.settings,
-        reward_model=told.reward_model,
-        device=device,
-        dtype=None if told.reward_dtype is None else DTYPES[told.reward_dtype],
-        reward_batch_size=settings.data_collection.reward_batch_size,
-        processes=told.processes,
-        allow_unconfined=told.allow_unconfined,
-    )
     try:
+        options = TaskOptions(
+            settings=told.settings,
+            reward_model=told.reward_model,
+            reward=told.reward,
+            reward_timeout=told.reward_timeout,
+            device=device,
+            dtype=None if told.reward_dtype is None else DTYPES[told.reward_dtype],
+            reward_batch_size=settings.data_collection.reward_batch_size,
+            processes=told.processes,
+            allow_unconfined=told.allow_unconfined,
+        )
         return make_task(name if told.task is None else told.task, options)
     except UsageError as problem:
         raise UsageError(f"datasets.{name}: {problem}") from None
+
+
+def reward_input(dataset: str) -> str:
+    """The key of a run's inputs for the digest of the function that scores a data set."""
+    return f"datasets.{dataset}, reward"
 
 
 def training_problems(settings: Settings, name: str, task: Task) -> list[Problem]:

@@ -20,6 +20,7 @@ from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.posttrain.eval.result import About
+from gpuherd.posttrain.rewards.function import FunctionTask
 from gpuherd.posttrain.runs.choices import Choice
 from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory
 from gpuherd.posttrain.runs.handing import read_policy, write_policy
@@ -27,7 +28,7 @@ from gpuherd.posttrain.runs.plan import Phase, Step
 from gpuherd.posttrain.runs.record import RunRecord
 from gpuherd.posttrain.runs.rows import by_problem, line_of, read_round, shard_of
 from gpuherd.posttrain.runs.settings import Settings
-from gpuherd.posttrain.runs.tasks import make_dataset
+from gpuherd.posttrain.runs.tasks import make_dataset, reward_input
 from gpuherd.posttrain.types import Collecting, Policy, Problem, Row, Sampling, Split, Task, Training
 from gpuherd.runs.shard_file import ShardFile
 
@@ -56,7 +57,10 @@ class Work:
     def task(self) -> Task:
         """That of the step's problems."""
         name = self.step.evaluated_on if self.step.evaluated_on is not None else self.step.dataset
-        return make_dataset(self.settings, name, self.device)
+        task = make_dataset(self.settings, name, self.device)
+        if isinstance(task, FunctionTask):
+            task.scoring.sha256 = self.record.made.get("inputs", {}).get(reward_input(name))
+        return task
 
     @cached_property
     def problems(self) -> Sequence[Problem]:

@@ -1,0 +1,600 @@
+"""Completions scored by a function of the user's own: ``package.module:function`` or ``path/to/file.py:function``.
+
+    def function(completions: list[str], *, prompts, answers, **columns) -> list[float]
+
+One call scores a batch. As in TRL the other arguments are lists of the same length, passed by keyword, and only those
+that the function takes: ``prompts``, ``answers`` (the right ones of each problem), ``ids``, and every column of the
+data set's rows (None where a row lacks it).
+
+The function runs in a process of its own, which sees no GPU, has its standard output redirected to standard error (the
+job's log) and ends with the process that started it. It is started once and kept; after a death it is started again.
+Whatever the function does wrong is raised here as one sentence that names the function, the problem and what is right.
+
+    python -m gpuherd.posttrain.rewards.function SOCKET PARENT      the process; requests and replies are lines of JSON
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import json
+import logging
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from gpuherd.errors import ExitCode, UsageError, printable
+from gpuherd.gpus.visible import environment, without
+from gpuherd.posttrain.rewards.guarded import BadReward
+from gpuherd.posttrain.types import Problem, Reward, Split, Task
+
+logger = logging.getLogger(__name__)
+
+COLUMNS = "columns"  # hidden part of a problem: the columns of its row, as JSON
+_STARTING_S = 300.0  # for importing the function's module
+_LONGEST_S = 86_400
+_ENDING_S = 1.0  # between the end of requests and SIGKILL
+_RESERVED = ("completions", "prompts", "answers", "ids")
+_RIGHT = "it must return a list with one finite number for each completion"
+_ROUNDING = 1e-4  # of a model that computes in batches
+_SHOWN = 200  # characters of a message
+
+
+class RewardFailed(BadReward):
+    """The function raised, or returned something that is no list of rewards: another try can't help."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+# ---- which function --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionName:
+    """Where a function is defined.
+
+    Attributes:
+        place: a file ending in ``.py``, or the dotted name of a module.
+        function: its name there.
+    """
+
+    place: str
+    function: str
+
+    @classmethod
+    def of(cls, text: str) -> Self:
+        """Reads ``package.module:function`` or ``path/to/file.py:function``.
+
+        Raises UsageError for another form, and for a file that is not there.
+        """
+        place, colon, function = text.rpartition(":")
+        is_name = all(part.isidentifier() for part in place.split("."))
+        if not colon or not function.isidentifier() or not (place.endswith(".py") or is_name):
+            raise UsageError(
+                f"reward={printable(text)!r} is no function; write package.module:function or path/to/file.py:function"
+            )
+        found = cls(place, function)
+        if found.is_file and not Path(place).expanduser().is_file():
+            raise UsageError(f"reward={printable(text)!r}: there is no file {Path(place).expanduser().absolute()}")
+        return found
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the place is a file, and not a module's name."""
+        return self.place.endswith(".py")
+
+    @property
+    def absolute(self) -> Self:
+        """The same with the file's absolute path, so that it means the same from every folder."""
+        return replace(self, place=str(Path(self.place).expanduser().absolute())) if self.is_file else self
+
+    def __str__(self) -> str:
+        return f"{self.place}:{self.function}"
+
+
+@functools.cache
+def digest_of(function: str) -> str:
+    """SHA-256 of the files that define a function (``FunctionName.of`` reads its name), found out once a process.
+
+    Raises UsageError where there is none, or it can't be imported.
+    """
+    name = FunctionName.of(function)
+    if name.is_file:
+        return _digest([name.absolute.place])
+    with FunctionRewards(function, _STARTING_S) as scoring:
+        return scoring.check()
+
+
+# ---- tasks scored by a function --------------------------------------------------------------------------------------
+
+
+class FunctionTask:
+    """The problems of another task, scored by a function."""
+
+    verifiable = False
+    reward_range = (-math.inf, math.inf)
+
+    def __init__(self, task: Task, scoring: FunctionRewards):
+        self.name, self.scoring = task.name, scoring
+        self._task = task
+
+    @property
+    def split_sizes(self) -> Mapping[Split, int]:
+        """As of the task; empty for one that doesn't count."""
+        sizes: Mapping[Split, int] = getattr(self._task, "split_sizes", {})
+        return sizes
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """The task's, each with all columns that any of them has. Raises what the task raises."""
+        found = self._task.problems(split, count, seed)
+        names = dict.fromkeys(name for each in found for name in _columns_of(each))
+        return [_with_columns(each, names) if COLUMNS in each.hidden else each for each in found]
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """By the function. Raises as ``FunctionRewards.rewards``."""
+        return self.scoring.rewards(problems, completions)
+
+    def close(self) -> None:
+        """Ends the function's process, and what the task has started."""
+        self.scoring.close()
+        self._task.close()
+
+
+def _columns_of(problem: Problem) -> dict[str, Any]:
+    """The columns of a problem's row; of a task that makes its problems itself, their hidden parts."""
+    if COLUMNS not in problem.hidden:
+        return dict(problem.hidden)
+    columns: dict[str, Any] = json.loads(problem.hidden[COLUMNS])
+    return columns
+
+
+def _with_columns(problem: Problem, names: Mapping[str, None]) -> Problem:
+    columns = _columns_of(problem)
+    all_columns = json.dumps({name: columns.get(name) for name in names}, default=str)
+    return replace(problem, hidden={**problem.hidden, COLUMNS: all_columns})
+
+
+# ---- the function's process, from outside ----------------------------------------------------------------------------
+
+
+class FunctionRewards:
+    """Scores completions by a function of the user's. A context manager that ends its process.
+
+    Attributes:
+        name: the function.
+        sha256: of the files that define it, once it has been loaded. Before: what it must be, None for anything.
+    """
+
+    verifiable = False
+    reward_range = (-math.inf, math.inf)
+
+    def __init__(self, function: str, timeout: float):
+        """Starts nothing yet.
+
+        Args:
+            function: as ``FunctionName.of`` reads it.
+            timeout: seconds for a batch.
+
+        Raises UsageError.
+        """
+        if not 0 < timeout <= _LONGEST_S:
+            raise UsageError(f"reward_timeout={timeout:g}; seconds above 0, and {_LONGEST_S} at most")
+        self.name = FunctionName.of(function)
+        self.sha256: str | None = None
+        self._timeout = timeout
+        self._process: _Process | None = None
+        self._steady = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def check(self, problems: Sequence[Problem] = ()) -> str:
+        """Loads the function in its process, and sees whether it can be called with what these problems have.
+
+        Returns the SHA-256 of the files that define it. Raises UsageError: its module can't be imported, it is not
+        there, no function, or needs an argument that the problems don't have.
+        """
+        self._loaded()
+        assert self._process is not None and self.sha256 is not None  # noqa: S101 - loading has set both
+        if problems:
+            columns = list(dict.fromkeys(name for each in problems for name in _columns_of(each)))
+            found = self._process.ask({"columns": columns}, _STARTING_S)
+            if "problem" in found:
+                raise UsageError(f"reward {self.name}: {found['problem']}")
+        return self.sha256
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """The function's reward of each completion, in order.
+
+        Raises RewardFailed where the function raises or returns something else than finite numbers, one a completion;
+        BadReward where it runs out of time, or ends its process; UsageError where it can't be loaded.
+        """
+        if not completions:
+            return []
+        found = self._scored(problems, completions)
+        if "problem" in found:
+            place = found["place"]
+            if place is None and len(completions) > 1:
+                place, found = self._culprit(problems, completions, found)
+            raise RewardFailed(f"{self._where(problems, place)}: {found['problem']}; {_RIGHT}")
+        if (pair := found.get("alone")) is not None:
+            logger.warning(
+                "reward %s scores a completion %r in a batch and %r alone: it depends on the batch or on chance, so "
+                "that results depend on how batches are made; a reward should depend on its own completion alone",
+                *(self.name, *pair),
+            )
+        return [Reward(value) for value in found["rewards"]]
+
+    def close(self) -> None:
+        """Ends the process and all that it started; it starts again where it is needed again."""
+        if self._process is not None:
+            self._process.close()
+        self._process = None
+
+    def _scored(
+        self, problems: Sequence[Problem], completions: Sequence[str], *, quiet: bool = False
+    ) -> dict[str, Any]:
+        """The reply of the process to a batch. Raises BadReward."""
+        columns = [_columns_of(each) for each in problems]
+        names = [name for name in dict.fromkeys(name for each in columns for name in each) if name not in _RESERVED]
+        request: dict[str, Any] = {name: [each.get(name) for each in columns] for name in names}
+        request |= {
+            "completions": list(completions),
+            "prompts": [each.prompt for each in problems],
+            "answers": [list(each.answers) for each in problems],
+            "ids": [each.id for each in problems],
+        }
+        compares = not self._steady and len(completions) > 1
+        self._steady = self._steady or compares
+        try:
+            return self._asked({"batch": request, "alone": compares, "quiet": quiet}, self._timeout)
+        except TimeoutError:
+            raise BadReward(
+                f"{self._where(problems, None)}: it took longer than reward_timeout={self._timeout:g} s for "
+                f"{_count(completions)}; {_RIGHT} in that time"
+            ) from None
+        except EOFError as death:
+            raise BadReward(f"{self._where(problems, None)}: its process {death}; {_RIGHT}") from None
+
+    def _culprit(
+        self, problems: Sequence[Problem], completions: Sequence[str], found: dict[str, Any]
+    ) -> tuple[int | None, dict[str, Any]]:
+        """The first completion that the function fails for when it is scored alone, and how; as long as it takes to
+        score a batch at most."""
+        until = time.monotonic() + self._timeout
+        with suppress(BadReward):
+            for place, completion in enumerate(completions):
+                if time.monotonic() > until:
+                    break
+                alone = self._scored([problems[place]], [completion], quiet=True)
+                if "problem" in alone:
+                    return place, alone
+        return None, found
+
+    def _asked(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """A reply of the process, which is started where there is none. Raises TimeoutError, EOFError (how it ended),
+        UsageError where the function can't be loaded. After whatever is raised the process has ended."""
+        self._loaded()
+        assert self._process is not None  # noqa: S101 - loading has started it
+        try:
+            return self._process.ask(request, seconds)
+        except BaseException:
+            self.close()
+            raise
+
+    def _loaded(self) -> None:
+        if self._process is not None and self._process.has_ended:
+            logger.warning("reward %s: its process %s between two batches; started again", self.name, self._process.end)
+            self.close()
+        if self._process is not None:
+            return
+        self._process = _Process()
+        try:
+            found = self._process.ask({"load": [str(self.name.absolute.place), self.name.function]}, _STARTING_S)
+        except TimeoutError:
+            found = {"problem": f"importing it took longer than {_STARTING_S:g} s"}
+        except EOFError as death:
+            found = {"problem": f"importing it ended the process: it {death}"}
+        except BaseException:
+            self.close()
+            raise
+        if "problem" in found:
+            self.close()
+            raise UsageError(f"reward {self.name}: {found['problem']}")
+        if self.sha256 not in (None, found["sha256"]):
+            self.close()
+            raise UsageError(
+                f"reward {self.name} has changed since this run began; put the old one back, or begin another run"
+            )
+        self.sha256 = found["sha256"]
+
+    def _where(self, problems: Sequence[Problem], place: int | None) -> str:
+        which = printable(problems[place or 0].id)
+        others = len(problems) - 1 if place is None else 0
+        batch = f" (or one of {others} more in its batch)" if others else ""
+        return f"reward {self.name}, problem {which}{batch}"
+
+
+def _count(completions: Sequence[str]) -> str:
+    return "1 completion" if len(completions) == 1 else f"{len(completions)} completions"
+
+
+class _Process:
+    """A started process and the socket that it is asked through."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # -P: no file of the folder that somebody works in is taken for a library while gpuherd is imported
+            command = [sys.executable, "-P", "-m", __spec__.name, str(theirs.fileno()), str(os.getpid())]
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env={**without(os.environ), **environment(())},
+            )
+        self._socket, self._buffer = ours, bytearray()
+        self._exited = os.pidfd_open(self._process.pid)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has."""
+        return bool(select.select([self._exited], [], [], 0)[0])
+
+    @property
+    def end(self) -> str:
+        """How the process ended, as the end of a sentence; waits for it."""
+        code = self._process.wait()
+        if code >= 0:
+            return f"ended with exit code {code}"
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"was ended by signal {-code}"
+
+    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Sends a request and returns the reply. Raises TimeoutError, and EOFError, with how the process ended."""
+        deadline = time.monotonic() + seconds
+        self._socket.settimeout(seconds)
+        try:
+            self._socket.sendall(json.dumps(request).encode() + b"\n")
+        except ConnectionError:
+            raise EOFError(self._ended(deadline)) from None
+        while (length := self._buffer.find(b"\n")) < 0:
+            socket_at = self._socket.fileno()
+            ready = select.select([socket_at, self._exited], [], [], max(0.0, deadline - time.monotonic()))[0]
+            if not ready:
+                raise TimeoutError
+            # A process that the function forked may hold the socket open behind an end.
+            chunk = self._socket.recv(1 << 16) if socket_at in ready else b""
+            if not chunk:
+                raise EOFError(self._ended(deadline))
+            self._buffer += chunk
+        line = bytes(self._buffer[:length])
+        del self._buffer[: length + 1]
+        reply: dict[str, Any] = json.loads(line)
+        return reply
+
+    def close(self) -> None:
+        """Lets the process end, then kills it with all that it started."""
+        self._socket.close()
+        select.select([self._exited], [], [], _ENDING_S)
+        with suppress(ProcessLookupError, PermissionError):
+            if self._process.returncode is None:  # not waited for: its number is no other group's yet
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        os.close(self._exited)
+
+    def _ended(self, deadline: float) -> str:
+        if not select.select([self._exited], [], [], max(0.0, min(5.0, deadline - time.monotonic())))[0]:
+            return "closed its connection"
+        return self.end
+
+
+# ---- the process -----------------------------------------------------------------------------------------------------
+
+
+def main(descriptor: int, parent: int) -> None:
+    """Loads a function and calls it, a request a line, until the socket is closed."""
+    os.set_inheritable(descriptor, False)
+    os.dup2(2, 1)  # what is printed goes to the log
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    channel = socket.socket(fileno=descriptor)
+    served = _Served()
+    with channel.makefile("rb") as requests:
+        for line in requests:
+            channel.sendall(json.dumps(served.reply(json.loads(line))).encode() + b"\n")
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process, whatever it is busy with, when the one that started it has ended."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.killpg(0, signal.SIGKILL)  # the session is this process's own
+
+
+class _Served:
+    """A function that was loaded, and how it is called."""
+
+    def __init__(self) -> None:
+        self._function: Callable[..., Any]
+        self._parameters: Mapping[str, inspect.Parameter] = {}
+
+    def reply(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What the other side is sent: ``problem`` says what is wrong, ``place`` with which completion."""
+        if "load" in request:
+            return self._load(*request["load"])
+        if "columns" in request:
+            return self._fitting(request["columns"])
+        found = self._called(request["batch"], quiet=request["quiet"])
+        if request["alone"] and "problem" not in found:
+            first = {name: values[:1] for name, values in request["batch"].items()}
+            alone = self._called(first, quiet=True)
+            if "problem" in alone:
+                return alone
+            both = found["rewards"][0], alone["rewards"][0]
+            if not math.isclose(*both, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
+                found["alone"] = both
+        return found
+
+    def _load(self, place: str, name: str) -> dict[str, Any]:
+        try:
+            module = _module_of(Path(place)) if place.endswith(".py") else _imported(place)
+        except BaseException as problem:
+            traceback.print_exc()
+            return {"problem": f"{place} can't be imported: {_said(problem)}"}
+        if not hasattr(module, name):
+            names = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
+            known = f"; it has {', '.join(names)}" if names else ""
+            return {"problem": f"{place} has no function {name}{known}"}
+        self._function = getattr(module, name)
+        if not callable(self._function) or inspect.iscoroutinefunction(self._function):
+            kind = "async" if callable(self._function) else type(self._function).__name__
+            return {"problem": f"{name} is no plain function but {kind}; {_RIGHT}"}
+        try:
+            self._parameters = inspect.signature(self._function).parameters
+        except (TypeError, ValueError):  # of a class written in C
+            return {"problem": f"{name} doesn't say which arguments it takes; wrap it in a function with **columns"}
+        files = {place} if place.endswith(".py") else {getattr(module, "__file__", None), _file_of(self._function)}
+        return {"sha256": _digest(files)}
+
+    def _fitting(self, columns: Sequence[str]) -> dict[str, Any]:
+        """Whether the function can be called with these columns."""
+        given = [*_RESERVED, *columns]
+        if self._positional is None and "completions" not in self._parameters and not self._takes_all:
+            return {"problem": f"it takes no completions; write def {self._function.__name__}(completions, **columns)"}
+        for name, each in self._parameters.items():
+            needed = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+            if (needed and name not in given and name != self._positional) or (
+                each.kind is each.POSITIONAL_ONLY and each.default is each.empty and name != self._positional
+            ):
+                return {"problem": f"it needs an argument {name}, and the data set has {', '.join(given)}"}
+        return {}
+
+    @property
+    def _takes_all(self) -> bool:
+        return any(each.kind is each.VAR_KEYWORD for each in self._parameters.values())
+
+    @property
+    def _positional(self) -> str | None:
+        """The argument that completions are passed by in place, where that can't be done by name: the first one."""
+        first = next(iter(self._parameters.values()), None)
+        if first is None or (first.name != "completions" and "completions" in self._parameters):
+            return None
+        if first.name == "completions":
+            return first.name if first.kind is first.POSITIONAL_ONLY else None
+        takes = (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD, first.VAR_POSITIONAL)
+        return first.name if first.kind in takes and first.name not in _RESERVED else None
+
+    def _called(self, batch: dict[str, list[Any]], *, quiet: bool) -> dict[str, Any]:
+        """The rewards of a batch."""
+        given = {name: each for name, each in batch.items() if self._takes_all or name in self._parameters}
+        first = []
+        if self._positional is not None:
+            first = [batch["completions"]]
+            given = {name: each for name, each in given.items() if name not in ("completions", self._positional)}
+        try:
+            return _read(self._function(*first, **given), len(batch["completions"]))
+        except BaseException as problem:
+            if not quiet:
+                traceback.print_exc()
+            return {"problem": f"it raised {_said(problem)}", "place": None}
+
+
+def _module_of(file: Path) -> types.ModuleType:
+    """A file as a module, with its folder searched for what it imports, as of a script; never from compiled files."""
+    sys.path.insert(0, str(file.parent))
+    module = types.ModuleType(file.stem if file.stem not in sys.modules else f"reward_{file.stem}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module
+    exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
+    return module
+
+
+def _imported(name: str) -> Any:
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as python -m does
+    return importlib.import_module(name)
+
+
+def _file_of(function: Any) -> str | None:
+    """The file that a function is written in, which may be another than that of the module that it was found in."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else str(code.co_filename)
+
+
+def _digest(files: Iterable[str | None]) -> str:
+    """SHA-256 of the contents of these files, wherever they lie; None and what can't be read left out."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(each) for each in files if each is not None), key=lambda each: (each.name, str(each))):
+        with suppress(OSError):
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _read(returned: Any, count: int) -> dict[str, Any]:
+    """What a function returned as rewards, or what is wrong with it."""
+    if inspect.iscoroutine(returned):
+        returned.close()
+    if not isinstance(returned, list | tuple) and callable(getattr(returned, "tolist", None)):  # an array, a tensor
+        returned = returned.tolist()
+    if not isinstance(returned, list | tuple):
+        return {"problem": f"it returned {_shown(returned)}", "place": None}
+    if len(returned) != count:
+        wanted = "1 completion" if count == 1 else f"{count} completions"
+        return {"problem": f"it returned {len(returned)} rewards of {wanted}", "place": None}
+    rewards: list[float] = []
+    for place, each in enumerate(returned):
+        try:
+            value = math.nan if isinstance(each, str | bytes) or each is None else float(each)
+        except (TypeError, ValueError, OverflowError):
+            value = math.nan
+        if not math.isfinite(value):
+            return {"problem": f"it returned {_shown(each)} as a reward", "place": place}
+        rewards.append(value)
+    return {"rewards": rewards}
+
+
+def _shown(value: Any) -> str:
+    """A value of the function's for a message: itself where it is plain, else its type."""
+    if value is None or isinstance(value, bool | int | float | str):
+        text = repr(value)
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return f"a {type(value).__name__}"
+
+
+def _said(problem: BaseException) -> str:
+    """An exception and the line of the function's file that it came from, for a message."""
+    name = f"SystemExit ({problem.code})" if isinstance(problem, SystemExit) else type(problem).__name__
+    text = "" if isinstance(problem, SystemExit) else str(problem)
+    ours = (__file__, importlib.__file__)
+    frames = [each for each in traceback.extract_tb(problem.__traceback__) if each.filename not in ours]
+    own = [each for each in frames if not each.filename.startswith("<frozen")]
+    in_file = [each for each in own if each.filename == own[0].filename]
+    line = f" ({Path(in_file[-1].filename).name}, line {in_file[-1].lineno})" if own else ""
+    return f"{name}{f': {text[:_SHOWN]}' if text else ''}{line}"
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
