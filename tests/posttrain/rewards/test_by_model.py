@@ -11,7 +11,7 @@ from tests.qa.small_models import seeded
 
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.registry import make_task
-from gpuherd.posttrain.envs.options import EnvironmentOptions
+from gpuherd.posttrain.envs.interface import EnvironmentOptions
 from gpuherd.posttrain.envs.registry import make_environments
 from gpuherd.posttrain.types import Split
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.data.dataset import DataTask, Reading, Source
-from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.data.reading import Checked, Draft, Part
+from gpuherd.posttrain.data.dataset import Checked, DataTask, Draft, Part, Reading, Source
+from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, TESTS, CodeRewards, CodeScoring, read_tests
 from gpuherd.posttrain.rewards.work import Limits
 from gpuherd.posttrain.types import Problem
@@ -24,19 +23,15 @@ from gpuherd.qa.data.questions import BadRow
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Reading):
     """Which problems, and what they earn.
 
     Attributes:
-        data, test_data, revision: as of ``dataset.Reading``.
         partial, all_bonus, error_penalty: as of ``rewards.code.CodeScoring``.
         timeout: seconds for the program with all its tests; for each input by itself.
         memory_mb: of the program.
     """
 
-    data: str | None = None
-    test_data: str | None = None
-    revision: str | None = None
     partial: bool = True
     all_bonus: float = 0.0
     error_penalty: float = 0.0
@@ -44,37 +39,37 @@ class Settings:
     memory_mb: int = 512
 
 
-def make(options: TaskOptions) -> DataTask:
+_COLUMNS = frozenset(
+    {"id", "prompt", "question", "text", "tests", "setup", "solution", "code", "task_id", "test_list"}
+    | {"test_setup_code", "test", "entry_point", "canonical_solution"}
+)
+
+
+@task("code", Settings)
+def make(settings: Settings, options: TaskOptions) -> DataTask:
     """The task of a file: its last tenth is the test where there is no ``test_data``. Raises UsageError."""
-    settings = read(Settings, options.settings, "code")
     if settings.data is None and settings.test_data is None:
         raise UsageError("code: data=FILE says where its problems are; mbpp and humaneval are tasks of the Hub")
-    return _task("code", Source(None, None, _COLUMNS, divided=True), options, settings)
+    return _made("code", Source(None, None, _COLUMNS, divided=True), settings, options)
+
+
+@task("mbpp", Settings)
+def make_mbpp(settings: Settings, options: TaskOptions) -> DataTask:
+    """MBPP (Austin et al. 2021, arXiv 2108.07732)."""
+    name = "google-research-datasets/mbpp"
+    return _made("mbpp", Source(Part(name, "train", "full"), Part(name, "test", "full"), _COLUMNS), settings, options)
+
+
+@task("humaneval", Settings)
+def make_humaneval(settings: Settings, options: TaskOptions) -> DataTask:
+    """HumanEval (Chen et al. 2021, arXiv 2107.03374), which is a test only."""
+    return _made("humaneval", Source(None, Part("openai/openai_humaneval", "test"), _COLUMNS), settings, options)
 
 
 def make_of(name: str, path: str, options: TaskOptions) -> DataTask:
     """The task of a file that is known to hold programs. Raises UsageError."""
     settings = replace(read(Settings, options.settings, name), data=path)
-    return _task(name, Source(None, None, _COLUMNS, divided=True), options, settings)
-
-
-def make_mbpp(options: TaskOptions) -> DataTask:
-    """MBPP (Austin et al. 2021, arXiv 2108.07732). Raises UsageError."""
-    name = "google-research-datasets/mbpp"
-    source = Source(Part(name, "train", "full"), Part(name, "test", "full"), _COLUMNS)
-    return _task("mbpp", source, options, read(Settings, options.settings, "mbpp"))
-
-
-def make_humaneval(options: TaskOptions) -> DataTask:
-    """HumanEval (Chen et al. 2021, arXiv 2107.03374), which is a test only. Raises UsageError."""
-    source = Source(None, Part("openai/openai_humaneval", "test"), _COLUMNS)
-    return _task("humaneval", source, options, read(Settings, options.settings, "humaneval"))
-
-
-_COLUMNS = frozenset(
-    {"id", "prompt", "question", "text", "tests", "setup", "solution", "code", "task_id", "test_list"}
-    | {"test_setup_code", "test", "entry_point", "canonical_solution"}
-)
+    return _made(name, Source(None, None, _COLUMNS, divided=True), settings, options)
 
 
 def draft(row: Mapping[str, Any]) -> Draft:
@@ -108,12 +103,11 @@ def problem_of(found: Checked) -> Problem:
     return Problem(found.id, found.question, found.answers, found.hidden)
 
 
-def _task(name: str, source: Source, options: TaskOptions, settings: Settings) -> DataTask:
+def _made(name: str, source: Source, settings: Settings, options: TaskOptions) -> DataTask:
     scoring = CodeRewards(
         CodeScoring(settings.partial, settings.all_bonus, settings.error_penalty),
         Limits(seconds=settings.timeout, memory=settings.memory_mb << 20),
         processes=options.processes,
         allow_unconfined=options.allow_unconfined,
     )
-    source = Reading(settings.data, settings.test_data).of(source)
-    return DataTask(name, source, draft, problem_of, scoring, settings.revision)
+    return DataTask(name, settings.of(source), draft, problem_of, scoring, settings.revision)

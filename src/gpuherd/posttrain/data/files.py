@@ -18,11 +18,9 @@ from typing import Any, Literal
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data import code
-from gpuherd.posttrain.data.dataset import DataTask, Reading, Source
-from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.data.dataset import Checked, DataTask, Draft, Part, Reading, Source, read_rows
+from gpuherd.posttrain.data.options import Scoring, TaskOptions
 from gpuherd.posttrain.data.preference_rows import Messages, compared, imitated
-from gpuherd.posttrain.data.reading import Checked, Draft, Part, read_rows
-from gpuherd.posttrain.data.scoring import Scoring
 from gpuherd.posttrain.rewards.by_model import ModelRewards
 from gpuherd.posttrain.rewards.function import COLUMNS
 from gpuherd.posttrain.rewards.math import MathRewards

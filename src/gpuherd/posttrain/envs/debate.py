@@ -19,12 +19,10 @@ from itertools import pairwise
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.data.reading import Checked, Draft
-from gpuherd.posttrain.data.scoring import ProblemSource
-from gpuherd.posttrain.envs.interface import NOTHING, Environment, Observation, Step, user
-from gpuherd.posttrain.envs.options import EnvironmentOptions
-from gpuherd.posttrain.envs.sources import source_of
+from gpuherd.posttrain.data.dataset import Checked, Draft
+from gpuherd.posttrain.data.options import ProblemSource
+from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Observation, Step, user
+from gpuherd.posttrain.envs.registry import environment, source_of
 from gpuherd.posttrain.rewards.by_model import ModelRewards
 from gpuherd.posttrain.types import Problem, Split
 from gpuherd.qa.data.questions import BadRow
@@ -57,10 +55,10 @@ class Settings:
             raise UsageError(f"words={self.words}; the least is 1")
 
 
-def make(options: EnvironmentOptions) -> Debates:
+@environment("debate", Settings)
+def make(settings: Settings, options: EnvironmentOptions) -> Debates:
     """The environments; the judge is ``options.task.reward_model`` where there is one. Raises UsageError, and what
     reading problems raises."""
-    settings = read(Settings, options.settings, "debate")
     task, model = options.task, None
     if task.reward_model is not None:
         model = ModelRewards(
