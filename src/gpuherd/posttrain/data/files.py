@@ -20,7 +20,7 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data import code
 from gpuherd.posttrain.data.dataset import Checked, DataTask, Draft, Part, Reading, Source, read_rows
 from gpuherd.posttrain.data.options import Scoring, TaskOptions
-from gpuherd.posttrain.data.preference_rows import Messages, compared, imitated
+from gpuherd.posttrain.data.preference_rows import Conversation, Messages, compared, imitated
 from gpuherd.posttrain.rewards.by_model import ModelRewards
 from gpuherd.posttrain.rewards.function import COLUMNS
 from gpuherd.posttrain.rewards.math import MathRewards
@@ -106,12 +106,16 @@ def draft(row: Mapping[str, Any]) -> Draft:
 def _parse_answer_row(row: Mapping[str, Any]) -> Draft:
     """A prompt and the answer to imitate, of messages or of a completion. Raises BadRow."""
     try:
-        (prompt, answer), *others = imitated(row)
+        found = imitated(row)
     except ValueError as problem:
         raise BadRow(str(problem)) from None
-    if others:
+    if not isinstance(found, Conversation):
+        return Draft(*found, id=row.get("id"))
+    if len(found.imitated) > 1:
         raise BadRow("its conversation has several answers, and tasks ask one message of the user's")
-    return Draft(_question_of(prompt), answer, row.get("id"))
+    if found.tools or found.messages[-1].keys() - {"role", "content"}:
+        raise BadRow("its conversation has tools, and tasks ask for a text")
+    return Draft(_of_user(list(found.messages[:-1])), found.messages[-1]["content"], row.get("id"))
 
 
 def draft_of_preference(row: Mapping[str, Any]) -> Draft:
