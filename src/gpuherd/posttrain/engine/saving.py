@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ from gpuherd.errors import CannotWrite
 from gpuherd.posttrain.engine.trainee import Trainee
 
 
-def save_model(trainee: Trainee, folder: Path, tokenizer: Any = None, *, part: str = "") -> None:
+def save_model(
+    trainee: Trainee,
+    folder: Path,
+    tokenizer: Any = None,
+    *,
+    part: str = "",
+    beside: Mapping[str, str] | None = None,
+) -> None:
     """Writes the trainee's model; all processes call it together, the main one writes. Raises CannotWrite in all.
 
     Args:
@@ -18,6 +26,7 @@ def save_model(trainee: Trainee, folder: Path, tokenizer: Any = None, *, part: s
         tokenizer: is saved beside it.
         part: the submodule that is the transformers model, by its name in the trainee's module (``policy`` of a module
             that has a value head beside it); the module itself by default.
+        beside: texts of further files in the folder, by name.
     """
     weights = trainee.full_state()
     problem: str | None = None
@@ -32,6 +41,8 @@ def save_model(trainee: Trainee, folder: Path, tokenizer: Any = None, *, part: s
                 model.save_pretrained(aside, state_dict=own)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(aside)
+                for name, text in (beside or {}).items():
+                    (aside / name).write_text(text, encoding="utf-8")
         except OSError as trouble:
             problem = f"can't write the model in {folder}: {trouble.strerror or trouble}"
     for each in trainee.world.gather(problem):
