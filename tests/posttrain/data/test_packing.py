@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.packing import NOT_TRAINED, PADDING, attention_mask, pack, plan, refusal
+from gpuherd.posttrain.data.packing import PADDING, attention_mask, pack, plan, refusal
 
+NOT_TRAINED = -100
 LENGTHS = st.lists(st.integers(0, 16), max_size=40)
 
 
@@ -45,17 +46,19 @@ def test_many_rows_are_planned_and_a_long_one_is_refused() -> None:
 
 @given(st.lists(st.lists(st.integers(2, 9), min_size=1, max_size=8), min_size=1, max_size=9))
 def test_every_row_stands_there_once_with_its_own_positions(ids: list[list[int]]) -> None:
-    sequences = pack([(row, row) for row in ids], 12, 0, multiple=4)
-    assert len({len(each.input_ids) for each in sequences}) == 1
-    assert len(sequences[0].input_ids) % 4 == 0
+    sequences = pack([len(row) for row in ids], 12, multiple=4)
+    assert len({each.length for each in sequences}) == 1
+    assert sequences[0].length % 4 == 0
     for each in sequences:
+        input_ids, labels = each.laid(ids, 0), each.learnt(ids, NOT_TRAINED)
+        assert len(input_ids) == len(labels) == len(each.segments) == len(each.position_ids) == each.length
         for segment, row in enumerate(each.rows):
             places = [place for place, found in enumerate(each.segments) if found == segment]
-            assert [each.input_ids[place] for place in places] == ids[row]
+            assert [input_ids[place] for place in places] == ids[row]
             assert [each.position_ids[place] for place in places] == list(range(len(ids[row])))
-            assert [each.labels[place] for place in places] == [NOT_TRAINED, *ids[row][1:]]
+            assert [labels[place] for place in places] == [NOT_TRAINED, *ids[row][1:]]
         empty = [place for place, found in enumerate(each.segments) if found == PADDING]
-        assert all(each.labels[place] == NOT_TRAINED for place in empty)
+        assert all(labels[place] == NOT_TRAINED for place in empty)
     assert sorted(row for each in sequences for row in each.rows) == list(range(len(ids)))
 
 
@@ -80,14 +83,15 @@ def test_the_loss_and_its_gradients_are_those_of_rows_one_by_one(policy_model: P
         loss.backward()
         return loss.item(), {name: each.grad.clone() for name, each in model.named_parameters()}
 
-    alone = [
-        summed(input_ids=torch.tensor([ids]), labels=torch.tensor([own])) for ids, own in zip(rows, labels, strict=True)
-    ]
-    packed = pack(list(zip(rows, labels, strict=True)), 16, 1)
+    pairs = list(zip(rows, labels, strict=True))
+    alone = [summed(input_ids=torch.tensor([ids]), labels=torch.tensor([own])) for ids, own in pairs]
+    packed = pack(lengths, 16)
     assert len(packed) < len(rows)
+    ids = torch.tensor([each.laid(rows, 1) for each in packed])
+    targets = torch.tensor([each.learnt(labels, NOT_TRAINED) for each in packed])
     loss, gradients = summed(
-        input_ids=torch.tensor([each.input_ids for each in packed]),
-        labels=torch.tensor([each.labels for each in packed]),
+        input_ids=ids,
+        labels=targets,
         position_ids=torch.tensor([each.position_ids for each in packed]),
         attention_mask=attention_mask(torch.tensor([each.segments for each in packed]), torch.float32),
     )
@@ -97,10 +101,7 @@ def test_the_loss_and_its_gradients_are_those_of_rows_one_by_one(policy_model: P
         wanted = sum(each[name] for _, each in alone)
         torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5 * max(1.0, float(wanted.abs().max())))
     # The test would see it: with a causal mask alone rows look at each other.
-    leaking, _ = summed(
-        input_ids=torch.tensor([each.input_ids for each in packed]),
-        labels=torch.tensor([each.labels for each in packed]),
-    )
+    leaking, _ = summed(input_ids=ids, labels=targets)
     assert abs(leaking - loss) > 1e-2
 
 

@@ -29,7 +29,9 @@ from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow
 
 Rule = Literal["exact", "contains", "squad", "rouge", "math", "model"]
-_COLUMNS = frozenset({"id", "prompt", "question", "answers", "answer", "completion", "messages", "chosen", "rejected"})
+_COLUMNS = frozenset(
+    {"id", "prompt", "question", "answers", "answer", "completion", "messages", "tools", "chosen", "rejected"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,35 +12,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuherd.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
 
-NOT_TRAINED = -100  # transformers' word for a token that has no part in the loss
+T = TypeVar("T")
+
 PADDING = -1  # the segment of what fills a sequence up
 _WHOLE = ("full_attention", "attention")
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows behind each other in one sequence; all sequences are as long as the longest.
+    """Rows behind each other in one sequence.
 
     Attributes:
         rows: their places in what was packed, in the order in which they stand.
-        input_ids: of all rows, then padding.
-        labels: ``NOT_TRAINED`` for tokens that are not learnt, for the first of each row and for padding.
-        position_ids: from 0 in each row, and in the padding.
-        segments: of each token the number of its row in this sequence, from 0; ``PADDING``.
+        lengths: tokens of each.
+        length: of the sequence, padding included.
     """
 
     rows: tuple[int, ...]
-    input_ids: tuple[int, ...]
-    labels: tuple[int, ...]
-    position_ids: tuple[int, ...]
-    segments: tuple[int, ...]
+    lengths: tuple[int, ...]
+    length: int
+
+    def laid(self, values: Sequence[Sequence[T]], padding: T) -> list[T]:
+        """What each row has for its tokens (ids, weights), as it stands in the sequence; ``length`` of them."""
+        found = [value for row in self.rows for value in values[row]]
+        return found + [padding] * (self.length - len(found))
+
+    def learnt(self, values: Sequence[Sequence[T]], nothing: T) -> list[T]:
+        """The same of labels or weights, with ``nothing`` for padding and for the first token of each row: what stands
+        before it is another row."""
+        return self.laid([[nothing, *row[1:]][: len(row)] for row in values], nothing)
+
+    @property
+    def position_ids(self) -> list[int]:
+        """From 0 in each row, and in the padding."""
+        empty = self.length - sum(self.lengths)
+        return [place for length in (*self.lengths, empty) for place in range(length)]
+
+    @property
+    def segments(self) -> list[int]:
+        """Of each token the number of its row in this sequence, from 0; ``PADDING``."""
+        found = [number for number, length in enumerate(self.lengths) for _ in range(length)]
+        return found + [PADDING] * (self.length - len(found))
 
 
 def plan(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -77,45 +96,19 @@ def plan(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     return sequences
 
 
-def pack(
-    rows: Sequence[tuple[Sequence[int], Sequence[int]]], capacity: int, padding: int, *, multiple: int = 1
-) -> list[Packed]:
-    """The sequences of a plan.
+def pack(lengths: Sequence[int], capacity: int, *, multiple: int = 1) -> list[Packed]:
+    """The sequences of a plan, all as long as the longest.
 
     Args:
-        rows: ``input_ids`` and ``labels`` of each; equally many.
-        padding: the token that fills up.
+        lengths: tokens of each row.
         multiple: the length of the sequences is one of this, where ``capacity`` allows.
 
     Raises UsageError for a row that is longer than ``capacity``.
     """
-    planned = plan([len(ids) for ids, _ in rows], capacity)
-    longest = max((sum(len(rows[row][0]) for row in some) for some in planned), default=0)
+    planned = [(tuple(some), tuple(lengths[row] for row in some)) for some in plan(lengths, capacity)]
+    longest = max((sum(own) for _, own in planned), default=0)
     length = min(capacity, -(-longest // multiple) * multiple)
-    return [_packed(some, rows, length, padding) for some in planned]
-
-
-def _packed(
-    some: Sequence[int], rows: Sequence[tuple[Sequence[int], Sequence[int]]], length: int, padding: int
-) -> Packed:
-    ids: list[int] = []
-    labels: list[int] = []
-    positions: list[int] = []
-    segments: list[int] = []
-    for segment, row in enumerate(some):
-        own, learnt = rows[row]
-        ids += own
-        labels += [NOT_TRAINED, *learnt[1:]][: len(own)]
-        positions += range(len(own))
-        segments += [segment] * len(own)
-    empty = length - len(ids)
-    return Packed(
-        tuple(some),
-        (*ids, *[padding] * empty),
-        (*labels, *[NOT_TRAINED] * empty),
-        (*positions, *range(empty)),
-        (*segments, *[PADDING] * empty),
-    )
+    return [Packed(rows, own, length) for rows, own in planned]
 
 
 def attention_mask(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -123,7 +116,7 @@ def attention_mask(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     number of the dtype.
 
     Args:
-        segments: (batch, length), of ``Packed``.
+        segments: (batch, length) of ``Packed.segments``.
 
     Returns (batch, 1, length, length), which transformers' ``sdpa`` and ``eager`` attention take as it is. Padding sees
     padding, so that no row of the mask is empty and no softmax is NaN.
