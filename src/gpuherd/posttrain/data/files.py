@@ -1,7 +1,7 @@
 """Problems of one's own in a file or a data set of the Hub: prompts with answers, prompts of preferences, or programs
 with tests.
 
-What a file holds is seen by its first row: ``tests`` makes it programs (``tasks.code``); ``chosen`` and ``rejected``
+What a file holds is seen by its first row: ``tests`` makes it programs (``data.code``); ``chosen`` and ``rejected``
 make it preferences, whose prompts are asked and whose chosen completions are imitated, scored by a reward model; else a
 row has ``prompt`` (or ``question``) and perhaps ``answers`` (``answer``, ``completion``) and ``id``, or ``messages``: a
 user's message and its answer.
