@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.fit import TrainPlan, digest, order, save_every_for, steps_for
-from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
-from gpuherd.posttrain.engine.watching import Watching
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Watching
 
 small = st.integers(1, 40)
 

@@ -14,8 +14,7 @@ from tests.qa import small_models
 from tests.qa.conftest import made_once
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.preference.data import Preference, read_demonstrations
-from gpuherd.posttrain.preference.pairs import best_and_worst, by_problem, compared
+from gpuherd.posttrain.preference.data import Preference, best_and_worst, by_problem, compared, read_demonstrations
 from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
 from gpuherd.posttrain.types import Problem, Reward, Rollout
 

@@ -29,7 +29,7 @@ from gpuherd.posttrain.algos.from_rows import (
     trained_module,
 )
 from gpuherd.posttrain.engine.fit import Learning, digest, fit
-from gpuherd.posttrain.preference.pairs import best_and_worst, by_problem, compared
+from gpuherd.posttrain.preference.data import best_and_worst, by_problem, compared
 from gpuherd.posttrain.types import Collecting, Comparison, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:

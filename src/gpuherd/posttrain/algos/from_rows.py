@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.checkpoints import DIGESTS
 from gpuherd.posttrain.engine.fit import TrainPlan, model_folder, save_every_for, steps_for
-from gpuherd.posttrain.engine.options import Lora, Optimised, StepOptions
-from gpuherd.posttrain.engine.watching import Watching
+from gpuherd.posttrain.engine.options import Lora, Optimised, StepOptions, Watching
 from gpuherd.posttrain.types import Comparison, Policy, Row, Training
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.engine.fit import digest, is_finished, refuse_another, save_every_for, steps_for
 from gpuherd.posttrain.policy_gradient import losses
 from gpuherd.posttrain.policy_gradient.options import Hooks, Roll
-from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
+from gpuherd.posttrain.preference.reward_model import ProxyOptions, compared_by_people, load_proxy, train_proxy
 from gpuherd.posttrain.types import Collecting, Comparison, Policy, Reward, Rollout, Row, Training
 
 if TYPE_CHECKING:

@@ -21,16 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from gpuherd import atomic
+from gpuherd.atomic import atomic_folder, settle
 from gpuherd.engines import progress
-from gpuherd.errors import UsageError, naming_extras
-from gpuherd.posttrain.engine.checkpoints import Checkpoints, differing
+from gpuherd.errors import CannotWrite, UsageError, naming_extras
+from gpuherd.posttrain.engine.checkpoints import Checkpoints, differing, seed_all
 from gpuherd.posttrain.engine.curves import Curves
-from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
-from gpuherd.posttrain.engine.random_state import seed_all
-from gpuherd.posttrain.engine.saving import save_model
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Stopped, Watching
 from gpuherd.posttrain.engine.trainee import Loss, NotFinite, StepFigures, Trainee
-from gpuherd.posttrain.engine.watching import Watching
 from gpuherd.posttrain.engine.world import World
 
 if TYPE_CHECKING:
@@ -345,3 +342,42 @@ def _without_progress_bars() -> Iterator[None]:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else text[:79] + "…"
+
+
+def save_model(
+    trainee: Trainee,
+    folder: Path,
+    tokenizer: Any = None,
+    *,
+    part: str = "",
+    beside: Mapping[str, str] | None = None,
+) -> None:
+    """Writes the trainee's model; all processes call it together, the main one writes. Raises CannotWrite in all.
+
+    Args:
+        folder: takes the place of what lies there when all is written and synced. Of a PEFT model it is an adapter.
+        tokenizer: is saved beside it.
+        part: the submodule that is the transformers model, by its name in the trainee's module (``policy`` of a module
+            that has a value head beside it); the module itself by default.
+        beside: texts of further files in the folder, by name.
+    """
+    weights = trainee.full_state()
+    problem: str | None = None
+    if trainee.world.is_main:
+        start = f"{part}." if part else ""
+        own = {name.removeprefix(start): tensor for name, tensor in weights.items() if name.startswith(start)}
+        model = trainee.plain.get_submodule(part) if part else trainee.plain
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            settle(folder)
+            with atomic_folder(folder) as aside:
+                model.save_pretrained(aside, state_dict=own)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(aside)
+                for name, text in (beside or {}).items():
+                    (aside / name).write_text(text, encoding="utf-8")
+        except OSError as trouble:
+            problem = f"can't write the model in {folder}: {trouble.strerror or trouble}"
+    for each in trainee.world.gather(problem):
+        if each is not None:
+            raise CannotWrite(each)

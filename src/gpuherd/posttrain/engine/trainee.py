@@ -10,15 +10,13 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gpuherd.errors import GpuherdError
+from gpuherd.errors import GpuherdError, UsageError, naming_extras
 from gpuherd.posttrain.engine import strategies
-from gpuherd.posttrain.engine.microbatches import MicroBatch, Pass, passes, pieces_needed
-from gpuherd.posttrain.engine.optimisers import make_optimizer, set_learning_rate, trainable
-from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
-from gpuherd.posttrain.engine.schedule import learning_rate
+from gpuherd.posttrain.engine.options import OptimiserOptions, Optimizer, StepOptions, learning_rate
 from gpuherd.posttrain.engine.world import World
 from gpuherd.runs.worker import is_out_of_memory
 
@@ -29,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Sums = dict[str, tuple[float, float]]  # by the name of a figure its sum, and what that is divided by
+
+_CALM = 20  # steps without trouble before micro-batches first grow
 
 
 class NotFinite(GpuherdError):
@@ -308,3 +308,141 @@ class Trainee:
 
 def _number(value: Tensor | float) -> float:
     return float(value if isinstance(value, int | float) else value.detach())
+
+
+# --- micro-batches, pure --------------------------------------------------------------------------------------------
+
+
+def cuts(items: Sequence[T], pieces: int) -> list[Sequence[T]]:
+    """The items in so many pieces whose lengths differ by one at most, in order; those at the end may be empty.
+
+    >>> [list(piece) for piece in cuts("abcde", 3)]
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    base, longer = divmod(len(items), max(1, pieces))
+    ends = [0]
+    for number in range(pieces):
+        ends.append(ends[-1] + base + (number < longer))
+    return [items[begin:end] for begin, end in pairwise(ends)]
+
+
+def pieces_needed(count: int, size: int) -> int:
+    """How many micro-batches of at most ``size`` so many items take."""
+    return -(-count // size)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Generic[T]):
+    """One forward and backward pass.
+
+    Attributes:
+        items: at least one.
+        counts: False where the pass is there for the other processes' sake: its loss is multiplied by 0.
+        last: gradients are summed over the processes in it (DDP).
+    """
+
+    items: Sequence[T]
+    counts: bool
+    last: bool
+
+
+def passes(items: Sequence[T], size: int, most: int, spare: T | None, *, together: bool) -> list[Pass[T]]:
+    """The passes of one process in one step.
+
+    Args:
+        size: items at once at most.
+        most: passes of the process that needs most, if all were to do as many.
+        spare: an item for passes that don't count; None in a world of one process.
+        together: all processes do equally many passes (FSDP needs it; DDP as long as none changes its size on its own).
+            Otherwise each does its own, and one more that doesn't count, in which gradients are summed.
+    """
+    if spare is None:
+        return [Pass(piece, True, False) for piece in cuts(items, pieces_needed(len(items), size))]
+    if together:
+        real = cuts(items, most)
+        return [Pass(piece or [spare], bool(piece), number + 1 == most) for number, piece in enumerate(real)]
+    own = [Pass(piece, True, False) for piece in cuts(items, pieces_needed(len(items), size))]
+    return [*own, Pass([spare], False, True)]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The size of micro-batches where it follows the memory.
+
+    Attributes:
+        most: as asked for.
+        size: now.
+        calm: steps since it last changed.
+        patience: so many calm steps before it grows; doubled whenever it had grown too far, so that a size that never
+            fits is tried ever more seldom.
+        grown: its last change was a growth.
+        halvings: how often memory ran out.
+    """
+
+    most: int
+    size: int
+    calm: int = 0
+    patience: int = _CALM
+    grown: bool = False
+    halvings: int = 0
+
+    @classmethod
+    def of(cls, most: int) -> MicroBatch:
+        """As asked for."""
+        return cls(most, most)
+
+    def halved(self, items: int) -> MicroBatch | None:
+        """After memory has run out with so many items at once at most; None where one item was too much."""
+        tried = min(self.size, items)
+        if tried <= 1:
+            return None
+        patience = 2 * self.patience if self.grown else self.patience
+        return replace(self, size=tried // 2, calm=0, patience=patience, grown=False, halvings=self.halvings + 1)
+
+    def after_step(self) -> MicroBatch:
+        """After a step that went well: perhaps doubled again."""
+        if self.size == self.most:
+            return self
+        if self.calm + 1 < self.patience:
+            return replace(self, calm=self.calm + 1)
+        return replace(self, size=min(self.most, 2 * self.size), calm=0, grown=True)
+
+
+# --- the optimiser ---------------------------------------------------------------------------------------------------
+
+
+def trainable(module: Any) -> dict[str, Any]:
+    """The trainable weights by name, in the module's order. Raises UsageError where there are none."""
+    found = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    if not found:
+        raise UsageError(f"{type(module).__name__} has no weight that is to be trained")
+    return found
+
+
+def make_optimizer(weights: dict[str, Any], options: OptimiserOptions, *, sharded: bool) -> Any:
+    """An optimiser with two groups: matrices with weight decay, and what has one dimension or none without.
+
+    Raises UsageError for 8-bit states of sharded weights, MissingExtra without bitsandbytes.
+    """
+    import torch
+
+    groups = [
+        {"params": [each for each in weights.values() if each.ndim >= 2], "weight_decay": options.weight_decay},
+        {"params": [each for each in weights.values() if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if options.optimizer == Optimizer.SGD:
+        return torch.optim.SGD(groups, lr=options.learning_rate)
+    if options.optimizer == Optimizer.ADAMW:
+        return torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps)
+    if sharded:
+        raise UsageError("optimizer adamw-8bit with strategy fsdp: bitsandbytes can't divide its states; use adamw")
+    with naming_extras({"bitsandbytes": "bnb"}, "8-bit optimisers take"):
+        import bitsandbytes
+    return bitsandbytes.optim.AdamW8bit(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps)
+
+
+def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
+    """For the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate

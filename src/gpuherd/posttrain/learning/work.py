@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.engine.curves import amend, read_curves
-from gpuherd.posttrain.engine.gpu_memory import memory_summary, of_world
-from gpuherd.posttrain.engine.random_state import seed_all
+from gpuherd.posttrain.engine.checkpoints import seed_all
+from gpuherd.posttrain.engine.curves import amend, memory_summary, of_world, read_curves
 from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.learning import data, translating
 from gpuherd.posttrain.learning.config import TrainConfig

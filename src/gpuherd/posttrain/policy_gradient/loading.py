@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError, naming_extras
-from gpuherd.posttrain.engine.dropout import without_dropout
 from gpuherd.posttrain.engine.options import Lora
+from gpuherd.posttrain.engine.strategies import without_dropout
 from gpuherd.posttrain.policy_gradient.forward import weighed
 from gpuherd.posttrain.rollout.loading import LoadedModel, load_anew, load_frozen
 from gpuherd.posttrain.types import Policy, Precision, Rollout

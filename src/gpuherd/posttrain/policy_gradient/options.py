@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.engine.options import Lora, Optimised, check_range
-from gpuherd.posttrain.engine.watching import Watching
+from gpuherd.posttrain.engine.options import Lora, Optimised, Watching, check_range
 from gpuherd.posttrain.policy_gradient.losses import LossType
 
 if TYPE_CHECKING:

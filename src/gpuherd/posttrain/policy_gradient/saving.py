@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd import atomic
-from gpuherd.posttrain.engine.saving import save_model
+from gpuherd.posttrain.engine.fit import save_model
 from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.types import Policy
 

@@ -21,8 +21,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.fit import RECORD
-from gpuherd.posttrain.engine.options import Optimizer, StepOptions
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import Optimizer, StepOptions, Stopped
 from gpuherd.posttrain.engine.trainee import NotFinite
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.types import Precision
