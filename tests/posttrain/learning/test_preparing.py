@@ -14,7 +14,6 @@ from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.preparing import prepare
 from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.posttrain.rewards.function import digest_of
 
 CONFIG: TrainConfig = read(TrainConfig, {"policy_env": {"dataset": "arithmetic"}})
 
@@ -84,7 +83,6 @@ def test_a_training_does_not_go_on_with_another_reward(tmp_path: Path) -> None:
     about = json.loads(earlier.run_json.read_text())
     assert about.pop("rewards").keys() == {"policy_env", "eval_envs[0]"}
     earlier.run_json.write_text(json.dumps(about))  # as an earlier version writes it
-    digest_of.cache_clear()
     file.write_text(file.read_text().replace("0.0", "1.0"))
     with pytest.raises(UsageError, match=r"was begun with another policy_env\.reward, whose file has changed since"):
         prepare(folder, config, resume=True)

@@ -85,6 +85,40 @@ def test_a_training_from_its_file_to_its_model(
     assert "a training has ended here" in said.err and "nothing is left to do" in said.out
 
 
+def test_a_training_by_a_reward_of_ones_own_goes_on_after_its_death_as_if_it_had_lived(
+    tmp_path: Path, policy_model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    dies = tmp_path / "dies"
+    (tmp_path / "own.py").write_text(
+        "import os\nfrom pathlib import Path\ncalls = 0\n"
+        "def score(completions, *, ids, **columns):\n"
+        "    global calls\n    calls += 1\n    print('scored', len(completions))\n"
+        f"    if calls > 4 and Path({str(dies)!r}).exists(): os._exit(9)\n"
+        "    return [len(text) - len(which) / 10 for text, which in zip(completions, ids)]\n"
+        "def wrong(completions):\n    return [float('inf')] * len(completions)\n"
+    )
+    env = {"dataset": "arithmetic", "settings": {"digits": 1}, "reward": f"{tmp_path}/own.py:score"}
+    curves = []
+    for name in ("whole", "broken"):
+        place = tmp_path / name
+        place.mkdir()
+        words = written(place, policy_model, policy_env=env, training={"save_every": 1, "eval_every": 0})
+        if name == "broken":
+            dies.touch()
+            assert main(words) == ExitCode.FAILED
+            assert "its process ended with exit code 9; it must return a list with one finite" in capfd.readouterr().err
+            dies.unlink()
+            words += ["--resume"]
+        assert main(words) == ExitCode.OK
+        curves.append([{**line, "seconds": 0} for line in read_curves(place / "grpo")])
+    assert curves[0] == curves[1] and len(curves[0]) == 4
+    told = capfd.readouterr()
+    assert "scored 8" in told.err and "scored" not in told.out
+    wrong = written(tmp_path, policy_model, policy_env={**env, "reward": f"{tmp_path}/own.py:wrong"})
+    assert main(wrong) == ExitCode.BAD_INPUT
+    assert "it returned inf as a reward; it must return" in capfd.readouterr().err
+
+
 def test_bad_input_is_refused_before_anything_is_loaded(
     tmp_path: Path, policy_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

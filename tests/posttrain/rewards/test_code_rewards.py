@@ -21,7 +21,7 @@ from gpuherd.posttrain.rewards.code import (
     read_tests,
     same,
 )
-from gpuherd.posttrain.rewards.work import Limits
+from gpuherd.posttrain.rewards.sandbox import Limits
 from gpuherd.posttrain.types import Problem
 
 JSON = st.recursive(

@@ -10,7 +10,7 @@ import pytest
 
 from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, CodeRewards
 from gpuherd.posttrain.rewards.code import Tested as Found
-from gpuherd.posttrain.rewards.work import Limits
+from gpuherd.posttrain.rewards.sandbox import Limits
 from gpuherd.posttrain.types import Problem
 
 HERE = Path(__file__).parent

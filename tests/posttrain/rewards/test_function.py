@@ -363,6 +363,8 @@ def test_two_things_that_score_are_refused(file: Path, tmp_path: Path) -> None:
     path.write_text('{"prompt": "a", "answer": "b"}\n')
     with pytest.raises(UsageError, match="reward and reward_model both say what scores"):
         TaskOptions(reward=f"{file}:right", reward_model="org/model")
+    with pytest.raises(UsageError, match="reward_timeout=5 is of a reward function"):
+        TaskOptions(reward_timeout=5)
     with pytest.raises(UsageError, match=r"leave settings\.reward and label out"):
         make_task(str(path), TaskOptions({"reward": "math"}, reward=f"{file}:right"))
     with pytest.raises(UsageError, match="reward is of env_type task; math says itself"):

@@ -14,9 +14,8 @@ from gpuherd.posttrain.envs.attempts import MathSettings, attempt
 from gpuherd.posttrain.envs.episodes import Turns
 from gpuherd.posttrain.envs.tools import Turn, read_turn
 from gpuherd.posttrain.eval.voting import answer_of
+from gpuherd.posttrain.rewards.answers import MathRewards, WordRewards
 from gpuherd.posttrain.rewards.code import program_of
-from gpuherd.posttrain.rewards.math import MathRewards
-from gpuherd.posttrain.rewards.words import WordRewards
 from gpuherd.posttrain.rollout.prompting import Prompting
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.span import answer_in

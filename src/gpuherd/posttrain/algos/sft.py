@@ -192,7 +192,7 @@ class Imitation:
 
         rows: list[Sequence[int]] = [each.ids for each in items]
         multipliers: list[Sequence[float]] = [each.weights for each in items]
-        packed = None
+        packing = None
         if self.packing:
             lengths = [len(each) for each in rows]
             sequences = pack(lengths, max(lengths))
@@ -201,11 +201,11 @@ class Imitation:
             dtype = next(weight.dtype for weight in module.parameters() if weight.is_floating_point())
             segments = torch.tensor([each.segments for each in sequences], device=self.device)
             positions = torch.tensor([each.position_ids for each in sequences], device=self.device)
-            packed = positions, attention_mask(segments, dtype)
+            packing = positions, attention_mask(segments, dtype)
         ids, mask = padded(rows, self.device)
         width = ids.shape[1]
         weights = torch.tensor([[*each, *[0.0] * (width - len(each))] for each in multipliers], device=self.device)
-        found = token_log_probs(module, ids, mask, weights != 0, packed=packed)
+        found = token_log_probs(module, ids, mask, weights != 0, packing=packing)
         count = (weights != 0).sum()
         return Loss(
             -(found.log_probs * weights).sum(),

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.dataset import Checked, DataTask, Draft, Part, Reading, Source
 from gpuherd.posttrain.data.options import TaskOptions, task
-from gpuherd.posttrain.rewards.by_model import ModelRewards
-from gpuherd.posttrain.rewards.math import VALUE, MathRewards
+from gpuherd.posttrain.rewards.answers import VALUE, MathRewards
+from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow, Unusable
 from gpuherd.qa.data.readers.benchmarks import gsm8k_drafts

@@ -17,7 +17,7 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.dataset import Checked, DataTask, Draft, Part, Reading, Source
 from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, TESTS, CodeRewards, CodeScoring, read_tests
-from gpuherd.posttrain.rewards.work import Limits
+from gpuherd.posttrain.rewards.sandbox import Limits
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow
 

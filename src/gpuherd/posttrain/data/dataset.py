@@ -18,7 +18,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError, printable
 from gpuherd.posttrain.data.options import Scoring
-from gpuherd.posttrain.rewards.by_model import ModelRewards
+from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.qa.data.files import ColumnChoice, rows_of_file, rows_of_table
 from gpuherd.qa.data.questions import BadQuestions, BadRow, DataRow, MissingQuestions, text_of

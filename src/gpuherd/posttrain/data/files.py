@@ -21,10 +21,9 @@ from gpuherd.posttrain.data import code
 from gpuherd.posttrain.data.dataset import Checked, DataTask, Draft, Part, Reading, Source, read_rows
 from gpuherd.posttrain.data.options import Scoring, TaskOptions
 from gpuherd.posttrain.data.preference_rows import Conversation, Messages, compared, imitated
-from gpuherd.posttrain.rewards.by_model import ModelRewards
+from gpuherd.posttrain.rewards.answers import MathRewards, WordRewards
 from gpuherd.posttrain.rewards.function import COLUMNS
-from gpuherd.posttrain.rewards.math import MathRewards
-from gpuherd.posttrain.rewards.words import WordRewards
+from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow
 

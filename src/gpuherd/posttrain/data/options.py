@@ -54,6 +54,10 @@ class TaskOptions:
             raise UsageError(f"reward_batch_size={self.reward_batch_size}; the least is 1")
         if self.reward is not None and self.reward_model is not None:
             raise UsageError("reward and reward_model both say what scores; keep one")
+        if self.reward is None and self.reward_timeout != REWARD_TIMEOUT_S:
+            raise UsageError(
+                f"reward_timeout={self.reward_timeout:g} is of a reward function; reward=FILE.py:NAME says which"
+            )
         if self.processes is not None and self.processes < 1:
             raise UsageError(f"processes={self.processes}; the least is 1")
 

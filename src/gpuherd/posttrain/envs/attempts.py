@@ -19,10 +19,10 @@ from gpuherd.posttrain.data.dataset import Checked, Draft
 from gpuherd.posttrain.data.options import ProblemSource
 from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Observation, Step, user
 from gpuherd.posttrain.envs.registry import environment, source_of
+from gpuherd.posttrain.rewards.answers import VALUE, MathRewards
 from gpuherd.posttrain.rewards.code import CodeRewards, CodeScoring, Tested
 from gpuherd.posttrain.rewards.guarded import guarded
-from gpuherd.posttrain.rewards.math import VALUE, MathRewards
-from gpuherd.posttrain.rewards.work import Limits
+from gpuherd.posttrain.rewards.sandbox import Limits
 from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.qa.data.questions import BadRow
 from gpuherd.qa.grading.formulas import result_of

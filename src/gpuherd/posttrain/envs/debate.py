@@ -23,7 +23,7 @@ from gpuherd.posttrain.data.dataset import Checked, Draft
 from gpuherd.posttrain.data.options import ProblemSource
 from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Observation, Step, user
 from gpuherd.posttrain.envs.registry import environment, source_of
-from gpuherd.posttrain.rewards.by_model import ModelRewards
+from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem, Split
 from gpuherd.qa.data.questions import BadRow
 from gpuherd.qa.span import answer_in

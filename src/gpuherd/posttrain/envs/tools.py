@@ -24,10 +24,9 @@ from gpuherd.posttrain.data.options import ProblemSource
 from gpuherd.posttrain.envs.calculator import FUNCTIONS, BadExpression, calculate
 from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Observation, Step, user
 from gpuherd.posttrain.envs.registry import environment, source_of
+from gpuherd.posttrain.rewards.answers import MathRewards
 from gpuherd.posttrain.rewards.guarded import rewards_of
-from gpuherd.posttrain.rewards.math import MathRewards
-from gpuherd.posttrain.rewards.sandbox import Sandbox
-from gpuherd.posttrain.rewards.work import LIMITS, Limits, Outcome, Work
+from gpuherd.posttrain.rewards.sandbox import LIMITS, Limits, Outcome, Sandbox, Work
 from gpuherd.posttrain.types import Problem, Split
 from gpuherd.qa.data.files import rows_of_lines
 from gpuherd.qa.data.questions import BadRow, MissingQuestions

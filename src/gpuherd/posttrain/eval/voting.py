@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuherd.posttrain.rewards.math import VALUE
+from gpuherd.posttrain.rewards.answers import VALUE
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.grading.formulas import formula_of, normalised_formula, result_of
 from gpuherd.qa.numbers import number_of

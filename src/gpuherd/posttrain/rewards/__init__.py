@@ -1,1 +1,1 @@
-"""How completions are scored: by rules, by tests of code in a sandbox, by reward models."""
+"""Scores completions: by rules, by tests of code in a sandbox, by reward models, by functions of the user's."""

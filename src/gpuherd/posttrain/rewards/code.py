@@ -1,4 +1,4 @@
-"""Programs scored by tests: what share of them passes, each program run in the sandbox.
+"""Scores programs by the share of their tests that pass, each program run in the sandbox.
 
 A test is one of three: a statement that raises where something is wrong (``assert f(2) == 4``), a call whose result is
 compared with the right one, and an input whose output is. None is compared in the process that the program runs in, so
@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.rewards.sandbox import Sandbox
-from gpuherd.posttrain.rewards.work import LIMITS, Limits, Outcome, Work
+from gpuherd.posttrain.rewards.sandbox import LIMITS, Limits, Outcome, Sandbox, Work
 from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.span import answer_in
 
@@ -56,7 +55,7 @@ Test = Statement | Call | Stream
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of one test.
+    """The result of one test.
 
     Attributes:
         passed: whether it did.
@@ -73,40 +72,40 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """What came of all tests of a program."""
+    """The results of all tests of a program."""
 
     verdicts: tuple[Verdict, ...]
 
     @property
     def passed(self) -> int:
-        """How many passed."""
+        """The number of tests that passed."""
         return sum(each.passed for each in self.verdicts)
 
     @property
     def total(self) -> int:
-        """How many there are."""
+        """The number of tests."""
         return len(self.verdicts)
 
     @property
     def error(self) -> bool:
-        """Whether something else than a wrong result went wrong somewhere."""
+        """True where a test failed by something else than a wrong result."""
         return any(each.error for each in self.verdicts)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What went wrong, each once, without what tests ask: a policy may hear it."""
+        """The reasons of failures, each once, without what the tests check: safe to show to the policy."""
         return tuple(dict.fromkeys(each.problem for each in self.verdicts if not each.passed))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What went wrong in which test, for people."""
+        """The reasons of failures with their tests, for people."""
         failed = [each for each in self.verdicts if not each.passed]
         return tuple(dict.fromkeys(f"{each.shown}: {each.problem}" for each in failed))
 
 
 @dataclass(frozen=True, slots=True)
 class CodeScoring:
-    """What programs earn.
+    """Turns test results into rewards.
 
     Attributes:
         partial: the share of tests that pass; else 1 where all pass and 0 otherwise.
@@ -129,7 +128,7 @@ class CodeScoring:
         return -self.error_penalty, 1.0 + self.all_bonus
 
     def reward(self, tested: Tested) -> Reward:
-        """What a program earns whose tests came out like this."""
+        """The reward of a program with these test results."""
         right = tested.passed == tested.total
         share = tested.passed / tested.total if self.partial else float(right)
         parts = {"tests": share}
@@ -158,11 +157,11 @@ class CodeRewards:
         self._sandbox = Sandbox(limits, processes=processes, allow_unconfined=allow_unconfined)
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """What each completion earns; several are run at once. Raises UsageError for broken tests."""
+        """The reward of each completion, in order; several programs run at once. Raises UsageError for broken tests."""
         return [self.scoring.reward(each) for each in self.tested(problems, completions)]
 
     def tested(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
-        """How the tests of each completion came out."""
+        """The test results of each completion, in order."""
         return tested(self._sandbox, problems, completions)
 
     def close(self) -> None:
@@ -170,7 +169,7 @@ class CodeRewards:
 
 
 def tested(sandbox: Sandbox, problems: Sequence[Problem], completions: Sequence[str]) -> list[Tested]:
-    """How the tests of each completion's program came out, all runs side by side as far as the sandbox goes."""
+    """The test results of each completion's program, in order; as many run at once as the sandbox allows."""
     planned = [
         _works(program_of(completion, problem.hidden), tests_of(problem), problem.hidden)
         for problem, completion in zip(problems, completions, strict=True)
@@ -282,7 +281,7 @@ def _shown_call(test: Test) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal, numbers with a point up to a relative 1e-6.
+    """True for equal JSON values, numbers with a point up to a relative 1e-6.
 
     >>> same([0.1 + 0.2, "a"], [0.3, "a"]), same(1, True)
     (True, False)

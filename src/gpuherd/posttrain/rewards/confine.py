@@ -1,8 +1,10 @@
-"""The program that shuts itself in and then runs code of strangers: ``rewards.sandbox`` starts it, nobody imports it.
+"""The program that confines itself and then runs code that a model wrote: ``sandbox`` starts it, no module imports it.
 
-It knows the standard library alone, since it is started by its path (``python -I -S confine.py SPEC``), and Linux. What
-it is to do stands in one argument, as JSON. How it ended is told through a pipe, as one line of JSON.
+It knows the standard library alone, since it is started by its path (``python -I -S confine.py SPEC``), and Linux. Its
+one argument is the specification as JSON. How the program ended is reported through a pipe, as one line of JSON.
 
+    bubblewrap  ``bwrap`` has made namespaces and a root folder as those below, and runs this program as the first
+                process in them, still with the rights to mount the folder to work in and, for root, to become nobody.
     namespaces  its own users, mounts, processes, network and System V objects. It sees the interpreter, the system's
                 libraries and an empty folder in memory, and nothing else. Two processes guard it: the outer one, and
                 the first of the new process namespace, with whose end the kernel ends all others in it.
@@ -24,7 +26,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +34,7 @@ from typing import Any, NoReturn
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
 _NEW_NAMESPACES = 0x00020000 | 0x08000000 | 0x04000000 | 0x10000000 | 0x20000000 | 0x40000000
+_NEW_USERS = 0x10000000
 _PRIVATE, _BIND, _RECURSIVE, _DETACH = 1 << 18, 4096, 16384, 2
 _NOSUID, _NODEV, _NOEXEC = 2, 4, 8
 _READ_ONLY_ATTRIBUTES = struct.pack("=QQQQ", 1 | 2, 0, 0, 0)  # MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID
@@ -49,9 +52,11 @@ _COVERED = ("/mnt", "/media", "/srv", "/opt", "/tmp")  # noqa: S108 - one of the
 
 
 def main(spec: dict[str, Any]) -> None:
-    """Runs what the specification says and tells how it ended."""
-    os.set_inheritable(spec["told_by"], False)  # the code must not tell for us how it ended
+    """Runs the program of the specification and reports how it ended."""
+    os.set_inheritable(spec["status_to"], False)  # the code must not tell for us how it ended
     _prctl(_PDEATHSIG, signal.SIGKILL)
+    if spec["mode"] == "bubblewrap":
+        _in_bubblewrap(spec)
     if os.getppid() != spec["parent"]:  # it ended before we could be tied to it
         sys.exit(1)
     if spec["group"]:
@@ -63,7 +68,7 @@ def main(spec: dict[str, Any]) -> None:
         else:
             _in_group(spec)
     except Exception as problem:  # whatever it is, somebody waits to be told
-        _tell(spec, {"problem": _said(problem)})
+        _report(spec, {"problem": _message(problem)})
         sys.exit(1)
 
 
@@ -72,14 +77,26 @@ def _in_namespaces(spec: dict[str, Any]) -> None:
     if os.fork():
         os.wait()
         return
+    _prctl(_PDEATHSIG, signal.SIGKILL)
+    _as_first_process(spec, _own_root)
+
+
+def _in_bubblewrap(spec: dict[str, Any]) -> NoReturn:
+    def prepare(spec: dict[str, Any]) -> None:
+        _mount_work(_WORK, spec["limits"])
+
+    _as_first_process(spec, prepare)
+
+
+def _as_first_process(spec: dict[str, Any], prepare: Callable[[dict[str, Any]], None]) -> NoReturn:
+    """Runs the program as the first process of a process namespace, after its files were prepared."""
     try:
-        _prctl(_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGALRM, lambda *_: os._exit(1))  # the first process is deaf to signals by default
         signal.alarm(spec["limits"]["seconds"] + 5)
-        _own_root(spec)
+        prepare(spec)
         _run(spec)
     except Exception as problem:
-        _tell(spec, {"problem": _said(problem)})
+        _report(spec, {"problem": _message(problem)})
     finally:
         os._exit(0)  # and with it all that is left in here
 
@@ -105,7 +122,7 @@ def _run(spec: dict[str, Any]) -> None:
         answer = os.fork()
         if not answer:
             ours.close()
-            os.close(spec["reported_by"])
+            os.close(spec["reports_to"])
             os.dup2(os.open("/dev/null", os.O_RDONLY), 0)  # its input would tell it the tests
             _become(spec, guard, [*spec["answer"], str(theirs.fileno())], theirs.fileno())
         theirs.close()
@@ -121,7 +138,7 @@ def _run(spec: dict[str, Any]) -> None:
             os.kill(answer, signal.SIGKILL)
         of_answer, more = _waited(answer)
         status, seconds = of_answer if status == _ANSWER_ENDED else status, seconds + more
-    _tell(spec, {"status": status, "cpu_seconds": seconds})
+    _report(spec, {"status": status, "cpu_seconds": seconds})
 
 
 _ended: dict[int, tuple[int, float]] = {}  # processes that were waited for: exit code and CPU time
@@ -142,14 +159,17 @@ def _become(spec: dict[str, Any], guard: int, program: list[str], *inherited: in
             os.set_inheritable(each, True)
         _prctl(_NO_NEW_PRIVS, 1)
         _prctl(_NO_HUGE_PAGES, 1)  # of which a pipe's slot could keep a whole one, outside of the limit of memory
-        if spec["mode"] == "namespaces":
+        if spec["mode"] in ("bubblewrap", "namespaces"):
             tasks = spec["limits"]["tasks"]
-            if os.geteuid() != 0:  # a user stays who he is, and both guards count too; his capabilities end with exec
+            if os.geteuid() != 0:  # a user stays who he is, and both guards count too
                 tasks += 2
+                _drop_capabilities()
             else:
                 os.setgroups([])
                 os.setresgid(_NOBODY, _NOBODY, _NOBODY)
                 os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+                if spec["mode"] == "bubblewrap":  # in which root's processes are not counted by themselves
+                    _called(_LIBC.unshare(_NEW_USERS), "a namespace of users")
             os.chdir(_WORK)
             # Counted in this namespace; outside of one it would count all that the user runs.
             resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
@@ -167,7 +187,7 @@ def _become(spec: dict[str, Any], guard: int, program: list[str], *inherited: in
             _filter(bytes.fromhex(spec["filter"]))
         os.execve(program[0], program, spec["environment"])  # noqa: S606
     except Exception as problem:
-        _tell(spec, {"problem": _said(problem)})
+        _report(spec, {"problem": _message(problem)})
     os._exit(127)
 
 
@@ -229,17 +249,21 @@ def _own_root(spec: dict[str, Any]) -> None:
         _system_call(_MOUNT_SETATTR, _AT_HERE, base.encode(), _AT_RECURSIVE, attributes, len(_READ_ONLY_ATTRIBUTES)),
         "read-only mounts",
     )
-    limits = spec["limits"]
-    room = f"size={limits['disk']},nr_inodes={limits['inodes']},mode=1777"
-    _mount("tmpfs", base + _WORK, "tmpfs", _NOSUID | _NODEV | _NOEXEC, room)
+    _mount_work(base + _WORK, spec["limits"])
     os.chdir(base)
     _called(_system_call(_PIVOT_ROOT[os.uname().machine], b".", b"."), "a root of its own")
     _called(_LIBC.umount2(b".", _DETACH), "leaving the old root")
     os.chdir("/")
 
 
+def _mount_work(place: str, limits: dict[str, int]) -> None:
+    """The folder to work in: empty, in memory."""
+    room = f"size={limits['disk']},nr_inodes={limits['inodes']},mode=1777"
+    _mount("tmpfs", place, "tmpfs", _NOSUID | _NODEV | _NOEXEC, room)
+
+
 def _free(folder: str, spec: dict[str, Any]) -> bool:
-    """Whether nothing that is needed lies in a folder that will be covered."""
+    """True where no readable path lies in a folder that will be covered."""
     return not any(path == folder or path.startswith(folder + "/") for path in spec["readable"])
 
 
@@ -329,16 +353,16 @@ def _called(result: int, purpose: str) -> None:
         raise OSError(error, f"{purpose}: {os.strerror(error)}")
 
 
-def _said(problem: Exception) -> str:
+def _message(problem: Exception) -> str:
     """A problem in words, with its file."""
     if not isinstance(problem, OSError):
         return f"{type(problem).__name__}: {problem}"
     return f"{problem.strerror or problem}{f' ({problem.filename})' if problem.filename else ''}"
 
 
-def _tell(spec: dict[str, Any], said: dict[str, Any]) -> None:
+def _report(spec: dict[str, Any], said: dict[str, Any]) -> None:
     with suppress(OSError):
-        os.write(spec["told_by"], json.dumps(said).encode() + b"\n")
+        os.write(spec["status_to"], json.dumps(said).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -9,16 +9,11 @@ data set's rows (None where a row lacks it).
 The function runs in a process of its own, which sees no GPU, has its standard output redirected to standard error (the
 job's log) and ends with the process that started it. It is started once and kept; after a death it is started again.
 Whatever the function does wrong is raised here as one sentence that names the function, the problem and what is right.
-
-    python -m gpuherd.posttrain.rewards.function SOCKET PARENT      the process; requests and replies are lines of JSON
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib
-import inspect
 import json
 import logging
 import math
@@ -28,11 +23,8 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import traceback
-import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +33,8 @@ from typing import Any, Self
 
 from gpuherd.errors import ExitCode, UsageError, printable
 from gpuherd.gpus.visible import environment, without
+from gpuherd.posttrain.rewards import function_process
+from gpuherd.posttrain.rewards.function_process import RESERVED, RIGHT, digest
 from gpuherd.posttrain.rewards.guarded import BadReward
 from gpuherd.posttrain.types import Problem, Reward, Split, Task
 
@@ -50,10 +44,6 @@ COLUMNS = "columns"  # hidden part of a problem: the columns of its row, as JSON
 _STARTING_S = 300.0  # for importing the function's module
 _LONGEST_S = 86_400
 _ENDING_S = 1.0  # between the end of requests and SIGKILL
-_RESERVED = ("completions", "prompts", "answers", "ids")
-_RIGHT = "it must return a list with one finite number for each completion"
-_ROUNDING = 1e-4  # of a model that computes in batches
-_SHOWN = 200  # characters of a message
 
 
 class RewardFailed(BadReward):
@@ -96,7 +86,7 @@ class FunctionName:
 
     @property
     def is_file(self) -> bool:
-        """Whether the place is a file, and not a module's name."""
+        """True where the place is a file, and not a module's name."""
         return self.place.endswith(".py")
 
     @property
@@ -108,15 +98,15 @@ class FunctionName:
         return f"{self.place}:{self.function}"
 
 
-@functools.cache
 def digest_of(function: str) -> str:
-    """SHA-256 of the files that define a function (``FunctionName.of`` reads its name), found out once a process.
-
-    Raises UsageError where there is none, or it can't be imported.
-    """
+    """SHA-256 of the files that define a function (``FunctionName.of`` reads its name); a module is imported for it, in
+    a process of its own, once. Raises UsageError where there is none, or it can't be imported."""
     name = FunctionName.of(function)
-    if name.is_file:
-        return _digest([name.absolute.place])
+    return digest([name.absolute.place]) if name.is_file else _digest_of_module(function)
+
+
+@functools.cache
+def _digest_of_module(function: str) -> str:
     with FunctionRewards(function, _STARTING_S) as scoring:
         return scoring.check()
 
@@ -170,7 +160,7 @@ def _with_columns(problem: Problem, names: Mapping[str, None]) -> Problem:
     return replace(problem, hidden={**problem.hidden, COLUMNS: all_columns})
 
 
-# ---- the function's process, from outside ----------------------------------------------------------------------------
+# ---- the process, from outside ----------------------------------------------------------------------------
 
 
 class FunctionRewards:
@@ -237,7 +227,7 @@ class FunctionRewards:
             place = found["place"]
             if place is None and len(completions) > 1:
                 place, found = self._culprit(problems, completions, found)
-            raise RewardFailed(f"{self._where(problems, place)}: {found['problem']}; {_RIGHT}")
+            raise RewardFailed(f"{self._where(problems, place)}: {found['problem']}; {RIGHT}")
         if (pair := found.get("alone")) is not None:
             logger.warning(
                 "reward %s scores a completion %r in a batch and %r alone: it depends on the batch or on chance, so "
@@ -257,7 +247,7 @@ class FunctionRewards:
     ) -> dict[str, Any]:
         """The reply of the process to a batch. Raises BadReward."""
         columns = [_columns_of(each) for each in problems]
-        names = [name for name in dict.fromkeys(name for each in columns for name in each) if name not in _RESERVED]
+        names = [name for name in dict.fromkeys(name for each in columns for name in each) if name not in RESERVED]
         request: dict[str, Any] = {name: [each.get(name) for each in columns] for name in names}
         request |= {
             "completions": list(completions),
@@ -272,10 +262,10 @@ class FunctionRewards:
         except TimeoutError:
             raise BadReward(
                 f"{self._where(problems, None)}: it took longer than reward_timeout={self._timeout:g} s for "
-                f"{_count(completions)}; {_RIGHT} in that time"
+                f"{_count(completions)}; {RIGHT} in that time"
             ) from None
         except EOFError as death:
-            raise BadReward(f"{self._where(problems, None)}: its process {death}; {_RIGHT}") from None
+            raise BadReward(f"{self._where(problems, None)}: its process {death}; {RIGHT}") from None
 
     def _culprit(
         self, problems: Sequence[Problem], completions: Sequence[str], found: dict[str, Any]
@@ -347,7 +337,7 @@ class _Process:
         ours, theirs = socket.socketpair()
         with theirs:
             # -P: no file of the folder that somebody works in is taken for a library while gpuherd is imported
-            command = [sys.executable, "-P", "-m", __spec__.name, str(theirs.fileno()), str(os.getpid())]
+            command = [sys.executable, "-P", "-m", function_process.__name__, str(theirs.fileno()), str(os.getpid())]
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -360,8 +350,8 @@ class _Process:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has."""
-        return bool(select.select([self._exited], [], [], 0)[0])
+        """True once the process has ended."""
+        return bool(_readable([self._exited], 0))
 
     @property
     def end(self) -> str:
@@ -383,7 +373,7 @@ class _Process:
             raise EOFError(self._ended(deadline)) from None
         while (length := self._buffer.find(b"\n")) < 0:
             socket_at = self._socket.fileno()
-            ready = select.select([socket_at, self._exited], [], [], max(0.0, deadline - time.monotonic()))[0]
+            ready = _readable([socket_at, self._exited], deadline - time.monotonic())
             if not ready:
                 raise TimeoutError
             # A process that the function forked may hold the socket open behind an end.
@@ -399,7 +389,7 @@ class _Process:
     def close(self) -> None:
         """Lets the process end, then kills it with all that it started."""
         self._socket.close()
-        select.select([self._exited], [], [], _ENDING_S)
+        _readable([self._exited], _ENDING_S)
         with suppress(ProcessLookupError, PermissionError):
             if self._process.returncode is None:  # not waited for: its number is no other group's yet
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -407,194 +397,14 @@ class _Process:
         os.close(self._exited)
 
     def _ended(self, deadline: float) -> str:
-        if not select.select([self._exited], [], [], max(0.0, min(5.0, deadline - time.monotonic())))[0]:
+        if not _readable([self._exited], min(5.0, deadline - time.monotonic())):
             return "closed its connection"
         return self.end
 
 
-# ---- the process -----------------------------------------------------------------------------------------------------
-
-
-def main(descriptor: int, parent: int) -> None:
-    """Loads a function and calls it, a request a line, until the socket is closed."""
-    os.set_inheritable(descriptor, False)
-    os.dup2(2, 1)  # what is printed goes to the log
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    channel = socket.socket(fileno=descriptor)
-    served = _Served()
-    with channel.makefile("rb") as requests:
-        for line in requests:
-            channel.sendall(json.dumps(served.reply(json.loads(line))).encode() + b"\n")
-
-
-def _end_with(parent: int) -> None:
-    """Ends this process, whatever it is busy with, when the one that started it has ended."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.killpg(0, signal.SIGKILL)  # the session is this process's own
-
-
-class _Served:
-    """A function that was loaded, and how it is called."""
-
-    def __init__(self) -> None:
-        self._function: Callable[..., Any]
-        self._parameters: Mapping[str, inspect.Parameter] = {}
-
-    def reply(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What the other side is sent: ``problem`` says what is wrong, ``place`` with which completion."""
-        if "load" in request:
-            return self._load(*request["load"])
-        if "columns" in request:
-            return self._fitting(request["columns"])
-        found = self._called(request["batch"], quiet=request["quiet"])
-        if request["alone"] and "problem" not in found:
-            first = {name: values[:1] for name, values in request["batch"].items()}
-            alone = self._called(first, quiet=True)
-            if "problem" in alone:
-                return alone
-            both = found["rewards"][0], alone["rewards"][0]
-            if not math.isclose(*both, rel_tol=_ROUNDING, abs_tol=_ROUNDING):
-                found["alone"] = both
-        return found
-
-    def _load(self, place: str, name: str) -> dict[str, Any]:
-        try:
-            module = _module_of(Path(place)) if place.endswith(".py") else _imported(place)
-        except BaseException as problem:
-            traceback.print_exc()
-            return {"problem": f"{place} can't be imported: {_said(problem)}"}
-        if not hasattr(module, name):
-            names = [each for each, value in vars(module).items() if inspect.isfunction(value) and each[0] != "_"]
-            known = f"; it has {', '.join(names)}" if names else ""
-            return {"problem": f"{place} has no function {name}{known}"}
-        self._function = getattr(module, name)
-        if not callable(self._function) or inspect.iscoroutinefunction(self._function):
-            kind = "async" if callable(self._function) else type(self._function).__name__
-            return {"problem": f"{name} is no plain function but {kind}; {_RIGHT}"}
-        try:
-            self._parameters = inspect.signature(self._function).parameters
-        except (TypeError, ValueError):  # of a class written in C
-            return {"problem": f"{name} doesn't say which arguments it takes; wrap it in a function with **columns"}
-        files = {place} if place.endswith(".py") else {getattr(module, "__file__", None), _file_of(self._function)}
-        return {"sha256": _digest(files)}
-
-    def _fitting(self, columns: Sequence[str]) -> dict[str, Any]:
-        """Whether the function can be called with these columns."""
-        given = [*_RESERVED, *columns]
-        if self._positional is None and "completions" not in self._parameters and not self._takes_all:
-            return {"problem": f"it takes no completions; write def {self._function.__name__}(completions, **columns)"}
-        for name, each in self._parameters.items():
-            needed = each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-            if (needed and name not in given and name != self._positional) or (
-                each.kind is each.POSITIONAL_ONLY and each.default is each.empty and name != self._positional
-            ):
-                return {"problem": f"it needs an argument {name}, and the data set has {', '.join(given)}"}
-        return {}
-
-    @property
-    def _takes_all(self) -> bool:
-        return any(each.kind is each.VAR_KEYWORD for each in self._parameters.values())
-
-    @property
-    def _positional(self) -> str | None:
-        """The argument that completions are passed by in place, where that can't be done by name: the first one."""
-        first = next(iter(self._parameters.values()), None)
-        if first is None or (first.name != "completions" and "completions" in self._parameters):
-            return None
-        if first.name == "completions":
-            return first.name if first.kind is first.POSITIONAL_ONLY else None
-        takes = (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD, first.VAR_POSITIONAL)
-        return first.name if first.kind in takes and first.name not in _RESERVED else None
-
-    def _called(self, batch: dict[str, list[Any]], *, quiet: bool) -> dict[str, Any]:
-        """The rewards of a batch."""
-        given = {name: each for name, each in batch.items() if self._takes_all or name in self._parameters}
-        first = []
-        if self._positional is not None:
-            first = [batch["completions"]]
-            given = {name: each for name, each in given.items() if name not in ("completions", self._positional)}
-        try:
-            return _read(self._function(*first, **given), len(batch["completions"]))
-        except BaseException as problem:
-            if not quiet:
-                traceback.print_exc()
-            return {"problem": f"it raised {_said(problem)}", "place": None}
-
-
-def _module_of(file: Path) -> types.ModuleType:
-    """A file as a module, with its folder searched for what it imports, as of a script; never from compiled files."""
-    sys.path.insert(0, str(file.parent))
-    module = types.ModuleType(file.stem if file.stem not in sys.modules else f"reward_{file.stem}")
-    module.__file__ = str(file)
-    sys.modules[module.__name__] = module
-    exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), module.__dict__)  # noqa: S102
-    return module
-
-
-def _imported(name: str) -> Any:
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as python -m does
-    return importlib.import_module(name)
-
-
-def _file_of(function: Any) -> str | None:
-    """The file that a function is written in, which may be another than that of the module that it was found in."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return None if code is None else str(code.co_filename)
-
-
-def _digest(files: Iterable[str | None]) -> str:
-    """SHA-256 of the contents of these files, wherever they lie; None and what can't be read left out."""
-    digest = hashlib.sha256()
-    for path in sorted((Path(each) for each in files if each is not None), key=lambda each: (each.name, str(each))):
-        with suppress(OSError):
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
-
-
-def _read(returned: Any, count: int) -> dict[str, Any]:
-    """What a function returned as rewards, or what is wrong with it."""
-    if inspect.iscoroutine(returned):
-        returned.close()
-    if not isinstance(returned, list | tuple) and callable(getattr(returned, "tolist", None)):  # an array, a tensor
-        returned = returned.tolist()
-    if not isinstance(returned, list | tuple):
-        return {"problem": f"it returned {_shown(returned)}", "place": None}
-    if len(returned) != count:
-        wanted = "1 completion" if count == 1 else f"{count} completions"
-        return {"problem": f"it returned {len(returned)} rewards of {wanted}", "place": None}
-    rewards: list[float] = []
-    for place, each in enumerate(returned):
-        try:
-            value = math.nan if isinstance(each, str | bytes) or each is None else float(each)
-        except (TypeError, ValueError, OverflowError):
-            value = math.nan
-        if not math.isfinite(value):
-            return {"problem": f"it returned {_shown(each)} as a reward", "place": place}
-        rewards.append(value)
-    return {"rewards": rewards}
-
-
-def _shown(value: Any) -> str:
-    """A value of the function's for a message: itself where it is plain, else its type."""
-    if value is None or isinstance(value, bool | int | float | str):
-        text = repr(value)
-        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-    return f"a {type(value).__name__}"
-
-
-def _said(problem: BaseException) -> str:
-    """An exception and the line of the function's file that it came from, for a message."""
-    name = f"SystemExit ({problem.code})" if isinstance(problem, SystemExit) else type(problem).__name__
-    text = "" if isinstance(problem, SystemExit) else str(problem)
-    ours = (__file__, importlib.__file__)
-    frames = [each for each in traceback.extract_tb(problem.__traceback__) if each.filename not in ours]
-    own = [each for each in frames if not each.filename.startswith("<frozen")]
-    in_file = [each for each in own if each.filename == own[0].filename]
-    line = f" ({Path(in_file[-1].filename).name}, line {in_file[-1].lineno})" if own else ""
-    return f"{name}{f': {text[:_SHOWN]}' if text else ''}{line}"
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+def _readable(descriptors: Sequence[int], seconds: float) -> list[int]:
+    """Those of the descriptors that can be read, or have ended; waits for one of them, at most so long."""
+    waiting = select.poll()  # select() knows descriptors below 1024 alone
+    for each in descriptors:
+        waiting.register(each, select.POLLIN)
+    return [each for each, _ in waiting.poll(max(0.0, seconds) * 1000)]

@@ -23,8 +23,8 @@ def _read(count: int) -> bytes:
 
 
 def _main() -> None:
-    told = json.loads(_read(int(_read(8), 16)))
-    nonce, reports = told["nonce"], int(sys.argv[1])
+    spec = json.loads(_read(int(_read(8), 16)))
+    nonce, reports = spec["nonce"], int(sys.argv[1])
     # By names of its own: the code may change what the built-in ones mean.
     write, dumps, leaving, kind_of = os.write, json.dumps, SystemExit, type
 
@@ -36,7 +36,7 @@ def _main() -> None:
     sys.modules["__main__"] = module
     sys.argv = ["answer.py"]
     try:
-        for source, name in ((told["before"], "<before>"), (told["code"], "<answer>")):
+        for source, name in ((spec["before"], "<before>"), (spec["code"], "<answer>")):
             # Without this file's own future features.
             exec(compile(source, name, "exec", 0, True), module.__dict__)  # noqa: S102 - what the sandbox is for
     except BaseException as problem:

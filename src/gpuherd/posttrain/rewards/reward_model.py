@@ -1,6 +1,6 @@
 """Scores of a reward model: any classifier of sequences with one output, or with an output of a name (a sentiment).
 
-Texts are put to it as it was trained: through its chat template, as a pair of texts, or as one text. Batches are of
+The model reads texts as it was trained: through its chat template, as a pair of texts, or as one text. Batches are of
 like lengths, halved where memory runs out and grown back. A score that is not finite stops the work, named.
 """
 
@@ -20,6 +20,7 @@ from gpuherd.lm.tokens import MARKER, turn_end
 from gpuherd.models.checkpoints.hub import locate
 from gpuherd.models.load.pretrained import check_code, config_of, runs_own_code
 from gpuherd.models.names import parse_model, quoted
+from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.prompts.conversation import control_texts, defused, templated, token_ids
 from gpuherd.runs.worker import is_out_of_memory
 
@@ -35,7 +36,7 @@ _SHOWN = 60  # characters of a text in a message
 
 
 class Form(StrEnum):
-    """How a prompt and a completion are put to the model."""
+    """The form in which the model reads a prompt with its completion."""
 
     CHAT = "chat"  # a conversation of two turns, through the tokenizer's template
     PAIR = "pair"  # two texts with a separator between them, as encoders are trained
@@ -46,7 +47,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """How many rows are tried at once: ``most`` at first, half where they did not fit, grown back later. Pure.
+    """The number of rows per batch: ``most`` at first, halved where they did not fit, grown back later. Pure.
 
     >>> few = Rows(8, 8).failed()
     >>> few.now, few.failed().now
@@ -77,9 +78,9 @@ class RewardModel:
     """A reward model in memory.
 
     Attributes:
-        name: as it was asked for.
+        name: as the user named it.
         tokenizer, module: transformers'.
-        form: how texts are put to it.
+        form: how it reads texts.
         rows: how many rows are read at once by now.
         cut: texts so far that were longer than the model's places, and lost their beginning.
     """
@@ -131,7 +132,7 @@ class RewardModel:
         self.output = _output(model, config, label)
         self.padding = _padding(model, self.tokenizer)
         config.get_text_config().pad_token_id = self.padding
-        self.module, told = transformers.AutoModelForSequenceClassification.from_pretrained(
+        self.module, loaded = transformers.AutoModelForSequenceClassification.from_pretrained(
             folder,
             config=config,
             dtype="auto" if dtype is None else getattr(torch, dtype),
@@ -140,7 +141,7 @@ class RewardModel:
             trust_remote_code=trusted,
             local_files_only=True,
         )
-        missing = sorted([*told["missing_keys"], *(str(key) for key in told["mismatched_keys"])])
+        missing = sorted([*loaded["missing_keys"], *(str(key) for key in loaded["mismatched_keys"])])
         if missing:
             raise BadModel(
                 f"{quoted(model)}: no reward model: its checkpoint has no {missing[0]}, which would be "
@@ -193,7 +194,7 @@ class RewardModel:
         return ids if end is None else [*ids, end]
 
     def _is_templated(self, prompt: str) -> bool:
-        """Whether a prompt is a rendered conversation already, and not the text of a user message."""
+        """True for a prompt that is a rendered conversation already, and not the text of a user message."""
         before, _, behind = self._rendered([{"role": "user", "content": MARKER}], ask=True).partition(MARKER)
         return bool(before.strip() and behind.strip()) and prompt.startswith(before) and prompt.endswith(behind)
 
@@ -221,16 +222,16 @@ class RewardModel:
     def _too_long(self, made: Any) -> bool:
         if self.most_tokens is None or len(made["input_ids"]) <= self.most_tokens:
             return False
-        self._tell_cut()
+        self._count_cut()
         return True
 
     def _cut(self, ids: Sequence[int]) -> Sequence[int]:
         if self.most_tokens is None or len(ids) <= self.most_tokens:
             return ids
-        self._tell_cut()
+        self._count_cut()
         return ids[-self.most_tokens :]
 
-    def _tell_cut(self) -> None:
+    def _count_cut(self) -> None:
         if not self.cut:
             logger.warning("%s: texts of more than %s tokens lose their beginning", quoted(self.name), self.most_tokens)
         self.cut += 1
@@ -284,15 +285,51 @@ class RewardModel:
         return scores
 
 
+class ModelRewards:
+    """Scores completions by a sequence classifier. Its rewards have no bounds, and no right and wrong."""
+
+    verifiable = False
+    reward_range = (-math.inf, math.inf)
+
+    def __init__(
+        self,
+        model: str,
+        device: str = "cpu",
+        dtype: str | None = None,
+        *,
+        label: str | None = None,
+        form: Form | None = None,
+        batch_size: int = 32,
+    ):
+        """Loads nothing yet; the arguments are those of ``RewardModel``."""
+        self.model = model
+        self._device, self._dtype, self._label, self._form, self._batch_size = device, dtype, label, form, batch_size
+        self._loaded: RewardModel | None = None
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """The model's score of each completion to its prompt. Raises what loading raises, and BadModel for a score that
+        is not finite."""
+        if self._loaded is None:
+            self._loaded = RewardModel(
+                self.model, self._device, self._dtype, label=self._label, form=self._form, batch_size=self._batch_size
+            )
+        scores = self._loaded.scores([each.prompt for each in problems], completions)
+        return [Reward(score) for score in scores]
+
+    def close(self) -> None:
+        """Lets the model go."""
+        self._loaded = None
+
+
 def write_form(folder: Path, form: Form) -> None:
-    """Says beside a reward model how texts are put to it. Raises OSError."""
+    """Writes the form next to a reward model's weights. Raises OSError."""
     from gpuherd.atomic import atomic_write
 
     atomic_write(folder / FORM_FILE, json.dumps({"form": form.value}).encode() + b"\n")
 
 
 def _form(folder: Path, tokenizer: Any, config: Any) -> Form:
-    """How this model wants its texts, as far as its files tell."""
+    """The form that the model's files name, or that its tokenizer suggests."""
     if (folder / FORM_FILE).is_file():
         said = _json(folder / FORM_FILE).get("form")
         if said not in list(Form):
@@ -305,7 +342,7 @@ def _form(folder: Path, tokenizer: Any, config: Any) -> Form:
 
 
 def _output(model: str, config: Any, label: str | None) -> int:
-    """Which of the model's outputs is the reward. Raises UsageError."""
+    """The index of the output that is the reward. Raises UsageError."""
     names = {int(place): str(name) for place, name in (config.id2label or {}).items()}
     if label is None:
         if config.num_labels == 1:

@@ -1,21 +1,67 @@
-"""A control group for a run, where this process may make one: it counts memory that no limit of addresses does.
+"""The parts of a run's confinement that are set up from outside: bubblewrap's namespaces, a control group for memory.
 
-Groups are created below this process's own group, or next to it where it can have no children (in version 2 a group
-with processes delegates no memory): where systemd delegated the group to the user, or for root in a container.
+The control group counts memory that no limit of addresses does. Groups are created below this process's own group, or
+next to it where it can have no children (in version 2 a group with processes delegates no memory): where systemd
+delegated the group to the user, or for root in a container.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gpuherd.errors import GpuherdError
+
+# What code sees of /dev.
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")  # of version 2 and of version 1
 _BESIDES = ("memory.swap.max", "memory.oom.group")
 _GUARDS = 96 << 20  # bytes for the processes that guard a run
 _left: list[Path] = []  # groups whose processes had not ended yet when they were to be removed
+
+
+@functools.cache
+def bubblewrap() -> tuple[str, ...]:
+    """``bwrap`` with namespaces and a root folder: what the interpreter needs, a few devices, and an empty folder on
+    which the one to work in is mounted. Raises GpuherdError where it is not installed."""
+    program = shutil.which("bwrap")
+    if program is None:
+        raise GpuherdError("bwrap is not installed")
+    root = os.geteuid() == 0
+    words = [program, "--die-with-parent", "--new-session", "--as-pid-1", "--unshare-pid", "--unshare-net"]
+    words += ["--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try", "--cap-add", "CAP_SYS_ADMIN"]
+    words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if root else ["--unshare-user"]
+    bound = [*readable(), *_DEVICES]
+    above = {str(each) for path in bound for each in Path(path).parents if each != Path("/")}
+    for path in sorted(above):  # otherwise made for root alone
+        words += ["--dir", path]
+    for path in readable():
+        linked = Path(path).is_symlink()  # /lib, which leads to /usr/lib
+        words += ["--symlink", str(Path(path).readlink()), path] if linked else ["--ro-bind", path, path]
+    for path in _DEVICES:
+        words += ["--dev-bind", path, path]
+    return (*words, "--dir", "/sandbox", "--symlink", "/sandbox", "/tmp", "--remount-ro", "/")  # noqa: S108
+
+
+@functools.cache
+def interpreter() -> str:
+    """The interpreter itself, not the link to it that a virtual environment has."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+@functools.cache
+def readable() -> tuple[str, ...]:
+    """The paths that the interpreter needs, none within another: its own files and the system's libraries."""
+    own = [interpreter(), *(str(Path(sys.base_prefix) / name) for name in ("lib", "lib64"))]
+    standard = [str(Path(os.__file__).parent)]
+    system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/nix/store"]
+    there = [path for path in dict.fromkeys((*own, *standard, *system)) if Path(path).exists()]
+    return tuple(path for path in there if not any(path != other and path.startswith(f"{other}/") for other in there))
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuherd.posttrain.rewards.math import MathRewards
+from gpuherd.posttrain.rewards.answers import MathRewards
 from gpuherd.posttrain.types import Problem
 
 NUMBER = Problem("n", "?", ("The sum is 4.\n#### 1,200",))

@@ -1,8 +1,9 @@
-"""Answers to sums and formulas: right or wrong, by the rules of ``qa.grading.math_answers``.
+"""Answers compared with the right ones: sums and formulas by the rules of ``qa.grading.formulas``, words by those of
+``qa.grading.rules``.
 
-A batch is judged twice. The first time no two formulas are compared, only those noted that would have to be: numbers
-and formulas that are written alike decide most cases at once. Each different pair is then compared once, in processes
-side by side (``qa.grading.formula_process``, 10 to 960 ms a pair), and the second judging finds the results.
+A batch of formulas is judged twice. The first time no two formulas are compared, only those noted that would have to
+be: numbers and formulas that are written alike decide most cases at once. Each different pair is then compared once, in
+processes side by side (``qa.grading.formulas``, 10 to 960 ms a pair), and the second judging finds the results.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from gpuherd.errors import UsageError
 from gpuherd.posttrain.types import Problem, Reward
 from gpuherd.qa.grading.formulas import FormulaProcess, math_judge
-from gpuherd.qa.grading.rules import Ruling
+from gpuherd.qa.grading.rules import RULES, Ruling
 from gpuherd.qa.grading.verdicts import Verdict
 from gpuherd.qa.record import Question
 from gpuherd.qa.span import answer_in
@@ -43,7 +45,7 @@ class MathRewards:
         self._known: dict[Pair, bool | None] = {}
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """What each completion earns. Raises MissingExtra where formulas are compared without math-verify."""
+        """The reward of each completion, in order. Raises MissingExtra for formulas without math-verify."""
         pairs = zip(problems, completions, strict=True)
         asked = [(answer_in(completion), _question(problem)) for problem, completion in pairs]
         wanted: dict[Pair, None] = {}
@@ -68,7 +70,7 @@ class MathRewards:
             process.close()
 
     def _compare(self, pairs: Sequence[Pair]) -> None:
-        """Finds out about all pairs, each process one after the other."""
+        """Compares all pairs, each process one after the other."""
         workers = min(len(self._all), len(pairs))
         if workers == 1:
             found = [self._one(pair) for pair in pairs]
@@ -94,3 +96,29 @@ def _reward(ruling: Ruling) -> Reward:
     right = ruling.verdict is Verdict.CORRECT
     note = ruling.note or ("nothing is answered" if ruling.verdict is Verdict.NOT_ATTEMPTED else None)
     return Reward(float(right), right, note=note)
+
+
+class WordRewards:
+    """Scores the answers of completions by a rule, thoughts left out: ``exact`` and ``contains`` give 1 or 0; ``squad``
+    and ``rouge`` the score itself, and say by their own threshold what is right."""
+
+    reward_range = (0.0, 1.0)
+
+    def __init__(self, rule: str):
+        """Raises UsageError for a rule that there is not."""
+        if rule not in RULES:
+            raise UsageError(f"no rule {rule!r}; there are {', '.join(RULES)}")
+        self._rule = RULES[rule]
+        self.verifiable = self._rule.threshold is None
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """The reward of each completion, in order; 0 for an empty one."""
+        return [self._reward(*each) for each in zip(problems, completions, strict=True)]
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def _reward(self, problem: Problem, completion: str) -> Reward:
+        ruling = self._rule(answer_in(completion), Question(problem.id, problem.prompt, problem.answers))
+        right = ruling.verdict is Verdict.CORRECT
+        return Reward(float(right) if ruling.score is None else ruling.score, right, note=ruling.note)
