@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.dataset import Checked, DataTask, Draft, Part, Reading, Source
+from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source
 from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.rewards.answers import VALUE, MathRewards
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
@@ -29,7 +29,7 @@ PROMPTS: Mapping[PromptStyle, str] = {
 }
 
 
-def asked(question: str, style: PromptStyle) -> str:
+def prompt_of(question: str, style: PromptStyle) -> str:
     """A question in a style of prompt."""
     return PROMPTS[style].replace("{question}", question.strip())
 
@@ -44,7 +44,7 @@ class Questions(Reading):
 def _questions(
     name: str,
     source: Source,
-    draft: Callable[[Mapping[str, Any]], Draft],
+    parse: Callable[[Mapping[str, Any]], ParsedRow],
     problem: Callable[[PromptStyle, Checked], Problem],
     aliases: Sequence[str] = (),
 ) -> None:
@@ -54,15 +54,15 @@ def _questions(
     def make(settings: Questions, options: TaskOptions) -> DataTask:
         scoring = MathRewards(options.processes)
         of_style = partial(problem, settings.prompt)
-        return DataTask(name, settings.of(source), draft, of_style, scoring, settings.revision)
+        return DataTask(name, settings.of(source), parse, of_style, scoring, settings.revision)
 
 
-def gsm8k_draft(row: Mapping[str, Any]) -> Draft:
+def parse_gsm8k(row: Mapping[str, Any]) -> ParsedRow:
     """The question with its number and its solution. Raises BadRow."""
     found = next(gsm8k_drafts(row))
     if isinstance(found, Unusable):
         raise BadRow(found.reason)
-    return Draft(found.question, found.answers, found.id, found.worked)
+    return ParsedRow(found.question, found.answers, found.id, found.worked)
 
 
 def _gsm8k_problem(style: PromptStyle, found: Checked) -> Problem:
@@ -71,29 +71,29 @@ def _gsm8k_problem(style: PromptStyle, found: Checked) -> Problem:
     worked = found.worked or number
     if style == "boxed":
         worked = f"{worked.rpartition('####')[0].rstrip()}\nThe answer is \\boxed{{{number}}}."
-    return Problem(found.id, asked(found.question, style), (f" {worked}",), {VALUE: number})
+    return Problem(found.id, prompt_of(found.question, style), (f" {worked}",), {VALUE: number})
 
 
-def math_draft(row: Mapping[str, Any]) -> Draft:
+def parse_math(row: Mapping[str, Any]) -> ParsedRow:
     """The problem with its result: the column ``answer``, else what is boxed in the solution. Raises BadRow."""
     solution, answer = row.get("solution"), row.get("answer")
     if answer is None:
         if not isinstance(solution, str) or "boxed" not in solution:
             raise BadRow("no answer, and nothing boxed in the solution")
         answer = formula_of(solution)
-    return Draft(row["problem"], answer, row.get("unique_id"), solution)
+    return ParsedRow(row["problem"], answer, row.get("unique_id"), solution)
 
 
-def aime_draft(row: Mapping[str, Any]) -> Draft:
+def parse_aime(row: Mapping[str, Any]) -> ParsedRow:
     """The problem with its number; the id is made of the text, since these sets number their rows differently."""
-    return Draft(row["problem"], row["answer"], worked=row.get("solution"))
+    return ParsedRow(row["problem"], row["answer"], worked=row.get("solution"))
 
 
 def _math_problem(style: PromptStyle, found: Checked) -> Problem:
     """The solution is what is imitated."""
     result = found.answers[0].strip()
     worked = found.worked or f"The answer is \\boxed{{{result}}}."
-    return Problem(found.id, asked(found.question, style), (f" {worked}",), {VALUE: result})
+    return Problem(found.id, prompt_of(found.question, style), (f" {worked}",), {VALUE: result})
 
 
 # GSM8K (Cobbe et al. 2021, arXiv 2110.14168): sums in words, of several steps, judged by their last number.
@@ -104,7 +104,7 @@ _questions(
         Part("openai/gsm8k", "test", "main"),
         frozenset({"question", "answer", "id"}),
     ),
-    gsm8k_draft,
+    parse_gsm8k,
     _gsm8k_problem,
 )
 # MATH (Hendrycks et al. 2021, arXiv 2103.03874): competition problems whose results are formulas. The test is MATH-500
@@ -117,7 +117,7 @@ _questions(
         Part("HuggingFaceH4/MATH-500", "test"),
         frozenset({"problem", "solution", "answer", "unique_id"}),
     ),
-    math_draft,
+    parse_math,
     _math_problem,
     ("math_500", "math500"),
 )
@@ -131,7 +131,7 @@ for _name, _train, _test in (
     ("aime2024", None, Part("HuggingFaceH4/aime_2024", "train")),
     ("aime2025", None, _TEST),
 ):
-    _questions(_name, Source(_train, _test, frozenset({"problem", "solution", "answer"})), aime_draft, _math_problem)
+    _questions(_name, Source(_train, _test, frozenset({"problem", "solution", "answer"})), parse_aime, _math_problem)
 
 
 # ---- texts that a model scores ---------------------------------------------------------------------------------------
@@ -153,12 +153,12 @@ def make_tldr(settings: Reading, options: TaskOptions) -> DataTask:
         return Problem(found.id, found.question.rstrip(), tuple(f" {each.strip()}" for each in found.answers))
 
     scoring = _by_model(options, TLDR_MODEL, None)
-    return DataTask("tldr", settings.of(source), tldr_draft, problem, scoring, settings.revision)
+    return DataTask("tldr", settings.of(source), parse_tldr, problem, scoring, settings.revision)
 
 
-def tldr_draft(row: Mapping[str, Any]) -> Draft:
+def parse_tldr(row: Mapping[str, Any]) -> ParsedRow:
     """The post with its summary."""
-    return Draft(row["prompt"], row["completion"])
+    return ParsedRow(row["prompt"], row["completion"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,16 +191,16 @@ def make_imdb(settings: Reviews, options: TaskOptions) -> DataTask:
     return DataTask("imdb", settings.of(source), beginnings(settings.words), problem, scoring, settings.revision)
 
 
-def beginnings(words: int) -> Callable[[Mapping[str, Any]], Draft]:
-    """What makes a draft of a review: its first words, and the others as the answer; line breaks become spaces."""
+def beginnings(words: int) -> Callable[[Mapping[str, Any]], ParsedRow]:
+    """Returns what parses a review: its first words, and the others as the answer; line breaks become spaces."""
 
-    def draft(row: Mapping[str, Any]) -> Draft:
+    def parse(row: Mapping[str, Any]) -> ParsedRow:
         said = row["text"].replace("<br />", " ").split()
         if len(said) <= words:
             raise BadRow(f"not longer than {words} words")
-        return Draft(" ".join(said[:words]), " ".join(said[words:]))
+        return ParsedRow(" ".join(said[:words]), " ".join(said[words:]))
 
-    return draft
+    return parse
 
 
 def _by_model(options: TaskOptions, default: str, label: str | None) -> ModelRewards:

@@ -110,11 +110,11 @@ class ChatTokenizer:
         try:
             return rendered(self._tokenizer, turns, tools=tools, ready=ready)
         except Exception as problem:  # a template may raise anything
-            told = f"{type(problem).__name__}: {problem}"
-            raise UsageError(f"the tokenizer's chat template can't put this conversation: {told}") from None
+            reason = f"{type(problem).__name__}: {problem}"
+            raise UsageError(f"the tokenizer's chat template can't put this conversation: {reason}") from None
 
     def _span(self, turns: Turns, tools: Sequence[Any], text: str, place: int) -> tuple[int, int]:
-        """Where in the text the turn at this place begins and ends, its end token included. Raises UsageError."""
+        """The places in the text where this turn begins and ends, its end token included. Raises UsageError."""
         before = self._render(turns[:place], tools, ready=True)
         if not text.startswith(before):
             raise UsageError(
@@ -140,7 +140,7 @@ class ChatTokenizer:
     def _cut(self, text: str, spans: Sequence[tuple[int, int]]) -> ChatTokens:
         """The text's tokens, with a border wherever a span begins or ends.
 
-        Where two characters beside a border melt into one token, both sides are tokenised apart, as they are when a
+        Where the characters at a border would melt into one token, both sides are tokenised apart, as they are when a
         policy answers.
         """
         ids: list[int] = []
@@ -165,7 +165,7 @@ class ChatTokenizer:
 
     def _marked_by_template(self, turns: Turns, tools: Sequence[Any], places: Sequence[int]) -> ChatTokens:
         """By the template's own marks of what the assistant says. Raises UsageError."""
-        told = self._tokenizer.apply_chat_template(
+        found = self._tokenizer.apply_chat_template(
             list(turns),
             tools=list(tools) or None,
             chat_template=template_of(self._tokenizer, tools),
@@ -173,7 +173,7 @@ class ChatTokenizer:
             return_dict=True,
             return_assistant_tokens_mask=True,
         )
-        ids, mask = tuple(told["input_ids"]), [bool(each) for each in told["assistant_masks"]]
+        ids, mask = tuple(found["input_ids"]), [bool(each) for each in found["assistant_masks"]]
         runs = [place for place, each in enumerate(mask) if each and not (place and mask[place - 1])]
         spoken = [place for place, each in enumerate(turns) if each["role"] == "assistant"]
         if len(runs) != len(spoken):

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.data.dataset import Checked, DataTask, Draft, Part, Reading, Source
+from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source
 from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, TESTS, CodeRewards, CodeScoring, read_tests
 from gpuherd.posttrain.rewards.sandbox import Limits
@@ -50,29 +50,31 @@ def make(settings: Settings, options: TaskOptions) -> DataTask:
     """The task of a file: its last tenth is the test where there is no ``test_data``. Raises UsageError."""
     if settings.data is None and settings.test_data is None:
         raise UsageError("code: data=FILE says where its problems are; mbpp and humaneval are tasks of the Hub")
-    return _made("code", Source(None, None, _COLUMNS, divided=True), settings, options)
+    return _code_task("code", Source(None, None, _COLUMNS, divided=True), settings, options)
 
 
 @task("mbpp", Settings)
 def make_mbpp(settings: Settings, options: TaskOptions) -> DataTask:
     """MBPP (Austin et al. 2021, arXiv 2108.07732)."""
     name = "google-research-datasets/mbpp"
-    return _made("mbpp", Source(Part(name, "train", "full"), Part(name, "test", "full"), _COLUMNS), settings, options)
+    return _code_task(
+        "mbpp", Source(Part(name, "train", "full"), Part(name, "test", "full"), _COLUMNS), settings, options
+    )
 
 
 @task("humaneval", Settings)
 def make_humaneval(settings: Settings, options: TaskOptions) -> DataTask:
     """HumanEval (Chen et al. 2021, arXiv 2107.03374), which is a test only."""
-    return _made("humaneval", Source(None, Part("openai/openai_humaneval", "test"), _COLUMNS), settings, options)
+    return _code_task("humaneval", Source(None, Part("openai/openai_humaneval", "test"), _COLUMNS), settings, options)
 
 
 def make_of(name: str, path: str, options: TaskOptions) -> DataTask:
     """The task of a file that is known to hold programs. Raises UsageError."""
     settings = replace(read(Settings, options.settings, name), data=path)
-    return _made(name, Source(None, None, _COLUMNS, divided=True), settings, options)
+    return _code_task(name, Source(None, None, _COLUMNS, divided=True), settings, options)
 
 
-def draft(row: Mapping[str, Any]) -> Draft:
+def parse_program(row: Mapping[str, Any]) -> ParsedRow:
     """The problem of a row, its tests hidden. Raises BadRow, KeyError."""
     name, hidden = row.get("id", row.get("task_id")), {}
     solution = next((row[each] for each in ("solution", "code", "canonical_solution") if row.get(each)), None)
@@ -94,20 +96,20 @@ def draft(row: Mapping[str, Any]) -> Draft:
         read_tests(tests)
     except ValueError as problem:
         raise BadRow(str(problem)) from None
-    told = {key: value for key, value in hidden.items() if value}
-    return Draft(question, () if solution is None else solution, name, hidden={TESTS: json.dumps(tests), **told})
+    parts = {key: value for key, value in hidden.items() if value}
+    return ParsedRow(question, () if solution is None else solution, name, hidden={TESTS: json.dumps(tests), **parts})
 
 
 def problem_of(found: Checked) -> Problem:
-    """The problem of a checked draft, its texts as they are: white space matters in programs."""
+    """The problem of a checked row, its texts as they are: white space matters in programs."""
     return Problem(found.id, found.question, found.answers, found.hidden)
 
 
-def _made(name: str, source: Source, settings: Settings, options: TaskOptions) -> DataTask:
+def _code_task(name: str, source: Source, settings: Settings, options: TaskOptions) -> DataTask:
     scoring = CodeRewards(
         CodeScoring(settings.partial, settings.all_bonus, settings.error_penalty),
         Limits(seconds=settings.timeout, memory=settings.memory_mb << 20),
         processes=options.processes,
         allow_unconfined=options.allow_unconfined,
     )
-    return DataTask(name, settings.of(source), draft, problem_of, scoring, settings.revision)
+    return DataTask(name, settings.of(source), parse_program, problem_of, scoring, settings.revision)

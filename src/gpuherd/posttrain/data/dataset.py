@@ -65,7 +65,7 @@ def shared_left_out(problems: Sequence[Problem], test: Sequence[Problem], name: 
     return left
 
 
-def _told_apart(train: Sequence[Problem], test: Sequence[Problem]) -> list[Problem]:
+def _with_ids_of_their_own(train: Sequence[Problem], test: Sequence[Problem]) -> list[Problem]:
     """The training problems; those with the id of another one in the test (both files count from 1) get a new one."""
     taken = {each.id for each in test}
     return [replace(each, id=f"train-{each.id}") if each.id in taken else each for each in train]
@@ -84,8 +84,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """What a row says, unchecked.
+class ParsedRow:
+    """The parts of a row, unchecked.
 
     Attributes:
         question: a text.
@@ -104,7 +104,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A draft whose texts are texts, as they stand in the row. The question is not blank, the id is unique."""
+    """A parsed row whose texts are texts, as they stand in the row. The question is not blank, the id is unique."""
 
     id: str
     question: str
@@ -132,22 +132,25 @@ def read_rows(part: Part, revision: str | None, columns: frozenset[str]) -> Iter
     """The rows of a part. Raises MissingQuestions, BadQuestions, UsageError, MissingExtra."""
     path = Path(part.name).expanduser()
     if path.is_file():
-        return file_rows(path, partial(_wanted, columns=columns))
+        return file_rows(path, partial(_chosen_columns, columns=columns))
     if path.suffix.lower() in SUFFIXES:
         raise MissingQuestions(f"there is no file {path}")
     from gpuherd.qa.data.hub import hub_rows
 
-    return hub_rows(str(path), part.config, part.split, revision, partial(_wanted, columns=columns)).rows
+    return hub_rows(str(path), part.config, part.split, revision, partial(_chosen_columns, columns=columns)).rows
 
 
 def gather(
-    rows: Iterable[DataRow], draft: Callable[[Mapping[str, Any]], Draft], made: Callable[[Checked], Problem], name: str
+    rows: Iterable[DataRow],
+    parse: Callable[[Mapping[str, Any]], ParsedRow],
+    made: Callable[[Checked], Problem],
+    name: str,
 ) -> list[Problem]:
     """Every row as a problem, or refused. Raises BadQuestions where there is none at all.
 
     Args:
-        draft: what a row says. Raises BadRow, KeyError, TypeError and the like where it says nothing.
-        made: the problem of a checked draft.
+        parse: the parts of a row. Raises BadRow, KeyError, TypeError and the like where it has none.
+        made: the problem of a checked row.
         name: of the rows, for messages.
     """
     problems: list[Problem] = []
@@ -158,7 +161,7 @@ def gather(
     for row in rows:
         count += 1
         try:
-            problem = made(_checked(row, draft))
+            problem = made(_checked(row, parse))
             if (same := prompts.get(problem.prompt)) is not None:
                 raise BadRow(f"the same prompt as {same}")
             if (same := ids.get(problem.id)) is not None:
@@ -181,12 +184,12 @@ def content_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _checked(row: DataRow, draft: Callable[[Mapping[str, Any]], Draft]) -> Checked:
+def _checked(row: DataRow, parse: Callable[[Mapping[str, Any]], ParsedRow]) -> Checked:
     """Raises BadRow."""
     if row.values is None:
         raise BadRow(row.problem or "no row")
     try:
-        found = draft(row.values)
+        found = parse(row.values)
     except KeyError as problem:
         raise BadRow(f"no column {problem}") from None
     except (TypeError, AttributeError) as problem:
@@ -209,7 +212,7 @@ def _text(value: Any, what: str) -> str:
     return text_of(value, what)
 
 
-def _wanted(there: Iterable[str], columns: frozenset[str]) -> list[str] | None:
+def _chosen_columns(there: Iterable[str], columns: frozenset[str]) -> list[str] | None:
     """Those of the columns that are read; None, for all, where none of them is there: the rows' errors tell."""
     return [name for name in there if name in columns] or None
 
@@ -219,7 +222,7 @@ def _wanted(there: Iterable[str], columns: frozenset[str]) -> list[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a task's problems are from.
+    """The place of a task's problems.
 
     Attributes:
         train, test: None where there is no such split.
@@ -255,13 +258,13 @@ class Reading:
 
 
 class DataTask:
-    """A task of a source: a row becomes a draft, a checked draft a problem, and scoring says what answers earn."""
+    """A task of a source: a row is parsed and checked, and becomes a problem, and scoring says what answers earn."""
 
     def __init__(
         self,
         name: str,
         source: Source,
-        draft: Callable[[Mapping[str, Any]], Draft],
+        parse: Callable[[Mapping[str, Any]], ParsedRow],
         problem: Callable[[Checked], Problem],
         scoring: Scoring,
         revision: str | None = None,
@@ -269,7 +272,7 @@ class DataTask:
         self.name = name
         self.verifiable = scoring.verifiable
         self.reward_range = scoring.reward_range
-        self._source, self._draft, self._problem, self._revision = source, draft, problem, revision
+        self._source, self._parse, self._problem, self._revision = source, parse, problem, revision
         self._scoring = scoring
         self._known: dict[Split, Sequence[Problem]] = {}
 
@@ -309,11 +312,13 @@ class DataTask:
         if source.test is not None:
             if Split.TEST not in self._known:
                 self._read(Split.TEST)
-            train = _told_apart(shared_left_out(train, self._known[Split.TEST], self.name), self._known[Split.TEST])
+            train = _with_ids_of_their_own(
+                shared_left_out(train, self._known[Split.TEST], self.name), self._known[Split.TEST]
+            )
         elif source.divided:
             train, self._known[Split.TEST] = without_last_tenth(train)
         self._known[Split.TRAIN], self._known[Split.HELDOUT] = without_last_tenth(train)
 
     def _part(self, part: Part) -> list[Problem]:
         rows = read_rows(part, self._revision, self._source.columns)
-        return gather(rows, self._draft, self._problem, f"{self.name} ({part.name})")
+        return gather(rows, self._parse, self._problem, f"{self.name} ({part.name})")

@@ -1,4 +1,4 @@
-"""What tasks share that make their problems themselves: splits by a hash, orders that are never listed, tokenizers of
+"""The common part of tasks that generate their problems: splits by a hash, orders that are never listed, tokenizers of
 a fixed list of words for small models that learn from scratch."""
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class GeneratedTask:
     def __init__(self, name: str, generate: Callable[[Split], Iterable[Problem]]):
         self.name = name
         self._generate = generate
-        self._made: dict[Split, list[Problem]] = {}
+        self._of_split: dict[Split, list[Problem]] = {}
 
     def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
         """The first problems of a split. Raises UsageError where there are not so many."""
-        if split not in self._made:
-            self._made[split] = list(self._generate(split))
-        return first_problems(self._made[split], count, seed, f"{self.name}, {split}")
+        if split not in self._of_split:
+            self._of_split[split] = list(self._generate(split))
+        return first_problems(self._of_split[split], count, seed, f"{self.name}, {split}")
 
     def close(self) -> None:
         """Nothing was started."""

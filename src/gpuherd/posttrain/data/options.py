@@ -1,4 +1,4 @@
-"""What a task is made with, and how it becomes known by a name. No torch.
+"""Options of tasks, and their registration by name. No torch.
 
 A task is made by a function that takes its own settings and the options that all tasks share. It registers itself:
 
@@ -27,7 +27,7 @@ class TaskOptions:
     """How a task is made.
 
     Attributes:
-        settings: those of the task itself, by name (the frozen dataclass beside the task says which).
+        settings: those of the task itself, by name (a frozen dataclass in the task's module).
         reward_model: id or folder of a sequence classifier, for tasks that score by one; None: the task's own.
         reward: a function of the user's that scores in place of the task (``rewards.function.FunctionName``); None: the
             task itself.
@@ -73,7 +73,7 @@ class Scoring(Protocol):
     reward_range: tuple[float, float]
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
-        """What each completion earns, in this order."""
+        """The rewards of completions, in this order."""
         ...
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Scoring(Protocol):
 
 
 class ProblemSource(Protocol):
-    """Where problems are from: any task is one."""
+    """A source of problems; any task is one."""
 
     def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
         """As of ``types.Task``."""

@@ -40,7 +40,7 @@ class Packed:
     length: int
 
     def laid(self, values: Sequence[Sequence[T]], padding: T) -> list[T]:
-        """What each row has for its tokens (ids, weights), as it stands in the sequence; ``length`` of them."""
+        """The values of each row's tokens (ids, weights), as it stands in the sequence; ``length`` of them."""
         found = [value for row in self.rows for value in values[row]]
         return found + [padding] * (self.length - len(found))
 
@@ -63,7 +63,7 @@ class Packed:
 
 
 def plan(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Which rows share a sequence of ``capacity`` tokens: first-fit decreasing, which takes at most 11/9 of the fewest
+    """Assigns rows to sequences of ``capacity`` tokens: first-fit decreasing, which takes at most 11/9 of the fewest
     sequences and 6/9 of one (Dósa 2007). Of rows of one length the first comes first: the plan is the same every time.
 
     O(n log n): a tree over the room that is left in each sequence finds the first that a row fits into. Raises
@@ -112,8 +112,8 @@ def pack(lengths: Sequence[int], capacity: int, *, multiple: int = 1) -> list[Pa
 
 
 def attention_mask(segments: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What is added to attention scores: 0 where a token may look (its own row, itself and before), else the least
-    number of the dtype.
+    """The additive attention mask of packed rows: 0 where a token may look (its own row, itself and before), else the
+    least number of the dtype.
 
     Args:
         segments: (batch, length) of ``Packed.segments``.

@@ -47,7 +47,7 @@ def make_task(name_or_path: str, options: TaskOptions | None = None) -> Task:
 
         made = make_of_file(path, options)
     else:
-        hint = did_you_mean(_plain(name_or_path), NAMED, f"tasks: {', '.join(NAMED)}; or a file of problems")
+        hint = did_you_mean(_normalized(name_or_path), NAMED, f"tasks: {', '.join(NAMED)}; or a file of problems")
         raise UsageError(f"no task {printable(name_or_path)!r}{hint}")
     return made if scoring is None else FunctionTask(made, scoring)
 
@@ -64,11 +64,11 @@ def is_task(name: str) -> bool:
 
 
 def _named(name: str) -> NamedTask | None:
-    plain = _plain(name)
+    plain = _normalized(name)
     return tasks().get(ALIASES.get(plain, plain))
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return name.lower().replace("-", "_")
 
 

@@ -2,7 +2,7 @@
 programs, ``math`` for numbers and formulas.
 
 An episode ends with a right answer or with the last attempt, and earns what that attempt is worth: who gets it right in
-the end is not paid less for having learnt from what it heard, and nobody is paid for wrong tries besides.
+the end is not paid less for having learnt from what it heard, and wrong attempts earn nothing more.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.data import code
-from gpuherd.posttrain.data.benchmarks import asked
-from gpuherd.posttrain.data.dataset import Checked, Draft
+from gpuherd.posttrain.data.benchmarks import prompt_of
+from gpuherd.posttrain.data.dataset import Checked, ParsedRow
 from gpuherd.posttrain.data.options import ProblemSource
 from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Observation, Step, user
 from gpuherd.posttrain.envs.registry import environment, source_of
@@ -31,7 +31,7 @@ from gpuherd.qa.span import answer_in
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What an answer is worth, and what is said to whoever may try again."""
+    """The reward of an answer, and the feedback for the next attempt."""
 
     reward: Reward
     feedback: str
@@ -97,7 +97,7 @@ class _Trying:
         return self._family.step_all([self], [text])[0]
 
     def heard(self, attempt: Attempt) -> Step:
-        """What comes of an attempt that was judged."""
+        """The step of an attempt that was judged."""
         self._tried += 1
         reward = attempt.reward
         done = bool(reward.correct) or self._tried >= self._family.most_turns
@@ -111,7 +111,7 @@ class _Trying:
 
 
 _ATTEMPTS_AT_CODE = 3
-_MOST_NOTES, _LONGEST = 3, 1000  # characters of what is said
+_MOST_NOTES, _LONGEST = 3, 1000  # characters of the feedback
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +143,13 @@ def make_code(settings: CodeSettings, options: EnvironmentOptions) -> Attempts:
     def judge(problems: Sequence[Problem], texts: Sequence[str]) -> list[Attempt]:
         return [Attempt(scoring.reward(each), feedback(each)) for each in rewards.tested(problems, texts)]
 
-    source = source_of(options, code.draft, code.problem_of, "code")
+    source = source_of(options, code.parse_program, code.problem_of, "code")
     most = options.max_attempts or _ATTEMPTS_AT_CODE
     return Attempts("code", source, judge, most, scoring.reward_range, verifiable=False, close=rewards.close)
 
 
 def feedback(tested: Tested) -> str:
-    """What is said of a program that does not pass all tests: what went wrong, and nothing of what tests ask."""
+    """The feedback for a program that does not pass all tests: what went wrong, and nothing of the tests themselves."""
     notes = "".join(f"- {problem}\n" for problem in tested.problems[:_MOST_NOTES])
     said = f"{tested.passed} of {tested.total} tests pass.\n{notes}"
     return f"{said[:_LONGEST].rstrip()}\nWrite the whole program again, corrected."
@@ -192,14 +192,14 @@ def make_math(settings: MathSettings, options: EnvironmentOptions) -> Attempts:
         found = rewards.rewards(problems, texts)
         return [attempt(text, bool(each.correct), settings) for text, each in zip(texts, found, strict=True)]
 
-    source = source_of(options, math_draft, _math_problem, "math")
+    source = source_of(options, parse_question, _math_problem, "math")
     bounds = (-settings.unparsable, settings.right + settings.steps_bonus)
     most = options.max_attempts or _ATTEMPTS_AT_MATH
     return Attempts("math", source, judge, most, bounds, verifiable=False, close=rewards.close)
 
 
 def attempt(text: str, right: bool, settings: MathSettings) -> Attempt:
-    """What an answer is worth, and what is said of a wrong one."""
+    """The reward of an answer, and the feedback for a wrong one."""
     parsed = right or result_of(answer_in(text)) is not None
     steps = right and sum("=" in line for line in text.splitlines()) >= _LINES_OF_STEPS
     parts = {
@@ -211,16 +211,16 @@ def attempt(text: str, right: bool, settings: MathSettings) -> Attempt:
     return Attempt(Reward(math.fsum(parts.values()), right, parts), f"{said} Try again.")
 
 
-def math_draft(row: Mapping[str, Any]) -> Draft:
+def parse_question(row: Mapping[str, Any]) -> ParsedRow:
     """A row's question with its result. Raises BadRow."""
     question = next((row[name] for name in ("question", "problem", "prompt") if row.get(name) is not None), None)
     answer = row.get("answer", row.get("answers"))
     if answer is None:
         raise BadRow("there is no answer")
-    return Draft(question, answer, row.get("id"))
+    return ParsedRow(question, answer, row.get("id"))
 
 
 def _math_problem(found: Checked) -> Problem:
     """Asked for a boxed result."""
     hidden = {VALUE: found.answers[0]} if len(found.answers) == 1 else {}
-    return Problem(found.id, asked(found.question, "boxed"), found.answers, hidden)
+    return Problem(found.id, prompt_of(found.question, "boxed"), found.answers, hidden)

@@ -45,7 +45,7 @@ class Turns:
         return opened_thought(self._tokenizer) if self.chat else ""
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """All before the policy's first turn. Of one message the same as ``sampling.prompting`` makes of a problem.
+        """All before the policy's first turn. Of one message the same as ``rollout.prompting`` makes of a problem.
 
         Raises UsageError where it has no token.
         """
@@ -57,7 +57,7 @@ class Turns:
         return ids
 
     def between(self, before: Sequence[Message], new: Sequence[Message], last: int | None) -> tuple[int, ...]:
-        """What stands between a turn of the policy and its next one.
+        """The tokens between a turn of the policy and its next one.
 
         Args:
             before: the messages before the turn, of both sides.
@@ -81,12 +81,12 @@ class Turns:
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def _said(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """What is said can't end a turn: control tokens written out in it are taken apart."""
+        """Messages for the template, which can't end a turn: control tokens written out in it are taken apart."""
         return [{"role": each.role, "content": defused(each.content, self._controls)} for each in messages]
 
 
 class Answer(Protocol):
-    """What the policy said: as of ``sampling.sampler.Continuation``."""
+    """A turn of the policy; ``rollout.sampler.Continuation`` is one."""
 
     @property
     def ids(self) -> tuple[int, ...]: ...
@@ -102,7 +102,7 @@ class Answer(Protocol):
 
 
 class Answering(Protocol):
-    """What goes on from prompts: ``sampling.sampler.Sampler`` does."""
+    """A sampler that continues prompts; ``rollout.sampler.Sampler`` is one."""
 
     def continuations(
         self,
@@ -201,7 +201,7 @@ def _begun(
 def _stepped(
     environments: Environments, turns: Turns, said: Sequence[tuple[_Episode, Answer]], most_tokens: int | None
 ) -> None:
-    """Writes down what the policy said and what came of it, in each episode."""
+    """Adds the policy's turn and the environment's step to each episode."""
     texts = [turns.opened + answer.text for _, answer in said]
     steps = environments.step_all([each.environment for each, _ in said], texts)
     for (episode, answer), step in zip(said, steps, strict=True):
@@ -243,7 +243,7 @@ def _finite(environments: Environments, episode: _Episode, reward: float) -> flo
 
 
 def _next(episode: _Episode, stream: str) -> tuple[str, Sequence[int], Sequence[int]]:
-    """What an episode's next turn goes on from, under a name of its own."""
+    """The prefix of an episode's next turn, under a name of its own."""
     name = f"{_named(episode.problem.id, stream)}\nturn {episode.turns} of {episode.sample}"
     return name, (*episode.prompt_ids, *episode.ids), ()
 
@@ -253,7 +253,7 @@ def _named(problem: str, stream: str) -> str:
 
 
 def _rollout(episode: _Episode) -> Rollout:
-    """What is left of an episode. Turns that earned nothing are left out, but for the last one."""
+    """The rollout of an episode. Turns that earned nothing are left out, but for the last one."""
     paid = [each for each in episode.rewards[:-1] if each[1]] + episode.rewards[-1:]
     return Rollout(
         problem=episode.problem.id,

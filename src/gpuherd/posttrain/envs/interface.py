@@ -25,23 +25,23 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the policy gets to see: of ``reset`` all that comes before its first turn, of ``step`` what is new."""
+    """What the policy sees: of ``reset`` all messages before its first turn, of ``step`` the new ones."""
 
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What came of a turn of the policy.
+    """The environment's answer to a turn of the policy.
 
     Attributes:
-        observation: what is said to it; of the last step nothing.
+        observation: the reply; empty in the last step.
         reward: what the turn earned; those of an episode add up.
         done: the episode is over.
         correct: whether the episode ends well if it ends here; None where there is no right and wrong.
         info: what it is made of, by name, for logs.
         if_cut: what the episode earns besides where it has to end here though it is not done, since the conversation
-            has no room for another turn. So nobody gains or loses by talking until there is none.
+            has no room for another turn. So a policy gains or loses nothing by talking until there is none.
     """
 
     observation: Observation
@@ -121,7 +121,7 @@ class EnvironmentOptions:
         custom_class: the dotted name of a class whose objects are ``Environments``; made with
             ``custom_kwargs``.
         reward_scale, reward_bias, reward_clip: a turn's reward r becomes r * scale + bias, not beyond ± clip.
-        settings: of the environment itself (the dataclass beside it says which), or of the task.
+        settings: of the environment itself (the dataclass in its module), or of the task.
         task: reward model or function, device and processes, as for tasks.
     """
 
@@ -153,6 +153,6 @@ class EnvironmentOptions:
         if self.task.reward is not None and self.env_type != "task":
             raise UsageError(f"reward is of env_type task; {self.env_type} says itself what answers earn")
         if self.dataset is not None and self.problems is not None:
-            raise UsageError("dataset and problems both say what is asked; leave one out")
+            raise UsageError("dataset and problems both give the problems; leave one out")
         if (self.env_type == "custom") != (self.custom_class is not None):
             raise UsageError("env_type custom and custom_class=package.module.Class belong together")

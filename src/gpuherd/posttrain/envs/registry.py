@@ -1,4 +1,4 @@
-"""Which environments there are. One registers itself where it is defined:
+"""Environments by name. One registers itself where it is defined:
 
     @environment("math", MathSettings)
     def make_math(settings: MathSettings, options: EnvironmentOptions) -> Environments: ...
@@ -23,7 +23,7 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.dataset import (
     SUFFIXES,
     Checked,
-    Draft,
+    ParsedRow,
     Part,
     first_problems,
     gather,
@@ -153,7 +153,7 @@ class SingleTurn:
         return _OneTurn(self)
 
     def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
-        """The rewards of all texts, asked for at once."""
+        """The rewards of all texts, scored together."""
         problems = [each.problem for each in environments if isinstance(each, _OneTurn)]
         rewards = rewards_of(self._task, self.name, problems, texts)
         return [Step(NOTHING, each.value, True, each.correct, each.parts) for each in rewards]
@@ -279,15 +279,15 @@ class ListedProblems:
         """Nothing was started."""
 
 
-class Asked:
-    """A task's problems, asked in an environment's own way."""
+class ChangedPrompts:
+    """A task's problems, with the prompts of an environment."""
 
-    def __init__(self, task: ProblemSource, asked: Callable[[Problem], Problem]):
-        self._task, self._asked = task, asked
+    def __init__(self, task: ProblemSource, change: Callable[[Problem], Problem]):
+        self._task, self._change = task, change
 
     def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
         """The task's. Raises what it raises."""
-        return [self._asked(each) for each in self._task.problems(split, count, seed)]
+        return [self._change(each) for each in self._task.problems(split, count, seed)]
 
     def close(self) -> None:
         """Ends what the task has started."""
@@ -296,23 +296,23 @@ class Asked:
 
 def source_of(
     options: EnvironmentOptions,
-    draft: Callable[[Mapping[str, Any]], Draft],
+    parse: Callable[[Mapping[str, Any]], ParsedRow],
     made: Callable[[Checked], Problem],
     name: str,
     *,
     of_task: Callable[[Problem], Problem] | None = None,
 ) -> ProblemSource:
-    """The problems that the options say: ``draft`` and ``made`` read rows of a file or of the configuration, as
+    """The problems that the options say: ``parse`` and ``made`` read rows of a file or of the configuration, as
     ``data.dataset.gather`` does; a task's problems are its own, changed by
     ``of_task`` where the environment says more than they do. Raises UsageError, and what reading raises."""
     if options.problems is not None:
         rows = [DataRow(f"problem {number}", each) for number, each in enumerate(options.problems, start=1)]
-        return ListedProblems(name, gather(rows, draft, made, f"environment {name}"), options.only)
+        return ListedProblems(name, gather(rows, parse, made, f"environment {name}"), options.only)
     if options.dataset is None:
-        raise UsageError(f"environment {name}: dataset=TASK or FILE, or problems, say what is asked")
+        raise UsageError(f"environment {name} has no problems: set dataset=TASK or FILE, or problems")
     if options.dataset.lower().endswith(SUFFIXES):
         path = str(Path(options.dataset).expanduser())
         rows_of_file = read_rows(Part(path, "train"), None, frozenset())
-        return ListedProblems(name, gather(rows_of_file, draft, made, f"environment {name} ({path})"), options.only)
+        return ListedProblems(name, gather(rows_of_file, parse, made, f"environment {name} ({path})"), options.only)
     task = make_task(options.dataset, replace(options.task, settings={}))
-    return task if of_task is None else Asked(task, of_task)
+    return task if of_task is None else ChangedPrompts(task, of_task)

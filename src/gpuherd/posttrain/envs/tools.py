@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.dataset import Checked, Draft
+from gpuherd.posttrain.data.dataset import Checked, ParsedRow
 from gpuherd.posttrain.data.options import ProblemSource
 from gpuherd.posttrain.envs.calculator import FUNCTIONS, BadExpression, calculate
 from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Observation, Step, user
@@ -120,7 +120,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a policy's words ask for."""
+    """The calls and the answer in a turn of the policy."""
 
     calls: tuple[Call, ...]
     answer: str | None
@@ -138,7 +138,7 @@ def read_turn(text: str) -> Turn:
 
 
 def explained(names: Sequence[ToolName]) -> str:
-    """What a policy is told of its tools."""
+    """The description of the tools in a prompt."""
     lines = [f"- {name}: {TOOLS[name][1]}; argument: {TOOLS[name][0]}" for name in names]
     argument = TOOLS[names[0]][0]
     return (
@@ -157,7 +157,7 @@ class Toolbox:
         self._sandbox, self._library = sandbox, library
 
     def results(self, calls: Sequence[Call]) -> list[str]:
-        """What each call comes to; programs run side by side. A call that can't be run comes to the reason."""
+        """The result of each call; programs run in parallel. That of a call that can't be run is the reason."""
         programs = [each.argument for each in calls if each.name == "python" and each.argument is not None]
         outcomes = iter(() if self._sandbox is None else self._sandbox.run_all([Work(code) for code in programs]))
         return [self._result(each, outcomes)[:_LONGEST_RESULT] for each in calls]
@@ -179,7 +179,7 @@ class Toolbox:
 
 
 def _between(text: str, begin: str, end: str) -> Iterator[str]:
-    """What stands between marks. In time linear in the text, however many marks are left open."""
+    """The texts between marks. In time linear in the text, however many marks are left open."""
     place = 0
     while (start := text.find(begin, place)) >= 0 and (stop := text.find(end, start + len(begin))) >= 0:
         yield text[start + len(begin) : stop]
@@ -240,18 +240,18 @@ def make_tool(settings: ToolSettings, options: EnvironmentOptions) -> ToolUse:
         sandbox = Sandbox(limits, processes=options.task.processes, allow_unconfined=options.task.allow_unconfined)
     library = None if settings.library is None else read_library(Path(settings.library).expanduser())
 
-    def asked(problem: Problem) -> Problem:
+    def with_tools(problem: Problem) -> Problem:
         return replace(problem, prompt=f"{explained(settings.tools)}\n\nQuestion: {problem.prompt}\n")
 
     def problem(found: Checked) -> Problem:
-        return asked(Problem(found.id, found.question, found.answers, found.hidden))
+        return with_tools(Problem(found.id, found.question, found.answers, found.hidden))
 
-    source = source_of(options, tool_draft, problem, "tool", of_task=asked)
+    source = source_of(options, parse_tool_question, problem, "tool", of_task=with_tools)
     box = Toolbox(settings.tools, sandbox, library)
     return ToolUse(source, box, MathRewards(options.task.processes), options.max_attempts or _MOST_TURNS)
 
 
-def tool_draft(row: Mapping[str, Any]) -> Draft:
+def parse_tool_question(row: Mapping[str, Any]) -> ParsedRow:
     """A question with its answer, and perhaps the ``tools`` that it expects. Raises BadRow."""
     answer = row.get("answer", row.get("answers"))
     if answer is None:
@@ -260,7 +260,7 @@ def tool_draft(row: Mapping[str, Any]) -> Draft:
     if tools is not None and not (isinstance(tools, list | tuple) and all(isinstance(each, str) for each in tools)):
         raise BadRow("its tools are no list of names")
     hidden = {} if tools is None else {_TOOLS: json.dumps(sorted(set(tools)))}
-    return Draft(row.get("question", row.get("prompt")), answer, row.get("id"), hidden=hidden)
+    return ParsedRow(row.get("question", row.get("prompt")), answer, row.get("id"), hidden=hidden)
 
 
 class ToolUse:
@@ -330,18 +330,20 @@ class _UsingTools:
         return self.family.step_all([self], [text])[0]
 
     def called(self, turn: Turn, results: Sequence[str], tools: Sequence[str], most_turns: int) -> Step:
-        """What comes of a turn without an answer."""
+        """The step of a turn without an answer."""
         self.turns += 1
         earned = [self._worth(each, tools) for each in turn.calls] or [_BAD_FORM]
         reward = math.fsum(earned)
         done = self.turns >= most_turns
         said = "\n".join(f"<tool_result>{each}</tool_result>" for each in results)
-        told = said or "Neither a call of a tool nor an answer was found. An answer is written <answer>...</answer>."
+        feedback = (
+            said or "Neither a call of a tool nor an answer was found. An answer is written <answer>...</answer>."
+        )
         info = {"calls": float(self.calls)}
-        return Step(NOTHING if done else user(told), reward, done, False, info)
+        return Step(NOTHING if done else user(feedback), reward, done, False, info)
 
     def answered(self, right: bool) -> Step:
-        """What an answer earns, and the end."""
+        """The last step: what an answer earns."""
         self.turns += 1
         if self.expected is None:
             coverage = efficiency = 1.0
