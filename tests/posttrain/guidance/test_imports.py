@@ -10,7 +10,7 @@ def test_algorithms_and_their_options_come_without_torch_and_numpy() -> None:
     code = (
         "import sys\n"
         "from gpuherd.posttrain.algos.registry import algorithm_class\n"
-        "for name in ('QSharp', 'QSharp-HF', 'PITA', 'CD'):\n"
+        "for name in ('QSharp', 'QSharp-HF', 'PITA', 'CD', 'SFT', 'DPO', 'GRPO-HF'):\n"
         "    algorithm_class(name)(algorithm_class(name).Options())\n"
         "print(sorted({'torch', 'numpy', 'transformers', 'trl'} & set(sys.modules)))"
     )

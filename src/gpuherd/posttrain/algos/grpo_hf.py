@@ -16,15 +16,15 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuherd.atomic import atomic_write
+from gpuherd.atomic import atomic_write, settle
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.posttrain.algos.dpo import of_samples
 from gpuherd.posttrain.algos.from_rows import FittingOptions, identity_of, policy_in, rows_of_kind
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
-from gpuherd.posttrain.engine.fit import digest, is_finished, refuse_another, save_every_for, steps_for
+from gpuherd.posttrain.engine.fit import digest, is_finished, model_folder, refuse_another, save_every_for, steps_for
 from gpuherd.posttrain.policy_gradient import losses
 from gpuherd.posttrain.policy_gradient.options import Hooks, Roll
-from gpuherd.posttrain.preference.reward_model import ProxyOptions, compared_by_people, load_proxy, train_proxy
+from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
 from gpuherd.posttrain.types import Collecting, Comparison, Policy, Reward, Rollout, Row, Training
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ class GRPOFromHumanFeedback:
             "sampling": {name: said for name, said in asdict(work.sampling).items() if name != "batch_size"},
         }
         with World.from_environment(work.device) as world:  # one group of processes for both phases
-            if not is_finished(work.folder, identity):  # of an earlier version
-                _begin(work.folder, identity, world)
+            if not _is_finished(work.folder, identity, world):
                 proxy = train_proxy(work, comparisons, self.options, num_workers=self.options.num_workers)
                 self._grpo(work, load_proxy(proxy, world.device, work.reward_batch_size))
         return self.policy(work)
@@ -160,8 +159,14 @@ class GRPOFromHumanFeedback:
         ).train(replace(work, extra={**work.extra, "hooks": replace(hooks, roll=scored_by(proxy))}))
 
 
-def _begin(folder: Path, identity: dict[str, Any], world: World) -> None:
-    """Notes what the training in this folder is of. Raises UsageError where it is another one, CannotWrite."""
+def _is_finished(folder: Path, identity: dict[str, Any], world: World) -> bool:
+    """Whether the training in this folder has ended; notes what it is of where it begins. Raises UsageError where it is
+    another one, CannotWrite."""
+    if world.is_main:
+        settle(model_folder(folder))
+    world.barrier()
+    if is_finished(folder, identity):  # by an earlier version, which left its record in the model's folder
+        return True
     path = folder / _BEGUN
     there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     world.barrier()
@@ -174,6 +179,7 @@ def _begin(folder: Path, identity: dict[str, Any], world: World) -> None:
         except OSError as problem:
             raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
     world.barrier()
+    return model_folder(folder).is_dir()
 
 
 def scored_by(proxy: RewardModel) -> Roll:

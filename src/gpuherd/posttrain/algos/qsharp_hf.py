@@ -25,7 +25,7 @@ from gpuherd.posttrain.guidance.comparing import ComparingOptions, comparisons
 from gpuherd.posttrain.guidance.data import of_comparisons, rows_of
 from gpuherd.posttrain.guidance.options import Loss
 from gpuherd.posttrain.guidance.training import guided_policy, refuse_value_model, train_guide
-from gpuherd.posttrain.preference.reward_model import ProxyOptions, compared_by_people, load_proxy, train_proxy
+from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
 from gpuherd.posttrain.types import Collecting, Comparison, Policy, Row, Training
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from gpuherd.models.place.training import TrainingRefusal, make_training_plan
 from gpuherd.posttrain.guidance.comparing import ComparingOptions
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
 from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE, PolicyOptions
-from gpuherd.posttrain.preference.reward_model import ProxyOptions
+from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.runs.blocks import Family
 from gpuherd.posttrain.runs.plan import Phase, Step
 from gpuherd.posttrain.runs.prepared import Prepared

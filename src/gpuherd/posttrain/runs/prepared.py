@@ -14,8 +14,9 @@ from gpuherd.models.load.identity import files_digest, model_files
 from gpuherd.models.load.identity import reference as model_reference
 from gpuherd.posttrain.algos.sft import Source
 from gpuherd.posttrain.data.dataset import DataTask
-from gpuherd.posttrain.preference.reward_model import ProxyOptions, refuse_base
-from gpuherd.posttrain.preference.reward_model import refuse_other_tokens as refuse_other_proxy
+from gpuherd.posttrain.preference.proxy import ProxyOptions
+from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
+from gpuherd.posttrain.preference.reward_model import refuse_base
 from gpuherd.posttrain.rewards.function import FunctionTask
 from gpuherd.posttrain.rollout.lengths import Texts, check_lengths
 from gpuherd.posttrain.runs.choices import Choice
