@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.qa.small_models import seeded
 
-from gpuherd.posttrain.data.vocabulary import characters as tokenizer_of
+from gpuherd.posttrain.data.generated import characters as tokenizer_of
 
 
 def character_tokenizer(folder: Path, *, characters: str = string.printable) -> Any:

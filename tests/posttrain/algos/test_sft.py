@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.posttrain import tiny
 from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collecting, comparisons, episodes, training
 
 from gpuherd.errors import UsageError
@@ -170,3 +171,61 @@ def test_half_precision(precision: Precision, policy_model: Path, tmp_path: Path
     sft.train(training(policy_model, rows, tmp_path, precision=precision))
     losses = [line["loss"] for line in read_curves(tmp_path)]
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("mode", [Imitated.BEHAVIORAL_CLONING, Imitated.COMBINED])
+def test_packed_rows_are_learnt_as_they_are_alone(policy_model: Path, tmp_path: Path, mode: Imitated) -> None:
+    """The losses of steps, also of those behind a step that changed the weights."""
+    curves = []
+    for packing in (False, True):
+        folder = tmp_path / str(packing)
+        sft = SFT(SFT.Options(mode=mode, lr=1e-2, epochs=2, batch_size=6, packing=packing))
+        sft.train(training(policy_model, episodes(), folder))
+        curves.append(read_curves(folder))
+    alone, packed = curves
+    assert len(packed) == 2
+    for name in ("loss", "grad_norm", "entropy", "mean_token_accuracy"):
+        assert [line[name] for line in packed] == pytest.approx([line[name] for line in alone], abs=1e-6, rel=1e-5), (
+            name
+        )
+    assert SFT.Options(packing=True).identity() == SFT.Options().identity()
+
+
+def test_fewer_tokens_are_read_where_rows_are_packed(policy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from gpuherd.posttrain.engine import log_probs
+
+    module = AutoModelForCausalLM.from_pretrained(policy_model)
+    shapes = []
+    real = log_probs.padded
+
+    def padded(rows: Any, device: str, fill: int = 0) -> Any:
+        made = real(rows, device, fill)
+        shapes.append(tuple(made[0].shape))
+        return made
+
+    monkeypatch.setattr(log_probs, "padded", padded)
+    short = dataclasses.replace(episodes(1)[0], ids=(4, 0), by_policy=(True, True), prompt_ids=(5,))
+    rows = [dataclasses.replace(short, prompt_ids=(5,) * 7), short, short, short]
+    losses = []
+    for packing in (False, True):
+        imitation = Imitation(Weights(1.0, 0.0), "cpu", packing)
+        losses.append(imitation.loss(module, imitation.items(rows)).total.item())
+    assert shapes == [(4, 9), (2, 9)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_a_model_that_can_not_be_packed_is_refused(tmp_path: Path) -> None:
+    """Before any step."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    folder = tmp_path / "windowed"
+    tokenizer = tiny.character_tokenizer(folder)
+    MistralForCausalLM(
+        MistralConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                      num_attention_heads=2, num_key_value_heads=1, sliding_window=4, max_position_embeddings=64)
+    ).save_pretrained(folder)  # fmt: skip
+    with pytest.raises(UsageError, match=r"packing: .*windowed can't be packed: it attends in a window of 4 tokens"):
+        SFT(SFT.Options(packing=True)).train(training(folder, episodes(), tmp_path))
+    assert read_curves(tmp_path) == []

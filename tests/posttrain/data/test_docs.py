@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpuherd.posttrain.data.registry import TASKS
-from gpuherd.posttrain.envs.registry import ENVIRONMENTS
+from gpuherd.posttrain.data.registry import tasks
+from gpuherd.posttrain.envs.registry import environments
 
 TEXT = (Path(__file__).parents[3] / "docs" / "tasks.md").read_text(encoding="utf-8")
 
@@ -22,14 +22,13 @@ def rows(heading: str) -> dict[str, str]:
     return {name: line for line in cells for name in re.findall(r"`([a-z0-9_]+)`", line.split("|")[1])}
 
 
-def settings_of(module: str, package: str) -> set[str]:
-    found = importlib.import_module(f"gpuherd.posttrain.{package}.{module}")
-    return {each.name for each in dataclasses.fields(found.Settings)} if hasattr(found, "Settings") else set()
+def names_of(settings: Any) -> set[str]:
+    return {each.name for each in dataclasses.fields(settings)}
 
 
 def test_every_task_is_in_the_table_with_its_settings() -> None:
     table = rows("The tasks")
-    assert table.keys() == TASKS.keys()
+    assert table.keys() == tasks().keys()
     previous = ""
     for name, line in table.items():
         cell = line.split("|")[-2].strip()
@@ -37,13 +36,13 @@ def test_every_task_is_in_the_table_with_its_settings() -> None:
         if name == "tree_mdp":
             continue
         told = set(re.findall(r"`([a-z_]+)`", previous)) - {"boxed", "POSITIVE"}
-        assert told == settings_of(TASKS[name].partition(":")[0], "data"), name
+        assert told == names_of(tasks()[name].settings), name
 
 
 def test_every_environment_is_in_the_table_and_every_setting_is_told() -> None:
-    assert {*ENVIRONMENTS, "custom"} <= rows("Environments").keys()
-    for name, place in ENVIRONMENTS.items():
-        for setting in settings_of(place.partition(":")[0], "envs"):
+    assert {*environments(), "task", "custom"} <= rows("Environments").keys()
+    for name, known in environments().items():
+        for setting in names_of(known.settings):
             assert f"`{setting}`" in TEXT, (name, setting)
 
 

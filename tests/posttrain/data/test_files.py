@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,9 @@ import pytest
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.data.preference_rows import Conversation
 from gpuherd.posttrain.data.registry import make_task
+from gpuherd.posttrain.preference.data import Demonstration, read_demonstrations
 from gpuherd.posttrain.types import Split
 from gpuherd.qa.data.questions import BadQuestions
 
@@ -147,3 +150,32 @@ def test_a_folder_laid_out_like_a_data_set_of_the_hub(tmp_path: Path) -> None:
     file_of(tmp_path, CAPITALS, "train.jsonl")
     task = make_task(str(tmp_path))
     assert [len(task.problems(split, None, 0)) for split in Split] == [40, 5, 5]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_tables_are_files_of_rows_too(tmp_path: Path, delimiter: str) -> None:
+    """A cell that is a JSON list is that list, whatever stands between cells."""
+    path = tmp_path / "own.csv"
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, delimiter=delimiter)
+        table.writerow(["prompt", "answers"])
+        table.writerows([[f"Capital, of {number}?", json.dumps([f"City {number}", "x"])] for number in range(10)])
+    task = make_task(str(path))
+    assert [len(task.problems(split, None, 0)) for split in Split] == [8, 1, 1]
+    problem = task.problems(Split.TEST, None, 0)[0]
+    assert (problem.prompt, problem.answers) == ("Capital, of 9?", ("City 9", "x"))
+    talk = tmp_path / "talk.csv"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with talk.open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "messages"], ["one", json.dumps(turns)]])
+    assert read_demonstrations(talk).shown == (Demonstration("one", Conversation(tuple(turns))),)
+
+
+def test_a_conversation_with_tools_is_no_problem_of_a_task(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    rows = [{"messages": turns}, {"messages": [turns[0], call]}, {"messages": turns, "tools": [{"name": "f"}]}]
+    for bad in rows[1:]:
+        with pytest.raises(BadQuestions, match="its conversation has tools, and tasks ask for a text"):
+            make_task(file_of(tmp_path, [bad])).problems(Split.TRAIN, None, 0)
+    assert len(make_task(file_of(tmp_path, rows[:1])).problems(Split.TRAIN, None, 0)) == 1

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.order import Shuffled, first_problems, without_last_tenth
+from gpuherd.posttrain.data.dataset import first_problems, without_last_tenth
+from gpuherd.posttrain.data.generated import Shuffled
 from gpuherd.posttrain.types import Problem
 
 

@@ -14,11 +14,9 @@ import pytest
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.envs.debate import consistency, coverage, keyword_score
-from gpuherd.posttrain.envs.interface import Environment, Environments, Step
-from gpuherd.posttrain.envs.lookup import Entry, Library
-from gpuherd.posttrain.envs.options import EnvironmentOptions
+from gpuherd.posttrain.envs.interface import Environment, EnvironmentOptions, Environments, Step
 from gpuherd.posttrain.envs.registry import make_environments
-from gpuherd.posttrain.envs.tools import read_turn
+from gpuherd.posttrain.envs.tools import Entry, Library, read_turn
 from gpuherd.posttrain.types import Split
 
 

@@ -14,12 +14,9 @@ from tests.posttrain import tiny
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.registry import make_task
-from gpuherd.posttrain.envs.episodes import roll
-from gpuherd.posttrain.envs.interface import NOTHING, Environment, Message, Observation, Step, user
-from gpuherd.posttrain.envs.options import EnvironmentOptions
-from gpuherd.posttrain.envs.registry import make_environments
-from gpuherd.posttrain.envs.single_turn import single_turn
-from gpuherd.posttrain.envs.turns import Turns
+from gpuherd.posttrain.envs.episodes import Turns, roll
+from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Message, Observation, Step, user
+from gpuherd.posttrain.envs.registry import SingleTurn, make_environments
 from gpuherd.posttrain.types import Problem, Split
 
 CHAT = (
@@ -197,7 +194,7 @@ def test_an_environment_of_one_turn_rolls_as_the_sampler_does(policy_model: Path
     task = make_task("arithmetic", TaskOptions({"digits": 1}))
     problems = task.problems(Split.TRAIN, 3, 0)
     sampler = Sampler(Policy(str(policy_model)), Precision(), "cpu", Sampling(max_new_tokens=4, batch_size=4))
-    environments = single_turn(task)
+    environments = SingleTurn(task)
     turns = Turns(sampler.tokenizer, chat=False)
     rolled = roll(environments, sampler, turns, problems, 2, first_sample=1, stream="s")
     assert rolled == sampler.rollouts(task, problems, 2, first_sample=1, stream="s")

@@ -40,6 +40,11 @@ def test_every_algorithm_takes_its_options(algorithm: str) -> None:
     assert (options.lora.r, options.lora.target_modules) == (3, ("c_attn",))
 
 
+def test_sft_is_told_of_packing() -> None:
+    told = config(training={"algorithm": "sft", "data_file": "x"}, sft={"packing": True})
+    assert options_of(told, 10)["packing"] is True
+
+
 def test_ppo_is_told_what_its_block_says() -> None:
     told = config(training={"batch_size": 16}, ppo={"num_ppo_epochs": 2, "target_kl": 0.1, "entropy_coef": 0.5})
     options = options_of(told, 128)

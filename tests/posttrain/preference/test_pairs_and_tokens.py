@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.qa import small_models
 from tests.qa.conftest import made_once
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.preference.data import Preference, best_and_worst, by_problem, compared
+from gpuherd.posttrain.preference.data import Preference, best_and_worst, by_problem, compared, read_demonstrations
 from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
 from gpuherd.posttrain.types import Problem, Reward, Rollout
 
@@ -103,3 +104,32 @@ def test_conversations_need_a_template(writing: Writing, policy_model: Path, cha
     assert chat.completion("right")[-1] == end != tokenizer.eos_token_id
     assert Writing(tokenizer, chat=False).completion("right")[-1] == tokenizer.eos_token_id
     assert chat.comparison(talk).prompt_ids == chat.comparison(replace(talk, prompt="hello")).prompt_ids
+
+
+def test_a_conversation_is_one_rollout_and_its_turns_are_the_policy_s(tmp_path: Path, chatting: Path) -> None:
+    """Whether prompts are written by the template or not; single answers as before."""
+    turns = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate("abcd")]
+    file = tmp_path / "rows.jsonl"
+    rows = [{"messages": turns, "id": "t"}, {"prompt": turns[:3], "completion": turns[3:]}, {"prompt": "a"}]
+    bad = {"messages": [turns[0], {"role": "bot", "content": "b"}]}
+    file.write_text("".join(f"{json.dumps(each)}\n" for each in [*rows, bad]))
+    read = read_demonstrations(file)
+    assert read.sentence == f"{file}: 3 answers of 2 of 4 rows"
+    told = read.refusals()
+    assert told is not None and told.startswith(f"{file}: 2 rows are no demonstrations: line 3: it has no messages")
+    assert "line 4: messages[1].role is 'bot', none of system" in told
+    tokenizer = load_tokenizer(str(chatting))
+    for chat in (False, True):
+        writing = Writing(tokenizer, chat=chat)
+        whole, last = (writing.imitation(each) for each in read.shown)
+        assert (whole.prompt_ids, whole.problem, whole.text) == (
+            writing.comparison(Preference("p", (("user", "a"),), "x", "y")).prompt_ids, "t", "d",
+        )  # fmt: skip
+        assert (*whole.prompt_ids, *whole.ids) == (*last.prompt_ids, *last.ids)
+        own = [token for token, learnt in zip(whole.ids, whole.by_policy, strict=True) if learnt]
+        assert tokenizer.decode(own) == "b<|end|>d<|end|>"
+        assert all(last.by_policy) and tokenizer.decode(last.ids) == "d<|end|>"
+    without = Writing(load_tokenizer(str(chatting)), chat=False)
+    without._tokenizer.chat_template = None
+    with pytest.raises(UsageError, match="t: the model's tokenizer has no chat template"):
+        without.imitation(read.shown[0])

@@ -19,7 +19,7 @@ import pytest
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.registry import make_task
-from gpuherd.posttrain.envs.options import EnvironmentOptions
+from gpuherd.posttrain.envs.interface import EnvironmentOptions
 from gpuherd.posttrain.rewards.function import FunctionName, FunctionRewards, RewardFailed, digest_of
 from gpuherd.posttrain.rewards.guarded import BadReward
 from gpuherd.posttrain.rollout.scoring import scored

@@ -9,7 +9,7 @@ import pytest
 
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.envs.attempts import Attempt, Attempts
-from gpuherd.posttrain.envs.single_turn import single_turn
+from gpuherd.posttrain.envs.registry import SingleTurn
 from gpuherd.posttrain.rollout.scoring import scored
 from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.runs import console
@@ -68,7 +68,7 @@ def test_faults_that_are_not_the_completions_end_the_training() -> None:
 
 def test_environments_are_guarded_alike() -> None:
     task = Fragile(RecursionError)
-    environments = single_turn(task)
+    environments = SingleTurn(task)
     made = [environments.make() for _ in PROBLEMS]
     for each, problem in zip(made, PROBLEMS, strict=True):
         each.reset(problem, 0)

@@ -18,7 +18,7 @@ from tests.qa.small_models import CHAT_TEMPLATE, seeded
 from gpuherd.errors import BadModel, MissingModel, UsageError
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.registry import make_task
-from gpuherd.posttrain.envs.options import EnvironmentOptions
+from gpuherd.posttrain.envs.interface import EnvironmentOptions
 from gpuherd.posttrain.envs.registry import make_environments
 from gpuherd.posttrain.preference.data import Preference
 from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer

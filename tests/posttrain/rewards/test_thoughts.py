@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 from tests.posttrain.tiny import character_tokenizer
 
-from gpuherd.posttrain.data.arithmetic import make as make_arithmetic
-from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.data.star_graph import make as make_star_graph
-from gpuherd.posttrain.envs.math import Settings, attempt
+from gpuherd.posttrain.data.registry import make_task
+from gpuherd.posttrain.envs.attempts import MathSettings, attempt
+from gpuherd.posttrain.envs.episodes import Turns
 from gpuherd.posttrain.envs.tools import Turn, read_turn
-from gpuherd.posttrain.envs.turns import Turns
 from gpuherd.posttrain.eval.voting import answer_of
 from gpuherd.posttrain.rewards.answers import MathRewards, WordRewards
 from gpuherd.posttrain.rewards.code import program_of
@@ -29,8 +27,8 @@ SCORERS: dict[str, tuple[Callable[[], Any], Problem, str, str]] = {
     "exact": (lambda: WordRewards("exact"), SUM, "5", "7"),
     "contains": (lambda: WordRewards("contains"), SUM, "5", "7"),
     "squad": (lambda: WordRewards("squad"), SUM, "5", "7"),
-    "arithmetic": (lambda: make_arithmetic(TaskOptions()), SUM, "5", "7"),
-    "star graph": (lambda: make_star_graph(TaskOptions()), PATH, "5,3,8", "5,2,7"),
+    "arithmetic": (lambda: make_task("arithmetic"), SUM, "5", "7"),
+    "star graph": (lambda: make_task("star_graph"), PATH, "5,3,8", "5,2,7"),
 }
 
 
@@ -63,9 +61,9 @@ def test_programs_votes_and_attempts_read_the_answer() -> None:
     assert answer_of("<think>6 or 7?</think> #### 7") == "7"
     assert answer_of("<think>so 6", number=True) is None
     # The steps of a derivation are a matter of form, wherever they stand.
-    derived = attempt("<think>2+3=5\n5=5</think>5", True, Settings())
+    derived = attempt("<think>2+3=5\n5=5</think>5", True, MathSettings())
     assert derived.reward.parts["steps"] > 0
-    assert attempt("<think>\\boxed{5}", False, Settings()).reward.parts["unparsable"] < 0
+    assert attempt("<think>\\boxed{5}", False, MathSettings()).reward.parts["unparsable"] < 0
 
 
 def test_a_template_that_opens_a_thought_is_known(tmp_path: Path) -> None:

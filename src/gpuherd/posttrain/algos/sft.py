@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.from_rows import FittingOptions, plan_of, policy_in, rows_of_kind, trained_module
+from gpuherd.posttrain.data.packing import attention_mask, pack, refusal
 from gpuherd.posttrain.engine.fit import Learning, digest, fit
 from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.types import Collecting, Policy, Rollout, Row, Training
@@ -68,6 +69,8 @@ class Options(FittingOptions):
         mode: which tokens of an episode are learnt from.
         bc_weight, world_model_weight: of the two kinds, in mode ``combined``.
         filter_low_reward: rollouts that earned less than ``min_reward_threshold`` are left out, counted.
+        packing: the rows of a micro-batch share sequences as long as the longest of them, without seeing each other:
+            the same loss with less padding.
     """
 
     lr: float = 2e-5
@@ -78,6 +81,7 @@ class Options(FittingOptions):
     world_model_weight: float = 0.5
     filter_low_reward: bool = False
     min_reward_threshold: float = 0.0
+    packing: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,6 +92,10 @@ class Options(FittingOptions):
             raise UsageError(f"min_reward_threshold={self.min_reward_threshold}; it is a finite number")
         if self.mode == Imitated.COMBINED and not (self.bc_weight or self.world_model_weight):
             raise UsageError("mode=combined with bc_weight and world_model_weight both 0: nothing is learnt from")
+
+    def identity(self) -> dict[str, Any]:
+        """As of ``FittingOptions``; packing changes nothing but the order of additions."""
+        return {name: value for name, value in super().identity().items() if name != "packing"}
 
     @property
     def weights(self) -> Weights:
@@ -134,7 +142,10 @@ class SFT:
 
         def build(world: World) -> Learning[Rollout, Item]:
             loaded = trained_module(work, self.options.lora, longest, world)
-            return Learning(loaded.module, loaded.tokenizer, Imitation(weights, world.device))
+            if self.options.packing:
+                _refuse_packing(loaded.module, work.policy.model)
+            imitation = Imitation(weights, world.device, self.options.packing)
+            return Learning(loaded.module, loaded.tokenizer, imitation)
 
         fit(plan, rollouts, build)
         return self.policy(work)
@@ -158,6 +169,7 @@ class Imitation:
 
     weights: Weights
     device: str
+    packing: bool = False
 
     def items(self, rows: Sequence[Rollout]) -> list[Item]:
         """With weights such that the mean over a step's items of their sums of weight times -ln p is its loss."""
@@ -178,17 +190,33 @@ class Imitation:
         from gpuherd.posttrain.engine.log_probs import padded, token_log_probs
         from gpuherd.posttrain.engine.trainee import Loss
 
-        ids, mask = padded([each.ids for each in items], self.device)
+        rows: list[Sequence[int]] = [each.ids for each in items]
+        multipliers: list[Sequence[float]] = [each.weights for each in items]
+        packing = None
+        if self.packing:
+            lengths = [len(each) for each in rows]
+            sequences = pack(lengths, max(lengths))
+            rows = [each.laid(rows, 0) for each in sequences]
+            multipliers = [each.learnt(multipliers, 0.0) for each in sequences]
+            dtype = next(weight.dtype for weight in module.parameters() if weight.is_floating_point())
+            segments = torch.tensor([each.segments for each in sequences], device=self.device)
+            positions = torch.tensor([each.position_ids for each in sequences], device=self.device)
+            packing = positions, attention_mask(segments, dtype)
+        ids, mask = padded(rows, self.device)
         width = ids.shape[1]
-        weights = torch.tensor(
-            [[*each.weights, *[0.0] * (width - len(each.weights))] for each in items], device=self.device
-        )
-        found = token_log_probs(module, ids, mask, weights != 0)
+        weights = torch.tensor([[*each, *[0.0] * (width - len(each))] for each in multipliers], device=self.device)
+        found = token_log_probs(module, ids, mask, weights != 0, packing=packing)
         count = (weights != 0).sum()
         return Loss(
             -(found.log_probs * weights).sum(),
             {"entropy": (found.entropies.sum(), count), "mean_token_accuracy": (found.top.sum(), count)},
         )
+
+
+def _refuse_packing(module: Any, model: str) -> None:
+    """Raises UsageError for a model whose layers would see from one row into another."""
+    if (reason := refusal(module.config, module.config._attn_implementation)) is not None:
+        raise UsageError(f"packing: {model} can't be packed: {reason}")
 
 
 def row_of(rollout: Rollout, weights: Weights) -> dict[str, list[int]]:

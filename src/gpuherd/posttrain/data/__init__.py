@@ -1,1 +1,1 @@
-"""The tasks, a file each: problems and what completions earn."""
+"""Tasks (problems and what completions earn), files of rows, and rows as tokens."""

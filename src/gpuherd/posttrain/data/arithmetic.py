@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.data.order import MOST_PROBLEMS, Shuffled, first_problems
-from gpuherd.posttrain.data.vocabulary import characters
+from gpuherd.posttrain.data.generated import MOST_PROBLEMS, GeneratedTask, Shuffled, characters
+from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.qa.span import answer_in
 
@@ -69,29 +67,25 @@ class Settings:
         return int(10 ** (self.digits * self.operands) * len(self.operations) ** (self.operands - 1))
 
 
-class Arithmetic:
+class Arithmetic(GeneratedTask):
     """The task. Its ids are the sums themselves."""
 
     verifiable = True
     reward_range = (0.0, 1.0)
 
     def __init__(self, settings: Settings):
-        self.name = "arithmetic"
+        super().__init__("arithmetic", self._problems)
         self.settings = settings
         self._places = _places(settings)
         self._order = Shuffled(settings.size, f"arithmetic {settings.seed}")
-
-    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
-        """The first sums of a split; no sum is in two. Raises UsageError."""
-        own = [self._problem(place, split) for place in self._places[split]]
-        return first_problems(own, count, seed, f"arithmetic, {split}")
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """1 where the completion is the number and nothing else but white space."""
         return [_reward(*each) for each in zip(problems, completions, strict=True)]
 
-    def close(self) -> None:
-        """Nothing was started."""
+    def _problems(self, split: Split) -> list[Problem]:
+        """The sums of a split; no sum is in two."""
+        return [self._problem(place, split) for place in self._places[split]]
 
     def _problem(self, place: int, split: Split) -> Problem:
         text = _sum_at(self._order[place], self.settings)
@@ -100,9 +94,10 @@ class Arithmetic:
         return Problem(text, f"{text}=", (label,), {"value": value})
 
 
-def make(options: TaskOptions) -> Arithmetic:
+@task("arithmetic", Settings)
+def make(settings: Settings, options: TaskOptions) -> Arithmetic:  # noqa: ARG001 - nothing of it matters here
     """The task with these settings. Raises UsageError."""
-    return Arithmetic(read(Settings, options.settings, "arithmetic"))
+    return Arithmetic(settings)
 
 
 def make_tokenizer(folder: Path) -> Any:

@@ -14,9 +14,8 @@ from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.data.dataset import DataTask, Reading, Source
-from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.data.reading import Checked, Draft, Part
+from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source
+from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.rewards.code import ENTRY, PREFIX, SETUP, TESTS, CodeRewards, CodeScoring, read_tests
 from gpuherd.posttrain.rewards.sandbox import Limits
 from gpuherd.posttrain.types import Problem
@@ -24,51 +23,20 @@ from gpuherd.qa.data.questions import BadRow
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Reading):
     """Which problems, and what they earn.
 
     Attributes:
-        data, test_data, revision: as of ``dataset.Reading``.
         partial, all_bonus, error_penalty: as of ``rewards.code.CodeScoring``.
         timeout: seconds for the program with all its tests; for each input by itself.
         memory_mb: of the program.
     """
 
-    data: str | None = None
-    test_data: str | None = None
-    revision: str | None = None
     partial: bool = True
     all_bonus: float = 0.0
     error_penalty: float = 0.0
     timeout: float = 5.0
     memory_mb: int = 512
-
-
-def make(options: TaskOptions) -> DataTask:
-    """The task of a file: its last tenth is the test where there is no ``test_data``. Raises UsageError."""
-    settings = read(Settings, options.settings, "code")
-    if settings.data is None and settings.test_data is None:
-        raise UsageError("code: data=FILE says where its problems are; mbpp and humaneval are tasks of the Hub")
-    return _task("code", Source(None, None, _COLUMNS, divided=True), options, settings)
-
-
-def make_of(name: str, path: str, options: TaskOptions) -> DataTask:
-    """The task of a file that is known to hold programs. Raises UsageError."""
-    settings = replace(read(Settings, options.settings, name), data=path)
-    return _task(name, Source(None, None, _COLUMNS, divided=True), options, settings)
-
-
-def make_mbpp(options: TaskOptions) -> DataTask:
-    """MBPP (Austin et al. 2021, arXiv 2108.07732). Raises UsageError."""
-    name = "google-research-datasets/mbpp"
-    source = Source(Part(name, "train", "full"), Part(name, "test", "full"), _COLUMNS)
-    return _task("mbpp", source, options, read(Settings, options.settings, "mbpp"))
-
-
-def make_humaneval(options: TaskOptions) -> DataTask:
-    """HumanEval (Chen et al. 2021, arXiv 2107.03374), which is a test only. Raises UsageError."""
-    source = Source(None, Part("openai/openai_humaneval", "test"), _COLUMNS)
-    return _task("humaneval", source, options, read(Settings, options.settings, "humaneval"))
 
 
 _COLUMNS = frozenset(
@@ -77,7 +45,36 @@ _COLUMNS = frozenset(
 )
 
 
-def draft(row: Mapping[str, Any]) -> Draft:
+@task("code", Settings)
+def make(settings: Settings, options: TaskOptions) -> DataTask:
+    """The task of a file: its last tenth is the test where there is no ``test_data``. Raises UsageError."""
+    if settings.data is None and settings.test_data is None:
+        raise UsageError("code: data=FILE says where its problems are; mbpp and humaneval are tasks of the Hub")
+    return _code_task("code", Source(None, None, _COLUMNS, divided=True), settings, options)
+
+
+@task("mbpp", Settings)
+def make_mbpp(settings: Settings, options: TaskOptions) -> DataTask:
+    """MBPP (Austin et al. 2021, arXiv 2108.07732)."""
+    name = "google-research-datasets/mbpp"
+    return _code_task(
+        "mbpp", Source(Part(name, "train", "full"), Part(name, "test", "full"), _COLUMNS), settings, options
+    )
+
+
+@task("humaneval", Settings)
+def make_humaneval(settings: Settings, options: TaskOptions) -> DataTask:
+    """HumanEval (Chen et al. 2021, arXiv 2107.03374), which is a test only."""
+    return _code_task("humaneval", Source(None, Part("openai/openai_humaneval", "test"), _COLUMNS), settings, options)
+
+
+def make_of(name: str, path: str, options: TaskOptions) -> DataTask:
+    """The task of a file that is known to hold programs. Raises UsageError."""
+    settings = replace(read(Settings, options.settings, name), data=path)
+    return _code_task(name, Source(None, None, _COLUMNS, divided=True), settings, options)
+
+
+def parse_program(row: Mapping[str, Any]) -> ParsedRow:
     """The problem of a row, its tests hidden. Raises BadRow, KeyError."""
     name, hidden = row.get("id", row.get("task_id")), {}
     solution = next((row[each] for each in ("solution", "code", "canonical_solution") if row.get(each)), None)
@@ -99,21 +96,20 @@ def draft(row: Mapping[str, Any]) -> Draft:
         read_tests(tests)
     except ValueError as problem:
         raise BadRow(str(problem)) from None
-    told = {key: value for key, value in hidden.items() if value}
-    return Draft(question, () if solution is None else solution, name, hidden={TESTS: json.dumps(tests), **told})
+    parts = {key: value for key, value in hidden.items() if value}
+    return ParsedRow(question, () if solution is None else solution, name, hidden={TESTS: json.dumps(tests), **parts})
 
 
 def problem_of(found: Checked) -> Problem:
-    """The problem of a checked draft, its texts as they are: white space matters in programs."""
+    """The problem of a checked row, its texts as they are: white space matters in programs."""
     return Problem(found.id, found.question, found.answers, found.hidden)
 
 
-def _task(name: str, source: Source, options: TaskOptions, settings: Settings) -> DataTask:
+def _code_task(name: str, source: Source, settings: Settings, options: TaskOptions) -> DataTask:
     scoring = CodeRewards(
         CodeScoring(settings.partial, settings.all_bonus, settings.error_penalty),
         Limits(seconds=settings.timeout, memory=settings.memory_mb << 20),
         processes=options.processes,
         allow_unconfined=options.allow_unconfined,
     )
-    source = Reading(settings.data, settings.test_data).of(source)
-    return DataTask(name, source, draft, problem_of, scoring, settings.revision)
+    return DataTask(name, settings.of(source), parse_program, problem_of, scoring, settings.revision)

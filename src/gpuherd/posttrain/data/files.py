@@ -1,7 +1,7 @@
 """Problems of one's own in a file or a data set of the Hub: prompts with answers, prompts of preferences, or programs
 with tests.
 
-What a file holds is seen by its first row: ``tests`` makes it programs (``tasks.code``); ``chosen`` and ``rejected``
+What a file holds is seen by its first row: ``tests`` makes it programs (``data.code``); ``chosen`` and ``rejected``
 make it preferences, whose prompts are asked and whose chosen completions are imitated, scored by a reward model; else a
 row has ``prompt`` (or ``question``) and perhaps ``answers`` (``answer``, ``completion``) and ``id``, or ``messages``: a
 user's message and its answer.
@@ -18,11 +18,9 @@ from typing import Any, Literal
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data import code
-from gpuherd.posttrain.data.dataset import DataTask, Reading, Source
-from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.data.preference_rows import Messages, compared, imitated
-from gpuherd.posttrain.data.reading import Checked, Draft, Part, read_rows
-from gpuherd.posttrain.data.scoring import Scoring
+from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source, read_rows
+from gpuherd.posttrain.data.options import Scoring, TaskOptions
+from gpuherd.posttrain.data.preference_rows import Conversation, Messages, compared, imitated
 from gpuherd.posttrain.rewards.answers import MathRewards, WordRewards
 from gpuherd.posttrain.rewards.function import COLUMNS
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
@@ -30,7 +28,9 @@ from gpuherd.posttrain.types import Problem
 from gpuherd.qa.data.questions import BadRow
 
 Rule = Literal["exact", "contains", "squad", "rouge", "math", "model"]
-_COLUMNS = frozenset({"id", "prompt", "question", "answers", "answer", "completion", "messages", "chosen", "rejected"})
+_COLUMNS = frozenset(
+    {"id", "prompt", "question", "answers", "answer", "completion", "messages", "tools", "chosen", "rejected"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ def make_of_file(path: Path, options: TaskOptions) -> DataTask:
     columns: frozenset[str] = frozenset() if by_function else _COLUMNS
     source = Reading(str(path), settings.test_data).of(Source(None, None, columns, divided=True))
 
-    def drafted(row: Mapping[str, Any]) -> Draft:
-        found = draft_of_preference(row) if preferences else draft(row)
+    def parse(row: Mapping[str, Any]) -> ParsedRow:
+        found = parse_preference(row) if preferences else parse_row(row)
         return replace(found, hidden={COLUMNS: json.dumps(row, default=str)}) if by_function else found
 
     def problem(found: Checked) -> Problem:
@@ -76,7 +76,7 @@ def make_of_file(path: Path, options: TaskOptions) -> DataTask:
             raise BadRow("there is no answer to compare with")
         return Problem(found.id, settings.template.replace("{prompt}", found.question), found.answers, found.hidden)
 
-    return DataTask(path.stem, source, drafted, problem, scoring)
+    return DataTask(path.stem, source, parse, problem, scoring)
 
 
 def holds_programs(path: Path) -> bool:
@@ -93,35 +93,39 @@ def _is_program(row: Mapping[str, Any]) -> bool:
     return bool({"tests", "test_list", "entry_point"} & row.keys())
 
 
-def draft(row: Mapping[str, Any]) -> Draft:
+def parse_row(row: Mapping[str, Any]) -> ParsedRow:
     """A prompt with its answers. Raises BadRow."""
     if row.get("messages") is not None or row.get("completion") is not None:
-        return _parse_answer_row(row)
+        return _parse_answer(row)
     asked = row.get("prompt", row.get("question"))
     if asked is None:
         raise BadRow("no column prompt (or question)")
     answers = row.get("answers", row.get("answer"))
-    return Draft(_of_user(asked), () if answers is None else answers, row.get("id"))
+    return ParsedRow(_of_user(asked), () if answers is None else answers, row.get("id"))
 
 
-def _parse_answer_row(row: Mapping[str, Any]) -> Draft:
+def _parse_answer(row: Mapping[str, Any]) -> ParsedRow:
     """A prompt and the answer to imitate, of messages or of a completion. Raises BadRow."""
     try:
-        (prompt, answer), *others = imitated(row)
+        found = imitated(row)
     except ValueError as problem:
         raise BadRow(str(problem)) from None
-    if others:
+    if not isinstance(found, Conversation):
+        return ParsedRow(*found, id=row.get("id"))
+    if len(found.imitated) > 1:
         raise BadRow("its conversation has several answers, and tasks ask one message of the user's")
-    return Draft(_question_of(prompt), answer, row.get("id"))
+    if found.tools or found.messages[-1].keys() - {"role", "content"}:
+        raise BadRow("its conversation has tools, and tasks ask for a text")
+    return ParsedRow(_of_user(list(found.messages[:-1])), found.messages[-1]["content"], row.get("id"))
 
 
-def draft_of_preference(row: Mapping[str, Any]) -> Draft:
+def parse_preference(row: Mapping[str, Any]) -> ParsedRow:
     """The prompt of a preference with its chosen completion. Raises BadRow."""
     try:
         prompt, chosen, _ = compared(row)
     except ValueError as problem:
         raise BadRow(str(problem)) from None
-    return Draft(_question_of(prompt), chosen, row.get("id"))
+    return ParsedRow(_question_of(prompt), chosen, row.get("id"))
 
 
 def _question_of(prompt: str | Messages) -> Any:

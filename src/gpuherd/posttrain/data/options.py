@@ -1,14 +1,25 @@
-"""What a task is made with. Plain frozen data; no torch."""
+"""Options of tasks, and their registration by name. No torch.
+
+A task is made by a function that takes its own settings and the options that all tasks share. It registers itself:
+
+    @task("imdb", Settings)
+    def make_imdb(settings: Settings, options: TaskOptions) -> Task: ...
+
+``registry.make_task`` finds it by that name; its settings are read from the configuration.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.types import Problem, Reward, Split, Task
 
 REWARD_TIMEOUT_S = 60.0  # for a batch
+
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +27,7 @@ class TaskOptions:
     """How a task is made.
 
     Attributes:
-        settings: those of the task itself, by name (the frozen dataclass ``Settings`` in the task's file says which).
+        settings: those of the task itself, by name (a frozen dataclass in the task's module).
         reward_model: id or folder of a sequence classifier, for tasks that score by one; None: the task's own.
         reward: a function of the user's that scores in place of the task (``rewards.function.FunctionName``); None: the
             task itself.
@@ -49,3 +60,63 @@ class TaskOptions:
             )
         if self.processes is not None and self.processes < 1:
             raise UsageError(f"processes={self.processes}; the least is 1")
+
+
+class Scoring(Protocol):
+    """Rewards for problems of any task whose hidden parts and answers it understands.
+
+    Attributes:
+        verifiable, reward_range: as of ``types.Task``.
+    """
+
+    verifiable: bool
+    reward_range: tuple[float, float]
+
+    def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
+        """The rewards of completions, in this order."""
+        ...
+
+    def close(self) -> None:
+        """Ends what scoring has started."""
+        ...
+
+
+class ProblemSource(Protocol):
+    """A source of problems; any task is one."""
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """As of ``types.Task``."""
+        ...
+
+    def close(self) -> None:
+        """Ends what was started."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTask:
+    """A task that is known by a name: the dataclass of its settings, and what makes it of these."""
+
+    name: str
+    settings: type
+    make: Callable[[Any, TaskOptions], Task]
+
+
+NAMED: dict[str, NamedTask] = {}  # filled by ``task``; ``registry.tasks()`` has imported all that register
+ALIASES: dict[str, str] = {}
+
+
+def task(
+    name: str, settings: type[Settings], *, aliases: Sequence[str] = ()
+) -> Callable[[Callable[[Settings, TaskOptions], Task]], Callable[[Settings, TaskOptions], Task]]:
+    """Registers the function that follows as what makes the task of this name. Raises ValueError if it is taken."""
+
+    def register(make: Callable[[Settings, TaskOptions], Task]) -> Callable[[Settings, TaskOptions], Task]:
+        for each in (name, *aliases):
+            if each in NAMED or each in ALIASES:
+                raise ValueError(f"there is a task {each!r} already")
+        NAMED[name] = NamedTask(name, settings, make)
+        ALIASES.update(dict.fromkeys(aliases, name))
+        return make
+
+    return register

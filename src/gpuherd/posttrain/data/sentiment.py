@@ -13,14 +13,13 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.data.order import first_problems
-from gpuherd.posttrain.data.vocabulary import write_tokenizer
+from gpuherd.posttrain.data.generated import SHARES, GeneratedTask, write_tokenizer
+from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.types import Problem, Reward, Split
 
 _POSITIVE = (
@@ -39,7 +38,6 @@ _NEUTRAL = (
 POSITIVE, NEGATIVE, NEUTRAL = (tuple(words.split()) for words in (_POSITIVE, _NEGATIVE, _NEUTRAL))
 _GIVEN = 4  # words of a sentence
 _LIKELY = 12  # words that often follow a word
-_SHARES = {Split.TEST: range(1), Split.HELDOUT: range(1, 2), Split.TRAIN: range(2, 10)}  # of ten prompts, by their hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,34 +68,25 @@ class Settings:
                 raise UsageError(f"{split}={count}; from 0 to a million")
 
 
-class Sentiment:
+class Sentiment(GeneratedTask):
     """The task."""
 
     verifiable = False
     reward_range = (0.0, 1.0)
 
     def __init__(self, settings: Settings):
-        self.name = "sentiment"
+        super().__init__("sentiment", partial(_drawn, settings))
         self.settings = settings
-        self._drawn: dict[Split, list[Problem]] = {}
-
-    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
-        """The first prompts of a split. Raises UsageError."""
-        if split not in self._drawn:
-            self._drawn[split] = list(_drawn(self.settings, split))
-        return first_problems(self._drawn[split], count, seed, f"sentiment, {split}")
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:  # noqa: ARG002
         """The share of positive words in each completion; of one without words 0."""
         return [_reward(each) for each in completions]
 
-    def close(self) -> None:
-        """Nothing was started."""
 
-
-def make(options: TaskOptions) -> Sentiment:
+@task("sentiment", Settings)
+def make(settings: Settings, options: TaskOptions) -> Sentiment:  # noqa: ARG001 - nothing of it matters here
     """The task with these settings. Raises UsageError."""
-    return Sentiment(read(Settings, options.settings, "sentiment"))
+    return Sentiment(settings)
 
 
 def make_tokenizer(folder: Path) -> Any:
@@ -127,7 +116,7 @@ def _drawn(settings: Settings, split: Split) -> Iterator[Problem]:
             words.append(drawing.choices(following, cum_weights=weights)[0])
         prompt = " ".join(words[:_GIVEN])
         digest = hashlib.sha256(prompt.encode()).hexdigest()
-        if int(digest[:8], 16) % 10 in _SHARES[split] and prompt not in known:
+        if int(digest[:8], 16) % 10 in SHARES[split] and prompt not in known:
             known.add(prompt)
             yield Problem(digest[:16], prompt, (f" {' '.join(words[_GIVEN:])}",))
 

@@ -15,22 +15,18 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.data.order import MOST_PROBLEMS, first_problems
-from gpuherd.posttrain.data.vocabulary import write_tokenizer
+from gpuherd.posttrain.data.generated import MOST_PROBLEMS, SHARES, GeneratedTask, write_tokenizer
+from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.qa.span import answer_in
 
 _MOST_NODES = 10_000
 _SIGNS = ("|", "=", "/", "$")
-# A graph belongs to a split by its hash, whatever order its edges stand in and whatever the seed: of ten graphs one to
-# the test, one to the held-out ones. So two training sets of other seeds share no graph with any test.
-_SHARES = {Split.TEST: range(1), Split.HELDOUT: range(1, 2), Split.TRAIN: range(2, 10)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,7 @@ class Settings:
             wanted = getattr(self, split.value)
             if not 0 <= wanted <= MOST_PROBLEMS:
                 raise UsageError(f"{split}={wanted}; from 0 to {MOST_PROBLEMS}")
-            if 2 * wanted > (most := self.texts * len(_SHARES[split]) // 10):
+            if 2 * wanted > (most := self.texts * len(SHARES[split]) // 10):
                 raise UsageError(
                     f"{split}={wanted}; there are about {most} such problems and at most half of them are "
                     f"drawn; ask for fewer, or for more nodes"
@@ -120,34 +116,25 @@ class PathCheck:
     right: bool
 
 
-class StarGraphs:
+class StarGraphs(GeneratedTask):
     """The task: fixed sets of graphs."""
 
     verifiable = True
     reward_range = (0.0, 1.0)
 
     def __init__(self, settings: Settings):
-        self.name = "star_graph"
+        super().__init__("star_graph", partial(_drawn, settings))
         self.settings = settings
-        self._drawn: dict[Split, list[Problem]] = {}
-
-    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
-        """The first graphs of a split's fixed set. Raises UsageError."""
-        if split not in self._drawn:
-            self._drawn[split] = list(_drawn(self.settings, split))
-        return first_problems(self._drawn[split], count, seed, f"star_graph, {split}")
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """1 for the exact path; a part says which share of its nodes follow edges."""
         return [_reward(*each) for each in zip(problems, completions, strict=True)]
 
-    def close(self) -> None:
-        """Nothing was started."""
 
-
-def make(options: TaskOptions) -> StarGraphs:
+@task("star_graph", Settings)
+def make(settings: Settings, options: TaskOptions) -> StarGraphs:  # noqa: ARG001 - nothing of it matters here
     """The task with these settings. Raises UsageError."""
-    return StarGraphs(read(Settings, options.settings, "star_graph"))
+    return StarGraphs(settings)
 
 
 def graph_of(prompt: str) -> StarGraph:
@@ -207,7 +194,7 @@ def _drawn(settings: Settings, split: Split) -> Iterator[Problem]:
         nodes = drawing.sample(range(settings.nodes), settings.used)
         start, rest, arm = nodes[0], nodes[1:], settings.length - 1
         arms = [(start, *rest[first : first + arm]) for first in range(0, len(rest), arm)]
-        if _share(arms) not in _SHARES[split]:
+        if _share(arms) not in SHARES[split]:
             continue
         edges = [edge for each in arms for edge in itertools.pairwise(each)]
         drawing.shuffle(edges)

@@ -18,19 +18,18 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Head, Kind
-from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.data.order import first_problems
+from gpuherd.posttrain.data.generated import EOS, PAD, GeneratedTask, characters
+from gpuherd.posttrain.data.options import TaskOptions, task
 from gpuherd.posttrain.types import Problem, Reward, Split
 
 if TYPE_CHECKING:
     from gpuherd.lm.guidance.classifier import Classifier
 
 LEFT_REWARD, WIN_REWARD = 0.1, 1.0
-EOS, PAD = "</s>", "<pad>"
 START, LEFT, RIGHT, WIN, LOSE = "S", "L", "R", "W", "X"
 _REWARDS = {LEFT: LEFT_REWARD, RIGHT + WIN: WIN_REWARD, RIGHT + LOSE: 0.0}
-_TOKENS = (EOS, PAD, START, LEFT, RIGHT, WIN, LOSE)
+_LETTERS = (START, LEFT, RIGHT, WIN, LOSE)
+_TOKENS = (EOS, PAD, *_LETTERS)
 _NEVER = -1e4  # a logit whose token, or atom, has a probability of exactly 0 in float32
 
 
@@ -113,34 +112,30 @@ def reference(settings: Settings) -> TreePolicy:
     return TreePolicy(settings.p_left, settings.p_win)
 
 
-class TreeMDP:
+class TreeMDP(GeneratedTask):
     """The task: every problem is the tree."""
 
     verifiable = False
     reward_range = (0.0, WIN_REWARD)
 
     def __init__(self, settings: Settings):
-        self.name = "tree_mdp"
+        super().__init__("tree_mdp", self._problems)
         self.settings = settings
-
-    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
-        """So many: their ids tell them apart, by which answers are drawn. Raises UsageError."""
-        there = [
-            Problem(f"tree-{split}-{number}", START, (RIGHT + WIN,)) for number in range(getattr(self.settings, split))
-        ]
-        return first_problems(there, count, seed, f"tree_mdp, {split}")
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """0.1 for left, 1 for right and won, 0 for right and lost, and 0 for what is no way through the tree."""
         return [_reward(text) for _, text in zip(problems, completions, strict=True)]
 
-    def close(self) -> None:
-        """Nothing was started."""
+    def _problems(self, split: Split) -> list[Problem]:
+        """So many: their ids tell them apart, by which answers are drawn."""
+        count = getattr(self.settings, split)
+        return [Problem(f"tree-{split}-{number}", START, (RIGHT + WIN,)) for number in range(count)]
 
 
-def make(options: TaskOptions) -> TreeMDP:
-    """The task with these settings. Raises UsageError."""
-    return TreeMDP(read(Settings, options.settings, "tree_mdp"))
+@task("tree_mdp", Settings)
+def make(settings: Settings, options: TaskOptions) -> TreeMDP:  # noqa: ARG001 - nothing of it matters here
+    """The task with these settings."""
+    return TreeMDP(settings)
 
 
 def _reward(text: str) -> Reward:
@@ -171,7 +166,7 @@ def write_reference(folder: Path, settings: Settings) -> Path:
     import torch
     from transformers import LlamaForCausalLM
 
-    _write_tokenizer(folder)
+    characters(folder, _LETTERS, unknown=False)
     logits = torch.full((len(_TOKENS), len(_TOKENS)), _NEVER, dtype=torch.float64)  # last token, next token
     chances: Mapping[str, Mapping[str, float]] = {
         START: {LEFT: settings.p_left, RIGHT: 1 - settings.p_left},
@@ -209,7 +204,7 @@ def write_classifier(folder: Path, settings: Settings, kind: Kind = Kind.V) -> C
     with tempfile.TemporaryDirectory() as body:
         from transformers import LlamaForCausalLM
 
-        _write_tokenizer(Path(body))
+        characters(Path(body), _LETTERS, unknown=False)
         _looks_at_the_last_token(LlamaForCausalLM).save_pretrained(body)
         classifier = new_classifier(body, kind, Head.ATOMS, atoms)
     with torch.no_grad():
@@ -239,18 +234,3 @@ def _looks_at_the_last_token(model_class: Any) -> Any:
             weight.fill_(1.0 if "norm" in name else 0.0)
         model.get_input_embeddings().weight.copy_(torch.eye(width))
     return model
-
-
-def _write_tokenizer(folder: Path) -> None:
-    """Each letter of the tree is a token; ``</s>`` ends an answer."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(_TOKENS)}, unk_token=PAD))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD, clean_up_tokenization_spaces=False
-    )
-    fast.save_pretrained(folder)

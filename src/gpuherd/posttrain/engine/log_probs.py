@@ -49,6 +49,7 @@ def token_log_probs(
     attention_mask: Tensor,
     wanted: Tensor,
     *,
+    packing: tuple[Tensor, Tensor] | None = None,
     temperature: float = 1.0,
     entropy_gradient: bool = False,
     chunk: int | None = None,
@@ -61,6 +62,8 @@ def token_log_probs(
         input_ids, attention_mask: (rows, tokens).
         wanted: (rows, tokens) bool: the tokens whose log-probs are to be had. A row's first token has none before it,
             and is never had.
+        packing: where several rows stand in one: the position of each token in its own, and what is added to attention
+            scores (``data.packing``).
         temperature: logits are divided by it.
         entropy_gradient: entropies have a gradient too.
         chunk: positions whose logits exist at once; by default as many as 128 MiB hold.
@@ -70,6 +73,7 @@ def token_log_probs(
         input_ids,
         attention_mask,
         wanted,
+        packing=packing,
         temperature=temperature,
         entropy_gradient=entropy_gradient,
         chunk=chunk,
@@ -82,6 +86,7 @@ def forward_log_probs(
     attention_mask: Tensor,
     wanted: Tensor,
     *,
+    packing: tuple[Tensor, Tensor] | None = None,
     temperature: float = 1.0,
     entropy_gradient: bool = False,
     chunk: int | None = None,
@@ -91,7 +96,9 @@ def forward_log_probs(
     reading = _Reading(input_ids, attention_mask, wanted, temperature, entropy_gradient, chunk)
     words: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
     names = _takes(model)
-    if "position_ids" in names:
+    if packing is not None:
+        words["position_ids"], words["attention_mask"] = packing
+    elif "position_ids" in names:
         words["position_ids"] = (attention_mask.cumsum(dim=-1) - 1).clamp_(min=0)
     head = _head_of(model)
     if _ends_with(model, head):

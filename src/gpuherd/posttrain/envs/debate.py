@@ -19,12 +19,10 @@ from itertools import pairwise
 from typing import Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.data.reading import Checked, Draft
-from gpuherd.posttrain.data.scoring import ProblemSource
-from gpuherd.posttrain.envs.interface import NOTHING, Environment, Observation, Step, user
-from gpuherd.posttrain.envs.options import EnvironmentOptions
-from gpuherd.posttrain.envs.sources import source_of
+from gpuherd.posttrain.data.dataset import Checked, ParsedRow
+from gpuherd.posttrain.data.options import ProblemSource
+from gpuherd.posttrain.envs.interface import NOTHING, Environment, EnvironmentOptions, Observation, Step, user
+from gpuherd.posttrain.envs.registry import environment, source_of
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem, Split
 from gpuherd.qa.data.questions import BadRow
@@ -57,20 +55,20 @@ class Settings:
             raise UsageError(f"words={self.words}; the least is 1")
 
 
-def make(options: EnvironmentOptions) -> Debates:
+@environment("debate", Settings)
+def make(settings: Settings, options: EnvironmentOptions) -> Debates:
     """The environments; the judge is ``options.task.reward_model`` where there is one. Raises UsageError, and what
     reading problems raises."""
-    settings = read(Settings, options.settings, "debate")
     task, model = options.task, None
     if task.reward_model is not None:
         model = ModelRewards(
             task.reward_model, task.device, task.dtype, label=settings.label, batch_size=task.reward_batch_size
         )
-    source = source_of(options, draft, problem_of, "debate")
+    source = source_of(options, parse_topic, problem_of, "debate")
     return Debates(source, settings, model, options.max_attempts or _MOST_TURNS)
 
 
-def draft(row: Mapping[str, Any]) -> Draft:
+def parse_topic(row: Mapping[str, Any]) -> ParsedRow:
     """A ``topic``, and perhaps ``points`` that a good case names and arguments ``against`` it. Raises BadRow."""
     hidden = {}
     for name in (_POINTS, _AGAINST):
@@ -78,7 +76,7 @@ def draft(row: Mapping[str, Any]) -> Draft:
         if not isinstance(values, list | tuple) or not all(isinstance(each, str) for each in values):
             raise BadRow(f"its {name} are no list of texts")
         hidden[name] = json.dumps(list(values))
-    return Draft(row.get("topic", row.get("question")), (), row.get("id"), hidden=hidden)
+    return ParsedRow(row.get("topic", row.get("question")), (), row.get("id"), hidden=hidden)
 
 
 def problem_of(found: Checked) -> Problem:
@@ -114,8 +112,8 @@ class Debates:
         if self._model is None:
             scores = [keyword_score(text, self.settings.words) for text in texts]
         else:
-            asked = [Problem(each.problem.id, each.asked) for each in debates]
-            scores = [each.value for each in self._model.rewards(asked, texts)]
+            shown = [Problem(each.problem.id, each.prompt) for each in debates]
+            scores = [each.value for each in self._model.rewards(shown, texts)]
         return [each.judged(text, score) for each, text, score in zip(debates, texts, scores, strict=True)]
 
     def close(self) -> None:
@@ -127,11 +125,11 @@ class Debates:
 
 @dataclass(slots=True)
 class _Debate:
-    """An episode. ``asked``: what the policy was last asked."""
+    """An episode. ``prompt``: the environment's last message."""
 
     family: Debates
     problem: Problem = field(init=False)
-    asked: str = ""
+    prompt: str = ""
     said: list[str] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
 
@@ -139,28 +137,28 @@ class _Debate:
         """The topic and the side, which the seed draws."""
         self.problem, self.said, self.scores = problem, [], []
         side = random.Random(seed).choice(_SIDES)  # noqa: S311 - not a secret
-        self.asked = f"Debate: {problem.prompt}\nArgue {side} it. Give your opening argument."
-        return user(self.asked)
+        self.prompt = f"Debate: {problem.prompt}\nArgue {side} it. Give your opening argument."
+        return user(self.prompt)
 
     def step(self, text: str) -> Step:
         """An argument."""
         return self.family.step_all([self], [text])[0]
 
     def judged(self, text: str, score: float) -> Step:
-        """What comes of an argument with this score."""
+        """The step of an argument with this score."""
         self.said.append(text)
         self.scores.append(score)
         info: dict[str, float | str] = {"judge": self.family.judge, "score": score}
         turn = len(self.said)
         if turn < self.family.most_turns:
             against = json.loads(self.problem.hidden.get(_AGAINST, "[]"))
-            self.asked = f"The other side says: {against[turn - 1]}\nAnswer." if turn <= len(against) else _CHALLENGE
-            return Step(user(self.asked), 0.0, False, info=info, if_cut=math.fsum(self._earned().values()))
+            self.prompt = f"The other side says: {against[turn - 1]}\nAnswer." if turn <= len(against) else _CHALLENGE
+            return Step(user(self.prompt), 0.0, False, info=info, if_cut=math.fsum(self._earned().values()))
         parts = self._earned()
         return Step(NOTHING, math.fsum(parts.values()), True, info={**info, **parts})
 
     def _earned(self) -> dict[str, float]:
-        """What was earned with all that was said up to now, by name."""
+        """The parts of the reward up to now, by name."""
         mean = math.fsum(self.scores) / len(self.scores)
         if self.family.judged_by_model:
             return {"mean": mean}

@@ -1,4 +1,10 @@
-"""Episodes of many problems at a time: all that are open take their next turn together, and end as rollouts."""
+"""Episodes of many problems at a time: all that are open take their next turn together, and end as rollouts.
+
+A conversation becomes token ids by the tokenizer's chat template, or plainly: texts one after the other with a blank
+line between them. No id that the policy sampled may change, and templates may cut or change earlier turns: so what
+stands between two turns is found by putting a marker for the policy's words into the template and taking what comes
+behind.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +12,81 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
 from gpuherd.errors import GpuherdError, UsageError, printable
 from gpuherd.posttrain.envs.interface import Environment, Environments, Message, Step
-from gpuherd.posttrain.envs.turns import Turns
 from gpuherd.posttrain.types import Problem, Rollout
+from gpuherd.qa.prompts.conversation import control_texts, defused, opened_thought, templated, token_ids
+
+_MARKER = "gpuherdmarkerofwords"  # one word that no template changes
+_BETWEEN = "\n\n"
+
+
+class Turns:
+    """Makes prompts and what is said between turns, all in one way.
+
+    Attributes:
+        chat: by the chat template.
+    """
+
+    def __init__(self, tokenizer: Any, *, chat: bool):
+        """Raises UsageError where a template is asked for and the tokenizer has none."""
+        if chat and not getattr(tokenizer, "chat_template", None):
+            raise UsageError("generation.use_chat_template: the policy's tokenizer has no chat template; set it false")
+        self.chat = chat
+        self._tokenizer = tokenizer
+        self._controls = control_texts(tokenizer)
+
+    @cached_property
+    def opened(self) -> str:
+        """The tag of the thought that the chat template opens before each turn; empty where it opens none."""
+        return opened_thought(self._tokenizer) if self.chat else ""
+
+    def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """All before the policy's first turn. Of one message the same as ``rollout.prompting`` makes of a problem.
+
+        Raises UsageError where it has no token.
+        """
+        if self.chat:
+            return token_ids(self._tokenizer, templated(self._tokenizer, self._said(messages)), conversation=True)
+        text = _BETWEEN.join(each["content"] for each in self._said(messages))
+        if not (ids := token_ids(self._tokenizer, text, conversation=False)):
+            raise UsageError("an environment's first words are empty; a model goes on from one token at least")
+        return ids
+
+    def between(self, before: Sequence[Message], new: Sequence[Message], last: int | None) -> tuple[int, ...]:
+        """The tokens between a turn of the policy and its next one.
+
+        Args:
+            before: the messages before the turn, of both sides.
+            new: what the environment says after it.
+            last: the last token of the turn: where it ended the turn, it is not said again.
+        """
+        if not self.chat:
+            text = f"{_BETWEEN}{_BETWEEN.join(each['content'] for each in self._said(new))}{_BETWEEN}"
+            return self._ids(text)
+        said, marker = self._said(new), _MARKER
+        while any(marker in each["content"] for each in said):  # a program that was run may print it
+            marker += "s"
+        marked = [*self._said(before), {"role": "assistant", "content": marker}, *said]
+        _, found, behind = templated(self._tokenizer, marked).rpartition(marker)
+        if not found:
+            raise UsageError("the tokenizer's chat template does not show what the policy said; it can't take turns")
+        ids = self._ids(behind)
+        return ids[1:] if ids and ids[0] == last else ids
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _said(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        """Messages for the template, which can't end a turn: control tokens written out in it are taken apart."""
+        return [{"role": each.role, "content": defused(each.content, self._controls)} for each in messages]
 
 
 class Answer(Protocol):
-    """What the policy said: as of ``sampling.sampler.Continuation``."""
+    """A turn of the policy; ``rollout.sampler.Continuation`` is one."""
 
     @property
     def ids(self) -> tuple[int, ...]: ...
@@ -31,7 +102,7 @@ class Answer(Protocol):
 
 
 class Answering(Protocol):
-    """What goes on from prompts: ``sampling.sampler.Sampler`` does."""
+    """A sampler that continues prompts; ``rollout.sampler.Sampler`` is one."""
 
     def continuations(
         self,
@@ -130,7 +201,7 @@ def _begun(
 def _stepped(
     environments: Environments, turns: Turns, said: Sequence[tuple[_Episode, Answer]], most_tokens: int | None
 ) -> None:
-    """Writes down what the policy said and what came of it, in each episode."""
+    """Adds the policy's turn and the environment's step to each episode."""
     texts = [turns.opened + answer.text for _, answer in said]
     steps = environments.step_all([each.environment for each, _ in said], texts)
     for (episode, answer), step in zip(said, steps, strict=True):
@@ -172,7 +243,7 @@ def _finite(environments: Environments, episode: _Episode, reward: float) -> flo
 
 
 def _next(episode: _Episode, stream: str) -> tuple[str, Sequence[int], Sequence[int]]:
-    """What an episode's next turn goes on from, under a name of its own."""
+    """The prefix of an episode's next turn, under a name of its own."""
     name = f"{_named(episode.problem.id, stream)}\nturn {episode.turns} of {episode.sample}"
     return name, (*episode.prompt_ids, *episode.ids), ()
 
@@ -182,7 +253,7 @@ def _named(problem: str, stream: str) -> str:
 
 
 def _rollout(episode: _Episode) -> Rollout:
-    """What is left of an episode. Turns that earned nothing are left out, but for the last one."""
+    """The rollout of an episode. Turns that earned nothing are left out, but for the last one."""
     paid = [each for each in episode.rewards[:-1] if each[1]] + episode.rewards[-1:]
     return Rollout(
         problem=episode.problem.id,

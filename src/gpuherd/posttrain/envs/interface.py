@@ -1,12 +1,15 @@
 """What an environment is: a problem is shown, the policy says something, the environment answers and pays, until it is
-done. Plain data and protocols; no torch."""
+done; and how one is configured (the keys of ``policy_env`` and ``eval_envs``). Plain data and protocols; no torch."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from gpuherd.errors import UsageError
+from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.types import Problem, Split
 
 Role = Literal["system", "user", "assistant"]
@@ -22,23 +25,23 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the policy gets to see: of ``reset`` all that comes before its first turn, of ``step`` what is new."""
+    """What the policy sees: of ``reset`` all messages before its first turn, of ``step`` the new ones."""
 
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What came of a turn of the policy.
+    """The environment's answer to a turn of the policy.
 
     Attributes:
-        observation: what is said to it; of the last step nothing.
+        observation: the reply; empty in the last step.
         reward: what the turn earned; those of an episode add up.
         done: the episode is over.
         correct: whether the episode ends well if it ends here; None where there is no right and wrong.
         info: what it is made of, by name, for logs.
         if_cut: what the episode earns besides where it has to end here though it is not done, since the conversation
-            has no room for another turn. So nobody gains or loses by talking until there is none.
+            has no room for another turn. So a policy gains or loses nothing by talking until there is none.
     """
 
     observation: Observation
@@ -102,3 +105,54 @@ def user(text: str) -> Observation:
 
 
 NOTHING = Observation(())
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentOptions:
+    """How an environment is made.
+
+    Attributes:
+        env_type: code, math, tool, debate, custom, or task (a task's problems, one turn each).
+        dataset: a task's name or a file of problems.
+        problems: the problems themselves, a mapping each, instead of ``dataset``.
+        only: the split that all ``problems`` belong to; None: they are divided as those of a file are.
+        timeout: seconds for a run of code.
+        max_attempts: turns of the policy; None: code 3, math 2, tool 5, debate 3, task 1.
+        custom_class: the dotted name of a class whose objects are ``Environments``; made with
+            ``custom_kwargs``.
+        reward_scale, reward_bias, reward_clip: a turn's reward r becomes r * scale + bias, not beyond ± clip.
+        settings: of the environment itself (the dataclass in its module), or of the task.
+        task: reward model or function, device and processes, as for tasks.
+    """
+
+    env_type: str = "task"
+    dataset: str | None = None
+    problems: tuple[Mapping[str, Any], ...] | None = None
+    only: Split | None = None
+    timeout: float = 5.0
+    max_attempts: int | None = None
+    custom_class: str | None = None
+    custom_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+    reward_bias: float = 0.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    task: TaskOptions = field(default_factory=TaskOptions)
+
+    def __post_init__(self) -> None:
+        if self.max_attempts is not None and self.max_attempts < 1:
+            raise UsageError(f"max_attempts={self.max_attempts}; the least is 1")
+        if not 0 < self.timeout <= 3600:
+            raise UsageError(f"timeout={self.timeout}; seconds above 0, and 3600 at most")
+        if self.reward_clip is not None and not 0 < self.reward_clip < math.inf:
+            raise UsageError(f"reward_clip={self.reward_clip}; above 0")
+        if not (math.isfinite(self.reward_scale) and math.isfinite(self.reward_bias)) or self.reward_scale == 0:
+            raise UsageError(
+                f"reward_scale={self.reward_scale}, reward_bias={self.reward_bias}; finite, the scale not 0"
+            )
+        if self.task.reward is not None and self.env_type != "task":
+            raise UsageError(f"reward is of env_type task; {self.env_type} says itself what answers earn")
+        if self.dataset is not None and self.problems is not None:
+            raise UsageError("dataset and problems both give the problems; leave one out")
+        if (self.env_type == "custom") != (self.custom_class is not None):
+            raise UsageError("env_type custom and custom_class=package.module.Class belong together")

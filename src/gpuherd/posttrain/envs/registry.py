@@ -1,43 +1,119 @@
-"""Which environments there are, by the names that configs use: a module is imported when it is asked for."""
+"""Environments by name. One registers itself where it is defined:
+
+    @environment("math", MathSettings)
+    def make_math(settings: MathSettings, options: EnvironmentOptions) -> Environments: ...
+
+Here besides what all of them share: a task as an environment of one turn, an environment of the user's own class,
+rewards shaped as a configuration says, and where problems are from.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
 
 from gpuherd.errors import UsageError, printable
 from gpuherd.options import did_you_mean
-from gpuherd.posttrain.envs.interface import Environments
-from gpuherd.posttrain.envs.options import EnvironmentOptions
-from gpuherd.posttrain.envs.shaping import Shape, Shaped
+from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.data.dataset import (
+    SUFFIXES,
+    Checked,
+    ParsedRow,
+    Part,
+    first_problems,
+    gather,
+    read_rows,
+    without_last_tenth,
+)
+from gpuherd.posttrain.data.options import ProblemSource
+from gpuherd.posttrain.data.registry import make_task
+from gpuherd.posttrain.envs.interface import (
+    NOTHING,
+    Environment,
+    EnvironmentOptions,
+    Environments,
+    Observation,
+    Step,
+    user,
+)
+from gpuherd.posttrain.rewards.guarded import rewards_of
+from gpuherd.posttrain.types import Problem, Split, Task
+from gpuherd.qa.data.questions import DataRow
 
-# A function of each module: EnvironmentOptions -> Environments.
-ENVIRONMENTS: Mapping[str, str] = {
-    "task": "of_task:make",
-    "code": "code:make",
-    "math": "math:make",
-    "tool": "tool:make",
-    "debate": "debate:make",
-}
+Settings = TypeVar("Settings")
+Maker = Callable[[Settings, EnvironmentOptions], Environments]
+
 _NEEDED = ("name", "verifiable", "reward_range", "most_turns", "problems", "make", "step_all", "close")
 
 
+@dataclass(frozen=True, slots=True)
+class NamedEnvironment:
+    """An environment that is known by a name: the dataclass of its settings, and what makes it of these."""
+
+    name: str
+    settings: type
+    make: Callable[[Any, EnvironmentOptions], Environments]
+
+
+_NAMED: dict[str, NamedEnvironment] = {}
+
+
+def environment(name: str, settings: type[Settings]) -> Callable[[Maker[Settings]], Maker[Settings]]:
+    """Registers the function that follows as what makes the environments of this name. Raises ValueError if it is
+    taken."""
+
+    def register(make: Maker[Settings]) -> Maker[Settings]:
+        if name in _NAMED:
+            raise ValueError(f"there is an environment {name!r} already")
+        _NAMED[name] = NamedEnvironment(name, settings, make)
+        return make
+
+    return register
+
+
+def environments() -> Mapping[str, NamedEnvironment]:
+    """All environments that are known by a name but ``task``. Each module of this package registers its own when it is
+    imported."""
+    import gpuherd.posttrain.envs as package
+
+    for module in sorted(each.name for each in pkgutil.iter_modules(package.__path__)):
+        importlib.import_module(f"{package.__name__}.{module}")
+    return _NAMED
+
+
 def make_environments(options: EnvironmentOptions) -> Environments:
-    """The environments that the options say. Raises UsageError, which says the nearest name; what reading raises."""
-    made = _custom(options) if options.custom_class is not None else _known(options.env_type)(options)
+    """The environments that the options say. Raises UsageError, which says the nearest name; NoProtection, and what
+    reading problems raises."""
+    made = _custom(options) if options.custom_class is not None else _known(options)
     shape = Shape(options.reward_scale, options.reward_bias, options.reward_clip)
     return made if shape == Shape() else Shaped(made, shape)
 
 
-def _known(name: str) -> Callable[[EnvironmentOptions], Environments]:
-    plain = name.lower().replace("-", "_")
-    if plain not in ENVIRONMENTS:
-        hint = did_you_mean(plain, [*ENVIRONMENTS, "custom"])
-        raise UsageError(f"env_type {printable(name)!r} is none of {', '.join(ENVIRONMENTS)} and custom{hint}")
-    module, _, attribute = ENVIRONMENTS[plain].partition(":")
-    found: Any = getattr(importlib.import_module(f"gpuherd.posttrain.envs.{module}"), attribute)
-    return found  # type: ignore[no-any-return]
+def _known(options: EnvironmentOptions) -> Environments:
+    plain = options.env_type.lower().replace("-", "_")
+    if plain == "task":
+        return _of_task(options)
+    if (known := environments().get(plain)) is None:
+        names = ["task", *environments()]
+        hint = did_you_mean(plain, [*names, "custom"])
+        raise UsageError(f"env_type {printable(options.env_type)!r} is none of {', '.join(names)} and custom{hint}")
+    return known.make(read(known.settings, options.settings, known.name), options)
+
+
+def _of_task(options: EnvironmentOptions) -> SingleTurn:
+    """The environments of a task, whose own settings ``options.settings`` are. Raises UsageError."""
+    if options.dataset is None:
+        raise UsageError("env_type task: dataset=TASK or FILE says which")
+    if options.max_attempts not in (None, 1):
+        raise UsageError(
+            f"max_attempts={options.max_attempts}: a task is answered in one turn; math and code take more"
+        )
+    return SingleTurn(make_task(options.dataset, replace(options.task, settings=options.settings)))
 
 
 def _custom(options: EnvironmentOptions) -> Environments:
@@ -50,8 +126,193 @@ def _custom(options: EnvironmentOptions) -> Environments:
         raise UsageError(f"custom_class={printable(name)!r} can't be made: {problem}") from None
     missing = [each for each in _NEEDED if not hasattr(made, each)]
     if missing:
-        raise UsageError(
-            f"custom_class={printable(name)!r} has no {missing[0]}; environments.interface says what it needs"
-        )
+        raise UsageError(f"custom_class={printable(name)!r} has no {missing[0]}; envs.interface says what it needs")
     own: Environments = made
     return own
+
+
+# ---- a task as an environment ----------------------------------------------------------------------------------------
+
+
+class SingleTurn:
+    """Environments of a task; the turns of many episodes are scored together."""
+
+    most_turns = 1
+
+    def __init__(self, task: Task):
+        self.name = task.name
+        self.verifiable, self.reward_range = task.verifiable, task.reward_range
+        self._task = task
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """The task's."""
+        return self._task.problems(split, count, seed)
+
+    def make(self) -> Environment:
+        """A new one."""
+        return _OneTurn(self)
+
+    def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
+        """The rewards of all texts, scored together."""
+        problems = [each.problem for each in environments if isinstance(each, _OneTurn)]
+        rewards = rewards_of(self._task, self.name, problems, texts)
+        return [Step(NOTHING, each.value, True, each.correct, each.parts) for each in rewards]
+
+    def close(self) -> None:
+        """Ends what the task has started."""
+        self._task.close()
+
+
+class _OneTurn:
+    def __init__(self, family: SingleTurn):
+        self._family = family
+        self.problem: Problem
+
+    def reset(self, problem: Problem, seed: int) -> Observation:  # noqa: ARG002 - nothing is drawn
+        """Shows the problem's prompt."""
+        self.problem = problem
+        return user(problem.prompt)
+
+    def step(self, text: str) -> Step:
+        """The answer, and the end."""
+        return self._family.step_all([self], [text])[0]
+
+
+# ---- rewards as a configuration shapes them --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A turn's reward r becomes r * scale + bias, cut off at ± clip.
+
+    >>> Shape(scale=2, bias=1, clip=2).of(1.0)
+    2.0
+    """
+
+    scale: float = 1.0
+    bias: float = 0.0
+    clip: float | None = None
+
+    def of(self, reward: float) -> float:
+        """The reward as it is paid."""
+        shaped = reward * self.scale + self.bias
+        return shaped if self.clip is None else max(-self.clip, min(self.clip, shaped))
+
+
+class Shaped:
+    """Environments whose turns pay shaped rewards."""
+
+    def __init__(self, inner: Environments, shape: Shape):
+        self.name = inner.name
+        self.verifiable = False
+        self.most_turns = inner.most_turns
+        self.reward_range = _range(inner, shape)
+        self._inner, self._shape = inner, shape
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """Those of the environments inside."""
+        return self._inner.problems(split, count, seed)
+
+    def make(self) -> Environment:
+        """One whose own ``step`` pays shaped rewards too."""
+        return _ShapedEnvironment(self._inner.make(), self._shape)
+
+    def step_all(self, environments: Sequence[Environment], texts: Sequence[str]) -> list[Step]:
+        """The steps of the environments inside, shaped."""
+        inner = [each.inner for each in environments if isinstance(each, _ShapedEnvironment)]
+        return [_shaped(each, self._shape) for each in self._inner.step_all(inner, texts)]
+
+    def close(self) -> None:
+        """Ends what was started inside."""
+        self._inner.close()
+
+
+class _ShapedEnvironment:
+    def __init__(self, inner: Environment, shape: Shape):
+        self.inner, self._shape = inner, shape
+        self.reset = inner.reset
+
+    def step(self, text: str) -> Step:
+        """The step of the environment inside, shaped."""
+        return _shaped(self.inner.step(text), self._shape)
+
+
+def _shaped(step: Step, shape: Shape) -> Step:
+    """With the reward as it is paid, also where the episode is cut; one that is not finite stays, to be refused."""
+    if not math.isfinite(step.reward + step.if_cut):
+        return step
+    paid = shape.of(step.reward)
+    return replace(step, reward=paid, if_cut=shape.of(step.reward + step.if_cut) - paid if step.if_cut else 0.0)
+
+
+def _range(inner: Environments, shape: Shape) -> tuple[float, float]:
+    """The least and the largest reward of an episode of one turn or more, each turn shaped by itself."""
+    low, high = sorted(each * shape.scale for each in inner.reward_range)
+    biases = (shape.bias, shape.bias * inner.most_turns)
+    most = math.inf if shape.clip is None else shape.clip * inner.most_turns
+    return max(-most, low + min(biases)), min(most, high + max(biases))
+
+
+# ---- where problems are from -----------------------------------------------------------------------------------------
+
+
+class ListedProblems:
+    """Problems that are known: all of one split, or divided (the last tenth is the test, the last tenth of the others
+    held out)."""
+
+    def __init__(self, name: str, problems: Sequence[Problem], only: Split | None):
+        self._name = name
+        if only is not None:
+            self._parts = {split: problems if split is only else [] for split in Split}
+            return
+        others, test = without_last_tenth(problems)
+        train, heldout = without_last_tenth(others)
+        self._parts = {Split.TRAIN: train, Split.HELDOUT: heldout, Split.TEST: test}
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """The first problems of a split. Raises UsageError where there are not so many, or none at all."""
+        if not self._parts[split]:
+            raise UsageError(f"environment {self._name} has no {split} problems")
+        return first_problems(self._parts[split], count, seed, f"environment {self._name}, {split}")
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+class ChangedPrompts:
+    """A task's problems, with the prompts of an environment."""
+
+    def __init__(self, task: ProblemSource, change: Callable[[Problem], Problem]):
+        self._task, self._change = task, change
+
+    def problems(self, split: Split, count: int | None, seed: int) -> Sequence[Problem]:
+        """The task's. Raises what it raises."""
+        return [self._change(each) for each in self._task.problems(split, count, seed)]
+
+    def close(self) -> None:
+        """Ends what the task has started."""
+        self._task.close()
+
+
+def source_of(
+    options: EnvironmentOptions,
+    parse: Callable[[Mapping[str, Any]], ParsedRow],
+    made: Callable[[Checked], Problem],
+    name: str,
+    *,
+    of_task: Callable[[Problem], Problem] | None = None,
+) -> ProblemSource:
+    """The problems that the options say: ``parse`` and ``made`` read rows of a file or of the configuration, as
+    ``data.dataset.gather`` does; a task's problems are its own, changed by
+    ``of_task`` where the environment says more than they do. Raises UsageError, and what reading raises."""
+    if options.problems is not None:
+        rows = [DataRow(f"problem {number}", each) for number, each in enumerate(options.problems, start=1)]
+        return ListedProblems(name, gather(rows, parse, made, f"environment {name}"), options.only)
+    if options.dataset is None:
+        raise UsageError(f"environment {name} has no problems: set dataset=TASK or FILE, or problems")
+    if options.dataset.lower().endswith(SUFFIXES):
+        path = str(Path(options.dataset).expanduser())
+        rows_of_file = read_rows(Part(path, "train"), None, frozenset())
+        return ListedProblems(name, gather(rows_of_file, parse, made, f"environment {name} ({path})"), options.only)
+    task = make_task(options.dataset, replace(options.task, settings={}))
+    return task if of_task is None else ChangedPrompts(task, of_task)

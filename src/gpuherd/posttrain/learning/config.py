@@ -183,6 +183,7 @@ class SFTBlock:
     world_model_weight: float = _SFT.world_model_weight
     filter_low_reward: bool = _SFT.filter_low_reward
     min_reward_threshold: float = _SFT.min_reward_threshold
+    packing: bool = _SFT.packing  # ours
     collect_every: int = 1
     max_trajectories: int = 1000
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.order import first_problems
+from gpuherd.posttrain.data.dataset import first_problems
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.episodes import problems_of, roller
 from gpuherd.posttrain.learning.folder import TrainDirectory

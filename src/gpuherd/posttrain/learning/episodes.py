@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.options import TaskOptions
-from gpuherd.posttrain.envs.options import EnvironmentOptions
+from gpuherd.posttrain.envs.interface import EnvironmentOptions
 from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
 from gpuherd.posttrain.types import Problem, Rollout, Split
 
@@ -65,8 +65,7 @@ def roller(config: TrainConfig, environments: Environments, *, greedy: bool = Fa
     With ``grpo.gamma`` below 1 what an episode earns is discounted by turn: sum over turns k of gamma^k r_k. What is
     evaluated (``greedy``) is not.
     """
-    from gpuherd.posttrain.envs.episodes import roll
-    from gpuherd.posttrain.envs.turns import Turns
+    from gpuherd.posttrain.envs.episodes import Turns, roll
 
     gamma = config.grpo.gamma if config.training.algorithm == "grpo" and not greedy else 1.0
 

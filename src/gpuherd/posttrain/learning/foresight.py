@@ -127,7 +127,8 @@ def _demonstrations(file: str, config: TrainConfig) -> Texts:
         )
     read = read_demonstrations(file, limit=count)
     said = "; ".join(filter(None, (read.sentence, read.refusals())))
-    return Texts([_text_of(each.prompt) for each in read.shown], [each.answer for each in read.shown], 1, said)
+    pairs = [pair for each in read.shown for pair in each.pairs]
+    return Texts([prompt for prompt, _ in pairs], [answer for _, answer in pairs], 1, said)
 
 
 def _text_of(prompt: str | Messages) -> str:

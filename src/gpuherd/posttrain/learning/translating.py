@@ -212,4 +212,5 @@ def _sft(config: TrainConfig) -> dict[str, Any]:
         "world_model_weight": told.world_model_weight,
         "filter_low_reward": told.filter_low_reward,
         "min_reward_threshold": told.min_reward_threshold,
+        "packing": told.packing,
     }

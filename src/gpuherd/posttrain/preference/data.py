@@ -9,17 +9,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuherd.errors import UsageError
 from gpuherd.posttrain.data import preference_rows
-from gpuherd.posttrain.data.preference_rows import Messages, imitated
+from gpuherd.posttrain.data.dataset import SUFFIXES, file_rows
+from gpuherd.posttrain.data.preference_rows import Conversation, Messages, imitated
 from gpuherd.posttrain.types import Comparison, Rollout
-from gpuherd.qa.data.files import rows_of_file
 from gpuherd.qa.data.hub import hub_rows
 from gpuherd.qa.data.questions import BadQuestions, DataRow, MissingQuestions
 
 _COLUMNS = ("id", "prompt", "chosen", "rejected")
-_IMITATED = ("id", "messages", "prompt", "question", "completion", "chosen", "rejected", "answer", "answers", "text")
-_SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
+_IMITATED = (
+    "id",
+    "messages",
+    "tools",
+    "prompt",
+    "question",
+    "completion",
+    "chosen",
+    "rejected",
+    "answer",
+    "answers",
+    "text",
+)
 _HUB_ID = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 _SHOWN = 5  # refused rows in a message
 
@@ -42,17 +52,20 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """An answer to imitate.
+    """What is imitated of a row.
 
     Attributes:
-        id: of the row, with ``#2`` and so on behind it for its further answers; unique.
-        prompt: a text, or the conversation before the answer; "" where all of a text is imitated.
-        answer: its text.
+        id: of the row; unique.
+        example: a prompt ("" where all of a text is imitated) and its answer, or a conversation.
     """
 
     id: str
-    prompt: str | Messages
-    answer: str
+    example: tuple[str, str] | Conversation
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """All that stands before each answer, and the answer."""
+        return self.example.texts if isinstance(self.example, Conversation) else (self.example,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +110,8 @@ class Demonstrations:
     @property
     def sentence(self) -> str:
         """How many answers and rows are used: ``data.jsonl: 100 answers of 100 of 100 rows``."""
-        return f"{self.name}: {len(self.shown)} answers of {self.rows - len(self.refused)} of {self.rows} rows"
+        answers = sum(len(each.pairs) for each in self.shown)
+        return f"{self.name}: {answers} answers of {self.rows - len(self.refused)} of {self.rows} rows"
 
 
 def _refusals(name: str, refused: Sequence[Refused], kind: str) -> str | None:
@@ -112,7 +126,7 @@ def _refusals(name: str, refused: Sequence[Refused], kind: str) -> str | None:
 def read_preferences(
     name: str | Path, *, split: str = "train", revision: str | None = None, limit: int | None = None
 ) -> Preferences:
-    """The preferences of a file (.jsonl, .ndjson, .json, .parquet) or of a data set of the Hub (``owner/name`` or
+    """The preferences of a file (JSONL, JSON, Parquet, CSV) or of a data set of the Hub (``owner/name`` or
     ``owner/name:config``), the first ``limit`` of the good ones.
 
     A row has ``prompt``, ``chosen`` and ``rejected``, each a text or a list of messages; where the completions are
@@ -156,7 +170,7 @@ def read_demonstrations(name: str | Path, *, split: str = "train", limit: int | 
             break
         count += 1
         try:
-            pairs = imitated(row.values) if row.values is not None else _no_values(row)
+            example = imitated(row.values) if row.values is not None else _no_values(row)
         except ValueError as problem:
             refused.append(Refused(row.place, str(problem)))
             continue
@@ -165,16 +179,14 @@ def read_demonstrations(name: str | Path, *, split: str = "train", limit: int | 
             refused.append(Refused(row.place, f"its id {own!r} is that of {places[own]} too"))
             continue
         places[own] = row.place
-        shown += [
-            Demonstration(own if number == 1 else f"{own}#{number}", *pair) for number, pair in enumerate(pairs, 1)
-        ]
+        shown.append(Demonstration(own, example))
     made = Demonstrations(str(name), tuple(shown), tuple(refused), count)
     if not shown:
         raise BadQuestions(made.refusals() or f"{name}: it has no rows")
     return made
 
 
-def _no_values(row: DataRow) -> list[tuple[str | Messages, str]]:
+def _no_values(row: DataRow) -> tuple[str, str]:
     raise ValueError(row.problem or "no row")
 
 
@@ -200,11 +212,9 @@ def _rows(
 ) -> tuple[Iterator[DataRow], str | None]:
     path = Path(name).expanduser()
     if path.is_file():
-        if path.suffix.lower() not in _SUFFIXES:
-            raise UsageError(f"{path}: a file of rows ends in {', '.join(_SUFFIXES)}")
-        return rows_of_file(path, wanted), None
+        return file_rows(path, wanted), None
     hub_id = _HUB_ID.fullmatch(name)
-    if path.suffix.lower() in _SUFFIXES or (hub_id is None and not path.is_dir()):
+    if path.suffix.lower() in SUFFIXES or (hub_id is None and not path.is_dir()):
         raise MissingQuestions(f"{name}: there is no such file")
     repository, config = (str(path), None) if path.is_dir() or hub_id is None else hub_id.groups()
     of_hub = hub_rows(repository, config, split, revision, wanted)

@@ -7,11 +7,13 @@ chooses the first of its own. Tokenised together, the two may melt into other to
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Any
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.tokens import turn_end
-from gpuherd.posttrain.data.preference_rows import Messages
+from gpuherd.posttrain.data.chat import ChatTokenizer
+from gpuherd.posttrain.data.preference_rows import Conversation, Messages
 from gpuherd.posttrain.preference.data import Demonstration, Preference
 from gpuherd.posttrain.rollout.prompting import Prompting
 from gpuherd.posttrain.types import Comparison, Problem, Reward, Rollout
@@ -46,26 +48,30 @@ class Writing:
 
     def imitation(self, shown: Demonstration) -> Rollout:
         """A demonstration as a rollout of the policy, with the reward 0: nothing scored it. Raises UsageError where the
-        chat template refuses its conversation."""
+        chat template can't write its conversation, or not as the policy would see it."""
+        if isinstance(shown.example, Conversation):
+            return self._conversation(shown.id, shown.example)
+        prompt, answer = shown.example
         begin = self._tokenizer.bos_token_id
-        prompt = self._before(shown.id, shown.prompt) if shown.prompt else () if begin is None else (begin,)
-        return self._imitated(shown.id, prompt, shown.answer, Reward(0.0))
+        before = self._before(shown.id, prompt) if prompt else () if begin is None else (begin,)
+        return self._imitated(shown.id, before, answer, Reward(0.0))
+
+    def _conversation(self, name: str, conversation: Conversation) -> Rollout:
+        """A conversation as one rollout: the policy's are the turns that are imitated."""
+        try:
+            chat = self._chat.tokens(conversation)
+        except UsageError as problem:
+            raise UsageError(f"{name}: {problem}") from None
+        first, text = chat.learnt.index(True), conversation.texts[-1][1]
+        return _as_rollout(name, chat.ids[:first], chat.ids[first:], chat.learnt[first:], text, Reward(0.0))
+
+    @cached_property
+    def _chat(self) -> ChatTokenizer:
+        return ChatTokenizer(self._tokenizer)
 
     def _imitated(self, problem: str, prompt_ids: tuple[int, ...], text: str, reward: Reward) -> Rollout:
         ids = self.completion(text)
-        return Rollout(
-            problem=problem,
-            sample=0,
-            prompt_ids=prompt_ids,
-            ids=ids,
-            by_policy=(True,) * len(ids),
-            log_probs=(None,) * len(ids),
-            text=text,
-            reward=reward.value,
-            correct=reward.correct,
-            finished=True,
-            turn_rewards=((len(ids) - 1, reward.value),),
-        )
+        return _as_rollout(problem, prompt_ids, ids, (True,) * len(ids), text, reward)
 
     def _before(self, name: str, prompt: str | Messages) -> tuple[int, ...]:
         """The tokens of a prompt, or of the conversation before an answer."""
@@ -88,6 +94,25 @@ class Writing:
     def comparisons(self, preferences: Iterable[Preference]) -> list[Comparison]:
         """The same of many, in their order."""
         return [self.comparison(each) for each in preferences]
+
+
+def _as_rollout(
+    problem: str, prompt_ids: tuple[int, ...], ids: tuple[int, ...], learnt: tuple[bool, ...], text: str, reward: Reward
+) -> Rollout:
+    """What somebody wrote as if the policy had drawn it."""
+    return Rollout(
+        problem=problem,
+        sample=0,
+        prompt_ids=prompt_ids,
+        ids=ids,
+        by_policy=learnt,
+        log_probs=(None,) * len(ids),
+        text=text,
+        reward=reward.value,
+        correct=reward.correct,
+        finished=True,
+        turn_rewards=((len(ids) - 1, reward.value),),
+    )
 
 
 def load_tokenizer(model: str, adapter: str | None = None) -> Any:

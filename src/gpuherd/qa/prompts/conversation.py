@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -42,12 +42,12 @@ def templated(tokenizer: Any, conversation: Sequence[Turn]) -> str:
     """
     if conversation[0]["role"] == "system":
         with suppress(Exception):  # a template may raise anything
-            text = _rendered(tokenizer, conversation)
+            text = rendered(tokenizer, conversation)
             if conversation[0]["content"].strip() in text:
                 return text
         conversation = without_system(conversation)
     try:
-        text = _rendered(tokenizer, conversation)
+        text = rendered(tokenizer, conversation)
     except Exception as problem:
         raise UsageError(
             f"the tokenizer's chat template can't put this conversation: {type(problem).__name__}: {problem}; "
@@ -70,14 +70,25 @@ def template_sha256(tokenizer: Any) -> str | None:
     return None if not template else hashlib.sha256(str(template).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _rendered(tokenizer: Any, conversation: Sequence[Turn]) -> str:
-    template = tokenizer.get_chat_template()
-    if "strftime_now" in template:
-        template = _STOPPED_CLOCK + template
+def rendered(
+    tokenizer: Any, conversation: Sequence[Mapping[str, Any]], *, tools: Sequence[Any] = (), ready: bool = True
+) -> str:
+    """The conversation as the chat template writes it; ``ready`` for the answer, or as it ends. Raises what the
+    template raises, which may be anything."""
     text = tokenizer.apply_chat_template(
-        list(conversation), chat_template=template, tokenize=False, add_generation_prompt=True
+        list(conversation),
+        tools=list(tools) or None,
+        chat_template=template_of(tokenizer, tools),
+        tokenize=False,
+        add_generation_prompt=ready,
     )
     return str(text)
+
+
+def template_of(tokenizer: Any, tools: Sequence[Any] = ()) -> str:
+    """The chat template (that for tools where there are some, and it is another one), its clock stopped."""
+    template = str(tokenizer.get_chat_template(tools=list(tools) or None))
+    return _STOPPED_CLOCK + template if "strftime_now" in template else template
 
 
 # ---- control tokens that are written out in a text, which a tokenizer takes for real ones ----------------------------
