@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
-from gpuherd.posttrain.eval.result import REFERENCE
+from gpuherd.posttrain.eval.results import REFERENCE
 from gpuherd.posttrain.runs.plan import Combination, Phase, Step, plan_steps
 
 names = st.sampled_from(["PITA", "QSharp", "GRPO", "DPO"])

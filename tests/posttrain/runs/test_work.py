@@ -9,7 +9,7 @@ import pytest
 from tests.posttrain.runs.conftest import MakeSettings
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.eval.files import read_result
+from gpuherd.posttrain.eval.results import read_result
 from gpuherd.posttrain.runs.dividing import combinations_of
 from gpuherd.posttrain.runs.folder import RoundsDirectory
 from gpuherd.posttrain.runs.handing import write_policy

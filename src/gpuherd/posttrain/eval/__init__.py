@@ -1,1 +1,17 @@
 """How good policies are, and how far from the reference: metrics with intervals, and comparisons that are fair."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuherd.exports import on_first_use
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.eval.evaluation import Evaluating, evaluate
+    from gpuherd.posttrain.eval.tables import gather
+
+__all__ = ["Evaluating", "evaluate", "gather"]
+
+__getattr__, __dir__ = on_first_use(
+    __name__, {"Evaluating": "evaluation", "evaluate": "evaluation", "gather": "tables"}
+)

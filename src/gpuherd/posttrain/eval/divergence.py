@@ -1,10 +1,12 @@
-"""How far a policy is from its reference along completions that it drew: KL(policy || reference), by teacher forcing.
+"""How far a policy is from its reference along completions that it drew: KL(policy || reference).
+
+A guided decode records it while it draws, and the reference itself has none. All other completions are read again, by
+teacher forcing, and the figures kept in a file, a line a problem, resumed like answers.
 
 Exactly: both models read the completion, and at each of its positions the divergence of their laws of the next token is
 summed over the vocabulary, at temperature 1. The mean over completions of the sum over positions is, by the chain rule,
 an unbiased estimate of the divergence of the laws of whole completions, where the completions were drawn at temperature
-1 without top-p and top-k; of other draws it is the divergence along the paths that were taken. A guided decode records
-the same while it draws.
+1 without top-p and top-k; of other draws it is the divergence along the paths that were taken.
 
 By estimators, where only the reference is to be in memory: with p the probability of the sampled token under the law
 that sampled and q under the reference's at the same temperature (Schulman 2020, "Approximating KL divergence"),
@@ -14,17 +16,29 @@ divergence as their mean at each position.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpuherd.engines.progress import report
 from gpuherd.errors import UsageError
 from gpuherd.lm.forward import BatchReading, CausalModel, causal_model, halved, padded, pieces
-from gpuherd.posttrain.eval.result import Estimator
+from gpuherd.posttrain.eval.answers import AnsweredProblem, BadAnswers, Completion
+from gpuherd.posttrain.eval.results import Divergence, Estimator
+from gpuherd.runs import records
+from gpuherd.runs.shard_file import ShardFile, unsealed
+from gpuherd.runs.shards import in_batches
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
+
+    from gpuherd.posttrain.rollout.sampler import Sampler
+
+# ---- of completions, with the models in memory
 
 Found = TypeVar("Found")
 
@@ -99,8 +113,8 @@ def forced_log_probs(
 
         rows: list[list[float]] = [[] for _ in some]
         for (logits,), targets, counts in _walk(models, [prompts[at] for at in some], [answers[at] for at in some]):
-            told = torch.log_softmax(logits.float() / temperature, dim=-1)
-            values = told.gather(2, targets.to(told.device)[..., None])[..., 0].tolist()
+            log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+            values = log_probs.gather(2, targets.to(log_probs.device)[..., None])[..., 0].tolist()
             for row, more, used in zip(rows, values, counts.tolist(), strict=True):
                 row += [value for value, each in zip(more, used, strict=True) if each]
         return [tuple(value if math.isfinite(value) else None for value in row) for row in rows]
@@ -173,3 +187,130 @@ def _halving(count: int, work: Callable[[Sequence[int]], Sequence[Found]], most:
 
 def _vocabulary(model: CausalModel) -> int:
     return int(model.module.config.get_text_config(decoder=True).vocab_size)
+
+
+# ---- of an evaluation
+
+Table = tuple[tuple[float | None, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A divergence a completion, (problems, samples), None where it was not measured, and how; or None both."""
+
+    kl: Table | None
+    estimator: Estimator | None
+
+
+def measured_kl(
+    answered: Sequence[AnsweredProblem],
+    *,
+    guided: bool,
+    is_reference: bool,
+    how: Divergence,
+    most: int | None,
+    temperature: float,
+    at_once: int,
+    path: Path,
+    policy: Callable[[], Sampler],
+    release: Callable[[], None],
+    reference: Callable[[], Sampler],
+) -> Measured:
+    """The divergences of all completions.
+
+    Args:
+        guided: the decode recorded them.
+        is_reference: the policy is the reference: they are 0.
+        how: EXACT, K1 or K3, where they must be measured.
+        most: of how many completions a problem; None: of all.
+        temperature: of the draws; the estimators are of the laws at it.
+        at_once: completions that are read together, at most, a problem's all.
+        path: their file.
+        policy, reference: load the models, when they are needed.
+        release: lets the policy go.
+    """
+    if guided:
+        return Measured(tuple(tuple(each.kl for each in row.completions) for row in answered), Estimator.EXACT)
+    if is_reference:
+        return Measured(tuple((0.0,) * len(row.completions) for row in answered), Estimator.EXACT)
+    estimator = {Divergence.EXACT: Estimator.EXACT, Divergence.K1: Estimator.K1, Divergence.K3: Estimator.K3}[how]
+    taken = [row.completions[:most] for row in answered]
+    shard = in_batches(len(taken), max(1, at_once // len(taken[0])))
+    with ShardFile(path, shard, sealed=True) as file:
+        if file.todo:
+            measure = _measure(estimator, temperature, policy, release, reference)
+            for batch in file.todo:
+                report(batch[0], len(taken), "divergence from the reference")
+                rows = _rows(answered, taken, batch, measure)
+                file.append([json.dumps({"kl": row}, allow_nan=False) for row in rows])
+    read = _read(path, [len(row) for row in taken])
+    return Measured(
+        tuple((*row, *[None] * (len(each.completions) - len(row))) for row, each in zip(read, answered, strict=True)),
+        estimator,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    kl: tuple[float | None, ...]
+
+
+def _read(path: Path, counts: Sequence[int]) -> list[tuple[float | None, ...]]:
+    """The file's rows, each of so many figures. Raises BadAnswers."""
+    found = []
+    try:
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+            if (content := unsealed(line)) is None:
+                raise ValueError(f"line {number} is incomplete or has changed")
+            row: _Line = records.read(_Line, json.loads(content))
+            found.append(row.kl)
+    except (TypeError, ValueError, KeyError, RecursionError) as problem:
+        raise BadAnswers(f"{path} is damaged ({problem}); move it away") from None
+    if [len(row) for row in found] != list(counts):
+        raise BadAnswers(f"{path} is not of these completions; move it away")
+    return found
+
+
+Measure = Callable[[Sequence[Sequence[int]], Sequence[Completion]], Sequence[float | None]]
+
+
+def _measure(
+    estimator: Estimator,
+    temperature: float,
+    policy: Callable[[], Sampler],
+    release: Callable[[], None],
+    reference: Callable[[], Sampler],
+) -> Measure:
+    """Prompts and completions -> their divergences."""
+    from gpuherd.lm.guidance.guide import tokens_digest
+
+    if estimator is Estimator.EXACT:
+        mine, theirs = policy(), reference()
+        if tokens_digest(mine.tokenizer.get_vocab()) != tokens_digest(theirs.tokenizer.get_vocab()):
+            raise UsageError(
+                "evaluation: policy and reference have other tokenizers, so that their laws can't be compared; "
+                "name the model that the policy was made from as reference"
+            )
+        modules = mine.model.module, theirs.model.module
+        return lambda prompts, completions: exact(*modules, prompts, [each.ids for each in completions])
+    release()
+    only = reference().model.module
+
+    def by_estimator(prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[float | None]:
+        forced = forced_log_probs(only, prompts, [each.ids for each in completions], temperature)
+        pairs = zip(completions, forced, strict=True)
+        return [estimated(each.log_probs, log_probs, estimator) for each, log_probs in pairs]
+
+    return by_estimator
+
+
+def _rows(
+    answered: Sequence[AnsweredProblem],
+    taken: Sequence[Sequence[Completion]],
+    batch: Sequence[int],
+    measure: Measure,
+) -> list[list[float | None]]:
+    """A list of divergences for each problem of the batch."""
+    prompts = [answered[item].prompt_ids for item in batch for _ in taken[item]]
+    values = iter(measure(prompts, [each for item in batch for each in taken[item]]))
+    return [[next(values) for _ in taken[item]] for item in batch]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.eval.options import EvaluationOptions
+from gpuherd.posttrain.eval.results import EvaluationOptions
 from gpuherd.posttrain.types import Precision, Sampling
 from gpuherd.runs.records import jsonable
 

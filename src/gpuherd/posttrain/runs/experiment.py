@@ -28,7 +28,7 @@ from gpuherd.jobs.monitor.display import display
 from gpuherd.jobs.remote.dispatcher import settled
 from gpuherd.jobs.run import run_jobs
 from gpuherd.models.load.jobs import resources_for
-from gpuherd.posttrain.eval.telling import json_values
+from gpuherd.posttrain.eval.summary import json_values
 from gpuherd.posttrain.runs.dividing import combinations_of
 from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory
 from gpuherd.posttrain.runs.gpu_watch import GpuWatcher
@@ -47,7 +47,7 @@ from gpuherd.runs.console import logged_to
 from gpuherd.runs.stage import StageOutcome, tidy
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.eval.gathering import Gathered
+    from gpuherd.posttrain.eval.tables import Gathered
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +247,7 @@ class RoundsExperiment:
         return self.outcome
 
     def _gathered(self) -> Gathered:
-        from gpuherd.posttrain.eval.gathering import gather
+        from gpuherd.posttrain.eval.tables import gather
 
         return gather(self.folder.results)
 

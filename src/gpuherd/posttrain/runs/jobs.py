@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuherd.jobs.job import Job
 from gpuherd.models.load.jobs import HEARTBEAT_S
-from gpuherd.posttrain.eval.result import RESULT
+from gpuherd.posttrain.eval.results import RESULT
 from gpuherd.posttrain.runs.folder import RoundsDirectory
 from gpuherd.posttrain.runs.memory import Asked
 from gpuherd.posttrain.runs.plan import Phase, Step

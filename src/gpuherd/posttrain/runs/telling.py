@@ -10,9 +10,9 @@ from gpuherd.columns import window
 from gpuherd.errors import ExitCode, printable
 from gpuherd.jobs.records import Outcome
 from gpuherd.models.memory.kv_cache import MIB
-from gpuherd.posttrain.eval.result import REFERENCE
-from gpuherd.posttrain.eval.telling import clear_differences, summary_table, unmoved_lines
-from gpuherd.posttrain.eval.telling import headline as summary_headline
+from gpuherd.posttrain.eval.results import REFERENCE
+from gpuherd.posttrain.eval.summary import clear_differences, summary_table, unmoved_lines
+from gpuherd.posttrain.eval.summary import headline as summary_headline
 from gpuherd.posttrain.runs.jobs import PlannedStep
 from gpuherd.posttrain.runs.plan import Phase
 from gpuherd.posttrain.runs.prepared import Prepared
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
-    from gpuherd.posttrain.eval.gathering import Gathered
+    from gpuherd.posttrain.eval.tables import Gathered
 
 _FILE_WIDTH = 1000
 

@@ -19,7 +19,7 @@ from gpuherd import __version__
 from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.posttrain.eval.result import About
+from gpuherd.posttrain.eval.results import About
 from gpuherd.posttrain.runs.choices import Choice
 from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory
 from gpuherd.posttrain.runs.handing import read_policy, write_policy
@@ -207,8 +207,8 @@ def rows_of_rounds(work: Work) -> list[tuple[Row, ...]]:
 
 def evaluate(work: Work) -> dict[str, Any]:
     """The policy's figures on the problems of an evaluation, at each eta; ``result.json`` comes last."""
-    from gpuherd.posttrain.eval.evaluating import Evaluating
-    from gpuherd.posttrain.eval.evaluating import evaluate as evaluated
+    from gpuherd.posttrain.eval.evaluation import Evaluating
+    from gpuherd.posttrain.eval.evaluation import evaluate as evaluated
 
     step, settings = work.step, work.settings
     name = step.evaluated_on if step.evaluated_on is not None else step.dataset

@@ -20,18 +20,27 @@ from typing import TYPE_CHECKING
 from gpuherd.atomic import atomic_write
 from gpuherd.engines.progress import report
 from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.posttrain.eval.answered import (
+from gpuherd.posttrain.eval.answers import (
     AnsweredProblem,
     BadAnswers,
     Completion,
     line_of,
     read_answers,
     scores_of,
+    write_scores,
 )
-from gpuherd.posttrain.eval.files import without_infinity, write_result, write_scores
-from gpuherd.posttrain.eval.measuring_kl import Measured, measured_kl
-from gpuherd.posttrain.eval.options import Divergence, EvaluationOptions
-from gpuherd.posttrain.eval.result import RESULT, About, Cost, Evaluation, Point
+from gpuherd.posttrain.eval.divergence import Measured, measured_kl
+from gpuherd.posttrain.eval.results import (
+    RESULT,
+    About,
+    Cost,
+    Divergence,
+    Evaluation,
+    EvaluationOptions,
+    Point,
+    without_infinity,
+    write_result,
+)
 from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Task
 from gpuherd.runs import records
 from gpuherd.runs.shard_file import ShardFile
