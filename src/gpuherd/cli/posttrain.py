@@ -60,7 +60,7 @@ def run_posttrain(args: argparse.Namespace) -> int:
     if args.test_setup:
         return _test_setup(args, options, console)
     from gpuherd.posttrain.runs.experiment import as_json
-    from gpuherd.posttrain.runs.parallel import experiment_of
+    from gpuherd.posttrain.runs.guide_names import experiment_of
 
     simulate = args.simulate is not None
     experiment = experiment_of(args.overrides, options, console=console, simulate=simulate, engine_is_said=True)
@@ -85,8 +85,7 @@ def _engine_of_rounds(args: argparse.Namespace) -> Any:
     value = engine_key(getattr(args, "config", None), overrides)
     if value is not None or folder is None:
         return value
-    from gpuherd.posttrain.runs.folder import RoundsDirectory
-    from gpuherd.posttrain.runs.record import BadRun, read_record
+    from gpuherd.posttrain.runs.folder import BadRun, RoundsDirectory, read_record
 
     try:
         return read_record(RoundsDirectory(folder)).settings.engine
