@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,8 +29,7 @@ from gpuherd.lm.forward import BatchReading, CausalModel, causal_model, halved, 
 from gpuherd.posttrain.eval.answers import AnsweredProblem, BadAnswers, Completion
 from gpuherd.posttrain.eval.results import Divergence, Estimator
 from gpuherd.runs import records
-from gpuherd.runs.shard_file import ShardFile, unsealed
-from gpuherd.runs.shards import in_batches
+from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
@@ -192,6 +191,7 @@ def _vocabulary(model: CausalModel) -> int:
 # ---- of an evaluation
 
 Table = tuple[tuple[float | None, ...], ...]
+_ESTIMATORS = {Divergence.EXACT: Estimator.EXACT, Divergence.K1: Estimator.K1, Divergence.K3: Estimator.K3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,52 +202,60 @@ class Measured:
     estimator: Estimator | None
 
 
-def measured_kl(
-    answered: Sequence[AnsweredProblem],
+def measure_kl(
+    path: Path,
+    shard: Shard,
+    answered: Callable[[], Mapping[int, AnsweredProblem]],
     *,
-    guided: bool,
-    is_reference: bool,
     how: Divergence,
     most: int | None,
     temperature: float,
-    at_once: int,
-    path: Path,
     policy: Callable[[], Sampler],
     release: Callable[[], None],
     reference: Callable[[], Sampler],
-) -> Measured:
-    """The divergences of all completions.
+) -> None:
+    """Adds the divergences that are not in the file yet, a line a problem; loads models only where some are missing.
 
     Args:
-        guided: the decode recorded them.
-        is_reference: the policy is the reference: they are 0.
-        how: EXACT, K1 or K3, where they must be measured.
+        path: the file.
+        shard: the problems whose completions are read together.
+        answered: reads the problems of the shard with their completions, by the problems' places.
+        how: EXACT, K1 or K3.
         most: of how many completions a problem; None: of all.
         temperature: of the draws; the estimators are of the laws at it.
-        at_once: completions that are read together, at most, a problem's all.
-        path: their file.
-        policy, reference: load the models, when they are needed.
+        policy, reference: load the models.
         release: lets the policy go.
+
+    Raises UsageError where the two have other tokenizers; CannotWrite, ShardBusy.
     """
-    if guided:
-        return Measured(tuple(tuple(each.kl for each in row.completions) for row in answered), Estimator.EXACT)
-    if is_reference:
-        return Measured(tuple((0.0,) * len(row.completions) for row in answered), Estimator.EXACT)
-    estimator = {Divergence.EXACT: Estimator.EXACT, Divergence.K1: Estimator.K1, Divergence.K3: Estimator.K3}[how]
-    taken = [row.completions[:most] for row in answered]
-    shard = in_batches(len(taken), max(1, at_once // len(taken[0])))
     with ShardFile(path, shard, sealed=True) as file:
-        if file.todo:
-            measure = _measure(estimator, temperature, policy, release, reference)
-            for batch in file.todo:
-                report(batch[0], len(taken), "divergence from the reference")
-                rows = _rows(answered, taken, batch, measure)
-                file.append([json.dumps({"kl": row}, allow_nan=False) for row in rows])
-    read = _read(path, [len(row) for row in taken])
-    return Measured(
-        tuple((*row, *[None] * (len(each.completions) - len(row))) for row, each in zip(read, answered, strict=True)),
-        estimator,
-    )
+        if not file.todo:
+            return
+        rows, measure = answered(), _measure(_ESTIMATORS[how], temperature, policy, release, reference)
+        items = len(shard.items)
+        done = items - sum(map(len, file.todo))
+        for batch in file.todo:
+            report(done, items, "divergence from the reference")
+            found = _measured_batch([rows[item] for item in batch], most, measure)
+            file.append([json.dumps({"kl": row}, allow_nan=False) for row in found])
+            done += len(batch)
+
+
+def read_kl(path: Path, answered: Sequence[AnsweredProblem], how: Divergence, most: int | None) -> Measured:
+    """The divergences of all completions, from the file that ``measure_kl`` wrote. Raises BadAnswers."""
+    read = _read(path, [len(row.completions[:most]) for row in answered])
+    kl = tuple((*row, *[None] * (len(each.completions) - len(row))) for row, each in zip(read, answered, strict=True))
+    return Measured(kl, _ESTIMATORS[how])
+
+
+def recorded_kl(answered: Sequence[AnsweredProblem]) -> Measured:
+    """The divergences that a guided decode has recorded."""
+    return Measured(tuple(tuple(each.kl for each in row.completions) for row in answered), Estimator.EXACT)
+
+
+def no_kl(answered: Sequence[AnsweredProblem]) -> Measured:
+    """The divergences of the reference from itself."""
+    return Measured(tuple((0.0,) * len(row.completions) for row in answered), Estimator.EXACT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,13 +312,9 @@ def _measure(
     return by_estimator
 
 
-def _rows(
-    answered: Sequence[AnsweredProblem],
-    taken: Sequence[Sequence[Completion]],
-    batch: Sequence[int],
-    measure: Measure,
-) -> list[list[float | None]]:
-    """A list of divergences for each problem of the batch."""
-    prompts = [answered[item].prompt_ids for item in batch for _ in taken[item]]
-    values = iter(measure(prompts, [each for item in batch for each in taken[item]]))
-    return [[next(values) for _ in taken[item]] for item in batch]
+def _measured_batch(rows: Sequence[AnsweredProblem], most: int | None, measure: Measure) -> list[list[float | None]]:
+    """A list of divergences for each problem of a batch, whose completions are read together."""
+    taken = [row.completions[:most] for row in rows]
+    prompts = [row.prompt_ids for row, some in zip(rows, taken, strict=True) for _ in some]
+    values = iter(measure(prompts, [each for some in taken for each in some]))
+    return [[next(values) for _ in some] for some in taken]
