@@ -75,6 +75,20 @@ def test_the_reference_is_evaluated(make_settings: MakeSettings, tmp_path: Path)
     assert result.policy == Policy(record.settings.models["tiny"].reference).to_dict()
 
 
+def test_the_reference_is_evaluated_in_shards(make_settings: MakeSettings, tmp_path: Path) -> None:
+    evaluation = {"num_samples": 2, "resamples": 100}
+    whole, record = begun(make_settings(evaluation=evaluation), tmp_path / "whole")
+    do(work(whole, record, "reference_sums_tiny_evaluate"))
+    folder, record = begun(make_settings(evaluation={**evaluation, "shards": 3}), tmp_path / "run")
+    figures = [do(work(folder, record, f"reference_sums_tiny_evaluate_{number}")) for number in (2, 0, 1)]
+    assert [each["problems"] for each in figures] == [1, 2, 1]
+    assert not list(folder.results.rglob("result.json"))
+    do(work(folder, record, "reference_sums_tiny_evaluate"))
+    one, other = (each.results / "reference" / "tiny" / "sums" for each in (whole, folder))
+    assert (one / "scores.json").read_bytes() == (other / "scores.json").read_bytes()
+    assert read_result(one).own.metrics == read_result(other).own.metrics
+
+
 def test_which_policy_a_step_asks(make_settings: MakeSettings, tmp_path: Path) -> None:
     folder, record = begun(make_settings(rounds_of_training=3, async_rounds=True), tmp_path / "run")
     reference = Policy(record.settings.models["tiny"].reference)
