@@ -11,8 +11,7 @@ from gpuherd.cli.common import add_json, console_for, print_json
 from gpuherd.cli.job_start import engine_key, engine_overrides, fill_from_yaml, load_for
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser, add_options, build
-from gpuherd.posttrain.learning.options import TrainOptions
-from gpuherd.posttrain.runs.options import RoundsOptions
+from gpuherd.posttrain.runs.options import RoundsOptions, TrainOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -151,7 +150,7 @@ def run_train(args: argparse.Namespace) -> int:
     settings = load_for(args, TrainOptions)
     options = build(TrainOptions, args)
 
-    from gpuherd.posttrain.learning.running import TrainRun
+    from gpuherd.posttrain.learning.run import TrainRun
 
     simulate = args.simulate is not None
     training = TrainRun(options, args.overrides, console=console_for(args), settings=settings, simulate=simulate)
