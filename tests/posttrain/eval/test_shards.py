@@ -29,9 +29,8 @@ from gpuherd.posttrain.eval.evaluation import (
     evaluate,
     evaluate_shard,
     join_shards,
-    number_of_parts,
-    shard_done,
 )
+from gpuherd.posttrain.eval.parts import number_of_parts, parts_of, shard_done
 from gpuherd.posttrain.eval.results import About, Divergence, EvaluationOptions
 from gpuherd.posttrain.types import Policy, Precision, Sampling
 from gpuherd.runs.shard_file import ShardBusy, ShardFile
@@ -232,7 +231,7 @@ def test_shards_are_of_one_evaluation_and_one_process_each(
     evaluate_shard(todo, 0, 2, sampler_of)
     with pytest.raises(OtherEvaluation, match="sampling"):
         evaluate_shard(replace(todo, sampling=replace(SAMPLING, seed=1)), 1, 2, sampler_of)
-    (part,) = (each for each in evaluation._parts(todo, PROBLEMS, 2) if each.folder.name == "00001")
+    part = parts_of(tmp_path, PROBLEMS, OPTIONS, SAMPLING.batch_size, 2)[1]
     with ShardFile(part.folder / "answers.jsonl", part.answers, sealed=True), pytest.raises(ShardBusy):
         evaluate_shard(todo, 1, 2, sampler_of)
 

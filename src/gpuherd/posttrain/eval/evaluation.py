@@ -31,6 +31,7 @@ from gpuherd.posttrain.eval.answers import (
     write_scores,
 )
 from gpuherd.posttrain.eval.divergence import Measured, measure_kl, no_kl, read_kl, recorded_kl
+from gpuherd.posttrain.eval.parts import Part, parts_of, shard_done
 from gpuherd.posttrain.eval.results import (
     RESULT,
     About,
@@ -48,13 +49,12 @@ from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Task
 from gpuherd.runs import records
 from gpuherd.runs.files import create_file, write_lines
 from gpuherd.runs.shard_file import Shard, ShardFile, line_ends, sealed
-from gpuherd.runs.shards import in_batches, lines_in_order, number_of_shards
+from gpuherd.runs.shards import lines_in_order
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.rollout.sampler import Sampler
 
 ASKED = "asked.json"
-SHARDS = "shards"  # the folder of the shards, while an evaluation is divided
 SamplerOf = Callable[[Policy], "Sampler"]
 
 
@@ -111,34 +111,12 @@ def evaluate(work: Evaluating, sampler_of: SamplerOf | None = None) -> Evaluatio
         CannotWrite; what the task, loading and sampling raise.
     """
     problems = _begin(work, digested=sampler_of is None and not (work.folder / RESULT).exists())
-    (whole,) = _parts(work, len(problems), 1)
+    (whole,) = _parts(work, problems, 1)
     _fill(work, problems, replace(whole, folder=work.folder), _Loaded(work, sampler_of))
     return _conclude(work, problems, work.gpus)
 
 
 # ---- shards
-
-
-def number_of_parts(
-    problems: int, options: EvaluationOptions, batch_size: int, at_once: int, wanted: int | None = None
-) -> int:
-    """The number of shards that an evaluation of so many problems is divided into; each has whole batches.
-
-    Args:
-        batch_size: ``Sampling.batch_size``.
-        at_once: how many can run at the same time.
-        wanted: how many the user requests; None for the number that suits.
-
-    >>> [number_of_parts(64, EvaluationOptions(samples=4), 16, 4, wanted) for wanted in (None, 2, 99)]
-    [4, 2, 16]
-    """
-    units = -(-problems // _batch_sizes(options, batch_size)[1])
-    return max(1, min(number_of_shards(problems, at_once, wanted), units))
-
-
-def shard_done(folder: Path, number: int) -> Path:
-    """The file that is there when a shard of the evaluation in this folder is done."""
-    return folder / SHARDS / f"{number:05d}.json"
 
 
 def evaluate_shard(work: Evaluating, number: int, shards: int, sampler_of: SamplerOf | None = None) -> dict[str, int]:
@@ -150,7 +128,7 @@ def evaluate_shard(work: Evaluating, number: int, shards: int, sampler_of: Sampl
     """
     started, done = time.monotonic(), shard_done(work.folder, number)
     problems = _begin(work, digested=sampler_of is None and not done.exists())
-    part = _parts(work, len(problems), shards)[number]
+    part = _parts(work, problems, shards)[number]
     now = _fill(work, problems, part, _Loaded(work, sampler_of))
     figures = {"problems": len(part.answers.items), "answers_last_start": now, "gpus": work.gpus}
     write_values(done, figures | {"seconds_last_start": time.monotonic() - started}, indent=1)
@@ -164,7 +142,7 @@ def join_shards(work: Evaluating, shards: int) -> Evaluation:
     Raises LackingShards where a shard is not done, or its lines are not as they were written; as ``evaluate``.
     """
     problems = _begin(work, digested=False)
-    parts = _parts(work, len(problems), shards)
+    parts = _parts(work, problems, shards)
     names = [name for policy in _policies(work) for name in _files(work, policy)]
     missing = [name for name in names if not _is_whole(work.folder / name, len(problems))]
     lacking = [
@@ -197,39 +175,8 @@ class _Shard:
     gpus: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Some of the problems, by their places, and the folder of their lines.
-
-    Attributes:
-        answers: problems that are answered together.
-        divergence: the same problems as their completions are read again together.
-    """
-
-    folder: Path
-    answers: Shard
-    divergence: Shard
-
-
-def _batch_sizes(options: EvaluationOptions, batch_size: int) -> tuple[int, int]:
-    """How many problems are answered together, and how many are read again together: a multiple of the former, so that
-    shards can have whole batches of both."""
-    answered = max(1, batch_size // options.samples)
-    read = max(1, batch_size // (options.kl_samples or options.samples))
-    return answered, read - read % answered
-
-
-def _parts(work: Evaluating, problems: int, shards: int) -> list[_Part]:
-    """The shards. What shares a batch can change the last bits of a log-prob: so batches are those of the whole, in the
-    order of the problems, and dealt to the shards in turn."""
-    answered, read = _batch_sizes(work.options, work.sampling.batch_size)
-    batches = in_batches(problems, read).batches
-    found = []
-    for number in range(shards):
-        mine = batches[number::shards]
-        pieces = (batch[at : at + answered] for batch in mine for at in range(0, len(batch), answered))
-        found.append(_Part(work.folder / SHARDS / f"{number:05d}", Shard(tuple(pieces)), Shard(mine)))
-    return found
+def _parts(work: Evaluating, problems: Sequence[Problem], shards: int) -> list[Part]:
+    return parts_of(work.folder, len(problems), work.options, work.sampling.batch_size, shards)
 
 
 def _is_whole(path: Path, lines: int) -> bool:
@@ -275,7 +222,7 @@ def _read_again(work: Evaluating, policy: Policy) -> bool:
     return policy.guide is None and policy != work.reference and work.options.kl is not Divergence.NONE
 
 
-def _fill(work: Evaluating, problems: Sequence[Problem], part: _Part, loaded: _Loaded) -> int:
+def _fill(work: Evaluating, problems: Sequence[Problem], part: Part, loaded: _Loaded) -> int:
     """Adds the lines that are not in the part's files yet. Returns how many answers were."""
     now = 0
     for policy in _policies(work):
