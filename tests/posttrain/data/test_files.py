@@ -174,7 +174,11 @@ def test_tables_are_files_of_rows_too(tmp_path: Path, delimiter: str) -> None:
 def test_a_conversation_with_tools_is_no_problem_of_a_task(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
-    rows = [{"messages": turns}, {"messages": [turns[0], call]}, {"messages": turns, "tools": [{"name": "f"}]}]
+    rows: list[dict[str, Any]] = [
+        {"messages": turns},
+        {"messages": [turns[0], call]},
+        {"messages": turns, "tools": [{"name": "f"}]},
+    ]
     for bad in rows[1:]:
         with pytest.raises(BadQuestions, match="its conversation has tools, and tasks ask for a text"):
             make_task(file_of(tmp_path, [bad])).problems(Split.TRAIN, None, 0)

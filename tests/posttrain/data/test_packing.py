@@ -80,7 +80,7 @@ def test_the_loss_and_its_gradients_are_those_of_rows_one_by_one(policy_model: P
         loss = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), ignore_index=NOT_TRAINED, reduction="sum"
         )
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss.item(), {name: each.grad.clone() for name, each in model.named_parameters()}
 
     pairs = list(zip(rows, labels, strict=True))

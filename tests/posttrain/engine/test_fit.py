@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,8 +45,12 @@ def test_what_differs_has_another_digest() -> None:
 
 @pytest.mark.parametrize("words", [{"batch_size": 0}, {"total_steps": 0}, {"keep": 0}, {"save_every": 0}])
 def test_bad_numbers(words: dict[str, int]) -> None:
-    watched = {name: value for name, value in words.items() if name in ("keep", "save_every")}
-    numbers = {"batch_size": 8, "total_steps": 10, **{name: words[name] for name in words if name not in watched}}
+    watched: dict[str, Any] = {name: value for name, value in words.items() if name in ("keep", "save_every")}
+    numbers: dict[str, Any] = {
+        "batch_size": 8,
+        "total_steps": 10,
+        **{name: words[name] for name in words if name not in watched},
+    }
     with pytest.raises(UsageError, match=f"DPO training: {next(iter(words))}=0; the least is 1"):
         TrainPlan(
             Path("somewhere"),

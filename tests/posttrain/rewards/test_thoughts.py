@@ -13,7 +13,7 @@ from gpuherd.posttrain.data.registry import make_task
 from gpuherd.posttrain.envs.attempts import MathSettings, attempt
 from gpuherd.posttrain.envs.episodes import Turns
 from gpuherd.posttrain.envs.tools import Turn, read_turn
-from gpuherd.posttrain.eval.voting import answer_of
+from gpuherd.posttrain.eval.answers import answer_of
 from gpuherd.posttrain.rewards.answers import MathRewards, WordRewards
 from gpuherd.posttrain.rewards.code import program_of
 from gpuherd.posttrain.rollout.prompting import Prompting

@@ -15,8 +15,9 @@ from gpuherd.lm.backend import PromptTokens
 from gpuherd.lm.guidance.classifier import new_classifier
 from gpuherd.lm.guidance.guide import Guide
 from gpuherd.posttrain.engine.strategies import enable_checkpointing
+from gpuherd.posttrain.rewards.guarded import BadReward
 from gpuherd.posttrain.rollout.sampler import Prefix, Sampler
-from gpuherd.posttrain.rollout.scoring import BadReward, scored
+from gpuherd.posttrain.rollout.scoring import scored
 from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Split
 
 HOW = Sampling(max_new_tokens=6, batch_size=4, seed=3, temperature=0.7)

@@ -14,8 +14,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import ALGORITHMS, PostTrainingAlgorithms, ValueGuidedAlgorithms, algorithm_class
 from gpuherd.posttrain.config.composing import compose, said
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.runs.settings import NEUTRAL, Settings, settings_of
-from gpuherd.posttrain.runs.settling import settled
+from gpuherd.posttrain.runs.settings import NEUTRAL, Settings, absolute, settings_of
 from gpuherd.runs.records import jsonable
 
 
@@ -184,7 +183,7 @@ def test_files_and_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "data" / "mine.jsonl").touch()
     (tmp_path / "pairs.jsonl").touch()
     (tmp_path / "own.py").touch()
-    settings = settled(
+    settings = absolute(
         composed(
             "models=[]",
             "models.m={reference:./model,value:org/model}",
@@ -198,14 +197,14 @@ def test_files_and_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.M
     assert settings.dataset("gsm8k").reward == f"{tmp_path}/own.py:score"
     assert settings.dataset("math").reward == "package.own:score"
     with pytest.raises(UsageError, match=r"datasets\.x: reward='gone\.py:score': there is no file"):
-        settled(replace(settings, datasets={"x": replace(settings.dataset("math"), reward="gone.py:score")}))
+        absolute(replace(settings, datasets={"x": replace(settings.dataset("math"), reward="gone.py:score")}))
     assert settings.models["m"].reference == str(tmp_path / "model") and settings.models["m"].value == "org/model"
     assert settings.trained_on() == ("mine", "gsm8k")
     assert settings.dataset("mine").task == str(tmp_path / "data" / "mine.jsonl")
     assert settings.evaluated_on("mine") == ("math",)
     assert settings.algos["GRPO-HF"]["preferences"] == str(tmp_path / "pairs.jsonl")
     with pytest.raises(UsageError, match="a data set is called mine already"):
-        settled(
+        absolute(
             replace(settings, datasets={"mine": settings.datasets["gsm8k"]}, training=_on("data/mine.jsonl", settings))
         )
 

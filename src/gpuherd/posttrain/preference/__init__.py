@@ -1,1 +1,1 @@
-"""Learning from preferences and demonstrations by TRL's trainers: their data, settings, checkpoints and losses."""
+"""What is learnt from preferences and demonstrations, and reward models."""

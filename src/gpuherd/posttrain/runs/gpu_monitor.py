@@ -1,0 +1,153 @@
+"""How busy a run's GPUs were, by phase, and how much memory its jobs took: for run.log. Changes nothing of the run.
+
+``GPU utilization`` are the words that people look for. A figure that is not measured (on simulated GPUs) is N/A.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuherd.gpus.state import Gpu
+from gpuherd.jobs import clock
+from gpuherd.jobs.records import Event, EventKind, RunSnapshot
+from gpuherd.jobs.reporter import Display
+from gpuherd.posttrain.engine.curves import GpuMemory, memory_summary
+from gpuherd.posttrain.runs.folder import RoundsDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """Of a GPU while jobs of one phase ran on it: how often the driver said something, and the mean of what it said, in
+    percent; None where it said nothing."""
+
+    label: str
+    phase: str
+    looks: int
+    percent: float | None
+
+
+def utilisation_lines(found: Sequence[Utilisation]) -> list[str]:
+    """A line a GPU and phase.
+
+    >>> utilisation_lines([Utilisation("0", "train", 12, 87.5), Utilisation("1", "train", 0, None)])
+    ['GPU utilization: GPU 0, train: mean 88 % of 12 looks', 'GPU utilization: GPU 1, train: N/A']
+    """
+    return [
+        f"GPU utilization: GPU {each.label}, {each.phase}: "
+        + ("N/A" if each.percent is None else f"mean {each.percent:.0f} % of {each.looks} looks")
+        for each in found
+    ]
+
+
+class Looks:
+    """Utilisations as they are read, added up by GPU and phase."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def add(self, phases: Mapping[str, str], percents: Mapping[str, int | None]) -> None:
+        """One look.
+
+        Args:
+            phases: of what runs now, by the label of its GPU.
+            percents: what the driver says of each GPU, by label.
+        """
+        for label, phase in phases.items():
+            looks, total = self._sums.get((label, phase), (0, 0))
+            percent = percents.get(label)
+            self._sums[label, phase] = (looks, total) if percent is None else (looks + 1, total + percent)
+
+    def found(self) -> list[Utilisation]:
+        """All of it, in the order of labels and phases."""
+        return [
+            Utilisation(label, phase, looks, total / looks if looks else None)
+            for (label, phase), (looks, total) in sorted(self._sums.items())
+        ]
+
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 5.0
+_MIB = 1 << 20
+
+
+class GpuWatcher:
+    """A display in front of another one. Hears which job runs where, and remembers what each GPU did meanwhile.
+
+    Args:
+        phases: of each job, by name.
+        look: the GPUs now; () where there are none, and where they are those of a cluster.
+    """
+
+    def __init__(
+        self,
+        folder: RoundsDirectory,
+        phases: Mapping[str, str],
+        behind: Display,
+        look: Callable[[], Sequence[Gpu]],
+    ):
+        self._folder, self._phases, self._behind, self._look = folder, phases, behind, look
+        self.every_s = min(behind.every_s, LOOK_EVERY_S)
+        self._shown_at = self._looked_at = clock.mono()
+        self._at_work: dict[str, tuple[str, ...]] = {}
+        self._used: dict[str, tuple[int, int]] = {}
+        self._totals: dict[str, int] = {}
+        self._seen: set[str] = set()
+        self._looks = Looks()
+
+    def event(self, event: Event) -> None:
+        """Passes an event on, and notes where its job runs."""
+        self._behind.event(event)
+        if event.job is None:
+            return
+        if event.kind in (EventKind.STARTED, EventKind.ADOPTED):
+            self._at_work[event.job] = event.gpus
+            self._seen.update(event.gpus)
+            self._looks.add(dict.fromkeys(event.gpus, self._phases.get(event.job, "?")), {})
+        elif self._at_work.pop(event.job, None) is not None and event.kind is EventKind.DONE:
+            self._note(event.job, event.gpus)
+
+    def snapshot(self, snapshot: RunSnapshot) -> None:
+        """Passes it on as often as the display wants it, and looks at the GPUs."""
+        now = clock.mono()
+        if now - self._shown_at >= self._behind.every_s or self.every_s == self._behind.every_s:
+            self._shown_at = now
+            self._behind.snapshot(snapshot)
+        if now - self._looked_at >= LOOK_EVERY_S and self._at_work:
+            self._looked_at = now
+            busy = {label: self._phases.get(job, "?") for job, labels in self._at_work.items() for label in labels}
+            if busy:
+                self._looks.add(busy, {gpu.label: gpu.utilisation_percent for gpu in self._look()})
+
+    def write(self) -> list[str]:
+        """Writes the lines to the log. Returns those of the memory, for people."""
+        here = {gpu.label: gpu.total_mb * _MIB for gpu in self._look() if gpu.label in self._seen}
+        # On a cluster nobody can look from here: there a job's own word counts for the whole of its GPU too.
+        labels = [*here, *sorted(self._seen - {*here})]
+        lines = memory_summary([self._memory(label, here.get(label)) for label in labels])
+        for line in (*lines, *utilisation_lines(self._looks.found())):
+            logger.info("%s", line)
+        return lines
+
+    def _memory(self, label: str, total: int | None) -> GpuMemory:
+        used = self._used.get(label)
+        allocated, reserved = (None, None) if used is None else used
+        return GpuMemory(label, allocated, reserved, self._totals.get(label) if total is None else total)
+
+    def _note(self, job: str, labels: Sequence[str]) -> None:
+        """What a finished job says that it took of its GPU."""
+        try:
+            told: Any = json.loads(self._folder.usage_of(job).read_bytes())
+            allocated, reserved = told["peak_allocated"], told["peak_reserved"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return  # it is for people; a run doesn't end for it
+        if len(labels) != 1 or not isinstance(allocated, int) or not isinstance(reserved, int):
+            return
+        if isinstance(told.get("total"), int):
+            self._totals[labels[0]] = told["total"]
+        before = self._used.get(labels[0], (0, 0))
+        self._used[labels[0]] = max(before[0], allocated), max(before[1], reserved)

@@ -1,0 +1,210 @@
+"""Names that a guide gives to the parts of such a system: ``GPUManager``; ``ParallelJobExecutor``, which runs all of an
+experiment; ``ParallelDataGenerator``, which collects the first round's data alone. The last two are the command's own
+way in a few lines.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from gpuherd.errors import ExitCode, GpuherdError, NoSuchGpu, UsageError
+from gpuherd.gpus.query import machine
+from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.visible import visible_now
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.place.inventory import idle_gpus
+from gpuherd.models.place.planner import make_plan
+from gpuherd.models.place.resources import read_with_precision
+from gpuherd.models.place.result import MemoryPlan
+from gpuherd.posttrain.engine.curves import GpuMemory, memory_summary
+from gpuherd.posttrain.runs.experiment import RoundsExperiment, RoundsOutcome, experiment_of
+from gpuherd.posttrain.runs.options import RoundsOptions
+from gpuherd.posttrain.runs.plan import Phase, Step
+from gpuherd.posttrain.runs.work import read_round
+from gpuherd.posttrain.types import Row
+from gpuherd.runs.stage import failure_lines
+
+T = TypeVar("T")
+
+_MB_IN_GB = 1024
+_MIB = 1 << 20
+
+
+class GPUManager:
+    """See the module. Each question looks at the GPUs anew."""
+
+    @property
+    def num_gpus(self) -> int:
+        """How many there are; 0 on a machine without."""
+        return len(self._gpus())
+
+    @property
+    def available_gpus(self) -> list[int]:
+        """Their ids."""
+        return list(range(self.num_gpus))
+
+    def get_gpu_memory(self, gpu_id: int = 0) -> float:
+        """All memory of a GPU, in GB. Raises NoSuchGpu."""
+        return self._gpu(gpu_id).total_mb / _MB_IN_GB
+
+    def get_free_memory(self, gpu_id: int = 0) -> float:
+        """What nobody uses of it, as the driver says, in GB. Raises NoSuchGpu."""
+        return self._gpu(gpu_id).free_mb / _MB_IN_GB
+
+    def can_fit_model(self, model: str, gpu_id: int = 0, *, dtype: str | None = None) -> bool:
+        """Whether a model fits on this GPU as it is when nobody uses it, decoding one short answer, by its plan.
+
+        Raises NoSuchGpu, MissingModel, BadModel.
+        """
+        cards = idle_gpus([self._gpu(gpu_id)])
+        architecture, precision = read_with_precision(model, dtype)
+        return bool(cards) and isinstance(
+            make_plan(architecture, cards, precision, Workload(), advise=False), MemoryPlan
+        )
+
+    def get_optimal_batch_size(self, base_batch_size: int, gpu_id: int = 0) -> int:
+        """The guide's rule: twice the base on GPUs of 80 GB, the base from 40 GB on, else half of it, at least 1.
+
+        A rule of thumb. What fits is planned (``gpuherd plan``), or found out (``training.dynamic_batch_size``).
+        """
+        if base_batch_size < 1:
+            raise UsageError(f"base_batch_size={base_batch_size}; the least is 1")
+        # Cards that are sold as 80 GB have a little less.
+        memory = self.get_gpu_memory(gpu_id) / 0.95
+        return (
+            base_batch_size * 2 if memory >= 80 else base_batch_size if memory >= 40 else max(1, base_batch_size // 2)
+        )
+
+    def distribute_work(self, items: Sequence[T], num_workers: int | None = None) -> list[list[T]]:
+        """The items dealt in turn to workers, as many as there are GPUs (at least 1) unless said otherwise.
+
+        >>> GPUManager().distribute_work("abcde", 2)
+        [['a', 'c', 'e'], ['b', 'd']]
+        """
+        many = max(1, self.num_gpus) if num_workers is None else num_workers
+        if many < 1:
+            raise UsageError(f"num_workers={num_workers}; the least is 1")
+        return [list(items[start::many]) for start in range(many)]
+
+    def memory_summary(self) -> str:
+        """``GPU Memory Summary:`` with a line a GPU: what is in use by anybody, as the driver sees it. (What torch has
+        allocated and what it reserves are two things inside a process alone; from outside both are what is in use.)"""
+        gpus = self._gpus()
+        lines = memory_summary(
+            [
+                GpuMemory(str(number), gpu.used_mb * _MIB, gpu.used_mb * _MIB, gpu.total_mb * _MIB)
+                for number, gpu in enumerate(gpus)
+            ]
+        )
+        return "\n".join(lines if gpus else [lines[0], "  no GPUs are visible here"])
+
+    def print_memory_summary(self) -> None:
+        """Writes ``memory_summary`` to standard output."""
+        sys.stdout.write(self.memory_summary() + "\n")
+
+    def _gpus(self) -> tuple[Gpu, ...]:
+        return visible_now(machine(processes=False).gpus)
+
+    def _gpu(self, gpu_id: int) -> Gpu:
+        gpus = self._gpus()
+        if not 0 <= gpu_id < len(gpus):
+            raise NoSuchGpu(f"there is no GPU {gpu_id}; visible here: {len(gpus)}")
+        return gpus[gpu_id]
+
+
+@lru_cache(maxsize=1)
+def get_gpu_manager() -> GPUManager:
+    """The one of this process."""
+    return GPUManager()
+
+
+class NotCollected(GpuherdError):
+    """A job that was to collect data has failed."""
+
+
+class ParallelJobExecutor:
+    """An experiment from Python.
+
+    Args:
+        overrides: the words of the command line: ``experiment.name=first``, ``models=gpt2``, ``resume_from=DIR``.
+        options: those of the command line, a file of one's own (``config``) and how jobs run.
+        simulate: the GPUs are pretended: all is computed on the CPU.
+
+    Raises UsageError; BadRun for a run to go on with that is none.
+    """
+
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        *,
+        options: RoundsOptions | None = None,
+        console: Console | None = None,
+        simulate: bool = False,
+    ):
+        told = options if options is not None else RoundsOptions()
+        self.experiment = experiment_of(overrides, told, console=console, simulate=simulate)
+
+    def run(self) -> RoundsOutcome:
+        """Runs it to the end, or goes on with a run that was stopped. Raises what ``RoundsExperiment.run`` raises."""
+        return self.experiment.run()
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was collected.
+
+    Attributes:
+        rows: of each combination (algorithm, data set, family), in the order of the problems.
+        figures: of each job by name: what it took.
+    """
+
+    rows: Mapping[tuple[str, str, str], tuple[Row, ...]]
+    figures: Mapping[str, Mapping[str, Any]]
+
+
+class ParallelDataGenerator(ParallelJobExecutor):
+    """Collects the first round's data, each GPU a part of the problems. The arguments are those of
+    ``ParallelJobExecutor``; run later, that goes on with what was collected here."""
+
+    def generate(self) -> Collected:
+        """Collects, or goes on where it was stopped. Raises NotCollected; what ``RoundsExperiment.run`` raises."""
+        experiment = self.experiment
+        if experiment.options.dry_run or (experiment.goes_on and experiment.folder.done.exists()):
+            raise UsageError("there is nothing to collect: with dry_run nothing is started, and a complete run has all")
+        experiment.only = _of_the_first_round
+        outcome = experiment.run()
+        if outcome.exit_code is not ExitCode.OK or (outcome.jobs is not None and not outcome.jobs.complete):
+            told = [] if outcome.jobs is None else failure_lines(outcome.jobs)
+            raise NotCollected("; ".join(f"{job}: {reason}" for job, reason in told) or "stopped before all was done")
+        return _read(experiment)
+
+
+def _of_the_first_round(step: Step) -> bool:
+    return step.phase is Phase.COLLECT and step.round == 0
+
+
+def _read(experiment: RoundsExperiment) -> Collected:
+    folder = experiment.folder
+    steps = [each.step for each in experiment.plan]
+    assert experiment.prepared is not None  # noqa: S101 - it has run
+    rows = {}
+    for step in steps:
+        data = folder.data(step.algorithm, step.dataset, step.family, 0)
+        paths = [folder.rows(data, shard) for shard in range(step.shards)]
+        key = (step.algorithm, step.dataset, step.family)
+        if key not in rows:
+            rows[key] = read_round(paths, experiment.prepared.problems[step.dataset])
+    figures = {
+        step.name: json.loads(
+            folder.rows_done(folder.data(step.algorithm, step.dataset, step.family, 0), step.shard).read_bytes()
+        )
+        for step in steps
+    }
+    return Collected(rows, figures)

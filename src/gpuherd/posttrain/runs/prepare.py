@@ -1,0 +1,275 @@
+"""Checks before any GPU is taken: data sets and their problems, models and whether their tokens are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuherd.errors import BadModel, GpuherdError, UsageError
+from gpuherd.lm.guidance.guide import refuse_other_tokens
+from gpuherd.models.load.identity import files_digest, model_files
+from gpuherd.models.load.identity import reference as model_reference
+from gpuherd.posttrain.algos.sft import Source
+from gpuherd.posttrain.data.dataset import DataTask
+from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.data.registry import make_task
+from gpuherd.posttrain.preference.proxy import ProxyOptions
+from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
+from gpuherd.posttrain.preference.reward_model import refuse_base
+from gpuherd.posttrain.rewards.function import FunctionTask
+from gpuherd.posttrain.rollout.lengths import Texts, check_lengths
+from gpuherd.posttrain.runs.blocks import DTYPES
+from gpuherd.posttrain.runs.settings import AlgorithmConfig, Settings
+from gpuherd.posttrain.types import Problem, Split, Task
+
+
+def make_dataset(settings: Settings, name: str, device: str = "cpu") -> Task:
+    """The task of a data set's name. Raises UsageError, naming its key, and what reading data raises."""
+    told = settings.dataset(name)
+    try:
+        options = TaskOptions(
+            settings=told.settings,
+            reward_model=told.reward_model,
+            reward=told.reward,
+            reward_timeout=told.reward_timeout,
+            device=device,
+            dtype=None if told.reward_dtype is None else DTYPES[told.reward_dtype],
+            reward_batch_size=settings.data_collection.reward_batch_size,
+            processes=told.processes,
+            allow_unconfined=told.allow_unconfined,
+        )
+        return make_task(name if told.task is None else told.task, options)
+    except UsageError as problem:
+        raise UsageError(f"datasets.{name}: {problem}") from None
+
+
+def reward_input(dataset: str) -> str:
+    """The key of a run's inputs for the digest of the function that scores a data set."""
+    return f"datasets.{dataset}, reward"
+
+
+def training_problems(settings: Settings, name: str, task: Task) -> list[Problem]:
+    """The problems that every round asks. Raises UsageError where there are not so many."""
+    told = settings.data_collection
+    return list(_asked(task, Split.TRAIN, told.max_examples, told.seed, f"data_collection.max_examples, {name}"))
+
+
+def evaluation_problems(settings: Settings, name: str, task: Task) -> list[Problem]:
+    """The problems that every evaluation on this data set asks. Raises UsageError where there are not so many."""
+    told = settings.evaluation
+    seed = settings.data_collection.seed
+    return list(_asked(task, Split(told.split), told.max_examples, seed, f"evaluation.max_examples, {name}"))
+
+
+def _asked(task: Task, split: Split, count: int, seed: int, where: str) -> list[Problem]:
+    try:
+        found = list(task.problems(split, count or None, seed))
+    except UsageError as problem:
+        raise UsageError(f"{where}: {problem}") from None
+    if not found:
+        raise GpuherdError(f"{where}: there is no problem")
+    if len({each.id for each in found}) < len(found):
+        raise GpuherdError(f"{where}: two problems have one id")
+    return found
+
+
+# What a chat template adds to a message, at most, in tokens.
+_TEMPLATE = 64
+_MOST_BYTES = 200_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An experiment that can begin.
+
+    Attributes:
+        choices: its algorithms.
+        problems: how many are trained on, by data set.
+        evaluated: how many are evaluated on, by data set.
+        splits: how many problems the splits of a data set have that is read from files or the Hub, as far as they were
+            read.
+        prompt_tokens: of the longest prompt at most, by data set: a token is a byte or more.
+        reward_models: of the data sets whose completions a model scores.
+        short: warnings of answers that exceed a model's context length.
+        right_or_wrong: data sets whose completions are right or wrong and earn nothing else.
+        inputs: a digest of each data set's problems, of each reward function and of each model's files: a run doesn't
+            go on with others.
+    """
+
+    choices: tuple[AlgorithmConfig, ...]
+    problems: Mapping[str, int]
+    evaluated: Mapping[str, int]
+    splits: Mapping[str, Mapping[Split, int]]
+    prompt_tokens: Mapping[str, int]
+    reward_models: Mapping[str, str]
+    short: tuple[str, ...]
+    right_or_wrong: frozenset[str]
+    inputs: Mapping[str, str]
+
+
+def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Prepared:
+    """Looks at all that the experiment names.
+
+    Args:
+        recorded: ``inputs`` of the run that goes on.
+
+    Raises UsageError, MissingModel, BadModel; what reading data raises.
+    """
+    choices = settings.choices()
+    problems: dict[str, int] = {}
+    evaluated: dict[str, int] = {}
+    splits: dict[str, Mapping[Split, int]] = {}
+    longest: dict[str, int] = {}
+    inputs: dict[str, str] = {}
+    reward_models: dict[str, str] = {}
+    right_or_wrong: set[str] = set()
+    texts: dict[str, list[Texts]] = {}
+    imitates = any(getattr(choice.options, "source", None) == Source.ANSWERS for choice in choices)
+    asked_on = dict.fromkeys(name for trained in settings.trained_on() for name in settings.evaluated_on(trained))
+    for name in dict.fromkeys((*settings.trained_on(), *asked_on)):
+        task = make_dataset(settings, name)
+        asked: list[list[Problem]] = []  # by split
+        scoring = getattr(task, "reward_model", None)
+        if scoring is not None:
+            reward_models[name] = scoring
+        if task.verifiable:
+            right_or_wrong.add(name)
+        try:
+            if name in settings.trained_on():
+                asked.append(found := training_problems(settings, name, task))
+                problems[name] = len(found)
+                inputs[f"datasets.{name}, training"] = _digest(found)
+                longest[name] = _longest(found, settings)
+                texts[name] = [Texts([each.prompt for each in found])]
+                shown = [each for each in found if each.answers] if imitates else []
+                texts[name].append(Texts([each.prompt for each in shown], [each.answers[0] for each in shown]))
+            if name in asked_on:
+                asked.append(found := evaluation_problems(settings, name, task))
+                evaluated[name] = len(found)
+                inputs[f"datasets.{name}, evaluation"] = _digest(found)
+                longest[name] = max(longest.get(name, 0), _longest(found, settings))
+                texts.setdefault(name, []).append(Texts([each.prompt for each in found]))
+            if isinstance(task, FunctionTask):
+                inputs[reward_input(name)] = _checked_reward(name, task, asked)
+            if isinstance(task, DataTask | FunctionTask) and task.split_sizes:
+                splits[name] = task.split_sizes
+        finally:
+            task.close()
+    guided = any(choice.guided for choice in choices)
+
+    def add_model(what: str, model: str, adapter: str | None = None) -> None:
+        inputs[what] = files_digest(*model_files(model, adapter).folders, recorded=(recorded or {}).get(what))
+
+    for name, family in settings.families().items():
+        add_model(f"models.{name}.reference", family.reference, family.adapter)
+        if guided and family.value is not None:
+            add_model(f"models.{name}.value", family.value)
+            _refuse_other_tokens(name, family.reference, family.value)
+        for choice in choices:
+            if isinstance(choice.options, ProxyOptions):
+                proxy = choice.options.proxy_base(family.value, family.reference)
+                add_model(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
+                _refuse_proxy(f"algos.{choice.name}, models.{name}", family.reference, proxy)
+    return Prepared(
+        choices,
+        problems,
+        evaluated,
+        splits,
+        longest,
+        reward_models,
+        _short(settings, texts, guided=guided),
+        frozenset(right_or_wrong),
+        inputs,
+    )
+
+
+def _checked_reward(name: str, task: FunctionTask, asked: Sequence[Sequence[Problem]]) -> str:
+    """The digest of a data set's reward function, which can score these splits. Raises UsageError."""
+    try:
+        return [task.scoring.check(some) for some in asked][-1]
+    except UsageError as problem:
+        raise UsageError(f"datasets.{name}: {problem}") from None
+
+
+def _short(settings: Settings, texts: Mapping[str, Sequence[Texts]], *, guided: bool) -> tuple[str, ...]:
+    """Warnings where prompt and answer together exceed a model's context length. Raises UsageError for prompts and
+    answers to imitate that exceed it by themselves."""
+    told = settings.generation
+    found = []
+    for name, family in settings.families().items():
+        for model in (family.reference, *([family.value] if guided and family.value is not None else [])):
+            for dataset, some in texts.items():
+                where = f"datasets.{dataset} with models.{name}"
+                try:
+                    warnings = [
+                        check_lengths(each, model, told.max_new_tokens, chat=told.use_chat_template) for each in some
+                    ]
+                except UsageError as problem:
+                    raise UsageError(f"{where}: {problem}") from None
+                found += [f"{where}: {each}" for each in warnings if each is not None]
+    return tuple(dict.fromkeys(found))
+
+
+def refuse_others(begun: Mapping[str, str], now: Mapping[str, str], where: Path) -> None:
+    """Raises UsageError where a run was begun with other problems or models than there are now."""
+    changed = [name for name in now if begun.get(name, now[name]) != now[name]]
+    if changed:
+        raise UsageError(
+            f"{where} was begun with other problems, rewards or model files than there are now: {', '.join(changed)}; "
+            "put them back, or begin another run (another experiment.name)"
+        )
+
+
+def _digest(problems: Sequence[Problem]) -> str:
+    digest = hashlib.sha256()
+    for each in problems:
+        words = [each.id, each.prompt, *each.answers, *(f"{name}={value}" for name, value in each.hidden.items())]
+        digest.update(json.dumps(words).encode())
+    return digest.hexdigest()
+
+
+def _longest(problems: Sequence[Problem], settings: Settings) -> int:
+    most = max(len(each.prompt.encode("utf-8", "replace")) for each in problems)
+    return max(1, most + (_TEMPLATE if settings.generation.use_chat_template else 2))
+
+
+def _refuse_other_tokens(name: str, reference: str, value: str) -> None:
+    """Raises UsageError where both tokenizers can be read and differ; where not, the training looks at them."""
+    ours, theirs = vocabulary(reference), vocabulary(value)
+    if ours is not None and theirs is not None:
+        try:
+            refuse_other_tokens(ours, theirs, value)
+        except UsageError as problem:
+            raise UsageError(f"models.{name}: {problem}") from None
+
+
+def _refuse_proxy(where: str, reference: str, proxy: str) -> None:
+    """Raises UsageError, BadModel where a proxy can't start from this model, or would read other tokens."""
+    ours, theirs = vocabulary(reference), vocabulary(proxy)
+    try:
+        refuse_base(proxy, model_reference(proxy).path or model_files(proxy).config_folder)
+        if ours is not None and theirs is not None:
+            refuse_other_proxy(ours, theirs, proxy)
+    except (UsageError, BadModel) as problem:
+        raise type(problem)(f"{where}: {problem}") from None
+
+
+def vocabulary(model: str) -> dict[str, int] | None:
+    """Token -> id of a model's tokenizer.json, added tokens included; None where it has none of a form known here.
+
+    Raises MissingModel, BadModel.
+    """
+    path = Path(model_files(model).tokenizer_folder) / "tokenizer.json"
+    try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        found = json.loads(path.read_bytes())
+        words = found["model"]["vocab"]
+        tokens = dict(words) if isinstance(words, dict) else {word: number for number, (word, _) in enumerate(words)}
+        tokens |= {each["content"]: each["id"] for each in found.get("added_tokens", ())}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return tokens
