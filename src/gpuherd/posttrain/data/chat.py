@@ -14,11 +14,13 @@ Needs a tokenizer, no model and no torch.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
@@ -183,6 +185,17 @@ class ChatTokenizer:
         begin = runs[spoken.index(places[0])]
         end = max(place for place, each in enumerate(mask) if each) + 1
         return ChatTokens(ids[:end], tuple(each and place >= begin for place, each in enumerate(mask[:end])))
+
+
+def refuse_without_template(tokenizer_folder: Path, model: str) -> None:
+    """Raises UsageError where a tokenizer's files have no chat template. Loads no tokenizer: for checks before anything
+    is started. Files that can't be read here are left to loading."""
+    if any((tokenizer_folder / name).exists() for name in ("chat_template.jinja", "additional_chat_templates")):
+        return
+    with suppress(OSError, ValueError):
+        values = json.loads((tokenizer_folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if isinstance(values, dict) and not values.get("chat_template"):
+            raise UsageError(f"{model} has no chat template, and messages are written by one; take a chat model")
 
 
 def _with_marker(turn: Mapping[str, Any], marker: str) -> dict[str, Any]:
