@@ -14,12 +14,12 @@ Needs a tokenizer, no model and no torch.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ class ChatTokenizer:
         if self._tokenizer.is_fast and _MARKS_ANSWERS.search(template_of(self._tokenizer, tools)):
             return self._marked_by_template(turns, tools, places)
         spans = [self._span(turns, tools, text, place) for place in places]
-        for (_, end), (begin, _) in pairwise([*spans, (len(text), 0)]):
+        for (_, end), (begin, _) in itertools.pairwise([*spans, (len(text), 0)]):
             if end > begin:
                 raise UsageError("the chat template ends a turn of the assistant by no end token: no answer would end")
         return self._cut(text, spans)
@@ -182,6 +182,14 @@ class ChatTokenizer:
             raise UsageError(
                 f"the chat template marks {len(runs)} turns by {{% generation %}}, and the assistant has {len(spoken)}"
             )
+        ends = set(end_tokens(self._tokenizer).ids)
+        for run, place in zip(runs, spoken, strict=True):
+            turn = itertools.takewhile(lambda pair: pair[1], zip(ids[run:], mask[run:], strict=True))
+            if place in places and not any(token in ends for token, _ in turn):
+                raise UsageError(
+                    f"the chat template leaves the end token of turn {place + 1} out of {{% generation %}}: no answer "
+                    "would end"
+                )
         begin = runs[spoken.index(places[0])]
         end = max(place for place, each in enumerate(mask) if each) + 1
         return ChatTokens(ids[:end], tuple(each and place >= begin for place, each in enumerate(mask[:end])))
