@@ -35,12 +35,15 @@ class Problem:
         prompt: what stands before the answer; with a chat template it is the user's message.
         answers: right answers, where the task knows some; the first is the one that is imitated.
         hidden: what the reward needs besides and the policy never sees (tests of code, a graph).
+        messages: role and content of the conversation before the answer, where it is more than one message of the
+            user's; a chat template writes these, and ``prompt`` is their texts with blank lines between them.
     """
 
     id: str
     prompt: str
     answers: tuple[str, ...] = ()
     hidden: Mapping[str, str] = field(default_factory=dict)
+    messages: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,13 @@ from tests.posttrain.algos.training_work import curves
 from tests.posttrain.preference.vowels import collecting, training
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback, LossType
+from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback, LossType, _identity
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.options import Lora, StepOptions, Stopped, Strategy
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.preference.proxy import load_proxy, train_proxy
-from gpuherd.posttrain.types import Comparison, Policy
+from gpuherd.posttrain.types import Comparison, Policy, Problem
 
 Options = GRPOFromHumanFeedback.Options
 
@@ -209,3 +209,11 @@ def test_two_processes_are_one(policy_model: Path, tmp_path: Path) -> None:
         assert [line["grad_norm"] for line in one] == pytest.approx([line["grad_norm"] for line in two], rel=2e-3)
     rewards = [[line["reward"] for line in read_curves(tmp_path / name)] for name in ("one", "two")]
     assert rewards[0] == pytest.approx(rewards[1], rel=1e-3)
+
+
+def test_problems_are_told_apart_as_before_there_were_conversations() -> None:
+    """A training that an earlier version began goes on."""
+    problem = Problem("p", "q", ("a",), {"x": "y"})
+    assert _identity(problem) == {"id": "p", "prompt": "q", "answers": ("a",), "hidden": {"x": "y"}}
+    talk = dataclasses.replace(problem, messages=(("system", "s"), ("user", "q")))
+    assert _identity(talk) != _identity(problem)

@@ -101,6 +101,14 @@ def test_marks_that_are_not_of_every_turn_are_refused(tokenizer: Any) -> None:
 
 
 WORDS = st.sampled_from(["a", " ", "\n", "Paris", "<|end|>", "<|user|>", "</s>", "é", "<think>"])
+
+
+def test_marks_without_the_end_are_refused(tokenizer: Any) -> None:
+    endless = MARKED.replace("<|end|>{% endgeneration %}", "{% endgeneration %}<|end|>")
+    with pytest.raises(UsageError, match=r"end token of turn 2 out of \{% generation %\}"):
+        ChatTokenizer(by(tokenizer, endless)).tokens(talk("a", "b"))
+
+
 TEXTS = st.lists(WORDS, max_size=6).map("".join)
 
 

@@ -10,14 +10,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.qa import small_models
+from tests.qa.conftest import made_once
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.data.preference_rows import Conversation
 from gpuherd.posttrain.data.registry import make_task
+from gpuherd.posttrain.envs.episodes import Turns
+from gpuherd.posttrain.envs.registry import SingleTurn
 from gpuherd.posttrain.preference.data import Demonstration, read_demonstrations
-from gpuherd.posttrain.types import Split
+from gpuherd.posttrain.preference.tokens import load_tokenizer
+from gpuherd.posttrain.rollout.prompting import Prompting
+from gpuherd.posttrain.types import Problem, Split
 from gpuherd.qa.data.questions import BadQuestions
+
+
+@pytest.fixture(scope="session")
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama whose tokenizer has a chat template. Read only."""
+    return made_once(
+        tmp_path_factory, "chatting", lambda folder: small_models.random_llama(folder, chat=small_models.CHAT_TEMPLATE)
+    )
 
 
 def file_of(tmp_path: Path, rows: Sequence[Mapping[str, Any]], name: str = "own.jsonl") -> str:
@@ -169,6 +183,38 @@ def test_tables_are_files_of_rows_too(tmp_path: Path, delimiter: str) -> None:
     with talk.open("w", newline="") as file:
         csv.writer(file).writerows([["id", "messages"], ["one", json.dumps(turns)]])
     assert read_demonstrations(talk).shown == (Demonstration("one", Conversation(tuple(turns))),)
+
+
+def test_a_prompt_may_be_a_conversation(tmp_path: Path, chatting: Path) -> None:
+    """Written by the chat template turn by turn, also as an environment; without one as texts."""
+    said = ({"system": "Be brief."}, {"user": "a"}, {"assistant": "b"}, {"user": "c"})
+    turns = [{"role": role, "content": text} for each in said for role, text in each.items()]
+    answered = [*turns, {"role": "assistant", "content": "d"}]
+    rows: list[Mapping[str, Any]] = [
+        {"prompt": turns, "answer": "d", "id": "p"},
+        {"prompt": turns[1:2], "answer": "e", "id": "q"},
+        {"prompt": turns[:3], "answer": "f"},
+        {"prompt": [turns[1], turns[3]], "answer": "f"},
+        {"prompt": turns[:1], "answer": "f"},
+        {"prompt": [{"role": "bot", "content": "x"}], "answer": "f"},
+        {"prompt": answered[:3], "completion": answered[4:]},
+        {"messages": answered[3:], "id": "r"},
+    ]
+    task = make_task(file_of(tmp_path, rows), TaskOptions({"template": "Q: {prompt}"}))
+    problems = {each.id: each for split in Split for each in task.problems(split, None, 0)}
+    assert problems.keys() == {"p", "q", "r"}
+    whole = (("system", "Be brief."), ("user", "a"), ("assistant", "b"), ("user", "Q: c"))
+    assert problems["p"] == Problem("p", "Be brief.\n\na\n\nb\n\nQ: c", ("d",), {}, whole)
+    assert problems["q"] == Problem("q", "Q: a", ("e",))
+    assert problems["r"] == Problem("r", "Q: c", ("d",))
+    tokenizer = load_tokenizer(str(chatting))
+    by_template, plainly = (Prompting(tokenizer, chat=chat) for chat in (True, False))
+    asked = [{"role": role, "content": content} for role, content in whole]
+    assert by_template.of(problems["p"]) == by_template.of_messages(asked)
+    assert tokenizer.decode(plainly.of(problems["p"])) == f"<s>{problems['p'].prompt}"
+    for chat, prompts in ((True, by_template), (False, plainly)):
+        shown = SingleTurn(task).make().reset(problems["p"], 0).messages
+        assert Turns(tokenizer, chat=chat).prompt(shown) == prompts.of(problems["p"])
 
 
 def test_a_conversation_with_tools_is_no_problem_of_a_task(tmp_path: Path) -> None:

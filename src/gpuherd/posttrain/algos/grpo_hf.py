@@ -113,7 +113,7 @@ class GRPOFromHumanFeedback:
         comparisons = self._comparisons(work)
         identity = {
             **identity_of(work, self.options, self.name, digest([each.to_dict() for each in comparisons])),
-            "problems": digest([asdict(each) for each in work.problems]),
+            "problems": digest([_identity(each) for each in work.problems]),
             "sampling": {name: said for name, said in asdict(work.sampling).items() if name != "batch_size"},
         }
         with World.from_environment(work.device) as world:  # one group of processes for both phases
@@ -199,3 +199,8 @@ def scored_by(proxy: RewardModel) -> Roll:
         return [rollout_of(*each, Reward(score)) for each, score in zip(drawn, scores, strict=True)]
 
     return roll
+
+
+def _identity(problem: Problem) -> dict[str, Any]:
+    """What tells a problem apart. Trainings of before there were conversations have no ``messages``."""
+    return {name: value for name, value in asdict(problem).items() if name != "messages" or value}

@@ -14,11 +14,13 @@ Needs a tokenizer, no model and no torch.
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
@@ -78,7 +80,7 @@ class ChatTokenizer:
         if self._tokenizer.is_fast and _MARKS_ANSWERS.search(template_of(self._tokenizer, tools)):
             return self._marked_by_template(turns, tools, places)
         spans = [self._span(turns, tools, text, place) for place in places]
-        for (_, end), (begin, _) in pairwise([*spans, (len(text), 0)]):
+        for (_, end), (begin, _) in itertools.pairwise([*spans, (len(text), 0)]):
             if end > begin:
                 raise UsageError("the chat template ends a turn of the assistant by no end token: no answer would end")
         return self._cut(text, spans)
@@ -180,9 +182,28 @@ class ChatTokenizer:
             raise UsageError(
                 f"the chat template marks {len(runs)} turns by {{% generation %}}, and the assistant has {len(spoken)}"
             )
+        ends = set(end_tokens(self._tokenizer).ids)
+        for run, place in zip(runs, spoken, strict=True):
+            turn = itertools.takewhile(lambda pair: pair[1], zip(ids[run:], mask[run:], strict=True))
+            if place in places and not any(token in ends for token, _ in turn):
+                raise UsageError(
+                    f"the chat template leaves the end token of turn {place + 1} out of {{% generation %}}: no answer "
+                    "would end"
+                )
         begin = runs[spoken.index(places[0])]
         end = max(place for place, each in enumerate(mask) if each) + 1
         return ChatTokens(ids[:end], tuple(each and place >= begin for place, each in enumerate(mask[:end])))
+
+
+def refuse_without_template(tokenizer_folder: Path, model: str) -> None:
+    """Raises UsageError where a tokenizer's files have no chat template. Loads no tokenizer: for checks before anything
+    is started. Files that can't be read here are left to loading."""
+    if any((tokenizer_folder / name).exists() for name in ("chat_template.jinja", "additional_chat_templates")):
+        return
+    with suppress(OSError, ValueError):
+        values = json.loads((tokenizer_folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if isinstance(values, dict) and not values.get("chat_template"):
+            raise UsageError(f"{model} has no chat template, and messages are written by one; take a chat model")
 
 
 def _with_marker(turn: Mapping[str, Any], marker: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from gpuherd.errors import UsageError, printable
 from gpuherd.posttrain.data.options import Scoring
+from gpuherd.posttrain.data.preference_rows import Messages
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
 from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.qa.data.files import ColumnChoice, rows_of_file, rows_of_table
@@ -92,7 +93,7 @@ class ParsedRow:
         answers: a text, a number, or a list of these; none where rewards need none.
         id: None: made of the question.
         worked: an answer with its derivation.
-        hidden: as of ``Problem``.
+        hidden, messages: as of ``Problem``.
     """
 
     question: Any
@@ -100,6 +101,7 @@ class ParsedRow:
     id: Any = None
     worked: Any = None
     hidden: Mapping[str, str] = field(default_factory=dict)
+    messages: Messages = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ class Checked:
     answers: tuple[str, ...]
     worked: str | None
     hidden: Mapping[str, str]
+    messages: Messages = ()
 
 
 def file_rows(path: Path, columns: ColumnChoice) -> Iterator[DataRow]:
@@ -202,7 +205,7 @@ def _checked(row: DataRow, parse: Callable[[Mapping[str, Any]], ParsedRow]) -> C
     hidden = {name: _text(value, name) for name, value in found.hidden.items()}
     if not question.strip():
         raise BadRow("the question is empty")
-    return Checked(own or content_id(question), question, texts, worked, hidden)
+    return Checked(own or content_id(question), question, texts, worked, hidden, found.messages)
 
 
 def _text(value: Any, what: str) -> str:

@@ -4,7 +4,7 @@ with tests.
 What a file holds is seen by its first row: ``tests`` makes it programs (``data.code``); ``chosen`` and ``rejected``
 make it preferences, whose prompts are asked and whose chosen completions are imitated, scored by a reward model; else a
 row has ``prompt`` (or ``question``) and perhaps ``answers`` (``answer``, ``completion``) and ``id``, or ``messages``: a
-user's message and its answer.
+conversation and its last answer. A prompt is a text or a conversation, system's turn first, that ends with the user's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data import code
 from gpuherd.posttrain.data.dataset import Checked, DataTask, ParsedRow, Part, Reading, Source, read_rows
 from gpuherd.posttrain.data.options import Scoring, TaskOptions
-from gpuherd.posttrain.data.preference_rows import Conversation, Messages, compared, imitated
+from gpuherd.posttrain.data.preference_rows import Conversation, Messages, compared, imitated, text_turns
 from gpuherd.posttrain.rewards.answers import MathRewards, WordRewards
 from gpuherd.posttrain.rewards.function import COLUMNS
 from gpuherd.posttrain.rewards.reward_model import ModelRewards
@@ -74,7 +74,12 @@ def make_of_file(path: Path, options: TaskOptions) -> DataTask:
     def problem(found: Checked) -> Problem:
         if not found.answers and not by_function and not isinstance(scoring, ModelRewards):
             raise BadRow("there is no answer to compare with")
-        return Problem(found.id, settings.template.replace("{prompt}", found.question), found.answers, found.hidden)
+        if not found.messages:
+            prompt = settings.template.replace("{prompt}", found.question)
+            return Problem(found.id, prompt, found.answers, found.hidden)
+        *before, (role, last) = found.messages
+        messages = (*before, (role, settings.template.replace("{prompt}", last)))
+        return Problem(found.id, _joined(messages), found.answers, found.hidden, messages)
 
     return DataTask(path.stem, source, parse, problem, scoring)
 
@@ -101,7 +106,8 @@ def parse_row(row: Mapping[str, Any]) -> ParsedRow:
     if asked is None:
         raise BadRow("no column prompt (or question)")
     answers = row.get("answers", row.get("answer"))
-    return ParsedRow(_of_user(asked), () if answers is None else answers, row.get("id"))
+    prompt = asked if not isinstance(asked, list) else _messages(asked, "prompt")
+    return _asking(prompt, () if answers is None else answers, row.get("id"))
 
 
 def _parse_answer(row: Mapping[str, Any]) -> ParsedRow:
@@ -113,10 +119,10 @@ def _parse_answer(row: Mapping[str, Any]) -> ParsedRow:
     if not isinstance(found, Conversation):
         return ParsedRow(*found, id=row.get("id"))
     if len(found.imitated) > 1:
-        raise BadRow("its conversation has several answers, and tasks ask one message of the user's")
+        raise BadRow("its conversation has several answers to imitate, and tasks ask for one")
     if found.tools or found.messages[-1].keys() - {"role", "content"}:
         raise BadRow("its conversation has tools, and tasks ask for a text")
-    return ParsedRow(_of_user(list(found.messages[:-1])), found.messages[-1]["content"], row.get("id"))
+    return _asking(_messages(found.messages[:-1], "messages"), found.messages[-1]["content"], row.get("id"))
 
 
 def parse_preference(row: Mapping[str, Any]) -> ParsedRow:
@@ -125,22 +131,33 @@ def parse_preference(row: Mapping[str, Any]) -> ParsedRow:
         prompt, chosen, _ = compared(row)
     except ValueError as problem:
         raise BadRow(str(problem)) from None
-    return ParsedRow(_question_of(prompt), chosen, row.get("id"))
+    return _asking(prompt, chosen, row.get("id"))
 
 
-def _question_of(prompt: str | Messages) -> Any:
-    if isinstance(prompt, str):
-        return prompt
-    return _of_user([{"role": role, "content": content} for role, content in prompt])
+def _messages(value: Any, name: str) -> Messages:
+    """Raises BadRow."""
+    try:
+        return text_turns(value, name)
+    except ValueError as problem:
+        raise BadRow(str(problem)) from None
 
 
-def _of_user(asked: Any) -> Any:
-    """A prompt's text; of messages that of the only one. Raises BadRow for conversations of several turns."""
-    if not isinstance(asked, list):
-        return asked
-    if len(asked) != 1 or asked[0].get("role") != "user":
-        raise BadRow("its prompt is a conversation of several turns, and tasks ask one message of the user's")
-    return asked[0]["content"]
+def _asking(prompt: Any, answers: Any, name: Any) -> ParsedRow:
+    """A row that asks a text, one message of the user's, or a conversation that ends with one. Raises BadRow."""
+    if not isinstance(prompt, tuple):
+        return ParsedRow(prompt, answers, name)
+    roles = [role for role, _ in prompt]
+    turns = roles[1:] if roles[0] in ("system", "developer") else roles
+    if not turns or turns != [("user", "assistant")[place % 2] for place in range(len(turns))] or turns[-1] != "user":
+        raise BadRow(
+            "its prompt is no conversation that user and assistant have by turns and that ends with the user's: "
+            f"{', '.join(roles[:6])}"
+        )
+    return ParsedRow(_joined(prompt), answers, name, messages=() if roles == ["user"] else prompt)
+
+
+def _joined(messages: Messages) -> str:
+    return "\n\n".join(content for _, content in messages)
 
 
 def _scoring(settings: Settings, options: TaskOptions, preferences: bool, path: Path) -> Scoring:

@@ -59,7 +59,7 @@ def compared(values: Mapping[str, Any]) -> tuple[str | Messages, str, str]:
     if missing:
         raise ValueError(f"it has no {' and no '.join(missing)}")
     said = values.get("prompt")
-    prompt = None if said is None else said if isinstance(said, str) else _text_turns(said, "prompt")
+    prompt = None if said is None else said if isinstance(said, str) else text_turns(said, "prompt")
     chosen, rejected = (_completion(values[name], name) for name in ("chosen", "rejected"))
     if chosen == rejected:
         raise ValueError("chosen and rejected are the same")
@@ -137,7 +137,7 @@ def _conversation(turns: tuple[Mapping[str, Any], ...], values: Mapping[str, Any
 
 
 def _completion(value: Any, name: str) -> str | Messages:
-    return value if isinstance(value, str) else _text_turns(value, name)
+    return value if isinstance(value, str) else text_turns(value, name)
 
 
 def _answer(turns: Messages, name: str) -> str:
@@ -153,8 +153,8 @@ def _mappings(turns: Messages) -> tuple[Mapping[str, Any], ...]:
     return tuple({"role": role, "content": content} for role, content in turns)
 
 
-def _text_turns(value: Any, name: str) -> Messages:
-    """Turns as role and content. Raises ValueError, also for calls of tools: they would be lost."""
+def text_turns(value: Any, name: str) -> Messages:
+    """Messages as role and content. Raises ValueError, also for calls of tools: they would be lost."""
     turns = _turns(value, name)
     for place, each in enumerate(turns):
         if each.keys() - {"role", "content"}:

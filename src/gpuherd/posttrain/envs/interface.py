@@ -12,7 +12,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.options import TaskOptions
 from gpuherd.posttrain.types import Problem, Split
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "developer", "user", "assistant"]
 
 
 @dataclass(frozen=True, slots=True)

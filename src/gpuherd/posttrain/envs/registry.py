@@ -15,7 +15,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gpuherd.errors import UsageError, printable
 from gpuherd.options import did_you_mean
@@ -37,7 +37,9 @@ from gpuherd.posttrain.envs.interface import (
     Environment,
     EnvironmentOptions,
     Environments,
+    Message,
     Observation,
+    Role,
     Step,
     user,
 )
@@ -171,7 +173,8 @@ class _OneTurn:
     def reset(self, problem: Problem, seed: int) -> Observation:  # noqa: ARG002 - nothing is drawn
         """Shows the problem's prompt."""
         self.problem = problem
-        return user(problem.prompt)
+        turns = tuple(Message(cast(Role, role), content) for role, content in problem.messages)
+        return Observation(turns) if turns else user(problem.prompt)
 
     def step(self, text: str) -> Step:
         """The answer, and the end."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing, suppress
 
-from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.data.preference_rows import Messages
+from gpuherd.errors import BadModel, GpuherdError, MissingModel, UsageError
+from gpuherd.posttrain.data.chat import refuse_without_template
+from gpuherd.posttrain.data.preference_rows import Conversation, Messages
 from gpuherd.posttrain.envs.interface import Environments
 from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
 from gpuherd.posttrain.learning.data import all_but_test, check_turns, make_environments, problems_of
@@ -107,9 +108,25 @@ def _demonstrations(file: str, config: TrainConfig) -> Texts:
             "training.data_file"
         )
     read = read_demonstrations(file, limit=count)
+    if any(isinstance(each.example, Conversation) for each in read.shown):
+        _check_template(config.model.model_name_or_path, file)
     said = "; ".join(filter(None, (read.sentence, read.refusals())))
     pairs = [pair for each in read.shown for pair in each.pairs]
     return Texts([prompt for prompt, _ in pairs], [answer for _, answer in pairs], 1, said)
+
+
+def _check_template(model: str, file: str) -> None:
+    """Raises UsageError for conversations and a model without a chat template, where its files can be read."""
+    from gpuherd.models.load.identity import model_files
+
+    try:
+        folder = model_files(model).tokenizer_folder
+    except (MissingModel, BadModel):
+        return  # planning or loading the model reports it
+    try:
+        refuse_without_template(folder, model)
+    except UsageError as problem:
+        raise UsageError(f"training.data_file: {file} holds conversations: {problem}") from None
 
 
 def _text_of(prompt: str | Messages) -> str:

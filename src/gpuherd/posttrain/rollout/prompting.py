@@ -15,7 +15,7 @@ class Prompting:
     """Makes prompts, all in one way.
 
     Attributes:
-        chat: by the tokenizer's chat template: a problem is the user's message.
+        chat: by the tokenizer's chat template: a problem is the user's message, or a conversation.
     """
 
     def __init__(self, tokenizer: Any, *, chat: bool):
@@ -34,7 +34,8 @@ class Prompting:
     def of(self, problem: Problem) -> tuple[int, ...]:
         """The prompt of a problem. Raises UsageError where it has no token."""
         if self.chat:
-            return self.of_messages([{"role": "user", "content": problem.prompt}])
+            turns = problem.messages or (("user", problem.prompt),)
+            return self.of_messages([{"role": role, "content": content} for role, content in turns])
         ids = token_ids(self._tokenizer, defused(problem.prompt, self._controls), conversation=False)
         if not ids:
             raise UsageError(f"problem {problem.id}: its prompt is empty; a model goes on from one token at least")
