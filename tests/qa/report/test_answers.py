@@ -98,6 +98,16 @@ def test_relevance_belongs_to_tokens_or_is_not_shown() -> None:
     assert values_of(one, relevance={"b": [0.25, 0.5]})["main"]["relevance"] is None
 
 
+def test_shares_of_token_sar_are_of_whole_answers() -> None:
+    one, relevance = one_answer(["ab", "cd"], [-1.0, -2.0]), {"a": [0.5, 0.25]}
+    assert values_of(one, relevance=relevance)["main"]["share"] == [0.5, 0.5]  # of 0.5 * 1 + 0.25 * 2
+    assert values_of(one)["main"]["share"] is None
+    assert values_of(one, Limits(2, 5, 5, 5, 5), relevance=relevance)["main"]["share"] is None
+    assert values_of(one, relevance={"a": [0.0, 0.0]})["main"]["share"] == [None, None]
+    unknown = one_answer(["ab", "cd"], [None, -2.0])
+    assert values_of(unknown, relevance=relevance)["main"]["share"] == [None, None]
+
+
 def test_an_end_token_stands_apart() -> None:
     stopped = Answered(0, Question("a", "q", ("r",)), Prompted("0", 3), generation(["a"], [-0.5], Finish.STOP))
     assert values_of(stopped)["ending"] == "1 token; ended by a stop string. Prompt: 3 tokens."

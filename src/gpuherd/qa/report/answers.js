@@ -164,28 +164,17 @@ widgets.answers = () => {
 
 // ---- tokens, in the colours of what is known of them
 
-// Each token's part in sum R(z) · NLL(z): what it brings to token-SAR.
-function shares(main) {
-  if (!main.relevance || main.cut) return null;
-  main.shares ??= (() => {
-    const each = main.nll.map((nll, i) => (nll ?? NaN) * (main.relevance[i] ?? 0));
-    const all = each.reduce((a, b) => a + b, 0);
-    return each.map((part) => all > 0 ? part / all : null);
-  })();
-  return main.shares;
-}
-
 const inThought = (main, at) => main.thought.some(([from, to]) => at >= from && at < to);
 
 function colourOf(main, at) {
   if (inThought(main, at)) return "thought";
   const { edges, tint } = index.scales[state.colour];
-  const found = (state.colour === "share" ? shares(main) : main[state.colour])?.[at];
+  const found = main[state.colour]?.[at];
   return present(found) ? `${tint} c${edges.filter((edge) => found > edge).length}` : "unknown";
 }
 
 function tokenWords(main, at, piece) {
-  const [nll, relevance, part] = [main.nll[at], main.relevance?.[at], shares(main)?.[at]];
+  const [nll, relevance, part] = [main.nll[at], main.relevance?.[at], main.share?.[at]];
   return [`token ${at + 1} of ${main.tokens}`, piece === "" ? "no character of its own" : JSON.stringify(piece),
     present(nll) ? `p ${probability(nll)}, NLL ${figure(nll)} nats` : "log-prob not finite", inThought(main, at) ? "part of the thought" : null,
     present(relevance) ? `relevance ${figure(relevance)}` : null, present(part) ? `${percent(part)} of token-SAR` : null].filter(Boolean);

@@ -8,7 +8,7 @@ gives the record that each template is built with. On a narrow screen an answer 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,6 @@ def answer_values(run: ReportedRun, answered: Answered, limits: Limits) -> dict[
     main = "sample-0" if answered.greedy is None else "greedy"
     samples = _samples(run, answered, limits)
     judges = [judged for judged in run.judgings if any((question.id, name) in judged.judgments for name, _ in samples)]
-    more = len(answered.samples) - len(samples)
     return {
         "id": question.id,
         "question": _cut(question.question, limits.answer),
@@ -124,7 +123,7 @@ def answer_values(run: ReportedRun, answered: Answered, limits: Limits) -> dict[
             for name, values in samples
         ],
         "clustered": any(values["clustered"] for _, values in samples),
-        "more": more,
+        "more": len(answered.samples) - len(samples),
     }
 
 
@@ -152,11 +151,13 @@ def _main_values(
     # Relevance is of the span's tokens; it may go on with the end token's, which is 0 by rule and stands apart here.
     measured = part_of(generation, span).tokens
     known = dict(zip(measured, relevance, strict=False)) if relevance and len(relevance) >= len(measured) else {}
+    cut = len(generation.text) - (generation.ends[shown - 1] if shown else 0)
     return {
         "pieces": list(generation.pieces[:shown]),
-        "cut": len(generation.text) - (generation.ends[shown - 1] if shown else 0),
+        "cut": cut,
         "nll": [_nll(each) for each in generation.log_probs[:shown]],
         "relevance": [_short(known.get(at)) for at in range(shown)] if known else None,
+        "share": _shares(generation, known) if known and not cut else None,
         "thought": _runs(part_of(generation, "thought").tokens, shown) if has_thought(generation) else [],
         "tokens": len(generation.token_ids),
     }
@@ -185,6 +186,16 @@ def _probability(nll: float) -> str:
     if p == 0:
         return "< 10⁻³⁰⁰"
     return "> 99.9 %" if 0.9995 < p < 1 else f"{100 * p:.1f} %" if p >= 0.001 else axis(p)
+
+
+def _shares(generation: Generation, relevance: Mapping[int, float]) -> list[float | None]:
+    """Each token's part in the sum of R(z) NLL(z): what it brings to token-SAR. None without a sum above 0."""
+    parts = [
+        math.nan if log_prob is None else (0.0 - log_prob) * relevance.get(at, 0.0)
+        for at, log_prob in enumerate(generation.log_probs)
+    ]
+    whole = math.fsum(parts)
+    return [_short(part / whole) if whole > 0 else None for part in parts]
 
 
 def _runs(places: Sequence[int], shown: int) -> list[list[int]]:

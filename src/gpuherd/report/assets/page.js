@@ -315,20 +315,19 @@ function walk(event, at, count, steps, go) {
 
 const arranged = Object.create(null); // how readers have sorted and filtered each table
 
-// columns: {word, why, kind, key, format, shows, given}. The key is the place in a row of its value, which sorts and is
-// shown by the format, or without a format of [value, node]; of records it is the path of a field, and the template
-// `shows` makes the cell. given: a field of the view's record without which there is no such column. Records are those of
+// columns: {word, why, kind, key, format, shows, given}. The key is the path of a field, or a place in a row, of a value
+// that sorts: shown by the format, as the node of [value, node], or by the template `shows` of the record. given: a field of the view's record without which there is no such column. Records are those of
 // a frame or of a field of the view's record. words: the fields that the filter looks through; mark: [key, field] of the
 // row that a reader has chosen.
 function table({ columns: all, rows: given, frame, field, label, name = label, sort = null, descending = false, page = 100, words, hint = null, mark }, record) {
   const columns = all.filter((each) => !each.given || lookup(record, each.given));
   const rows = frame ? frames[frame] : field ? lookup(record, field) : given;
   const now = arranged[name] ??= { sort, descending, page: 0, filter: "" };
-  const valueOf = (row, { key }) => typeof key === "string" ? lookup(row, key) : Array.isArray(row[key]) ? row[key][0] : row[key];
-  const cellOf = (row, column) => {
-    if (column.shows) return build(column.shows, row);
-    const cell = typeof column.key === "string" ? lookup(row, column.key) : row[column.key];
-    return column.format ? marked(String(FORMATS[column.format](cell))) : Array.isArray(cell) ? build(cell[1]) : build(cell);
+  const valueOf = (row, { key }) => beginning(lookup(row, key));
+  const cellOf = (row, { key, format, shows }) => {
+    if (shows) return build(shows, row);
+    const cell = lookup(row, key);
+    return format ? marked(String(FORMATS[format](cell))) : build(Array.isArray(cell) ? cell[1] : cell);
   };
   const wordsOf = (row) => words ? words.map((path) => lookup(row, path) ?? "").join(" ") : columns.map((column) => valueOf(row, column) ?? "").join(" ");
   const marks = (row) => mark && state[mark[0]] === lookup(row, mark[1]);
