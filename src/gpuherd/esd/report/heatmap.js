@@ -1,5 +1,5 @@
-// Alpha, or its change, by layer and module: a row a module, a column a layer. spectra.css says how wide a column is, keeps
-// the headings in sight and has the rows in sight alone laid out. Mouse, touch and arrow keys choose a matrix.
+// Alpha, or its change, by layer and module: a row a module, a column a layer. A row gets its cells when it comes into
+// sight; spectra.css says how wide they are, and keeps the headings in sight. Mouse, touch and arrow keys choose a matrix.
 
 // Where a value lies between the stops: 0 at the first, 1 at the second, and so on.
 function placeOn(value, stops) {
@@ -13,9 +13,6 @@ function ramp(value, stops) {
   const at = Math.min(stops.length - 2, Math.floor(place));
   return `color-mix(in srgb, var(--ramp${at}), var(--ramp${at + 1}) ${Math.round(100 * (place - at))}%)`;
 }
-
-// The colours, with the numbers that they stand for.
-const rampLegend = (words) => make("span", { class: "ramp", role: "img", "aria-label": "colours" }, ...words.map((word) => make("span", {}, word)));
 
 widgets.heat = (_, children, record) => {
   const { matrices, against } = record;
@@ -40,8 +37,9 @@ widgets.heat = (_, children, record) => {
   const first = depths[0] === null ? 1 : 0; // the column of what is outside the numbered layers
   const head = make("div", { class: "head" }, make("span", { class: "word" }, make("bdi", {}, "module ↓")), make("span", { class: "layers" }, "layer →"),
     ...depths.map((depth, column) => make("span", { class: column < first || (column - first) % 2 === 0 ? "cell" : "cell second" }, make("span", {}, depth === null ? "–" : String(depth)))));
-  const rows = modules.map((module, row) => make("div", { class: "row" }, make("span", { class: "word", title: plain(module) }, make("bdi", {}, marked(module))),
-    ...depths.map((_, column) => cell(at(column, row)))));
+  const rows = modules.map((module) => make("div", { class: "row" }, make("span", { class: "word", title: plain(module) }, make("bdi", {}, marked(module)))));
+  const fill = (row) => { if (rows[row].children.length === 1) rows[row].append(...depths.map((_, column) => cell(at(column, row)))); };
+  rows.forEach((row, at) => onceInSight(row, () => fill(at)));
   const root = make("div", { class: "heat", tabindex: 0, role: "application", "aria-roledescription": "heat map",
     "aria-label": `${what} by layer and module; arrow keys go from cell to cell, Enter shows its spectrum` }, head, ...rows);
   const sizes = { columns: depths.length, high: `${Math.max(14, Math.min(26, Math.floor(420 / modules.length)))}px`, names: `${6.2 * Math.max(9, ...modules.map((word) => word.length)) + 12}px` };
@@ -57,6 +55,7 @@ widgets.heat = (_, children, record) => {
   // Marks a cell and brings it into sight.
   function reveal(next) {
     place = next;
+    fill(place[1]);
     root.querySelector(".front")?.classList.remove("front");
     const front = rows[place[1]].children[place[0] + 1];
     front.classList.add("front");
@@ -82,5 +81,6 @@ widgets.heat = (_, children, record) => {
   follow("layer", () => reveal(placeOf(matrices[state.layer])), root);
   waiting.push(() => reveal(place));
   const words = stops.map((stop, at) => against ? String(Number(stop.toPrecision(2))) : at === stops.length - 1 ? `${stop}+` : String(stop));
-  return [root, make("div", { class: "bar" }, rampLegend(words), ...built(children, record))];
+  const legend = make("span", { class: "ramp", role: "img", "aria-label": "colours" }, ...words.map((word) => make("span", {}, word)));
+  return [root, make("div", { class: "bar" }, legend, ...built(children, record))];
 };

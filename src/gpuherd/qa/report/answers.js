@@ -57,7 +57,7 @@ function writeAddress() {
 let [listedBy, listedNow] = ["", []];
 function listed() {
   const now = JSON.stringify(index.filters.map((key) => state[key]));
-  if (now !== listedBy) [listedBy, listedNow] = [now, sorted(answers.filter(kept()))];
+  if (now !== listedBy) [listedBy, listedNow] = [now, sortedBy(answers.filter(kept()), (one) => value(one) ?? one.number, state.descending)];
   return listedNow;
 }
 
@@ -76,11 +76,6 @@ function kept() {
   const within = (key) => key === null || low === null && high === null || present(key) && key >= (low ?? -Infinity) && key <= (high ?? Infinity);
   const shown = (one) => !state.verdicts.length || state.verdicts.includes(verdictOf(one.number));
   return (one) => shown(one) && within(value(one)) && holds(() => wordsOf(one));
-}
-
-function sorted(found) {
-  if (state.sort === "order") return state.descending ? found.reverse() : found;
-  return sortedBy(found, value, state.descending);
 }
 
 function tally() {

@@ -401,9 +401,7 @@ async function draw(root, spec, label, along) {
   const stops = [...Map.groupBy(items, (each) => along ? each.x : each).values()].map((all) => // the marks of one x are one stop
     ({ marks: all.map(({ mark }) => mark), x: all[0].x, lines: [...new Set(all.flatMap(({ lines }) => lines))] }));
   walked(root, picture, along ? stops.sort((a, b) => a.x - b.x) : stops, along);
-  for (const [name, value] of [["role", "img"], ["aria-label", plain(label)], ["tabindex", items.length ? "0" : null]]) {
-    if (value !== null) picture.setAttribute(name, value);
-  }
+  Object.assign(picture, { role: "img", ariaLabel: plain(label), ...items.length ? { tabIndex: 0 } : {} });
 }
 
 // Under the pointer a stop tells its lines; the arrow keys, Home and End walk through all of them.
