@@ -217,7 +217,7 @@ def _sample_values(generation: Generation, span: Span, limits: Limits) -> dict[s
     log_probs = [generation.log_probs[at] for at in part.tokens]
     known = [each for each in log_probs if each is not None]
     whole = len(known) == len(log_probs) and not generation.is_nan
-    thought = part_of(generation, "thought").text
+    thought = part_of(generation, "thought").text if has_thought(generation) else ""
     return {
         # Without a thought all that was written, white space too.
         "text": _cut(part_of(generation, "answer").text if thought else generation.text, limits.sample),
