@@ -33,6 +33,26 @@ _UNBROKEN = (1, 0)
 _AS_GIVEN = {"value": 0}  # lines join their points in the order of the rows
 _STOPS = 60  # at most so many places at which lines are read off
 
+# What all charts of a page look like, as Vega-Lite's configuration.
+CONFIG: dict[str, Any] = {
+    "aria": False,
+    "background": None,
+    "font": "system-ui, sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "gridColor": "var(--grid)",
+        "domain": False,
+        "ticks": False,
+        "labelColor": "var(--soft)",
+        "titleColor": "var(--ink)",
+        "titleFontWeight": "normal",
+        "labelFontSize": 11,
+        "titleFontSize": 11,
+        "labelPadding": 5,
+        "labelLimit": 100,
+    },
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Stroke:
@@ -366,7 +386,7 @@ def _chart(
 
 
 def specification(chart: Any, height: int) -> dict[str, Any]:
-    """A chart of Altair as a page embeds it: what it looks like is the page's business."""
+    """A chart of Altair as a page embeds it, with CONFIG for all."""
     found: dict[str, Any] = chart.properties(height=height).to_dict()
     return {name: value for name, value in found.items() if name not in ("$schema", "config")}
 

@@ -313,7 +313,7 @@ def _column(column: Column, at: int) -> dict[str, Any]:
     return {
         **plain,
         "sorts": column.sorts,
-        "key": at if column.field is None else column.field,
+        "key": str(at) if column.field is None else column.field,
         **{key: value for key, value in of_records.items() if value is not None},
     }
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
 from gpuherd.errors import naming_extras, printable
+from gpuherd.report.charts import CONFIG
 from gpuherd.report.nodes import Node
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def packed_views(contents: PageContents) -> dict[str, str]:
         "views": views,
         "first": contents.first or contents.views[0].name,
         "state": dict(contents.state),
+        "charts": CONFIG,
     }
     declared = {f"view-{each.name}": packed_json(each.nodes) for each in contents.views}
     return {"index": packed_json(index), **declared}

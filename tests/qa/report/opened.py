@@ -18,6 +18,16 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 IN_A_BROWSER = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
 
 
+_pages: dict[int, tuple[ReportedRun, bytes]] = {}
+
+
+def _page_of(run: ReportedRun) -> bytes:
+    """A run that many tests open is packed once; what is kept of it keeps its id its own."""
+    if id(run) not in _pages:
+        _pages[id(run)] = run, make_page(run).html
+    return _pages[id(run)][1]
+
+
 class Opened:
     """A page in the browser, with all that it complained of and asked for."""
 
@@ -31,7 +41,7 @@ class Opened:
     ):
         self.path = shown if isinstance(shown, Path) else (folder or Path()) / "page.html"
         if isinstance(shown, ReportedRun):
-            self.path.write_bytes(make_page(shown).html)
+            self.path.write_bytes(_page_of(shown))
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=scheme,  # type: ignore[arg-type]

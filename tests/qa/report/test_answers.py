@@ -1,4 +1,4 @@
-"""Answers in chunks: nothing is lost but what is said to be, and tokens divide texts as a browser counts them."""
+"""Answers in chunks: nothing is lost but what is said to be, and each token is there as it is."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ def test_every_answer_is_there_once_in_order() -> None:
     assert [each["id"] for each in found] == [each.question.id for each in run.answers]
     assert (chunks.answers, chunks.limits, len(chunks.texts)) == (2 * CHUNK + 3, WIDE, 3)
     for value, each in zip(found, run.answers, strict=True):
-        assert value["main"]["text"] == each.main.text
-        assert [sample["text"] for sample in value["samples"]] == [sample.text for sample in each.samples]
-        assert [sample["cluster"] for sample in value["samples"]] == list(run.clusters[each.question.id])
+        assert "".join(value["main"]["pieces"]) == each.main.text
+        clusters = run.clusters[each.question.id]
+        order = sorted(range(len(each.samples)), key=lambda at: clusters[at])
+        assert [sample["text"] for sample in value["samples"]] == [each.samples[at].text for at in order]
+        meanings = [sample["meaning"] for sample in value["samples"]]  # each once, above those that have it too
+        assert [number for number in meanings if number] == sorted({number + 1 for number in clusters})
+        assert [bool(sample["opens"]) for sample in value["samples"]] == list(map(bool, meanings))
         assert value["main"]["nll"] == pytest.approx([-(p or 0.0) for p in each.main.log_probs], rel=1e-3)
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=[]), max_size=4), max_size=8))
-def test_lengths_divide_the_text_as_a_browser_counts(pieces: list[str]) -> None:
-    main = values_of(one_answer(pieces))["main"]
-    units = main["text"].encode("utf-16-le", "surrogatepass")
-    place, found = 0, []
-    for length in main["lengths"]:
-        found.append(units[2 * place : 2 * (place + length)])
-        place += length
-    assert found == [each.encode("utf-16-le", "surrogatepass") for each in pieces]
-    assert 2 * place == len(units)
+def test_tokens_are_packed_as_they_are_also_halves_of_characters(pieces: list[str]) -> None:
+    (chunk,) = chunks_of(shown(one_answer(pieces)), 10**6).texts
+    (found,) = unpacked((chunk,))
+    units = [each.encode("utf-16-le", "surrogatepass") for each in found["main"]["pieces"]]
+    assert units == [each.encode("utf-16-le", "surrogatepass") for each in pieces]
 
 
 def test_a_long_answer_is_cut_behind_a_token_and_says_by_how_much() -> None:
     main = values_of(one_answer(["abc"] * 10), Limits(11, 5, 5, 5, 5))["main"]
-    assert (main["text"], main["cut"], main["lengths"], main["tokens"]) == ("abcabcabc", 21, [3, 3, 3], 10)
+    assert (main["pieces"], main["cut"], main["tokens"]) == (["abc"] * 3, 21, 10)
     assert len(main["nll"]) == 3
     assert values_of(one_answer(["abc"]), Limits(2, 5, 5, 5, 5))["main"]["cut"] == 3
 
@@ -76,7 +76,7 @@ def test_a_long_answer_is_cut_behind_a_token_and_says_by_how_much() -> None:
 def test_other_long_texts_say_by_how_much_too() -> None:
     value = values_of(one_answer(["a"], question="x" * 25), Limits(20, 5, 5, 5, 5))
     assert value["question"] == ["x" * 20, 5]
-    assert value["references"] == ["r"]
+    assert value["references"] == [{"text": "r"}]
 
 
 def test_what_is_not_known_is_not_zero() -> None:
@@ -87,7 +87,8 @@ def test_what_is_not_known_is_not_zero() -> None:
     made = generation(["a"], [None])
     sampled = Answered(0, Question("a", "q", ("r",)), Prompted("0", 3), None, (made, made))
     assert [each["nll"] for each in values_of(sampled)["samples"]] == [None, None]
-    assert [each["cluster"] for each in values_of(sampled)["samples"]] == [None, None]
+    assert [each["meaning"] for each in values_of(sampled)["samples"]] == ["", ""]
+    assert values_of(sampled)["clustered"] is False
 
 
 def test_relevance_belongs_to_tokens_or_is_not_shown() -> None:
@@ -97,10 +98,22 @@ def test_relevance_belongs_to_tokens_or_is_not_shown() -> None:
     assert values_of(one, relevance={"b": [0.25, 0.5]})["main"]["relevance"] is None
 
 
+def test_shares_of_token_sar_are_of_whole_answers() -> None:
+    one, relevance = one_answer(["ab", "cd"], [-1.0, -2.0]), {"a": [0.5, 0.25]}
+    assert values_of(one, relevance=relevance)["main"]["share"] == [0.5, 0.5]  # of 0.5 * 1 + 0.25 * 2
+    assert values_of(one)["main"]["share"] is None
+    assert values_of(one, Limits(2, 5, 5, 5, 5), relevance=relevance)["main"]["share"] is None
+    assert values_of(one, relevance={"a": [0.0, 0.0]})["main"]["share"] == [None, None]
+    unknown = one_answer(["ab", "cd"], [None, -2.0])
+    assert values_of(unknown, relevance=relevance)["main"]["share"] == [None, None]
+
+
 def test_an_end_token_stands_apart() -> None:
     stopped = Answered(0, Question("a", "q", ("r",)), Prompted("0", 3), generation(["a"], [-0.5], Finish.STOP))
-    assert values_of(stopped)["main"]["end"] is None
-    assert values_of(one_answer(["a"]))["main"]["end"] == 0.01
+    assert values_of(stopped)["ending"] == "1 token; ended by a stop string. Prompt: 3 tokens."
+    assert values_of(one_answer(["a"]))["ending"].startswith(
+        "1 token; ended by an end token (p 99.0 %, NLL 0.0100 nats)"
+    )
 
 
 def test_judgments_stand_in_the_order_of_judges() -> None:
@@ -109,6 +122,7 @@ def test_judgments_stand_in_the_order_of_judges() -> None:
         value = answer_values(run, each, WIDE)
         for judged, found in zip(run.judgings, value["judgments"], strict=True):
             judgment = judged.judgments[(each.question.id, "greedy")]
+            assert found["code"] == VERDICTS.index(judgment.verdict) and found["name"] == judged.meta.name
             assert found["reply"] == judgment.reply
             assert (found["note"] is not None) == (judgment.verdict is Verdict.UNPARSED)
     assert VERDICTS == ("correct", "incorrect", "not_attempted", "unparsed", "nan")  # as data.js has them

@@ -59,7 +59,8 @@ FORMATS.ramp = (value) => ramp(value, ALPHA_STOPS);
 // A model's change from its base: a bar a matrix, up where alpha grew.
 async function stripRecord(model) {
   if (!model.alphas || !model.parent.alphas) return null;
-  const values = await difference(model, model.parent);
+  const [own, theirs] = await Promise.all([arrays(model), alphasThere(model.parent, model)]);
+  const values = theirs.map((alpha, at) => own.alpha[at] - alpha);
   const known = [...values.keys()].filter((at) => present(values[at]));
   const [largest] = known.toSorted((a, b) => Math.abs(values[b]) - Math.abs(values[a]));
   const bars = known.map((x) => ({ x, y: Math.min(0, -values[x]), height: Math.abs(values[x]), colour: values[x] > 0 ? "#d9822b" : "#3f86c0" }));

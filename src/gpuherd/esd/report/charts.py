@@ -1,10 +1,12 @@
 """The charts of a page of spectra, declared: rows come of the view's record, Vega-Lite's transforms do the rest.
 
 ``charts.js`` gives each its rows: of a matrix its sketch and its fit, of a model the alphas by layer, of models counts.
+Each is declared once a process: Altair takes a tenth of a second to check one.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.report.charts import PERCENT, WHOLE, drawn_on, specification
@@ -34,6 +36,7 @@ def _chart(layers: list[Any], height: int, label: str, data: dict[str, str], *, 
 _SPECTRUM = {name: f"spectrum.{name}" for name in ("matrix", "fit", "edge")}
 
 
+@cache
 def spectrum_charts() -> list[Node]:
     """The share of eigenvalues from each on, and their density, log-log, with the fitted law from xmin on."""
     return [_ccdf(), _density()]
@@ -136,6 +139,7 @@ _SHARE_WORDS = (  # as ``nodes.percent``
 )
 
 
+@cache
 def histogram_chart(label: str, height: int) -> Node:
     """Histograms of alpha over each other: rows with a word, a colour and counts.
 
@@ -185,6 +189,7 @@ def histogram_chart(label: str, height: int) -> Node:
     return _chart(layers, height, label, {"series": "series", "areas": "areas"}, along=True)
 
 
+@cache
 def depth_chart() -> Node:
     """Alpha of each module over depth: lines for the commonest modules, the median of all ``rows`` in front."""
     import altair as alt

@@ -1,5 +1,5 @@
-// Alpha, or its change, by layer and module: a row a module, a column a layer, with headings that stay in sight; of any
-// number of rows those in sight exist. Mouse, touch and arrow keys choose a matrix.
+// Alpha, or its change, by layer and module: a row a module, a column a layer. A row gets its cells when it comes into
+// sight; spectra.css says how wide they are, and keeps the headings in sight. Mouse, touch and arrow keys choose a matrix.
 
 // Where a value lies between the stops: 0 at the first, 1 at the second, and so on.
 function placeOn(value, stops) {
@@ -14,9 +14,6 @@ function ramp(value, stops) {
   return `color-mix(in srgb, var(--ramp${at}), var(--ramp${at + 1}) ${Math.round(100 * (place - at))}%)`;
 }
 
-// The colours, with the numbers that they stand for.
-const rampLegend = (words) => make("span", { class: "ramp", role: "img", "aria-label": "colours" }, ...words.map((word) => make("span", {}, word)));
-
 widgets.heat = (_, children, record) => {
   const { matrices, against } = record;
   const most = Math.max(1e-3, quantile(matrices.map(({ change }) => Math.abs(change)), 0.98) ?? 1);
@@ -26,29 +23,28 @@ widgets.heat = (_, children, record) => {
   const modules = [...new Set(matrices.map(({ module }) => module))];
   const [columnOf, rowOf] = [depths, modules].map((all) => new Map(all.map((each, at) => [each, at])));
   const placeOf = ({ depth, module }) => [columnOf.get(depth), rowOf.get(module)];
-  const grid = Map.groupBy(matrices, (one) => placeOf(one).join());
-  const at = (column, row) => grid.get(`${column},${row}`)?.at(-1);
+  const grid = new Map(matrices.map((one) => [placeOf(one).join(), one]));
+  const at = (column, row) => grid.get(`${column},${row}`);
 
-  const [head, space] = ["head", "space"].map((kind) => make("div", { class: kind }));
-  const root = make("div", { class: "heat", tabindex: 0, role: "application", "aria-roledescription": "heat map",
-    "aria-label": `${what} by layer and module; arrow keys go from cell to cell, Enter shows its spectrum` }, head, space);
-  const high = Math.max(14, Math.min(26, Math.floor(420 / modules.length)));
-  root.style.setProperty("--high", `${high}px`);
-  let [place, wide] = [placeOf(matrices[state.layer]), 0];
-  const rows = inSight(root, space, high, drawRow);
-
-  function drawRow(row) {
-    return make("div", { class: "row" }, make("span", { class: "word", title: plain(modules[row]) }, make("bdi", {}, marked(modules[row]))),
-      ...depths.map((_, column) => cell(at(column, row), place[0] === column && place[1] === row)));
-  }
-
-  function cell(one, front) {
+  function cell(one) {
     const value = one?.[field];
     const kind = !one ? "" : !present(value) ? "hatched" : placeOn(value, stops) < 0.75 || placeOn(value, stops) > 3.2 ? "end" : "middle";
-    const found = make("span", { class: `cell ${kind}${front ? " front" : ""}`, "data-at": one?.number }, present(value) && wide >= 30 ? brief(value) : null);
+    const found = make("span", { class: `cell ${kind}`, "data-at": one?.number }, present(value) && depths.length < 60 ? make("span", {}, brief(value)) : null);
     if (present(value)) found.style.background = ramp(value, stops);
     return found;
   }
+
+  const first = depths[0] === null ? 1 : 0; // the column of what is outside the numbered layers
+  const head = make("div", { class: "head" }, make("span", { class: "word" }, make("bdi", {}, "module ↓")), make("span", { class: "layers" }, "layer →"),
+    ...depths.map((depth, column) => make("span", { class: column < first || (column - first) % 2 === 0 ? "cell" : "cell second" }, make("span", {}, depth === null ? "–" : String(depth)))));
+  const rows = modules.map((module) => make("div", { class: "row" }, make("span", { class: "word", title: plain(module) }, make("bdi", {}, marked(module)))));
+  const fill = (row) => { if (rows[row].children.length === 1) rows[row].append(...depths.map((_, column) => cell(at(column, row)))); };
+  rows.forEach((row, at) => onceInSight(row, () => fill(at)));
+  const root = make("div", { class: "heat", tabindex: 0, role: "application", "aria-roledescription": "heat map",
+    "aria-label": `${what} by layer and module; arrow keys go from cell to cell, Enter shows its spectrum` }, head, ...rows);
+  const sizes = { columns: depths.length, high: `${Math.max(14, Math.min(26, Math.floor(420 / modules.length)))}px`, names: `${6.2 * Math.max(9, ...modules.map((word) => word.length)) + 12}px` };
+  for (const [name, size] of Object.entries(sizes)) root.style.setProperty(`--${name}`, size);
+  let place = placeOf(matrices[state.layer]);
 
   function told(one) {
     const value = one[field];
@@ -59,27 +55,13 @@ widgets.heat = (_, children, record) => {
   // Marks a cell and brings it into sight.
   function reveal(next) {
     place = next;
-    const [left, top] = [space.querySelector(".word")?.offsetWidth ?? 0, head.offsetHeight];
-    const [x, y] = [place[0] * wide - root.scrollLeft, place[1] * high - root.scrollTop];
-    root.scrollLeft += Math.min(0, x) + Math.max(0, x + wide + left - root.clientWidth);
-    root.scrollTop += Math.min(0, y) + Math.max(0, y + high + top - root.clientHeight);
-    rows.fill();
-    space.querySelector(".front")?.classList.remove("front");
-    rows.lines.get(place[1])?.children[place[0] + 1].classList.add("front");
-  }
-
-  function draw() {
-    const room = root.clientWidth || 900;
-    const small = room < 560;
-    const left = Math.min(small ? 110 : 250, 6.2 * Math.max(9, ...modules.map((word) => word.length)) + 12);
-    wide = Math.max(small ? 14 : 11, Math.min(60, Math.floor((room - left - 4) / depths.length)));
-    root.style.setProperty("--wide", `${wide}px`);
-    root.style.setProperty("--left", `${left}px`);
-    const [step, first] = [Math.ceil(22 / wide), depths[0] === null ? 1 : 0];
-    head.replaceChildren(make("span", { class: "word" }, make("bdi", {}, "module ↓")), make("span", { class: "layers" }, "layer →"),
-      ...depths.map((depth, column) => make("span", { class: "cell" }, depth === null ? "–" : (column - first) % step ? "" : String(depth))));
-    rows.show(modules.length);
-    reveal(place);
+    fill(place[1]);
+    root.querySelector(".front")?.classList.remove("front");
+    const front = rows[place[1]].children[place[0] + 1];
+    front.classList.add("front");
+    const [cell, frame, corner] = [front, root, head.firstChild].map((each) => each.getBoundingClientRect());
+    root.scrollLeft += Math.min(0, cell.left - corner.right) + Math.max(0, cell.right - frame.left - root.clientWidth);
+    root.scrollTop += Math.min(0, cell.top - corner.bottom) + Math.max(0, cell.bottom - frame.top - root.clientHeight);
   }
 
   const under = ({ type, target }) => type === "pointerleave" ? undefined : matrices[target.closest("[data-at]")?.dataset.at];
@@ -97,7 +79,8 @@ widgets.heat = (_, children, record) => {
     else if (one) set("layer", one.number);
   });
   follow("layer", () => reveal(placeOf(matrices[state.layer])), root);
-  waiting.push(draw);
+  waiting.push(() => reveal(place));
   const words = stops.map((stop, at) => against ? String(Number(stop.toPrecision(2))) : at === stops.length - 1 ? `${stop}+` : String(stop));
-  return [root, make("div", { class: "bar" }, rampLegend(words), ...built(children, record))];
+  const legend = make("span", { class: "ramp", role: "img", "aria-label": "colours" }, ...words.map((word) => make("span", {}, word)));
+  return [root, make("div", { class: "bar" }, legend, ...built(children, record))];
 };

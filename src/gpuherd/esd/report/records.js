@@ -72,24 +72,22 @@ function median(values) {
   return sorted.length ? (sorted[(sorted.length - 1) >> 1] + sorted[sorted.length >> 1]) / 2 : null;
 }
 
-// Alpha of a model minus that of another, for each of its matrices; NaN where the other has no such layer.
-async function difference(about, other) {
-  const [own, others] = await Promise.all([arrays(about), arrays(other)]);
+// For each matrix of a model the alpha that another model has there; NaN where that has no such layer.
+async function alphasThere(other, about) {
+  const { alpha } = await arrays(other);
   const place = new Map(other.layout.keys.map((key, at) => [key, at]));
-  return about.layout.keys.map((key, at) => own.alpha[at] - (others.alpha[place.get(key)] ?? NaN));
+  return about.layout.keys.map((key) => alpha[place.get(key)] ?? NaN);
 }
 
 records.model = async ([number, ...words]) => {
   const about = index.models[Number(number)];
   const [layer, against] = words[0] === "vs" ? [words[2], index.models[Number(words[1])]] : [words[0], null];
   if (!about || against === undefined) return null;
-  const { names, keys, layer: depths, module, rows, columns, params } = about.layout;
+  const { names, layer: depths, module, rows, columns, params } = about.layout;
   const own = await arrays(about);
-  const change = against ? await difference(about, against) : [];
-  const place = against ? new Map(against.layout.keys.map((key, at) => [key, at])) : new Map();
-  const theirs = against ? (await arrays(against)).alpha : [];
+  const theirs = against ? await alphasThere(against, about) : [];
   const matrices = names.map((name, at) => ({ number: at, name, depth: depths[at], module: module[at], rows: rows[at], columns: columns[at], weights: params[at],
-    alpha: own.alpha[at], D: own.D[at], change: change[at], theirs: theirs[place.get(keys[at])], figures: own.figures, sketch: own.spectra?.[at] ?? null,
+    alpha: own.alpha[at], D: own.D[at], change: own.alpha[at] - theirs[at], theirs: theirs[at], figures: own.figures, sketch: own.spectra?.[at] ?? null,
     xmin: own.figures.get("xmin")?.[at], num_evals: own.figures.get("num_evals")?.[at], stable_rank: own.figures.get("stable_rank")?.[at],
     reason: about.why.has(at) ? index.reasons[about.why.get(at)] : null }));
   const given = /^\d+$/.test(layer) && Number(layer) < names.length ? Number(layer) : null;
@@ -102,7 +100,7 @@ records.model = async ([number, ...words]) => {
   return { ...about, against, matrices, related: related.length > 0, options: [["", "…"], ...related.map((m) => [m.number, m.id + role(m)])],
     has: Object.fromEntries([...own.figures.keys()].map((name) => [name, true])), other: about.base && about.base !== about.parent && about.stated,
     outside: depths.includes(null), deep: matrices.filter(({ depth, alpha }) => depth !== null && present(alpha)).length > 1, depths: depthRecord(matrices),
-    middle: median(change.map(Math.abs)), histogram: () => histograms([about], (model) => model ? "this model" : "all models of the run"), matrix: (at) => matrixRecord(about, matrices, at, whyNone) };
+    middle: median(matrices.map(({ change }) => Math.abs(change))), histogram: () => histograms([about], (model) => model ? "this model" : "all models of the run"), matrix: (at) => matrixRecord(about, matrices, at, whyNone) };
 };
 
 // A matrix with all its figures in words.

@@ -1,5 +1,5 @@
 // The answers: unpacked, filtered and sorted; the list, of which only the lines in view exist; what is known of one, token
-// by token. browsing.py declares the view.
+// by token. answers.py declares the view.
 
 const LINE = 68; // pixels of a line of the list; answers.css says the same
 let scores = null; // one Float32Array a measure, NaN where it is not defined
@@ -57,7 +57,7 @@ function writeAddress() {
 let [listedBy, listedNow] = ["", []];
 function listed() {
   const now = JSON.stringify(index.filters.map((key) => state[key]));
-  if (now !== listedBy) [listedBy, listedNow] = [now, sorted(answers.filter(kept()))];
+  if (now !== listedBy) [listedBy, listedNow] = [now, sortedBy(answers.filter(kept()), (one) => value(one) ?? one.number, state.descending)];
   return listedNow;
 }
 
@@ -68,7 +68,7 @@ function value(one) {
   return state.sort === "p" ? one.judgments[state.judge]?.p ?? NaN : scores[state.sort][one.number];
 }
 
-const wordsOf = (one) => one.words ??= [one.id, one.question, one.main.text, ...one.references].map(beginning).join("\n").toLowerCase();
+const wordsOf = (one) => one.words ??= [one.id, one.question, one.main.pieces.join(""), ...one.references.map(({ text }) => text)].map(beginning).join("\n").toLowerCase();
 
 function kept() {
   const holds = holdsWords(state.words);
@@ -76,11 +76,6 @@ function kept() {
   const within = (key) => key === null || low === null && high === null || present(key) && key >= (low ?? -Infinity) && key <= (high ?? Infinity);
   const shown = (one) => !state.verdicts.length || state.verdicts.includes(verdictOf(one.number));
   return (one) => shown(one) && within(value(one)) && holds(() => wordsOf(one));
-}
-
-function sorted(found) {
-  if (state.sort === "order") return state.descending ? found.reverse() : found;
-  return sortedBy(found, value, state.descending);
 }
 
 function tally() {
@@ -96,33 +91,48 @@ function pills() {
   return { verdicts: index.verdicts.map((word, code) => ({ word, code, count: counts[code], seen: index.judges.length && (counts[code] || state.verdicts.includes(code)) })) };
 }
 
-// ---- the list
+// ---- the list, of which only the lines in sight exist
 
+const BEYOND = 8; // lines that are ready outside of the view
 let scrolled = 0; // where to: the list is made anew when a reader comes back to it
 widgets.answers = () => {
+  const lines = new Map(); // place -> node
   let front = -1;
   const choose = (place) => { if (listed()[place]) set("answer", listed()[place].number); };
   const space = make("div", { class: "space" });
-  const root = make("div", { class: "list", role: "listbox", tabindex: 0, "aria-label": "answers", onkeydown: keys, onscroll: () => { if (root.clientHeight) scrolled = root.scrollTop; },
+  const root = make("div", { class: "list", role: "listbox", tabindex: 0, "aria-label": "answers", onkeydown: keys, onscroll: draw,
     onclick: ({ target }) => { const line = target.closest(".line"); if (line) choose(Number(line.dataset.place)); } }, space);
-  const rows = inSight(root, space, LINE, (place) => make("div", { class: "line", role: "option", id: `line-${place}`, "aria-posinset": place + 1,
-    "aria-setsize": listed().length, "aria-selected": String(place === front), "data-place": place }, ...drawLine(listed()[place])));
+  new ResizeObserver(draw).observe(root);
 
-  function drawLine(one) {
+  function draw() {
+    if (root.clientHeight) scrolled = root.scrollTop;
+    const from = Math.max(0, Math.floor(root.scrollTop / LINE) - BEYOND);
+    const to = Math.min(listed().length, Math.ceil((root.scrollTop + root.clientHeight) / LINE) + BEYOND);
+    for (const [place, node] of lines) if (place < from || place >= to) { node.remove(); lines.delete(place); }
+    for (let place = from; place < to; place++) if (!lines.has(place)) lines.set(place, line(place));
+  }
+
+  function line(place) {
+    const one = listed()[place];
     const by = value(one);
-    return [make("div", { class: "first" }, pill(verdictOf(one.number)), make("span", { class: "asks" }, brief(one.question, 160)),
-      by === null ? null : make("span", { class: "num soft" }, figure(by))), make("div", { class: "second" }, tokenLine(one.main, 180))];
+    const node = make("div", { class: "line", role: "option", id: `line-${place}`, "aria-posinset": place + 1, "aria-setsize": listed().length,
+      "aria-selected": String(place === front), "data-place": place },
+    make("div", { class: "first" }, pill(verdictOf(one.number)), make("span", { class: "asks" }, brief(one.question, 160)),
+      by === null ? null : make("span", { class: "num soft" }, figure(by))), make("div", { class: "second" }, tokenLine(one.main)));
+    node.style.transform = `translateY(${place * LINE}px)`;
+    space.append(node);
+    return node;
   }
 
   // Marks the answer that is shown, and with `reveal` brings it into sight.
   function mark(reveal = true) {
-    rows.lines.get(front)?.setAttribute("aria-selected", "false");
+    lines.get(front)?.setAttribute("aria-selected", "false");
     front = listed().indexOf(answers[state.answer]);
     if (front >= 0 && reveal) {
       root.scrollTop = Math.min(front * LINE, Math.max(root.scrollTop, (front + 1) * LINE - root.clientHeight));
-      rows.fill();
+      draw();
     }
-    rows.lines.get(front)?.setAttribute("aria-selected", "true");
+    lines.get(front)?.setAttribute("aria-selected", "true");
     if (front >= 0) root.setAttribute("aria-activedescendant", `line-${front}`);
     else root.removeAttribute("aria-activedescendant");
   }
@@ -132,8 +142,14 @@ widgets.answers = () => {
     walk(event, front, listed().length, { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Enter: 0 }, choose);
   }
 
-  const fill = () => { rows.show(listed().length); mark(false); };
-  follow(index.filters, () => { root.scrollTop = scrolled = 0; fill(); }, root);
+  function fill() {
+    space.replaceChildren();
+    lines.clear();
+    space.style.height = `${listed().length * LINE}px`;
+    draw();
+    mark(false);
+  }
+  follow(index.filters, () => { root.scrollTop = 0; fill(); }, root);
   follow("colour", fill, root);
   follow("answer", mark, root);
   waiting.push(() => { root.scrollTop = scrolled; mark(root.clientHeight > 0); });
@@ -143,28 +159,17 @@ widgets.answers = () => {
 
 // ---- tokens, in the colours of what is known of them
 
-// Each token's part in sum R(z) · NLL(z): what it brings to token-SAR.
-function shares(main) {
-  if (!main.relevance || main.cut) return null;
-  main.shares ??= (() => {
-    const each = main.nll.map((nll, i) => (nll ?? NaN) * (main.relevance[i] ?? 0));
-    const all = each.reduce((a, b) => a + b, 0);
-    return each.map((part) => all > 0 ? part / all : null);
-  })();
-  return main.shares;
-}
-
 const inThought = (main, at) => main.thought.some(([from, to]) => at >= from && at < to);
 
 function colourOf(main, at) {
   if (inThought(main, at)) return "thought";
   const { edges, tint } = index.scales[state.colour];
-  const found = (state.colour === "share" ? shares(main) : main[state.colour])?.[at];
+  const found = main[state.colour]?.[at];
   return present(found) ? `${tint} c${edges.filter((edge) => found > edge).length}` : "unknown";
 }
 
 function tokenWords(main, at, piece) {
-  const [nll, relevance, part] = [main.nll[at], main.relevance?.[at], shares(main)?.[at]];
+  const [nll, relevance, part] = [main.nll[at], main.relevance?.[at], main.share?.[at]];
   return [`token ${at + 1} of ${main.tokens}`, piece === "" ? "no character of its own" : JSON.stringify(piece),
     present(nll) ? `p ${probability(nll)}, NLL ${figure(nll)} nats` : "log-prob not finite", inThought(main, at) ? "part of the thought" : null,
     present(relevance) ? `relevance ${figure(relevance)}` : null, present(part) ? `${percent(part)} of token-SAR` : null].filter(Boolean);
@@ -175,21 +180,11 @@ function probability(nll) {
   return p > 0.9995 && p < 1 ? "> 99.9 %" : p === 0 ? "< 10⁻³⁰⁰" : p < 0.001 ? p.toExponential(1) : `${(100 * p).toFixed(1)} %`;
 }
 
-// The pieces of an answer, token by token, up to some characters.
-function pieces(main, most = Infinity) {
-  const out = [];
-  let from = 0;
-  for (const length of main.lengths) {
-    if (from > most) break;
-    out.push(main.text.slice(from, from + length));
-    from += length;
-  }
-  return out;
-}
-
-function tokenLine(main, most) {
-  const shown = pieces(main, most).map((piece, at) => make("span", { class: `t ${colourOf(main, at)}` }, marked(piece.replace(/\s+/g, " "))));
-  return make("bdi", { dir: "auto" }, main.text.trim() === "" ? make("span", { class: "soft" }, main.cut ? "…" : "(empty)") : shown);
+// The beginning of an answer in one line.
+function tokenLine(main) {
+  const shown = main.pieces.slice(0, 80).map((piece, at) => make("span", { class: `t ${colourOf(main, at)}` }, marked(piece.replace(/\s+/g, " "))));
+  const blank = main.pieces.every((piece) => piece.trim() === "");
+  return make("bdi", { dir: "auto" }, blank ? make("span", { class: "soft" }, main.cut ? "…" : "(empty)") : shown);
 }
 
 // A line feed is shown, and breaks the line.
@@ -197,7 +192,7 @@ const breaks = (text) => text.split("\n").flatMap((part, at) => at ? [make("span
 
 // An answer as tokens that can be pointed at, or walked through with the arrow keys.
 widgets.tokens = (_, __, { main }) => {
-  const shown = pieces(main);
+  const shown = main.pieces;
   const spans = shown.map((piece) => make("span", {}, piece === "" ? "▫" : marked(piece).flatMap((node) => typeof node === "string" ? breaks(node) : [node])));
   const places = new Map(spans.map((span, at) => [span, at]));
   const readout = make("p", { class: "readout note", "aria-live": "off" }, "Point at a token, or walk through them with the arrow keys.");
@@ -227,23 +222,15 @@ widgets.tokens = (_, __, { main }) => {
 
 // ---- one answer
 
-// An answer with its place in the list, for the template.
+// An answer with its place in the list and its scores, for the template.
 function cardRecord(one) {
   const [place, count] = [listed().indexOf(one), listed().length];
-  const { number } = one;
-  const judged = [...index.judges.keys()].filter((judge) => one.samples.some((each) => present(each.verdicts[judge])));
-  const clustered = one.samples.some((each) => present(each.cluster));
-  const sorted = [...one.samples].sort((a, b) => (a.cluster ?? 0) - (b.cluster ?? 0)); // those of one meaning together, under its number
   const scored = index.measures.map((name, at) => {
-    const value = scores[at][number];
+    const value = scores[at][one.number];
     return { name, value: figure(value), share: present(value) ? percent(below(at, value)) : "", why: present(value) ? null : "not defined for this answer" };
   });
-  return { ...one, name: number + 1, place: place < 0 ? "not in the list as filtered" : `${place + 1} of ${count}`, before: place - 1, after: place + 1,
-    first: place <= 0, last: place < 0 || place + 1 >= count, cited: one.references.map((text) => ({ text })),
-    judged: index.judges.map((name, judge) => ({ figures: "", ...one.judgments[judge], name, code: verdictOf(number, judge), replied: present(one.judgments[judge]?.reply) })),
-    sampled: one.samples.length > 0 || one.more > 0, clustered, heads: judged.map((judge) => ({ name: index.judges[judge] })),
-    lines: sorted.map((each, at) => ({ ...each, clustered, opens: clustered && each.cluster !== sorted[at - 1]?.cluster ? "opens" : null,
-      meaning: each.cluster !== sorted[at - 1]?.cluster && present(each.cluster) ? each.cluster + 1 : "", codes: judged.map((judge) => ({ code: each.verdicts[judge] })) })),
+  return { ...one, name: one.number + 1, place: place < 0 ? "not in the list as filtered" : `${place + 1} of ${count}`, before: place - 1, after: place + 1,
+    first: place <= 0, last: place < 0 || place + 1 >= count,
     scores: [], weightings: [], ...Object.groupBy(scored, ({ name }) => name.startsWith("weighted-nll:") ? "weightings" : "scores") };
 }
 

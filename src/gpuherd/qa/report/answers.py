@@ -8,7 +8,7 @@ gives the record that each template is built with. On a narrow screen an answer 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from gpuherd.errors import printable
 from gpuherd.lm.backend import Finish, Generation
 from gpuherd.qa.grading.verdicts import Judgment, Verdict
 from gpuherd.qa.record import Answered
-from gpuherd.qa.report.reading import ReportedRun
+from gpuherd.qa.report.reading import Judged, ReportedRun
 from gpuherd.qa.span import Span, has_thought, part_of
 from gpuherd.report.nodes import (
     Node,
@@ -103,48 +103,63 @@ def _packed(run: ReportedRun, limits: Limits) -> Iterator[str]:
 
 
 def answer_values(run: ReportedRun, answered: Answered, limits: Limits) -> dict[str, Any]:
-    """One answer as the page's script reads it."""
+    """One answer as the page's script reads it and its view shows it."""
     question = answered.question
     main = "sample-0" if answered.greedy is None else "greedy"
-    clusters = run.clusters.get(question.id, ())
-    samples = [
-        _sample_values(generation, run.span, limits)
-        | {
-            "cluster": clusters[number] if number < len(clusters) else None,
-            "verdicts": [_code(each.judgments.get((question.id, f"sample-{number}"))) for each in run.judgings],
-        }
-        for number, generation in enumerate(answered.samples[: limits.samples])
-    ]
+    samples = _samples(run, answered, limits)
+    judges = [judged for judged in run.judgings if any((question.id, name) in judged.judgments for name, _ in samples)]
     return {
         "id": question.id,
         "question": _cut(question.question, limits.answer),
         "context": None if question.context is None else _cut(question.context, limits.context),
-        "references": [_cut(each, limits.answer) for each in question.answers[:100]],
+        "references": [{"text": _cut(each, limits.answer)} for each in question.answers[:100]],
         "ending": _ending(answered),
         "main": _main_values(answered.main, run.relevance.get(question.id), run.span, limits),
-        "judgments": [_judgment_values(each.judgments.get((question.id, main)), limits) for each in run.judgings],
-        "samples": samples,
+        "judgments": [_judgment_values(each, each.judgments.get((question.id, main)), limits) for each in run.judgings],
+        "sampled": bool(answered.samples),
+        "heads": [{"name": printable(each.meta.name)} for each in judges],
+        "samples": [
+            values | {"codes": [{"code": _code(each.judgments.get((question.id, name)))} for each in judges]}
+            for name, values in samples
+        ],
+        "clustered": any(values["clustered"] for _, values in samples),
         "more": len(answered.samples) - len(samples),
     }
+
+
+def _samples(run: ReportedRun, answered: Answered, limits: Limits) -> list[tuple[str, dict[str, Any]]]:
+    """The samples by their names; those of one meaning together, under its number."""
+    clusters = run.clusters.get(answered.question.id, ())
+    shown = answered.samples[: limits.samples]
+    meanings = [clusters[at] if at < len(clusters) else None for at in range(len(shown))]
+    found: list[tuple[str, dict[str, Any]]] = []
+    before: int | None = None
+    for at in sorted(range(len(shown)), key=lambda at: meanings[at] or 0):
+        meaning = meanings[at]
+        opens = meaning is not None and meaning != before
+        about = {"clustered": any(each is not None for each in meanings), "opens": "opens" if opens else None}
+        values = _sample_values(shown[at], run.span, limits) | about
+        found.append((f"sample-{at}", values | {"meaning": meaning + 1 if meaning is not None and opens else ""}))
+        before = meaning
+    return found
 
 
 def _main_values(
     generation: Generation, relevance: Sequence[float] | None, span: Span, limits: Limits
 ) -> dict[str, Any]:
     shown = sum(end <= limits.answer for end in generation.ends)
-    text = generation.text[: generation.ends[shown - 1] if shown else 0]
     # Relevance is of the span's tokens; it may go on with the end token's, which is 0 by rule and stands apart here.
     measured = part_of(generation, span).tokens
     known = dict(zip(measured, relevance, strict=False)) if relevance and len(relevance) >= len(measured) else {}
+    cut = len(generation.text) - (generation.ends[shown - 1] if shown else 0)
     return {
-        "text": text,
-        "cut": len(generation.text) - len(text),
-        "lengths": [_units(each) for each in generation.pieces[:shown]],
+        "pieces": list(generation.pieces[:shown]),
+        "cut": cut,
         "nll": [_nll(each) for each in generation.log_probs[:shown]],
         "relevance": [_short(known.get(at)) for at in range(shown)] if known else None,
+        "share": _shares(generation, known) if known and not cut else None,
         "thought": _runs(part_of(generation, "thought").tokens, shown) if has_thought(generation) else [],
         "tokens": len(generation.token_ids),
-        "end": _nll(generation.end_log_prob),
     }
 
 
@@ -173,6 +188,16 @@ def _probability(nll: float) -> str:
     return "> 99.9 %" if 0.9995 < p < 1 else f"{100 * p:.1f} %" if p >= 0.001 else axis(p)
 
 
+def _shares(generation: Generation, relevance: Mapping[int, float]) -> list[float | None]:
+    """Each token's part in the sum of R(z) NLL(z): what it brings to token-SAR. None without a sum above 0."""
+    parts = [
+        math.nan if log_prob is None else (0.0 - log_prob) * relevance.get(at, 0.0)
+        for at, log_prob in enumerate(generation.log_probs)
+    ]
+    whole = math.fsum(parts)
+    return [_short(part / whole) if whole > 0 else None for part in parts]
+
+
 def _runs(places: Sequence[int], shown: int) -> list[list[int]]:
     """Places of tokens as runs, from a place to before another, as far as tokens are shown."""
     runs: list[list[int]] = []
@@ -192,7 +217,7 @@ def _sample_values(generation: Generation, span: Span, limits: Limits) -> dict[s
     log_probs = [generation.log_probs[at] for at in part.tokens]
     known = [each for each in log_probs if each is not None]
     whole = len(known) == len(log_probs) and not generation.is_nan
-    thought = part_of(generation, "thought").text
+    thought = part_of(generation, "thought").text if has_thought(generation) else ""
     return {
         # Without a thought all that was written, white space too.
         "text": _cut(part_of(generation, "answer").text if thought else generation.text, limits.sample),
@@ -203,13 +228,15 @@ def _sample_values(generation: Generation, span: Span, limits: Limits) -> dict[s
     }
 
 
-def _judgment_values(judgment: Judgment | None, limits: Limits) -> dict[str, Any] | None:
+def _judgment_values(judged: Judged, judgment: Judgment | None, limits: Limits) -> dict[str, Any]:
+    about = {"name": printable(judged.meta.name), "code": _code(judgment), "figures": ""}
     if judgment is None:
-        return None
+        return about
     figures = (("p(correct)", judgment.p_correct), ("mass", judgment.mass), ("score", judgment.score))
-    return {
+    return about | {
         "p": _short(judgment.p_correct),
         "figures": ", ".join(f"{word} {figure(_short(value))}" for word, value in figures if value is not None),
+        "replied": judgment.reply is not None,
         "reply": None if judgment.reply is None else _cut(judgment.reply, limits.reply),
         "note": None if judgment.note is None else judgment.note[: limits.reply],
     }
@@ -222,11 +249,6 @@ def _code(judgment: Judgment | None) -> int | None:
 def _cut(text: str, most: int) -> str | list[Any]:
     """The text, or its beginning and how many characters are left out."""
     return text if len(text) <= most else [text[:most], len(text) - most]
-
-
-def _units(text: str) -> int:
-    """Its length as a browser counts: a character beyond the basic plane is two."""
-    return len(text) + sum(sign > "\uffff" for sign in text)
 
 
 def _nll(log_prob: float | None) -> float | None:
@@ -384,9 +406,9 @@ def _answer(relevance: bool) -> Node:
         element("div", back, *steps, place, kind="bar"),
         ["text", question],
         given("context", element("details", element("summary", "Context"), _text("context"))),
-        part("References", element("ul", repeat("cited", element("li", _text("text", ""))), kind="references")),
+        part("References", element("ul", repeat("references", element("li", _text("text", ""))), kind="references")),
         part("Answer", colours, ["tokens", {}], note("{ending}")),
-        given("judged", part("Judgments", repeat("judged", judgment))),
+        given("judgments", part("Judgments", repeat("judgments", judgment))),
         given("sampled", part("Samples", _sample_table(), _sample_note())),
         given("scores", part("Scores", *_score_lists())),
         kind="card answer",
@@ -428,7 +450,7 @@ def _sample_table() -> Node:
         repeat("codes", element("td", _VERDICT)),
         kind="{opens}",
     )
-    rows = element("tbody", repeat("lines", line))
+    rows = element("tbody", repeat("samples", line))
     whole = element("grid", element("thead", element("tr", *heads)), rows, label="samples")
     return element("div", whole, kind="scroll")
 

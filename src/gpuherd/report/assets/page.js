@@ -187,7 +187,6 @@ function keepingFront(work) {
 // turned.
 const isOn = (key, value) => value === undefined ? state[key] : chosen(key).includes(value);
 const turned = (key, value) => value === undefined ? !state[key] : isOn(key, value) ? chosen(key).filter((each) => each !== value) : [...chosen(key), value];
-const labelled = (input, children, record) => children.length ? make("label", { class: "together" }, input, ...built(children, record)) : input;
 
 const widgets = {
   // Children that are there while the reader has chosen one of the values of the key; [] is none at all.
@@ -236,7 +235,7 @@ const widgets = {
       input.checked = false;
       say(`at most ${most} at a time`);
     } });
-    return labelled(input, children, record);
+    return children.length ? make("label", { class: "together" }, input, ...built(children, record)) : input;
   },
   // What is typed is the key's value, once the reader pauses.
   field({ key, ...attributes }) {
@@ -248,8 +247,8 @@ const widgets = {
     return input;
   },
   // A button that turns a key on and off, or adds a value to the key's chosen ones; `only`: that is the one chosen.
-  toggle({ key, value, only, label, class: kind }, children, record) {
-    return make("button", { type: "button", class: kind, id: `${key}=${value ?? ""}`, "aria-label": label, "aria-pressed": String(isOn(key, value)),
+  toggle({ key, value, only, label, title, class: kind }, children, record) {
+    return make("button", { type: "button", class: kind, title, id: `${key}=${value ?? ""}`, "aria-label": label, "aria-pressed": String(isOn(key, value)),
       onclick: () => { set(key, only ? value : turned(key, value)); } }, ...built(children, record));
   },
   // A list to choose a key's value from.
@@ -316,20 +315,19 @@ function walk(event, at, count, steps, go) {
 
 const arranged = Object.create(null); // how readers have sorted and filtered each table
 
-// columns: {word, why, kind, key, format, shows, given}. The key is the place in a row of its value, which sorts and is
-// shown by the format, or without a format of [value, node]; of records it is the path of a field, and the template
-// `shows` makes the cell. given: a field of the view's record without which there is no such column. Records are those of
+// columns: {word, why, kind, key, format, shows, given}. The key is the path of a field, or a place in a row, of a value
+// that sorts: shown by the format, as the node of [value, node], or by the template `shows` of the record. given: a field of the view's record without which there is no such column. Records are those of
 // a frame or of a field of the view's record. words: the fields that the filter looks through; mark: [key, field] of the
 // row that a reader has chosen.
 function table({ columns: all, rows: given, frame, field, label, name = label, sort = null, descending = false, page = 100, words, hint = null, mark }, record) {
   const columns = all.filter((each) => !each.given || lookup(record, each.given));
   const rows = frame ? frames[frame] : field ? lookup(record, field) : given;
   const now = arranged[name] ??= { sort, descending, page: 0, filter: "" };
-  const valueOf = (row, { key }) => typeof key === "string" ? lookup(row, key) : Array.isArray(row[key]) ? row[key][0] : row[key];
-  const cellOf = (row, column) => {
-    if (column.shows) return build(column.shows, row);
-    const cell = typeof column.key === "string" ? lookup(row, column.key) : row[column.key];
-    return column.format ? marked(String(FORMATS[column.format](cell))) : Array.isArray(cell) ? build(cell[1]) : build(cell);
+  const valueOf = (row, { key }) => beginning(lookup(row, key));
+  const cellOf = (row, { key, format, shows }) => {
+    if (shows) return build(shows, row);
+    const cell = lookup(row, key);
+    return format ? marked(String(FORMATS[format](cell))) : build(Array.isArray(cell) ? cell[1] : cell);
   };
   const wordsOf = (row) => words ? words.map((path) => lookup(row, path) ?? "").join(" ") : columns.map((column) => valueOf(row, column) ?? "").join(" ");
   const marks = (row) => mark && state[mark[0]] === lookup(row, mark[1]);
@@ -366,51 +364,12 @@ function table({ columns: all, rows: given, frame, field, label, name = label, s
     make("div", { class: "scroll" }, make("table", { "aria-label": label }, make("thead", {}, head), body)), pager);
 }
 
-// ---- lists of any length of which only the lines in sight exist, each `high` pixels tall: draw(place) makes one
-
-const BEYOND = 8; // lines that are ready outside of the view
-function inSight(root, space, high, draw) {
-  const lines = new Map(); // place -> node
-  let [count, due] = [0, false];
-  function fill() {
-    const from = Math.max(0, Math.floor(root.scrollTop / high) - BEYOND);
-    const to = Math.min(count, Math.ceil((root.scrollTop + root.clientHeight) / high) + BEYOND);
-    for (const [place, node] of lines) if (place < from || place >= to) { node.remove(); lines.delete(place); }
-    for (let place = from; place < to; place++) {
-      if (lines.has(place)) continue;
-      const node = draw(place);
-      node.style.transform = `translateY(${place * high}px)`;
-      lines.set(place, node);
-      space.append(node);
-    }
-  }
-  function later() {
-    if (due) return;
-    due = true;
-    requestAnimationFrame(() => { due = false; if (root.clientHeight) fill(); });
-  }
-  root.addEventListener("scroll", later);
-  new ResizeObserver(later).observe(root);
-  return { lines, fill, show(many) {
-    count = many;
-    for (const node of lines.values()) node.remove();
-    lines.clear();
-    space.style.height = `${many * high}px`;
-    fill();
-  } };
-}
-
 // ---- charts: Vega-Lite, which is unpacked when the first one is drawn
 
 // The policy knows the script by its hash.
 const loadVega = once(async () => document.head.append(make("script", {}, await inflatedText(blob("vega")))));
 
 let waiting = []; // charts of this view that are to be drawn once it stands
-const CONFIG = {
-  aria: false, background: null, font: "system-ui, sans-serif", view: { stroke: null },
-  axis: { gridColor: "var(--grid)", domain: false, ticks: false, labelColor: "var(--soft)", titleColor: "var(--ink)",
-    titleFontWeight: "normal", labelFontSize: 11, titleFontSize: 11, labelPadding: 5, labelLimit: 100 },
-};
 
 // data: rows by the name that the specification calls them by, or the field of the record that has them: a layer whose
 // rows the record has none of is not drawn. select: a key, of which rows with another value of `series` are left out.
@@ -431,7 +390,7 @@ async function draw(root, spec, label, along) {
   await loadVega();
   if (!root.isConnected) return;
   const full = { ...spec, width: root.clientWidth, autosize: { type: "fit-x", contains: "padding" } };
-  const options = { ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: () => {}, config: CONFIG };
+  const options = { ast: true, actions: false, renderer: "svg", defaultStyle: false, tooltip: () => {}, config: index.charts };
   const { view } = await vegaEmbed(root, full, options);
   const picture = root.querySelector("svg");
   const items = [];
@@ -442,9 +401,7 @@ async function draw(root, spec, label, along) {
   const stops = [...Map.groupBy(items, (each) => along ? each.x : each).values()].map((all) => // the marks of one x are one stop
     ({ marks: all.map(({ mark }) => mark), x: all[0].x, lines: [...new Set(all.flatMap(({ lines }) => lines))] }));
   walked(root, picture, along ? stops.sort((a, b) => a.x - b.x) : stops, along);
-  for (const [name, value] of [["role", "img"], ["aria-label", plain(label)], ["tabindex", items.length ? "0" : null]]) {
-    if (value !== null) picture.setAttribute(name, value);
-  }
+  Object.assign(picture, { role: "img", ariaLabel: plain(label), ...items.length ? { tabIndex: 0 } : {} });
 }
 
 // Under the pointer a stop tells its lines; the arrow keys, Home and End walk through all of them.
