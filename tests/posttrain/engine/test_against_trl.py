@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.posttrain.preference.vowels import comparisons, episodes, training
 
-from gpuherd.posttrain.algos.dpo import DPO, row_of
+from gpuherd.posttrain.algos.dpo import DPO, LossType, row_of
 from gpuherd.posttrain.algos.sft import SFT, Weights
 from gpuherd.posttrain.algos.sft import row_of as sft_row_of
 from gpuherd.posttrain.engine.curves import read_curves
@@ -104,7 +104,7 @@ def test_dpo(kind: str, policy_model: Path, tmp_path: Path) -> None:
     from trl import DPOConfig, DPOTrainer
 
     rows = comparisons()
-    options = DPO.Options(**OURS, loss_type=kind, beta=0.3)
+    options = DPO.Options(**OURS, loss_type=LossType(kind), beta=0.3)
     DPO(options).train(training(policy_model, rows, tmp_path / "ours", steps=IN_TWO))
     logged = theirs(
         DPOTrainer,
