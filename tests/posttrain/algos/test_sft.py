@@ -15,7 +15,7 @@ from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collect
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.algos.sft import SFT, Imitated, Imitation, Source, Weights, chosen, row_of
+from gpuherd.posttrain.algos.sft import SFT, Imitated, SFTObjective, Source, Weights, chosen, row_of
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.rollout.sampler import Sampler
 from gpuherd.posttrain.types import Policy, Precision, Problem, Rollout, Row
@@ -98,7 +98,7 @@ def test_prompts_are_not_trained_on() -> None:
 def test_weights_of_a_step_sum_to_those_of_the_kinds(places: list[int]) -> None:
     """Whatever rows stand in it; a kind that a step has none of adds nothing."""
     rows = [episodes()[place] for place in places]
-    items = Imitation(Weights(0.3, 2.0), "cpu").items(rows)
+    items = SFTObjective(Weights(0.3, 2.0), "cpu").items(rows)
     own = all(each for row in rows for each in row.by_policy)
     assert sum(sum(each.weights) for each in items) / len(rows) == pytest.approx(0.3 + (0.0 if own else 2.0))
 
@@ -106,7 +106,7 @@ def test_weights_of_a_step_sum_to_those_of_the_kinds(places: list[int]) -> None:
 def test_nothing_stands_before_a_first_token() -> None:
     """Of a text that is imitated whole, by a tokenizer that begins none, the first token has no probability."""
     row = dataclasses.replace(episodes(3)[2], prompt_ids=())
-    (item,) = Imitation(Weights(1.0, 0.0), "cpu").items([row])
+    (item,) = SFTObjective(Weights(1.0, 0.0), "cpu").items([row])
     assert item.ids == row.ids
     assert item.weights == (0.0, *[1 / (len(row.ids) - 1)] * (len(row.ids) - 1))
 
@@ -210,8 +210,8 @@ def test_fewer_tokens_are_read_where_rows_are_packed(policy_model: Path, monkeyp
     rows = [dataclasses.replace(short, prompt_ids=(5,) * 7), short, short, short]
     losses = []
     for packing in (False, True):
-        imitation = Imitation(Weights(1.0, 0.0), "cpu", packing)
-        losses.append(imitation.loss(module, imitation.items(rows)).total.item())
+        objective = SFTObjective(Weights(1.0, 0.0), "cpu", packing)
+        losses.append(objective.loss(module, objective.items(rows)).total.item())
     assert shapes == [(4, 9), (2, 9)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 

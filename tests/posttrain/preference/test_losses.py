@@ -12,8 +12,8 @@ import torch
 from tests.posttrain.preference import by_hand
 from tests.posttrain.preference.vowels import comparisons, episodes, training
 
-from gpuherd.posttrain.algos.dpo import DPO, Preferring, row_of
-from gpuherd.posttrain.algos.sft import SFT, Imitated, Imitation, Weights
+from gpuherd.posttrain.algos.dpo import DPO, DPOObjective, row_of
+from gpuherd.posttrain.algos.sft import SFT, Imitated, SFTObjective, Weights
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.options import StepOptions
 from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
@@ -153,7 +153,7 @@ def test_micro_batches_change_nothing(policy_model: Path, reference: Path, tmp_p
 def test_items_have_our_tokens_and_the_weights_of_their_step() -> None:
     """Token for token what was handed over; the weights of a kind add up to the rows, whatever their lengths."""
     rows = episodes()
-    items = Imitation(Weights(0.3, 2.0), "cpu").items(rows)
+    items = SFTObjective(Weights(0.3, 2.0), "cpu").items(rows)
     of_kind = {True: 0.0, False: 0.0}
     for each, item in zip(rows, items, strict=True):
         before = len(each.prompt_ids)
@@ -164,7 +164,7 @@ def test_items_have_our_tokens_and_the_weights_of_their_step() -> None:
     assert of_kind[True] == pytest.approx(0.3 * len(rows))
     assert of_kind[False] == pytest.approx(2.0 * len(rows))
     pairs = [row_of(each) for each in comparisons()]
-    found = Preferring(DPO.Options(rpo_weight=0.5), None, "cpu").items(pairs)
+    found = DPOObjective(DPO.Options(rpo_weight=0.5), None, "cpu").items(pairs)
     assert [(each.before, each.chosen, each.rejected) for each in found] == [
         (row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) for row in pairs
     ]

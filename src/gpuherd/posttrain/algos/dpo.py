@@ -28,7 +28,7 @@ from gpuherd.posttrain.algos.from_rows import (
     rows_of_kind,
     trained_module,
 )
-from gpuherd.posttrain.engine.fit import Learning, digest, fit
+from gpuherd.posttrain.engine.fit import TrainSetup, digest, fit
 from gpuherd.posttrain.preference.data import best_and_worst, by_problem, compared
 from gpuherd.posttrain.types import Collecting, Comparison, Policy, Rollout, Row, Training
 
@@ -128,10 +128,10 @@ class DPO:
         plan = plan_of(work, self.options, algorithm=self.name, rows=len(rows), data=digest(rows))
         longest = max(len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in rows)
 
-        def build(world: World) -> Learning[dict[str, list[int]], Pair]:
+        def build(world: World) -> TrainSetup[dict[str, list[int]], Pair]:
             loaded = trained_module(work, self.options.lora, longest, world)
             reference = None if self.options.reference_free else placed_reference(work, loaded.module, world)
-            return Learning(loaded.module, loaded.tokenizer, Preferring(self.options, reference, world.device))
+            return TrainSetup(loaded.module, loaded.tokenizer, DPOObjective(self.options, reference, world.device))
 
         fit(plan, rows, build)
         return self.policy(work)
@@ -157,7 +157,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Preferring:
+class DPOObjective:
     """DPO's loss, as ``engine.fit`` asks for it.
 
     Attributes:

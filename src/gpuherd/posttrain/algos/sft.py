@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.from_rows import FittingOptions, plan_of, policy_in, rows_of_kind, trained_module
 from gpuherd.posttrain.data.packing import attention_mask, pack, refusal
-from gpuherd.posttrain.engine.fit import Learning, digest, fit
+from gpuherd.posttrain.engine.fit import TrainSetup, digest, fit
 from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.types import Collecting, Policy, Rollout, Row, Training
 
@@ -140,12 +140,12 @@ class SFT:
         plan = plan_of(work, self.options, algorithm=self.name, rows=len(rollouts), data=data)
         longest = max(len(each.prompt_ids) + len(each.ids) for each in rollouts)
 
-        def build(world: World) -> Learning[Rollout, Item]:
+        def build(world: World) -> TrainSetup[Rollout, Item]:
             loaded = trained_module(work, self.options.lora, longest, world)
             if self.options.packing:
                 _refuse_packing(loaded.module, work.policy.model)
-            imitation = Imitation(weights, world.device, self.options.packing)
-            return Learning(loaded.module, loaded.tokenizer, imitation)
+            objective = SFTObjective(weights, world.device, self.options.packing)
+            return TrainSetup(loaded.module, loaded.tokenizer, objective)
 
         fit(plan, rollouts, build)
         return self.policy(work)
@@ -164,7 +164,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Imitation:
+class SFTObjective:
     """SFT's loss, as ``engine.fit`` asks for it."""
 
     weights: Weights
@@ -237,13 +237,13 @@ def chosen(rollouts: Sequence[Rollout], options: Options) -> list[Rollout]:
     good = [each for each in rollouts if not options.filter_low_reward or each.reward >= options.min_reward_threshold]
     kept = [each for each in good if any(options.weights.of(by_policy=own) for own in each.by_policy)]
     low, empty = len(rollouts) - len(good), len(good) - len(kept)
-    told = (
+    counts = (
         f"{len(rollouts)} rollouts: {low} earned too little, {empty} have no token to be learnt in mode {options.mode}"
     )
     if not kept:
-        raise UsageError(f"SFT: nothing to learn from: of {told}")
+        raise UsageError(f"SFT: nothing to learn from: of {counts}")
     if low or empty:
-        logger.info("SFT: learning from %d of %s", len(kept), told)
+        logger.info("SFT: learning from %d of %s", len(kept), counts)
     return kept
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gpuherd import atomic
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
 from gpuherd.posttrain.engine import strategies
-from gpuherd.posttrain.engine.strategies import Place
+from gpuherd.posttrain.engine.strategies import Slice
 from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.engine.world import World
 
@@ -231,16 +231,16 @@ class _Parts:
         self.folder = folder
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.numbers: list[dict[str, dict[str, float]]] = []
-        self._where: dict[str, list[tuple[Path, Place]]] = {}
+        self._where: dict[str, list[tuple[Path, Slice]]] = {}
         for path in sorted(folder.glob("part-*.json")):
-            told = json.loads(path.read_text(encoding="utf-8"))
-            self.numbers.append(told["numbers"])
-            for name, (shape, start, stop) in told["places"].items():
+            index = json.loads(path.read_text(encoding="utf-8"))
+            self.numbers.append(index["numbers"])
+            for name, (shape, start, stop) in index["places"].items():
                 self.shapes[name] = tuple(shape)
-                place = Place(tuple(shape), start, stop)
+                place = Slice(tuple(shape), start, stop)
                 self._where.setdefault(name, []).append((path.with_suffix(".safetensors"), place))
 
-    def read(self, name: str, wanted: Place) -> Tensor:
+    def read(self, name: str, wanted: Slice) -> Tensor:
         """The rows of a tensor that the place asks for, from as many files as hold some."""
         import torch
         from safetensors import safe_open

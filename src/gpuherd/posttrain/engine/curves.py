@@ -1,7 +1,7 @@
 """The figures of a training by step: ``curves.jsonl``, and TensorBoard and Weights & Biases where asked.
 
 A line a step, synced; where a training goes on from a checkpoint, lines of later steps are cut off, so that no step is
-there twice. Beside them the most that was taken of each GPU, in lines for run.log.
+there twice. Also the peak memory of each GPU, as lines for run.log.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def amend(folder: Path, step: int, figures: Mapping[str, float]) -> None:
     lines = read_curves(folder)
     if not any(line["step"] == step for line in lines):
         lines.append({"step": step})
-    told = [json.dumps({**line, **figures} if line["step"] == step else line, allow_nan=False) for line in lines]
+    texts = [json.dumps({**line, **figures} if line["step"] == step else line, allow_nan=False) for line in lines]
     try:
-        atomic_write(folder / FILE, "".join(f"{line}\n" for line in told).encode())
+        atomic_write(folder / FILE, "".join(f"{line}\n" for line in texts).encode())
     except OSError as problem:
         raise CannotWrite(f"can't write {folder / FILE}: {problem.strerror}") from None
 
@@ -52,8 +52,8 @@ def _lines(path: Path) -> Iterator[str]:
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines[:-1], 1):  # behind the last newline stands nothing, or what a kill cut
         try:
-            told = json.loads(line)
-            sane = isinstance(told, dict) and isinstance(told["step"], int)
+            found = json.loads(line)
+            sane = isinstance(found, dict) and isinstance(found["step"], int)
         except (ValueError, KeyError, RecursionError):
             sane = False
         if not sane:
@@ -108,20 +108,20 @@ class Curves:
         """Adds the figures of a step but those that are None. Raises ValueError for one not finite, CannotWrite."""
         if not self._is_main:
             return
-        told = {name: value for name, value in figures.items() if value is not None}
-        for name, value in told.items():
+        logged = {name: value for name, value in figures.items() if value is not None}
+        for name, value in logged.items():
             if not math.isfinite(value):
                 raise ValueError(f"{printable(name)} of step {step} is {value}")
         if self._file is None:
             raise ValueError("these curves are closed")
-        line = json.dumps({"step": step, **told}, allow_nan=False)
+        line = json.dumps({"step": step, **logged}, allow_nan=False)
         try:
             os.write(self._file, f"{line}\n".encode())
             os.fsync(self._file)
         except OSError as problem:
             raise CannotWrite(f"can't write {self.path}: {problem.strerror}") from None
         for writer in self._writers:
-            writer.log(step, told)
+            writer.log(step, logged)
 
     def close(self) -> None:
         """Closes file and reporters."""
@@ -147,7 +147,7 @@ class _TensorBoard:
             import tensorboard  # noqa: F401 - torch says so late
         from torch.utils.tensorboard import SummaryWriter
 
-        # What was told of later steps is hidden by TensorBoard itself.
+        # TensorBoard hides by itself what was logged of later steps.
         self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
@@ -200,7 +200,7 @@ _GB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """The most that was taken of a GPU, in bytes; None where nobody measured it.
+    """The most that was taken of a GPU, in bytes; None where it was not measured.
 
     Attributes:
         label: as people call it.

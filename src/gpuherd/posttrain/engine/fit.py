@@ -1,8 +1,8 @@
 """Trains on rows that are there before training begins: SFT, DPO, reward models. From the newest checkpoint to a model.
 
-Which rows stand in which step is fixed by the seed (``order``), so that the number of a step says all. Each process
-learns from every ``size``-th row of a step; a loss that depends on the whole step (a mean over its tokens) is told of
-the whole step's rows first (``Objective.items``). Imports torch inside functions only.
+Which rows stand in which step is fixed by the seed (``order``): the number of a step determines them. Each process
+learns from every ``size``-th row of a step; a loss that depends on the whole step (a mean over its tokens) first gets
+all rows of that step (``Objective.items``). Imports torch inside functions only.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Objective(Protocol[RowIn, ItemT]):
 
 
 @dataclass(eq=False, slots=True)
-class Learning(Generic[RowT, ItemT]):
+class TrainSetup(Generic[RowT, ItemT]):
     """What is trained, once it is in memory.
 
     Attributes:
@@ -182,14 +182,14 @@ def refuse_another(path: Path, there: Any, identity: Mapping[str, Any]) -> None:
 def fit(
     plan: TrainPlan,
     rows: Sequence[RowT],
-    build: Callable[[World], Learning[RowT, ItemT]],
-    beside: Mapping[str, str] | None = None,
+    build: Callable[[World], TrainSetup[RowT, ItemT]],
+    extra_files: Mapping[str, str] | None = None,
 ) -> Path:
     """Trains as planned; nothing is done where that has been done. Returns the folder of the model.
 
     Args:
         build: loads what is trained, once there is something to do; on the CPU where FSDP will divide it.
-        beside: texts of further files in the model's folder, by name.
+        extra_files: texts of further files in the model's folder, by name.
 
     Raises:
         UsageError: the folder is that of another training; options that don't go together.
@@ -208,9 +208,9 @@ def fit(
             return model_folder(plan.folder)
         _refuse_earlier_version(plan.folder / "checkpoints")
         seed_all(plan.seed)
-        learning = build(world)
+        setup = build(world)
         trainee = Trainee(
-            learning.module,
+            setup.module,
             plan.optimiser,
             plan.steps,
             world,
@@ -219,17 +219,17 @@ def fit(
         )
         if world.size > 1:
             seed_all(plan.seed + world.rank)  # each process drops out for itself
-        _train(plan, rows, learning, trainee)
+        _train(plan, rows, setup, trainee)
         record = {"identity": plan.identity, "steps": plan.total_steps, "batch_size": plan.batch_size}
-        files = {**(beside or {}), RECORD: json.dumps(record) + "\n"}
-        save_model(trainee, model_folder(plan.folder), learning.tokenizer, beside=files)
+        files = {**(extra_files or {}), RECORD: json.dumps(record) + "\n"}
+        save_model(trainee, model_folder(plan.folder), setup.tokenizer, extra_files=files)
         if world.is_main:
             shutil.rmtree(plan.folder / "checkpoints", ignore_errors=True)
         world.barrier()
     return model_folder(plan.folder)
 
 
-def _train(plan: TrainPlan, rows: Sequence[RowT], learning: Learning[RowT, ItemT], trainee: Trainee) -> None:
+def _train(plan: TrainPlan, rows: Sequence[RowT], setup: TrainSetup[RowT, ItemT], trainee: Trainee) -> None:
     world, watching, last = trainee.world, plan.watching, plan.total_steps
     checkpoints = Checkpoints(plan.folder / "checkpoints", world, identity=plan.identity, keep=watching.keep)
     checkpoints.restore(trainee)
@@ -238,8 +238,8 @@ def _train(plan: TrainPlan, rows: Sequence[RowT], learning: Learning[RowT, ItemT
     with Curves(
         plan.folder, world, watching.report_to, step=begun, name=watching.run_name, project=watching.project
     ) as curves:
-        for items in _batches(plan, rows, learning.objective, world, begun):
-            figures = _step(plan, learning.objective, trainee, items)
+        for items in _batches(plan, rows, setup.objective, world, begun):
+            figures = _step(plan, setup.objective, trainee, items)
             step = trainee.steps_done
             if step % watching.log_every == 0 or step == last:
                 curves.log(step, figures)
@@ -350,16 +350,16 @@ def save_model(
     tokenizer: Any = None,
     *,
     part: str = "",
-    beside: Mapping[str, str] | None = None,
+    extra_files: Mapping[str, str] | None = None,
 ) -> None:
     """Writes the trainee's model; all processes call it together, the main one writes. Raises CannotWrite in all.
 
     Args:
         folder: takes the place of what lies there when all is written and synced. Of a PEFT model it is an adapter.
-        tokenizer: is saved beside it.
+        tokenizer: is saved in the same folder.
         part: the submodule that is the transformers model, by its name in the trainee's module (``policy`` of a module
             that has a value head beside it); the module itself by default.
-        beside: texts of further files in the folder, by name.
+        extra_files: texts of further files in the folder, by name.
     """
     weights = trainee.full_state()
     problem: str | None = None
@@ -374,7 +374,7 @@ def save_model(
                 model.save_pretrained(aside, state_dict=own)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(aside)
-                for name, text in (beside or {}).items():
+                for name, text in (extra_files or {}).items():
                     (aside / name).write_text(text, encoding="utf-8")
         except OSError as trouble:
             problem = f"can't write the model in {folder}: {trouble.strerror or trouble}"

@@ -91,8 +91,8 @@ def forward_log_probs(
     entropy_gradient: bool = False,
     chunk: int | None = None,
 ) -> tuple[TokenLogProbs, Any]:
-    """``token_log_probs``, and what the model's forward pass returned besides: for models with another head beside the
-    language model's. Its logits have no meaning."""
+    """``token_log_probs``, and what the model's forward pass returned besides: for models that have another head
+    besides the language model's. Its logits have no meaning."""
     reading = _Reading(input_ids, attention_mask, wanted, temperature, entropy_gradient, chunk)
     words: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
     names = _takes(model)
@@ -327,7 +327,7 @@ def _unwrapped(model: Any) -> Any:
 
 
 def _causal(model: Any) -> Any:
-    """transformers' causal model inside of all wrappers: DDP, one with another head beside it, PEFT."""
+    """transformers' causal model inside of all wrappers: DDP, one with another head, PEFT."""
     inner = _unwrapped(model)
     inner = getattr(inner, "policy", inner)
     return inner.get_base_model() if hasattr(inner, "peft_type") else inner

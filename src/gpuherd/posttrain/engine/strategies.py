@@ -2,7 +2,7 @@
 and which rows of its state each process then holds.
 
 fully_shard works on a CPU too. It divides each weight along its first dimension, in the order of ranks, as torch.chunk
-does; the optimiser's states that have the weight's shape lie beside it.
+does; the optimiser's states that have the weight's shape are divided in the same way.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def distributed(
         return module
     from torch.nn.parallel import DistributedDataParallel
 
-    # A forward pass is nobody else's business: buffers are not exchanged in it. (torch 2.13 has another word for it.)
+    # Buffers are not exchanged in forward passes. (torch 2.13 renamed the argument.)
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     apart: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
     devices = [int(world.device.partition(":")[2])] if world.device.startswith("cuda") else None
@@ -69,7 +69,7 @@ def _settle_buckets(wrapped: Any) -> None:
     DDP sorts gradients into other buckets once a first backward pass has shown in which order they come. Where a
     gradient lies in its bucket decides in which order three and more processes are summed: a resumed process, whose
     first step is not the training's, would round otherwise. Here the weights get their gradients from the last to the
-    first, nearly as a real pass gives them, so that sums still run beside the backward pass.
+    first, nearly as a real pass gives them, so that sums still overlap the backward pass.
     """
     import torch
 
@@ -170,7 +170,7 @@ def sharded_parts(module: Any) -> list[Any]:
 
 
 def _move(module: Any, device: str) -> None:
-    """To the device, unless all lies there: quantised weights can't be moved."""
+    """To the device, unless everything is there already: quantised weights can't be moved."""
     import torch
 
     wanted = torch.device(device)
@@ -179,7 +179,7 @@ def _move(module: Any, device: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Slice:
     """Which part of a tensor lies in a process.
 
     Attributes:
@@ -208,30 +208,30 @@ def local(tensor: Tensor) -> Tensor:
     return part.detach().cpu().contiguous()  # type: ignore[no-any-return]
 
 
-def place_of(trainee: Trainee, shape: tuple[int, ...], *, of_weight: bool) -> Place:
+def slice_of(trainee: Trainee, shape: tuple[int, ...], *, of_weight: bool) -> Slice:
     """Where a tensor of this whole shape lies in this process. ``of_weight``: it is divided as its weight is."""
     if not (of_weight and shape):
-        return Place(shape)
+        return Slice(shape)
     if not trainee.steps.shards:
-        return Place(shape, 0, shape[0])
-    return Place(shape, *rows(shape[0], trainee.world.rank, trainee.world.size))
+        return Slice(shape, 0, shape[0])
+    return Slice(shape, *rows(shape[0], trainee.world.rank, trainee.world.size))
 
 
-def state_tensors(trainee: Trainee) -> Iterator[tuple[str, Place, Tensor]]:
+def state_tensors(trainee: Trainee) -> Iterator[tuple[str, Slice, Tensor]]:
     """The trained weights, the optimiser's states and persistent buffers that training can change: name, place, and
     this process's part (on the CPU)."""
     if trainee.steps.shards:
         reshard(trainee.plain)
     for name, weight in trainee.weights.items():
-        yield f"weights/{name}", place_of(trainee, tuple(weight.shape), of_weight=True), local(weight)
+        yield f"weights/{name}", slice_of(trainee, tuple(weight.shape), of_weight=True), local(weight)
         for key, value in trainee.optimizer.state.get(weight, {}).items():
             if hasattr(value, "shape"):
                 follows = tuple(value.shape) == tuple(weight.shape)
-                yield f"optimizer/{name}/{key}", place_of(trainee, tuple(value.shape), of_weight=follows), local(value)
+                yield f"optimizer/{name}/{key}", slice_of(trainee, tuple(value.shape), of_weight=follows), local(value)
     persistent = trainee.plain.state_dict()
     for name, buffer in trainee.plain.named_buffers():
         if name in persistent:
-            yield f"buffers/{name}", Place(tuple(buffer.shape)), local(buffer)
+            yield f"buffers/{name}", Slice(tuple(buffer.shape)), local(buffer)
 
 
 def state_numbers(trainee: Trainee) -> dict[str, dict[str, float]]:
@@ -252,7 +252,7 @@ def state_numbers(trainee: Trainee) -> dict[str, dict[str, float]]:
 def load_state(
     trainee: Trainee,
     names: Iterator[tuple[str, tuple[int, ...]]],
-    read: Callable[[str, Place], Tensor],
+    read: Callable[[str, Slice], Tensor],
     numbers_kept: dict[str, dict[str, float]],
 ) -> None:
     """Puts kept tensors into their places.
@@ -272,16 +272,16 @@ def load_state(
         for full, shape in names:
             kind, _, name = full.partition("/")
             if kind == "buffers":
-                buffers[name].copy_(read(full, Place(shape)))
+                buffers[name].copy_(read(full, Slice(shape)))
             elif kind == "weights":
                 weight = trainee.weights[name]
                 part = weight.to_local() if hasattr(weight, "to_local") else weight
-                part.copy_(read(full, place_of(trainee, shape, of_weight=True)))
+                part.copy_(read(full, slice_of(trainee, shape, of_weight=True)))
             else:
                 name, _, key = name.rpartition("/")
                 weight = trainee.weights[name]
                 follows = shape == tuple(weight.shape)
-                value = read(full, place_of(trainee, shape, of_weight=follows))
+                value = read(full, slice_of(trainee, shape, of_weight=follows))
                 states.setdefault(name, {})[key] = _beside(weight, value) if follows else _state(weight, key, value)
     trainee.optimizer.state.clear()
     for name, state in states.items():

@@ -133,7 +133,7 @@ class Trainee:
         Args:
             items: of this process.
             loss_sum: the sum (not the mean) of the losses of some items, a scalar that gradients can be taken of, or a
-                ``Loss`` that has figures beside it; calls ``self.module``, in all processes equally often.
+                ``Loss`` with figures; calls ``self.module``, in all processes equally often.
             weight: what the sum of losses is divided by: the number of tokens, or of items; of none it is 0.
 
         Raises:

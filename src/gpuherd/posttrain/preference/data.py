@@ -148,10 +148,10 @@ def read_preferences(
             continue
         places[made.id] = row.place
         pairs.append(made)
-    told = Preferences(str(name), tuple(pairs), tuple(refused), commit)
+    read = Preferences(str(name), tuple(pairs), tuple(refused), commit)
     if not pairs:
-        raise BadQuestions(told.refusals() or f"{name}: it has no rows")
-    return told
+        raise BadQuestions(read.refusals() or f"{name}: it has no rows")
+    return read
 
 
 def read_demonstrations(name: str | Path, *, split: str = "train", limit: int | None = None) -> Demonstrations:

@@ -29,7 +29,7 @@ _DTYPE = "float32"
 
 @dataclass(frozen=True, kw_only=True)
 class ProxyOptions:
-    """What algorithms from human feedback are told of it.
+    """Options of algorithms from human feedback.
 
     Attributes:
         preferences: a file or a data set of the Hub with prompt, chosen and rejected, in place of comparisons of
@@ -64,8 +64,8 @@ def compared_by_people(preferences: str, policy: Policy, *, chat: bool) -> list[
     from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
 
     found = read_preferences(preferences)
-    if (told := found.refusals()) is not None:
-        logger.warning("%s", told)
+    if (refused := found.refusals()) is not None:
+        logger.warning("%s", refused)
     return Writing(load_tokenizer(policy.model, policy.adapter), chat=chat).comparisons(found.pairs)
 
 

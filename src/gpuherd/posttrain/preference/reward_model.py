@@ -19,7 +19,7 @@ from gpuherd.models.load.pretrained import check_code, config_of, has_class
 from gpuherd.models.lora.adapter import is_adapter
 from gpuherd.models.memory.weights import split_precision
 from gpuherd.models.names import parse_model, quoted
-from gpuherd.posttrain.engine.fit import Learning, TrainPlan, digest, fit, save_every_for, steps_for
+from gpuherd.posttrain.engine.fit import TrainPlan, TrainSetup, digest, fit, save_every_for, steps_for
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Watching
 from gpuherd.posttrain.engine.strategies import without_dropout
 from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form
@@ -114,14 +114,14 @@ def train_reward_model(
         },
     )
 
-    def build(world: World) -> Learning[dict[str, list[int]], Sides]:
+    def build(world: World) -> TrainSetup[dict[str, list[int]], Sides]:
         module, tokenizer = load_base(base, precision, "cpu" if steps.shards else world.device, seed)
         _check_lengths(comparisons, rows, module)
         fill = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         module.config.get_text_config().pad_token_id = fill  # the score is read at the last token that is another
-        return Learning(module, tokenizer, BradleyTerry(int(fill), world.device))
+        return TrainSetup(module, tokenizer, BradleyTerry(int(fill), world.device))
 
-    return fit(plan, rows, build, beside={FORM_FILE: json.dumps({"form": form.value}) + "\n"})
+    return fit(plan, rows, build, extra_files={FORM_FILE: json.dumps({"form": form.value}) + "\n"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
     said = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()  # that the head is new is meant
     try:
-        module, told = transformers.AutoModelForSequenceClassification.from_pretrained(
+        module, info = transformers.AutoModelForSequenceClassification.from_pretrained(
             folder,
             config=config,
             dtype=torch.float32 if precision.dtype is None else getattr(torch, precision.dtype),
@@ -194,7 +194,7 @@ def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[
     finally:
         transformers_logging.set_verbosity(said)
     heads = ("score", "classifier", "classification_head", "pre_classifier")
-    missing = sorted(name for name in told["missing_keys"] if not name.startswith(heads))
+    missing = sorted(name for name in info["missing_keys"] if not name.startswith(heads))
     if missing:
         raise BadModel(f"{quoted(base)}: its checkpoint has no {missing[0]}, which would be made up at random")
     set_attention(module, precision.attention)
