@@ -17,8 +17,8 @@ from gpuherd.posttrain.eval.answered import AnsweredProblem, BadAnswers, read_an
 from gpuherd.posttrain.eval.found import Found, find_results
 from gpuherd.posttrain.eval.gathering import Gathered, Row, gathered
 from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.report.kinds import OutputKind, json_object, output_kind
-from gpuherd.posttrain.report.timeline import Timeline, read_timeline
+from gpuherd.posttrain.report import OutputKind, json_object, output_kind
+from gpuherd.posttrain.report.jobs import Timeline, read_timeline
 from gpuherd.posttrain.runs.folder import RoundsDirectory
 
 Points = Sequence[tuple[float, float]]  # (step, value), by step
