@@ -19,7 +19,7 @@ from gpuherd.posttrain.eval.voting import answer_of
 from gpuherd.posttrain.rewards.code import program_of
 from gpuherd.posttrain.rewards.math import MathRewards
 from gpuherd.posttrain.rewards.words import WordRewards
-from gpuherd.posttrain.rollout.prompting import Prompting
+from gpuherd.posttrain.rollout.sampler import Prompting
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.span import answer_in
 

@@ -225,7 +225,7 @@ def against_answers(sampler: Sampler, work: Collecting, tries: int) -> Iterator[
     """The first right answer of each problem, and the first sample that is wrong, of so many tries at most. Problems
     without a wrong sample are counted (Q# paper, appendix C)."""
     from gpuherd.posttrain.preference.tokens import Writing
-    from gpuherd.posttrain.rollout.scoring import scored
+    from gpuherd.posttrain.rollout.sampler import scored
 
     writing = Writing(sampler.tokenizer, chat=work.sampling.use_chat_template)
     never_wrong = 0

@@ -200,7 +200,7 @@ class StepSamples:
         world: World,
     ):
         """``places``: the problem at each place of all steps."""
-        from gpuherd.posttrain.rollout.prompting import Prompting
+        from gpuherd.posttrain.rollout.sampler import Prompting
 
         self._run, self._places, self._group, self._world = run, places, group, world
         self._sampling, self._loaded = sampling, loaded

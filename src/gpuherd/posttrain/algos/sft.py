@@ -162,7 +162,7 @@ def chosen(rollouts: Sequence[Rollout], options: Options) -> list[Rollout]:
 
 def _demonstrations(work: Collecting) -> Iterator[Rollout]:
     from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
-    from gpuherd.posttrain.rollout.scoring import scored
+    from gpuherd.posttrain.rollout.sampler import scored
 
     writing = Writing(load_tokenizer(work.policy.model, work.policy.adapter), chat=work.sampling.use_chat_template)
     for problem in work.problems:

@@ -94,8 +94,7 @@ def _drawn(samplers: _Samplers, work: Collecting, problems: Sequence[Problem], s
 
 
 def _switched(samplers: _Samplers, work: Collecting, problems: Sequence[Problem], samples: int) -> Iterator[Rollout]:
-    from gpuherd.posttrain.rollout.sampler import Continuation, Prefix, rollout_of
-    from gpuherd.posttrain.rollout.scoring import scored
+    from gpuherd.posttrain.rollout.sampler import Continuation, Prefix, rollout_of, scored
 
     prompts = [samplers.policy.prompt_ids(each) for each in problems]
     named = list(zip(problems, prompts, strict=True))
@@ -172,7 +171,7 @@ def _of_some(
     options: ComparingOptions,
     left_out: Counter[str],
 ) -> Iterator[Comparison]:
-    from gpuherd.posttrain.rollout.scoring import scored
+    from gpuherd.posttrain.rollout.sampler import scored
 
     cuts = _cuts(samplers, work, problems, options, left_out)
     drawn = [only.ids for (only,) in samplers.reference.continuations([each.prefix for each in cuts])] if cuts else []

@@ -6,22 +6,26 @@ decoded beside it, and so not on batches, shards, ranks or how many of them ther
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import GpuherdError, UsageError, printable
 from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens
 from gpuherd.lm.forward import plan_batches
-from gpuherd.posttrain.rollout.keeping import kept
-from gpuherd.posttrain.rollout.prompting import Prompting
-from gpuherd.posttrain.rollout.scoring import scored
+from gpuherd.posttrain.rewards.guarded import rewards_of
+from gpuherd.posttrain.rollout.loading import kept
 from gpuherd.posttrain.types import Policy, Precision, Problem, Reward, Rollout, Sampling, Task
+from gpuherd.qa.prompts.conversation import control_texts, defused, opened_thought, templated, token_ids
 
 if TYPE_CHECKING:
     from gpuherd.lm.guidance.guidance import Guidance
     from gpuherd.lm.model import LanguageModel
+
+_SHOWN = 80  # characters of a completion in a message
 
 
 class Prefix(NamedTuple):
@@ -293,3 +297,73 @@ def _guidance(policy: Policy, device: str, precision: Precision) -> Guidance | N
 
     folder, dtype = policy.guide.classifier, precision.dtype
     return Guidance(kept((folder, device, dtype), lambda: load_classifier(folder, device, dtype)), policy.guide)
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+class Prompting:
+    """Makes prompts, all in one way.
+
+    Attributes:
+        chat: by the tokenizer's chat template: a problem is the user's message.
+    """
+
+    def __init__(self, tokenizer: Any, *, chat: bool):
+        """Raises UsageError where a template is asked for and the tokenizer has none."""
+        if chat and not getattr(tokenizer, "chat_template", None):
+            raise UsageError("generation.use_chat_template: the policy's tokenizer has no chat template; set it false")
+        self.chat = chat
+        self._tokenizer = tokenizer
+        self._controls = control_texts(tokenizer)
+
+    @cached_property
+    def opened(self) -> str:
+        """The tag of the thought that the chat template opens before each answer; empty where it opens none."""
+        return opened_thought(self._tokenizer) if self.chat else ""
+
+    def of(self, problem: Problem) -> tuple[int, ...]:
+        """The prompt of a problem. Raises UsageError where it has no token."""
+        if self.chat:
+            return self.of_messages([{"role": "user", "content": problem.prompt}])
+        ids = token_ids(self._tokenizer, defused(problem.prompt, self._controls), conversation=False)
+        if not ids:
+            raise UsageError(f"problem {problem.id}: its prompt is empty; a model goes on from one token at least")
+        return ids
+
+    def of_messages(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """The prompt of a conversation, by the chat template: ready for the policy's turn.
+
+        What messages say can't end a turn or begin another one: control tokens written out in them are taken apart.
+        """
+        said = [{**each, "content": defused(each["content"], self._controls)} for each in messages]
+        return token_ids(self._tokenizer, templated(self._tokenizer, said), conversation=True)
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+class BadReward(GpuherdError):
+    """A task gave a reward that is no finite number, or another number of rewards than of completions."""
+
+
+def scored(task: Task, problems: Sequence[Problem], completions: Sequence[str], batch_size: int = 32) -> list[Reward]:
+    """The reward of each completion, in order, ``batch_size`` scored at once; the least where scoring one fails.
+
+    Raises BadReward for a reward that is not finite, with the task, the problem and the completion.
+    """
+    rewards: list[Reward] = []
+    for start in range(0, len(completions), batch_size):
+        some = problems[start : start + batch_size]
+        found = rewards_of(task, task.name, some, completions[start : start + batch_size])
+        if len(found) != len(some):
+            raise BadReward(f"task {task.name}: {len(found)} rewards of {len(some)} completions")
+        rewards += found
+    for problem, completion, reward in zip(problems, completions, rewards, strict=True):
+        if not math.isfinite(reward.value):
+            shown = printable(completion if len(completion) <= _SHOWN else f"{completion[:_SHOWN]}…")
+            raise BadReward(
+                f"task {task.name}, problem {printable(problem.id)}: the reward of {shown!r} is {reward.value}; "
+                "rewards are finite numbers"
+            )
+    return rewards

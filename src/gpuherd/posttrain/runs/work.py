@@ -112,7 +112,7 @@ def collect(work: Work) -> dict[str, Any]:
     The algorithm is asked batch by batch: so a job that goes on asks it for exactly what an undisturbed one would have
     asked, and rows are equal to the last bit.
     """
-    from gpuherd.posttrain.rollout.keeping import keeping_models
+    from gpuherd.posttrain.rollout.loading import keeping_models
 
     step, folder = work.step, work.folder
     data = folder.data(step.algorithm, step.dataset, step.family, work.round)
