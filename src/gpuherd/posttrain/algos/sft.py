@@ -91,9 +91,9 @@ class SFT:
         if self.options.source == Source.ANSWERS:
             yield from _demonstrations(work)
             return
-        from gpuherd.posttrain.rollout.sampler import Sampler
+        from gpuherd.posttrain.rollout.sampler import sampler_of
 
-        sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
+        sampler = sampler_of(work)
         yield from sampler.rollouts(
             work.task,
             work.problems,

@@ -25,7 +25,7 @@ from gpuherd.posttrain.guidance.options import ComparingOptions
 from gpuherd.posttrain.types import Collecting, Comparison, Problem, Reward, Rollout
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.rollout.sampler import Prefix, Sampler
+    from gpuherd.posttrain.rollout.sampler import Prefix, RolloutBackend
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class _Samplers:
         reference: draws the completions whose rewards are learnt.
     """
 
-    policy: Sampler
-    reference: Sampler
+    policy: RolloutBackend
+    reference: RolloutBackend
 
     @property
     def guided(self) -> bool:
@@ -49,12 +49,14 @@ class _Samplers:
 
 
 def _load_samplers(work: Collecting) -> _Samplers:
-    """The samplers of a job. Raises what loading raises."""
-    from gpuherd.posttrain.rollout.sampler import Sampler
+    """The samplers of a job: by its backend where the reference answers alone, by transformers where a classifier
+    guides, since vLLM knows none, and both policies are then one model in memory. Raises what loading raises."""
+    from gpuherd.posttrain.rollout.sampler import Sampler, sampler_of
 
-    policy = Sampler(work.policy, work.precision, work.device, work.sampling)
     if work.policy == work.reference:
-        return _Samplers(policy, policy)
+        reference = sampler_of(work)
+        return _Samplers(reference, reference)
+    policy = Sampler(work.policy, work.precision, work.device, work.sampling)
     if (work.policy.model, work.policy.adapter) == (work.reference.model, work.reference.adapter):
         module = policy.model.module
         return _Samplers(policy, Sampler.over(module, policy.tokenizer, work.sampling, device=work.device))
@@ -80,9 +82,9 @@ def switched_rollouts(work: Collecting, samples: int) -> Iterator[Rollout]:
 
 def reference_rollouts(work: Collecting, samples: int) -> Iterator[Rollout]:
     """So many rollouts of each of the job's problems, in their order, by the reference alone; each round's anew."""
-    from gpuherd.posttrain.rollout.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import sampler_of
 
-    reference = Sampler(work.reference, work.precision, work.device, work.sampling)
+    reference = sampler_of(replace(work, policy=work.reference))
     for problems in _batches(work):
         yield from _drawn(_Samplers(reference, reference), work, problems, samples)
 

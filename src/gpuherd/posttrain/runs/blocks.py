@@ -11,7 +11,7 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.eval.options import EvaluationOptions
-from gpuherd.posttrain.types import Precision, Sampling
+from gpuherd.posttrain.types import BackendName, Precision, Sampling
 from gpuherd.runs.records import jsonable
 
 DTYPES: Mapping[str, str] = {
@@ -129,7 +129,8 @@ class DataCollection:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """``generation``: how completions are drawn, while data is collected and in evaluations."""
+    """``generation``: how completions are drawn, while data is collected and in evaluations; ``backend``: what decodes
+    while data is collected."""
 
     max_new_tokens: int = 256
     temperature: float = 1.0
@@ -137,6 +138,7 @@ class Generation:
     top_k: int = 0
     batch_size: int = 8
     use_chat_template: bool = False
+    backend: BackendName = BackendName.HF
 
     def __post_init__(self) -> None:
         for name, least in (("max_new_tokens", 1), ("batch_size", 1), ("top_k", 0)):

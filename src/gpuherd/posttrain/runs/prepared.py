@@ -18,10 +18,11 @@ from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
 from gpuherd.posttrain.preference.reward_model import refuse_base
 from gpuherd.posttrain.rollout.lengths import Texts, check_lengths
+from gpuherd.posttrain.rollout.vllm import require_vllm
 from gpuherd.posttrain.runs.choices import Choice
 from gpuherd.posttrain.runs.settings import Settings
 from gpuherd.posttrain.runs.tasks import evaluation_problems, make_dataset, training_problems
-from gpuherd.posttrain.types import Problem, Split
+from gpuherd.posttrain.types import BackendName, Problem, Split
 
 # What a chat template adds to a message, at most, in tokens.
 _TEMPLATE = 64
@@ -65,6 +66,9 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
     Raises UsageError, MissingModel, BadModel; what reading data raises.
     """
     choices = settings.choices()
+    if settings.generation.backend is BackendName.VLLM:
+        for family in settings.families().values():
+            require_vllm(family.reference, settings.system.precision)
     problems: dict[str, int] = {}
     evaluated: dict[str, int] = {}
     splits: dict[str, Mapping[Split, int]] = {}

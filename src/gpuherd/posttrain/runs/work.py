@@ -145,6 +145,7 @@ def _collecting(work: Work, problems: Sequence[Problem]) -> Collecting:
         precision=work.settings.system.precision,
         device=work.device,
         reward_batch_size=work.settings.data_collection.reward_batch_size,
+        backend=work.settings.generation.backend,
     )
 
 
