@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 from tests.posttrain.letters import Letters
 
-from gpuherd.errors import MissingExtra, UsageError
+from gpuherd.errors import JobCannotFit, MissingExtra, UsageError
+from gpuherd.gpus import query, visible
+from gpuherd.gpus.state import Machine
 from gpuherd.lm.backend import Decoded, Decoding, PromptTokens
 from gpuherd.lm.guidance.guide import Guide
+from gpuherd.models.memory.kv_cache import Workload
+from gpuherd.models.place import inventory
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.resources import read_with_precision, resources_of
 from gpuherd.posttrain.rollout import vllm
 from gpuherd.posttrain.rollout.loading import keeping_models
 from gpuherd.posttrain.rollout.sampler import Prefix, Sampler, sampler_of
@@ -123,3 +129,23 @@ def test_a_collection_names_its_backend(policy_model: Path) -> None:
     assert isinstance(sampler_of(work), Sampler)
     with keeping_models(), pytest.raises(MissingExtra, match=r"generation\.backend=vllm: vLLM can't be imported"):
         sampler_of(replace(work, backend=BackendName.VLLM))
+
+
+def test_its_share_of_the_gpu_is_the_plans(policy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More sequences or longer ones take more of it, and never all; without a GPU that is known, vLLM's largest."""
+    cards = [GpuSpec("0", "8GB", 8 << 30, 8 << 30)]
+    monkeypatch.setattr(inventory, "idle_gpus", lambda gpus: tuple(cards))
+    monkeypatch.setattr(query, "machine", lambda **_: Machine())
+    monkeypatch.setattr(visible, "visible_now", lambda gpus: gpus)
+
+    def share(rows: int, positions: int) -> float:
+        return vllm.planned_share(str(policy_model), "float32", replace(HOW, batch_size=rows), positions)
+
+    architecture, precision = read_with_precision(str(policy_model), "float32")
+    planned = resources_of(architecture, precision, Workload(4, 250, 6), cards, parallel="replica", most=1)
+    assert share(4, 256) == vllm.share_of(planned.memory_mb << 20, 8 << 30)
+    assert 0 < share(4, 256) < share(1024, 256) < share(1024, 512) <= 0.95
+    with pytest.raises(JobCannotFit, match=r"needs 8\.5 GiB on 1 GPU of 8\.0 GiB"):
+        share(4096, 512)
+    cards.clear()
+    assert share(4, 256) == 0.95
