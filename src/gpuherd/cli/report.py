@@ -60,7 +60,7 @@ def add_report(parser: Parser) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Writes the page. Returns 0 also if models of the run have failed: the page shows that."""
-    from gpuherd.posttrain.report.kinds import output_kind
+    from gpuherd.posttrain.report import output_kind
 
     is_training = output_kind(Path(args.run_folder)) is not None
     folder = None if is_training else _answers_folder(args.run_folder, build(RunsOptions, args).runs_dir)

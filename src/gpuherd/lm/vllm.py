@@ -2,9 +2,12 @@
 
 By vLLM's documented interface for offline inference: ``LLM.generate`` with token ids, one ``SamplingParams`` for the
 greedy answer and one for the draws of each question; ``logprobs=0`` gives the chosen token's alone, and
-``logprobs_mode="raw_logprobs"`` those of the model itself. Nothing of a checkpoint's generation config is taken over.
+``logprobs_mode="raw_logprobs"`` those of the model itself, "processed_logprobs" those at the sampling temperature.
+Nothing of a checkpoint's generation config is taken over.
 
 Its draws come from its own generators: reproducible by the seed with the same version, not those of the other engine.
+Of n draws with a seed, vLLM gives draw i the seed + i, so that a draw is fixed by the run's seed, the question and its
+number, however many are drawn in one call.
 """
 
 from __future__ import annotations
@@ -36,9 +39,27 @@ class VllmBackend:
     Raises MissingExtra where vLLM is not installed, UsageError for options that it has no counterpart of.
     """
 
-    def __init__(self, model: str, ref: ModelRef, options: ModelOptions, *, positions: int, rows: int, exact: bool):
-        """``model``: as the user wrote it, ``ref``: the folder or id that it names; ``positions``: tokens of the
-        longest prompt and its answer together; ``rows``: sequences at once."""
+    def __init__(
+        self,
+        model: str,
+        ref: ModelRef,
+        options: ModelOptions,
+        *,
+        positions: int,
+        rows: int,
+        exact: bool,
+        tempered: bool = False,
+        share: float | None = None,
+    ):
+        """Starts the engine.
+
+        Args:
+            model, ref: as the user wrote it, and the folder or id that it names.
+            positions: tokens of the longest prompt and its answer together.
+            rows: sequences at once.
+            tempered: log-probs are recorded at the sampling temperature; ``Decoding.tempered`` must say the same.
+            share: the part of each GPU's memory that vLLM takes at its start; None: its default.
+        """
         require(options, model)
         try:
             import vllm
@@ -47,19 +68,30 @@ class VllmBackend:
         self._vllm = vllm
         self._llm: Any = vllm.LLM(
             **engine_settings(
-                model, ref, options, positions=positions, rows=rows, exact=exact, gpus=visible_gpus(os.environ)
+                model,
+                ref,
+                options,
+                positions=positions,
+                rows=rows,
+                exact=exact,
+                gpus=visible_gpus(os.environ),
+                tempered=tempered,
+                share=share,
             )
         )
+        self._tempered = tempered
         self._tokenizer: Any = self._llm.get_tokenizer()
 
     def decode(self, prompts: Sequence[PromptTokens], how: Decoding) -> Sequence[Decoded]:
-        """See ``Backend``."""
+        """See ``Backend``. Raises UsageError where log-probs are wanted at another temperature than was configured."""
+        if how.tempered != self._tempered:
+            raise UsageError(f"vLLM was started with tempered={self._tempered}: it can't record other log-probs")
         asked: list[tuple[int, Any]] = []
         for place, prompt in enumerate(prompts):
             if how.greedy:
-                asked.append((place, self._vllm.SamplingParams(**greedy_settings(how))))
+                asked.append((place, self._vllm.SamplingParams(**greedy_settings(how, prompt.most))))
             if how.samples:
-                asked.append((place, self._vllm.SamplingParams(**drawn_settings(how, prompt.id))))
+                asked.append((place, self._vllm.SamplingParams(**drawn_settings(how, prompt.id, prompt.most))))
         outputs = self._llm.generate(
             [{"prompt_token_ids": list(prompts[place].token_ids)} for place, _ in asked],
             [settings for _, settings in asked],
@@ -91,7 +123,16 @@ class VllmBackend:
 
 
 def engine_settings(
-    model: str, ref: ModelRef, options: ModelOptions, *, positions: int, rows: int, exact: bool, gpus: int
+    model: str,
+    ref: ModelRef,
+    options: ModelOptions,
+    *,
+    positions: int,
+    rows: int,
+    exact: bool,
+    gpus: int,
+    tempered: bool = False,
+    share: float | None = None,
 ) -> dict[str, Any]:
     """The arguments of ``vllm.LLM``; see ``VllmBackend``."""
     precision = _precision(options, model)
@@ -107,8 +148,9 @@ def engine_settings(
         # What another question has left in the cache would change how this one is computed.
         "enable_prefix_caching": not exact,
         "trust_remote_code": options.trust_remote_code,
-        "logprobs_mode": "raw_logprobs",
+        "logprobs_mode": "processed_logprobs" if tempered else "raw_logprobs",
         "generation_config": "vllm",
+        **({} if share is None else {"gpu_memory_utilization": share}),
     }
 
 
@@ -117,9 +159,13 @@ def _precision(options: ModelOptions, model: str) -> Precision | None:
     return agreed_precision(model, split_precision(model)[1], requested_precision(options.dtype, options.quantization))
 
 
-def require(options: ModelOptions, model: str) -> None:
+def require(options: ModelOptions, model: str, *, asked_by: str = "--backend vllm") -> None:
     """Looks without importing it whether vLLM could be used. Raises MissingExtra where it is not installed, UsageError
-    for what it places and loads in its own way."""
+    for what it places and loads in its own way.
+
+    Args:
+        asked_by: the option or key of the user, for the message.
+    """
     for name in ("device_map", "allow_offload", "adapter", "merge_adapter"):
         if getattr(options, name) and (name, options.device_map) != ("device_map", "cpu"):
             raise UsageError(
@@ -132,13 +178,13 @@ def require(options: ModelOptions, model: str) -> None:
         # Its bitsandbytes quantises to 4 bits while it loads, whatever is wanted.
         raise UsageError(f"{model!r} in 8 bits is for --backend transformers; vLLM quantises to 4 bits alone")
     if importlib.util.find_spec("vllm") is None:
-        raise _missing("it is not installed")
+        raise _missing("it is not installed", asked_by)
 
 
-def _missing(problem: str) -> MissingExtra:
+def _missing(problem: str, asked_by: str = "--backend vllm") -> MissingExtra:
     return MissingExtra(
-        f"--backend vllm: vLLM can't be imported ({problem}); install it as its own documentation says for the CUDA of "
-        "this machine, or leave --backend out"
+        f"{asked_by}: vLLM can't be imported ({problem}); install it as its own documentation says for the CUDA of "
+        "this machine, or leave that out"
     )
 
 
@@ -147,26 +193,26 @@ def visible_gpus(environment: Mapping[str, str]) -> int:
     return 1 if setting(environment) is None else len(named_in(environment))
 
 
-def greedy_settings(how: Decoding) -> dict[str, Any]:
-    """What ``SamplingParams`` is given for the answer of the most probable tokens."""
-    return {"temperature": 0.0, **_common(how)}
+def greedy_settings(how: Decoding, most: int | None = None) -> dict[str, Any]:
+    """The arguments of ``SamplingParams`` for the answer of the most probable tokens, of at most ``most``."""
+    return {"temperature": 0.0, **_common(how, most)}
 
 
-def drawn_settings(how: Decoding, prompt_id: str) -> dict[str, Any]:
-    """What it is given for the drawn answers to one prompt, which has a seed of its own."""
+def drawn_settings(how: Decoding, prompt_id: str, most: int | None = None) -> dict[str, Any]:
+    """The arguments of ``SamplingParams`` for the drawn answers to one prompt, numbered from ``how.first_sample``."""
     return {
         "n": how.samples,
         "temperature": how.temperature,
         "top_p": how.top_p,
         "top_k": how.top_k,
-        "seed": seed_of(how.seed, prompt_id),
-        **_common(how),
+        "seed": seed_of(how.seed, prompt_id) + how.first_sample,
+        **_common(how, most),
     }
 
 
-def _common(how: Decoding) -> dict[str, Any]:
+def _common(how: Decoding, most: int | None) -> dict[str, Any]:
     return {
-        "max_tokens": how.max_new_tokens,
+        "max_tokens": how.max_new_tokens if most is None else min(most, how.max_new_tokens),
         "logprobs": 0,
         "stop": list(how.stop),
         "stop_token_ids": list(how.end_ids),

@@ -286,6 +286,13 @@ def cut_draws(sampling: Sampling, algorithm: str, block: str) -> str | None:
     )
 
 
+class BackendName(StrEnum):
+    """What decodes while data is collected."""
+
+    HF = "hf"  # transformers with our own decoding
+    VLLM = "vllm"
+
+
 @dataclass(frozen=True, slots=True)
 class Precision:
     """Of models: ``dtype`` of their weights (float32, bfloat16, float16; None: the checkpoint's), ``amp_dtype`` of
@@ -314,6 +321,7 @@ class Collecting:
         reference: the model that everything began with.
         round: from 0.
         reward_batch_size: completions that are scored at once.
+        backend: what decodes.
     """
 
     task: Task
@@ -325,6 +333,7 @@ class Collecting:
     precision: Precision
     device: str
     reward_batch_size: int = 32
+    backend: BackendName = BackendName.HF
 
 
 @dataclass(frozen=True, slots=True)

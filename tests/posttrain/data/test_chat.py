@@ -14,7 +14,7 @@ from tests.qa.small_models import CHAT_TEMPLATE, WITHOUT_SYSTEM, make_tokenizer
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.data.chat import ChatTokenizer, ChatTokens
 from gpuherd.posttrain.data.preference_rows import Conversation, imitated
-from gpuherd.posttrain.rollout.prompting import Prompting
+from gpuherd.posttrain.rollout.sampler import Prompting
 
 MARKED = CHAT_TEMPLATE.replace(
     "{{ message['content'] }}<|end|>\n",

@@ -21,7 +21,7 @@ from gpuherd.posttrain.envs.episodes import Turns
 from gpuherd.posttrain.envs.registry import SingleTurn
 from gpuherd.posttrain.preference.data import Demonstration, read_demonstrations
 from gpuherd.posttrain.preference.tokens import load_tokenizer
-from gpuherd.posttrain.rollout.prompting import Prompting
+from gpuherd.posttrain.rollout.sampler import Prompting
 from gpuherd.posttrain.types import Problem, Split
 from gpuherd.qa.data.questions import BadQuestions
 

@@ -1,14 +1,16 @@
-"""Losses and their gradients against plain loops in float64."""
+"""The losses against closed forms, and examples as padded batches."""
 
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 from gpuherd.posttrain.guidance import losses
+from gpuherd.posttrain.guidance.data import LabelledSequence
 
 Z = [[0.3, -1.2, 40.0], [2.0, 0.0, -0.7]]
 MASK = [[False, True, True], [True, True, False]]
@@ -123,3 +125,33 @@ def test_half_precision_is_computed_in_float32() -> None:
     assert losses.bce(z, torch.tensor(TARGET)).dtype == torch.float32
     assert losses.mse(z, torch.tensor(TARGET)).dtype == torch.float32
     assert losses.mle(z[:, None].bfloat16(), torch.tensor(TARGET), torch.tensor(ATOMS)).dtype == torch.float32
+
+
+def sequence(length: int) -> LabelledSequence:
+    return LabelledSequence("p", tuple(range(length)), (False,) + (True,) * (length - 1), 0.5)
+
+
+def test_examples_are_padded_at_the_right() -> None:
+    ((first, second),) = losses.batches_of([(sequence(2),), (sequence(4),)], [(0, 1)], 0)
+    batch = losses.collate([first, second], "cpu")
+    assert batch.ids.tolist() == [[0, 1, 0, 0], [0, 1, 2, 3]]
+    assert batch.mask.tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert batch.labelled.tolist() == [[False, True, False, False], [False, True, True, True]]
+    assert (batch.ids.dtype, batch.target.dtype, batch.target.tolist()) == (torch.int64, torch.float32, [0.5, 0.5])
+    assert losses.labelled_tokens([first, second]) == 4
+
+
+@pytest.mark.timeout(60)
+def test_other_processes_make_large_batches_too() -> None:
+    """A tensor of another process holds a file open: more of them than may be open would be waited for for ever."""
+    examples = [(sequence(2 + number % 3),) for number in range(1200)]
+    batches = [range(start, start + 400) for start in range(0, 1200, 400)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        made = list(losses.batches_of(examples, batches, 1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for one, other in zip(losses.batches_of(examples, batches, 0), made, strict=True):
+        assert torch.equal(losses.collate(one, "cpu").ids, losses.collate(other, "cpu").ids)
+        assert len(one) == 400

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.posttrain.guidance import together
-from tests.posttrain.guidance.test_fitting import weights
+from tests.posttrain.guidance.test_training import weights
 
 from gpuherd.posttrain.engine.curves import read_curves
 

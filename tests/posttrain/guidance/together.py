@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.posttrain.guidance.letters import training
-from tests.posttrain.guidance.test_fitting import OPTIONS, rollouts
+from tests.posttrain.guidance.test_training import OPTIONS, rollouts
 
 from gpuherd.posttrain.engine.options import StepOptions, Strategy
 from gpuherd.posttrain.engine.world import leave

@@ -17,8 +17,7 @@ from tests.posttrain.report.made_runs import made_run, made_training, made_wide_
 from gpuherd.cli.main import run as command
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.posttrain.eval.answers import AnsweredProblem, Completion
-from gpuherd.posttrain.report.completions import LEVELS, chunks_of
-from gpuherd.posttrain.report.page import make_page
+from gpuherd.posttrain.report.page import LEVELS, chunks_of, make_page
 from gpuherd.posttrain.report.plot import run_figure
 from gpuherd.posttrain.report.reading import RunReport, read_run
 from gpuherd.posttrain.report.views import views_of

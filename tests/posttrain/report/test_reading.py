@@ -15,9 +15,9 @@ from tests.posttrain.report.made_runs import made_curves, made_run, made_trainin
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.queue.reader import SIMULATED_GPUS
-from gpuherd.posttrain.report.kinds import OutputKind, output_kind
+from gpuherd.posttrain.report import OutputKind, output_kind
+from gpuherd.posttrain.report.jobs import Bar, gpu_hours, hours_by, read_timeline
 from gpuherd.posttrain.report.reading import SHOWN_PROBLEMS, RunReport, find_trainings, read_run, series_of, thinned
-from gpuherd.posttrain.report.timeline import Bar, gpu_hours, hours_by, read_timeline
 
 
 @pytest.fixture(scope="module")

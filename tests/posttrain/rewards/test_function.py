@@ -22,7 +22,7 @@ from gpuherd.posttrain.data.registry import make_task
 from gpuherd.posttrain.envs.interface import EnvironmentOptions
 from gpuherd.posttrain.rewards.function import FunctionName, FunctionRewards, RewardFailed, digest_of
 from gpuherd.posttrain.rewards.guarded import BadReward
-from gpuherd.posttrain.rollout.scoring import scored
+from gpuherd.posttrain.rollout.sampler import scored
 from gpuherd.posttrain.types import Problem, Split
 
 PROBLEMS = [Problem(f"p{number}", f"{number}+1=", (str(number + 1),), {"level": str(number)}) for number in range(5)]

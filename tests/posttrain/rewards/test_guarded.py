@@ -10,7 +10,7 @@ import pytest
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.envs.attempts import Attempt, Attempts
 from gpuherd.posttrain.envs.registry import SingleTurn
-from gpuherd.posttrain.rollout.scoring import scored
+from gpuherd.posttrain.rollout.sampler import scored
 from gpuherd.posttrain.types import Problem, Reward, Split
 from gpuherd.runs import console
 

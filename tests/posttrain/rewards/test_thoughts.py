@@ -16,7 +16,7 @@ from gpuherd.posttrain.envs.tools import Turn, read_turn
 from gpuherd.posttrain.eval.answers import answer_of
 from gpuherd.posttrain.rewards.answers import MathRewards, WordRewards
 from gpuherd.posttrain.rewards.code import program_of
-from gpuherd.posttrain.rollout.prompting import Prompting
+from gpuherd.posttrain.rollout.sampler import Prompting
 from gpuherd.posttrain.types import Problem
 from gpuherd.qa.span import answer_in
 

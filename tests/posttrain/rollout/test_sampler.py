@@ -16,8 +16,7 @@ from gpuherd.lm.guidance.classifier import new_classifier
 from gpuherd.lm.guidance.guide import Guide
 from gpuherd.posttrain.engine.strategies import enable_checkpointing
 from gpuherd.posttrain.rewards.guarded import BadReward
-from gpuherd.posttrain.rollout.sampler import Prefix, Sampler
-from gpuherd.posttrain.rollout.scoring import scored
+from gpuherd.posttrain.rollout.sampler import Prefix, Sampler, scored
 from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Split
 
 HOW = Sampling(max_new_tokens=6, batch_size=4, seed=3, temperature=0.7)
@@ -143,7 +142,7 @@ def test_a_reward_that_is_no_number_is_refused_by_name() -> None:
 def test_a_chat_template_is_asked_for_where_there_is_one(policy_model: Path) -> None:
     from transformers import AutoTokenizer
 
-    from gpuherd.posttrain.rollout.prompting import Prompting
+    from gpuherd.posttrain.rollout.sampler import Prompting
 
     tokenizer = AutoTokenizer.from_pretrained(policy_model)
     with pytest.raises(UsageError, match="no chat template"):

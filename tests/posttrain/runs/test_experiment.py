@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import io
 import json
 import re
@@ -17,7 +18,7 @@ from rich.console import Console
 from tests.posttrain import tiny
 from tests.posttrain.runs.conftest import MakeSettings
 
-from gpuherd.errors import BadModel, ExitCode, JobCannotFit, MissingModel, UsageError
+from gpuherd.errors import BadModel, ExitCode, JobCannotFit, MissingExtra, MissingModel, UsageError
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.records import Failure, Outcome
 from gpuherd.posttrain.runs.experiment import RoundsExperiment, without_webhook
@@ -328,6 +329,12 @@ def test_models_that_are_not_there_or_speak_other_tokens(make_settings: MakeSett
     with pytest.raises(UsageError, match=r"models\.tiny: "):
         dry(make_settings(models={"tiny": {"reference": reference, "value": str(other)}}))
     assert (vocabulary(reference) or {})["</s>"] == 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
+def test_a_backend_that_is_not_installed_is_missed_before_rounds_begin(make_settings: MakeSettings) -> None:
+    with pytest.raises(MissingExtra, match=r"generation\.backend=vllm: vLLM can't be imported \(it is not installed\)"):
+        prepare(make_settings(generation={"backend": "vllm"}))
 
 
 @pytest.mark.parametrize("algorithm", ["QSharp-HF", "GRPO-HF"])

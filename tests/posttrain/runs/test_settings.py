@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -15,6 +17,7 @@ from gpuherd.posttrain.algos.registry import ALGORITHMS, PostTrainingAlgorithms,
 from gpuherd.posttrain.config.composing import compose, said
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.runs.settings import NEUTRAL, Settings, absolute, settings_of
+from gpuherd.posttrain.types import BackendName
 from gpuherd.runs.records import jsonable
 
 
@@ -217,3 +220,34 @@ def test_data_sets_by_their_names_in_any_case() -> None:
     settings = composed("training.datasets=[GSM8K,star_graph]")
     assert settings.trained_on() == ("GSM8K", "star_graph")
     assert settings.dataset("GSM8K").task == "gsm8k" and settings.dataset("star_graph").task == "star_graph"
+
+
+def test_what_vllm_could_not_collect_is_refused() -> None:
+    vllm = "generation.backend=vllm"
+    assert composed("algos=[SFT]", vllm).generation.backend is BackendName.VLLM
+    # A draw's log-probs are learnt by: of the whole law alone.
+    assert composed("algos=[CD]", vllm, "generation.top_p=0.9").generation.top_p == 0.9
+    with pytest.raises(UsageError, match=r"algos\.GRPO learns by; set generation\.top_p=1 and generation\.top_k=0"):
+        composed("algos=[GRPO]", vllm, "generation.top_k=20", "algos.GRPO.online=false")
+    with pytest.raises(UsageError, match="no algorithm here collects data"):
+        composed("algos=[GRPO]", vllm, "algos.GRPO.online=true")
+    lora = ("algos=[SFT]", vllm, "algos.SFT.lora={r:4}")
+    assert composed(*lora, "rounds_of_training=1").generation.backend is BackendName.VLLM
+    with pytest.raises(UsageError, match=r"algos\.SFT\.lora makes policies with an adapter"):
+        composed(*lora, "rounds_of_training=2")
+
+
+def test_runs_of_versions_with_one_backend_go_on() -> None:
+    """Their record has no such key: with the backend that there was, the identity is the same as without it."""
+    settings = composed("algos=[SFT]")
+    values = jsonable(settings)
+    del values["generation"]["backend"]
+    for key in NEUTRAL:
+        *path, last = key.split(".")
+        place = values
+        for part in path:
+            place = place[part]
+        del place[last]
+    text = json.dumps(values, sort_keys=True)
+    assert settings.identity() == hashlib.sha256(text.encode()).hexdigest()
+    assert composed("algos=[SFT]", "generation.backend=vllm").identity() != settings.identity()

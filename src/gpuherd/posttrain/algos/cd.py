@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode
+from gpuherd.posttrain.guidance.collecting import reference_rollouts
 from gpuherd.posttrain.guidance.data import of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
-from gpuherd.posttrain.guidance.switching import reference_rollouts
 from gpuherd.posttrain.guidance.training import guided_policy, train_guide
 from gpuherd.posttrain.types import Collecting, Policy, Row, Training
 

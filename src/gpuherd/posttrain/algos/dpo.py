@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from gpuherd.posttrain.engine.trainee import Loss
     from gpuherd.posttrain.engine.world import World
-    from gpuherd.posttrain.rollout.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import RolloutBackend
     from gpuherd.posttrain.types import Problem
 
 logger = logging.getLogger(__name__)
@@ -113,9 +113,9 @@ class DPO:
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """A comparison of each problem of this job where there is something to compare."""
-        from gpuherd.posttrain.rollout.sampler import Sampler
+        from gpuherd.posttrain.rollout.sampler import sampler_of
 
-        sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
+        sampler = sampler_of(work)
         if self.options.pairing == Pairing.ANSWER:
             yield from against_answers(sampler, work, self.options.max_tries)
         else:
@@ -251,7 +251,7 @@ def row_of(each: Comparison) -> dict[str, list[int]]:
     }
 
 
-def of_samples(sampler: Sampler, work: Collecting, samples: int) -> Iterator[Comparison]:
+def of_samples(sampler: RolloutBackend, work: Collecting, samples: int) -> Iterator[Comparison]:
     """The best and the worst of each problem's samples. Problems whose samples all earned the same are counted."""
     alike = 0
     for some in _batches(work.problems, max(1, work.sampling.batch_size // samples)):
@@ -268,11 +268,11 @@ def of_samples(sampler: Sampler, work: Collecting, samples: int) -> Iterator[Com
         logger.info("%d of %d problems: all samples earned the same; nothing to compare", alike, len(work.problems))
 
 
-def against_answers(sampler: Sampler, work: Collecting, tries: int) -> Iterator[Comparison]:
+def against_answers(sampler: RolloutBackend, work: Collecting, tries: int) -> Iterator[Comparison]:
     """The first right answer of each problem, and the first sample that is wrong, of so many tries at most. Problems
     without a wrong sample are counted (Q# paper, appendix C)."""
     from gpuherd.posttrain.preference.tokens import Writing
-    from gpuherd.posttrain.rollout.scoring import scored
+    from gpuherd.posttrain.rollout.sampler import scored
 
     writing = Writing(sampler.tokenizer, chat=work.sampling.use_chat_template)
     never_wrong = 0
@@ -290,7 +290,9 @@ def against_answers(sampler: Sampler, work: Collecting, tries: int) -> Iterator[
         logger.info("%d of %d problems: no sample of %d was wrong", never_wrong, len(work.problems), tries)
 
 
-def _first_wrong(sampler: Sampler, work: Collecting, problems: Sequence[Problem], tries: int) -> dict[str, Rollout]:
+def _first_wrong(
+    sampler: RolloutBackend, work: Collecting, problems: Sequence[Problem], tries: int
+) -> dict[str, Rollout]:
     """The first wrong sample of each problem that has one, by the problem's id; one sample of all that are still to
     come at a time."""
     found: dict[str, Rollout] = {}

@@ -92,9 +92,9 @@ class GRPOFromHumanFeedback:
         """The best and the worst sample of each problem; nothing where a file of preferences is learnt from."""
         if self.options.preferences is not None:
             return
-        from gpuherd.posttrain.rollout.sampler import Sampler
+        from gpuherd.posttrain.rollout.sampler import sampler_of
 
-        sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
+        sampler = sampler_of(work)
         yield from of_samples(sampler, work, self.options.samples_per_example)
 
     def train(self, work: Training) -> Policy:

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gpuherd.posttrain.guidance.comparing import ComparingOptions, comparisons
+from gpuherd.posttrain.guidance.collecting import comparisons
 from gpuherd.posttrain.guidance.data import of_comparisons
+from gpuherd.posttrain.guidance.options import ComparingOptions
 from gpuherd.posttrain.guidance.training import guided_policy, train_guide
 from gpuherd.posttrain.types import Collecting, Policy, Row, Training
 
@@ -41,7 +42,7 @@ class PITA:
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """Comparisons of two ends of the policy's greedy answers."""
-        return comparisons(work, self.options.preferring())
+        return comparisons(work, self.options)
 
     def train(self, work: Training) -> Policy:
         """Fits the classifier on the data of all rounds."""

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gpuherd.posttrain.guidance.collecting import switched_rollouts
 from gpuherd.posttrain.guidance.data import of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
-from gpuherd.posttrain.guidance.switching import switched_rollouts
 from gpuherd.posttrain.guidance.training import guided_policy, train_guide
 from gpuherd.posttrain.types import Collecting, Policy, Row, Training
 

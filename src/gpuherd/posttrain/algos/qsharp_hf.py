@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, ClassVar
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode
-from gpuherd.posttrain.guidance.comparing import ComparingOptions, comparisons
+from gpuherd.posttrain.guidance.collecting import comparisons
 from gpuherd.posttrain.guidance.data import of_comparisons, rows_of
-from gpuherd.posttrain.guidance.options import Loss
+from gpuherd.posttrain.guidance.options import ComparingOptions, Loss
 from gpuherd.posttrain.guidance.training import guided_policy, refuse_value_model, train_guide
 from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
 from gpuherd.posttrain.types import Collecting, Comparison, Policy, Row, Training
@@ -74,7 +74,7 @@ class QSharpFromHumanFeedback:
 
     def collect(self, work: Collecting) -> Iterator[Row]:
         """Comparisons of two ends of the policy's greedy answers; nothing where preferences are read from a file."""
-        return iter(()) if self.options.preferences is not None else comparisons(work, self.options.preferring())
+        return iter(()) if self.options.preferences is not None else comparisons(work, self.options)
 
     def train(self, work: Training) -> Policy:
         """The proxy first, then its scores, then the classifier."""

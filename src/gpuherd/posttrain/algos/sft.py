@@ -121,9 +121,9 @@ class SFT:
         if self.options.source == Source.ANSWERS:
             yield from _demonstrations(work)
             return
-        from gpuherd.posttrain.rollout.sampler import Sampler
+        from gpuherd.posttrain.rollout.sampler import sampler_of
 
-        sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
+        sampler = sampler_of(work)
         yield from sampler.rollouts(
             work.task,
             work.problems,
@@ -249,7 +249,7 @@ def chosen(rollouts: Sequence[Rollout], options: Options) -> list[Rollout]:
 
 def _demonstrations(work: Collecting) -> Iterator[Rollout]:
     from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
-    from gpuherd.posttrain.rollout.scoring import scored
+    from gpuherd.posttrain.rollout.sampler import scored
 
     writing = Writing(load_tokenizer(work.policy.model, work.policy.adapter), chat=work.sampling.use_chat_template)
     for problem in work.problems:

@@ -45,7 +45,7 @@ class Turns:
         return opened_thought(self._tokenizer) if self.chat else ""
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """All before the policy's first turn. Of one message the same as ``rollout.prompting`` makes of a problem.
+        """All before the policy's first turn. Of one message the same as ``rollout.sampler`` makes of a problem.
 
         Raises UsageError where it has no token.
         """

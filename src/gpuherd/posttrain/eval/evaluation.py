@@ -383,8 +383,7 @@ def _answered(
     work: Evaluating, problems: Sequence[Problem], sampler: Sampler
 ) -> list[tuple[tuple[int, ...], tuple[Completion, ...]]]:
     """Prompt and completions of each problem, with what they earn."""
-    from gpuherd.posttrain.rollout.sampler import Prefix
-    from gpuherd.posttrain.rollout.scoring import scored
+    from gpuherd.posttrain.rollout.sampler import Prefix, scored
 
     prompts = [sampler.prompt_ids(each) for each in problems]
     prefixes = [Prefix(each.id, ids) for each, ids in zip(problems, prompts, strict=True)]

@@ -1,16 +1,119 @@
-"""The losses that a value classifier is trained by, as functions of tensors.
+"""The loss of a value classifier: examples as padded tensors, the losses, and the objective of an optimiser step.
 
-All but ``bradley_terry`` give one number a token; what is minimised is their mean over the labelled tokens of a batch
-(``token_sum`` over a number of tokens), so that each pair of prefix and reward counts alike, as in the maximum
+All but ``bradley_terry`` give one number a token; the minimised figure is their mean over the labelled tokens of a
+batch (``token_sum`` over a number of tokens), so that each pair of prefix and reward counts alike, as in the maximum
 likelihood of Q#'s Algorithm 1 (Zhou et al. 2025, arXiv 2502.20548). z is float32 whatever the body computes in.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpuherd.posttrain.guidance.data import Example, LabelledSequence
+from gpuherd.posttrain.guidance.options import Loss
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
+
+    Values = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of ids and mask: a classifier's module
+
+
+class SequenceArrays(NamedTuple):
+    """A sequence: ids (tokens,) int64, labelled (tokens,) bool, and its target. Not tensors: each that comes from
+    another process holds a file open, and a batch of some hundred would wait for ever."""
+
+    ids: NDArray[np.int64]
+    labelled: NDArray[np.bool_]
+    target: float
+
+
+ExampleArrays = tuple[SequenceArrays, ...]  # an example as arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences of some examples, a row each, padded at the right.
+
+    Attributes:
+        ids: (rows, tokens) int64, 0 where nothing is.
+        mask: (rows, tokens) int64, 0 where nothing is.
+        labelled: (rows, tokens) bool.
+        target: (rows,) float32.
+    """
+
+    ids: torch.Tensor
+    mask: torch.Tensor
+    labelled: torch.Tensor
+    target: torch.Tensor
+
+
+def sequence_arrays(sequence: LabelledSequence) -> SequenceArrays:
+    """The arrays of one sequence."""
+    import numpy as np
+
+    return SequenceArrays(np.array(sequence.ids, np.int64), np.array(sequence.labelled, np.bool_), sequence.target)
+
+
+def labelled_tokens(examples: Sequence[ExampleArrays]) -> float:
+    """How many tokens of them are labelled."""
+    return float(sum(int(each.labelled.sum()) for example in examples for each in example))
+
+
+def collate(examples: Sequence[ExampleArrays], device: str) -> Batch:
+    """All sequences of some examples in one block: of the first example, then of the second."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    sequences = [each for example in examples for each in example]
+    ids = [torch.from_numpy(each.ids) for each in sequences]
+    return Batch(
+        ids=pad_sequence(ids, batch_first=True).to(device),
+        mask=pad_sequence([torch.ones_like(each) for each in ids], batch_first=True).to(device),
+        labelled=pad_sequence([torch.from_numpy(each.labelled) for each in sequences], batch_first=True).to(device),
+        target=torch.tensor([each.target for each in sequences], dtype=torch.float32, device=device),
+    )
+
+
+def batches_of(
+    examples: Sequence[Example], batches: Sequence[Sequence[int]], workers: int
+) -> Iterator[list[ExampleArrays]]:
+    """The batches as arrays, in their order; with ``workers`` that many processes make them ahead of time."""
+    if not workers:
+        yield from ([_arrays(examples[place]) for place in batch] for batch in batches)
+        return
+    import torch
+    from torch.utils.data import DataLoader
+
+    dataset: Any = _Dataset(examples)
+    # A generator of its own: a DataLoader takes a seed from torch's otherwise, and a resumed training would differ.
+    yield from DataLoader(
+        dataset,
+        batch_sampler=[list(batch) for batch in batches],
+        num_workers=workers,
+        collate_fn=list,
+        generator=torch.Generator(),
+    )
+
+
+class _Dataset:
+    """Examples as a map-style dataset for a DataLoader."""
+
+    def __init__(self, examples: Sequence[Example]):
+        self._examples = examples
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, place: int) -> ExampleArrays:
+        return _arrays(self._examples[place])
+
+
+def _arrays(example: Example) -> ExampleArrays:
+    return tuple(map(sequence_arrays, example))
 
 
 def bce(z: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -107,3 +210,37 @@ def expected(z: torch.Tensor, atoms: torch.Tensor | None) -> torch.Tensor:
     if atoms is None:
         return z.float().sigmoid()
     return torch.softmax(z, dim=-1, dtype=torch.float32) @ atoms.float()
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """A loss, as a sum over examples and what it is divided by.
+
+    Attributes:
+        loss: which.
+        atoms: of a histogram, (atoms,) float32; None for a head of one logit.
+        device: where the classifier is.
+    """
+
+    loss: Loss
+    atoms: torch.Tensor | None
+    device: str
+
+    def total(self, values: Values, examples: Sequence[ExampleArrays]) -> torch.Tensor:
+        """The sum of the losses of some examples, a scalar."""
+        batch = collate(examples, self.device)
+        return self.of(values(batch.ids, batch.mask), batch)
+
+    def of(self, z: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """The same, of values that have been read: (rows, tokens), or with atoms (rows, tokens, atoms)."""
+        if self.loss is Loss.BRADLEY_TERRY:
+            chosen, rejected = slice(0, None, 2), slice(1, None, 2)
+            return bradley_terry(z[chosen], batch.labelled[chosen], z[rejected], batch.labelled[rejected]).sum()
+        if self.atoms is not None:
+            return token_sum(mle(z, batch.target, self.atoms), batch.labelled)
+        each = mse if self.loss is Loss.MSE else bce
+        return token_sum(each(z, batch.target), batch.labelled)
+
+    def weight(self, examples: Sequence[ExampleArrays]) -> float:
+        """What the sum is divided by: the labelled tokens; of ``bradley_terry`` the comparisons."""
+        return float(len(examples)) if self.loss is Loss.BRADLEY_TERRY else labelled_tokens(examples)

@@ -1,4 +1,6 @@
-"""How a value classifier is trained and used: plain frozen data, checked, no torch. Names are of PITA's configs."""
+"""Options of value classifiers: how they are trained, used, and compared for. Plain frozen data, checked, no torch.
+Names are those of PITA's configs.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from enum import StrEnum
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Guide, Kind, Mode
 from gpuherd.posttrain.engine.options import Optimised, check_range
+from gpuherd.posttrain.types import Reward
 
 
 class Loss(StrEnum):
-    """By what a classifier is trained: see ``value.losses``."""
+    """The loss that trains a classifier: see ``guidance.losses``."""
 
     BCE = "bce"
     MSE = "mse"
@@ -47,7 +50,7 @@ class Guidance:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueOptions(Optimised):
-    """What all guided algorithms are told beside ``Optimised``. Raises UsageError.
+    """Options of all guided algorithms, on top of ``Optimised``. Raises UsageError.
 
     Attributes:
         samples_per_example: completions (or comparisons) of each problem in a round.
@@ -59,7 +62,7 @@ class ValueOptions(Optimised):
         classifier_type: ``v`` reads a token's value behind it, ``q`` before it, of all tokens at once.
         num_atoms, V_min, V_max: the histogram's, and what rewards that are not 0 or 1 are normalised to.
         warm_start: go on with the classifier of the round before, and not with the value model anew.
-        validation_share: so much of the problems is not learnt from; 0: none.
+        validation_share: the share of problems held out for validation; 0: none.
         save_every: steps from one checkpoint to the next.
         guidance: how the classifier is used.
     """
@@ -102,10 +105,61 @@ class ValueOptions(Optimised):
             raise UsageError(f"V_min={self.V_min}, V_max={self.V_max}: loss_type={self.loss_type} predicts 0 to 1")
 
     def usual_mode(self, loss: Loss) -> Mode:
-        """What is added to the reference's logits where ``guidance.mode`` does not say."""
+        """The mode of guidance where ``guidance.mode`` is None."""
         return Mode.DISTRIBUTIONAL if loss is Loss.MLE else Mode.BERNOULLI
 
     def guide(self, classifier: str, loss: Loss) -> Guide:
         """A guide by this classifier, which was trained by this loss."""
         chosen = self.guidance
         return Guide(classifier, chosen.eta, chosen.mode or self.usual_mode(loss), chosen.top_k)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparingOptions(ValueOptions):
+    """Options of algorithms that learn from comparisons, and which of two completions is preferred. Raises UsageError.
+
+    Attributes:
+        bradley_terry_sampling: preferences are drawn with the probability sigmoid(bradley_terry_beta (score_a -
+            score_b)); else the higher score is preferred, and equal scores prefer none.
+        bradley_terry_beta: how sharply.
+        correct_bonus: added to the reward of a right completion.
+        first_cut: 1: no answer is cut before its first token, so that nothing is learnt of that one (as PITA's code);
+            0: answers are cut there too.
+    """
+
+    bradley_terry_sampling: bool = True
+    bradley_terry_beta: float = 1.0
+    correct_bonus: float = 5.0
+    first_cut: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.bradley_terry_beta < math.inf:
+            raise UsageError(f"bradley_terry_beta={self.bradley_terry_beta}; it is above 0")
+        if not math.isfinite(self.correct_bonus):
+            raise UsageError(f"correct_bonus={self.correct_bonus}; it is a finite number")
+        if self.first_cut not in (0, 1):
+            raise UsageError(f"first_cut={self.first_cut}; it is 0, before the first token, or 1, behind it")
+
+    def score(self, reward: Reward) -> float:
+        """The number by which a completion is compared."""
+        return reward.value + (self.correct_bonus if reward.correct else 0.0)
+
+    def prefers_first(self, score_a: float, score_b: float, draw: float) -> bool | None:
+        """Whether y_a is preferred to y_b; None where neither is.
+
+        Args:
+            draw: a number in [0, 1) of the comparison's own.
+        """
+        if self.bradley_terry_sampling:
+            return draw < _sigmoid(self.bradley_terry_beta * (score_a - score_b))
+        return None if score_a == score_b else score_a > score_b
+
+
+def _sigmoid(x: float) -> float:
+    """1 / (1 + e^-x) for any x.
+
+    >>> _sigmoid(0.0), _sigmoid(-1e4), _sigmoid(1e4)
+    (0.5, 0.0, 1.0)
+    """
+    return (1 + math.tanh(x / 2)) / 2

@@ -1,34 +1,58 @@
-"""From collected rows to a guided policy: what the guided algorithms' ``train`` and ``policy`` have in common."""
+"""From collected data to a guided policy: trains a classifier, in one process or several, and goes on exactly where it
+was killed. Shared by the ``train`` and ``policy`` of all guided algorithms.
+
+The batches of all epochs are fixed before the first step (``planned``), so the number of a step says which examples
+come next. After each epoch the classifier is validated on problems that it does not learn from.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import logging
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from gpuherd.engines import progress
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.lm.guidance.guide import Head, read_form
-from gpuherd.posttrain.guidance.data import Data
-from gpuherd.posttrain.guidance.fitting import fit, trained_classifier
+from gpuherd.lm.guidance.guide import FILE, Head, read_form
+from gpuherd.posttrain.engine.checkpoints import DIGESTS, differing
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Stopped, Watching
+from gpuherd.posttrain.guidance.checking import validate
+from gpuherd.posttrain.guidance.data import Data, Example, digest
+from gpuherd.posttrain.guidance.losses import Objective, batches_of
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
 from gpuherd.posttrain.types import Policy, Training
 
 if TYPE_CHECKING:
     from gpuherd.lm.guidance.classifier import Classifier
+    from gpuherd.posttrain.engine.checkpoints import Checkpoints
+    from gpuherd.posttrain.engine.curves import Curves
+    from gpuherd.posttrain.engine.trainee import Trainee
+
+logger = logging.getLogger(__name__)
+
+_WINDOW = 16  # batches whose examples are sorted by length among themselves: less padding, and still mixed
 
 
 def train_guide(data: Data, work: Training, options: ValueOptions) -> Policy:
     """Trains the classifier of a round, and returns the policy that it guides.
 
     It starts from the value model with a head of 0, or, with ``warm_start``, from the classifier of the round before.
-    Raises UsageError where no value model is named or its tokenizer is another than the reference's.
+    Raises UsageError where no value model is named or its tokenizer is another than the reference's, where the
+    classifier can't read the examples, or where the folder is that of another training; Stopped at the caller's
+    request; and what Trainee and Checkpoints raise.
     """
-    fit(data, work, options, lambda device: _begin(data, work, options, device))
+    _fit(data, work, options)
     return guided_policy(work, options)
 
 
 def guided_policy(work: Training, options: ValueOptions) -> Policy:
     """The reference, guided by the classifier that a finished training has left. Raises GpuherdError where none is."""
-    model = trained_classifier(work.folder)
+    model = _trained_classifier(work.folder)
     if model is None:
         raise GpuherdError(f"{work.folder} has no trained classifier; the training there is not finished")
     loss = Loss(read_form(model).loss or "")
@@ -37,7 +61,7 @@ def guided_policy(work: Training, options: ValueOptions) -> Policy:
 
 def refuse_value_model(reference: str, value_model: str | None) -> str:
     """The value model's name. Raises UsageError where there is none, or where it reads other tokens than the reference
-    writes: to be asked before anything is collected."""
+    writes: to be checked before anything is collected."""
     from gpuherd.lm.guidance.guide import refuse_other_tokens
 
     if value_model is None:
@@ -70,3 +94,264 @@ def _tokens(model: str) -> dict[str, int]:
     folder = locate(parse_model(model), for_loading=True)
     found: dict[str, int] = AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlan:
+    """A training from its first step to its last.
+
+    Attributes:
+        batches: of all epochs, places in ``data.examples``.
+        ends: steps with which an epoch ends.
+    """
+
+    data: Data
+    options: ValueOptions
+    work: Training
+    batches: tuple[tuple[int, ...], ...]
+    ends: frozenset[int]
+
+    @classmethod
+    def of(cls, data: Data, options: ValueOptions, work: Training) -> TrainPlan:
+        """The plan, which depends on these three alone."""
+        epochs = planned(
+            data.examples,
+            rows=options.batch_size,
+            most_tokens=options.max_batch_num_tokens,
+            epochs=options.epochs,
+            seed=work.seed,
+        )
+        batches = tuple(batch for epoch in epochs for batch in epoch)
+        return cls(data, options, work, batches, frozenset(accumulate(map(len, epochs))))
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint, or a finished classifier, must have in common with this training."""
+        chosen = self.options
+        return {
+            "algorithm": "value classifier",
+            "value_model": self.work.value_model,
+            DIGESTS: dict(self.work.digests),
+            "warm_start": chosen.warm_start and self.work.policy.guide is not None,
+            "round": self.work.round,
+            "seed": self.work.seed,
+            "loss": str(self.data.loss),
+            "classifier_type": str(chosen.classifier_type),
+            "atoms": list(self.data.atoms),
+            "lr": chosen.lr,
+            "weight_decay": chosen.weight_decay,
+            "grad_clip": chosen.grad_clip,
+            "scheduler": str(chosen.scheduler),
+            "warmup_steps": chosen.warmup_steps,
+            "optimizer": _other_optimizer(chosen),
+            "batch_size": chosen.batch_size,
+            "max_batch_num_tokens": chosen.max_batch_num_tokens,
+            "epochs": chosen.epochs,
+            "steps": len(self.batches),
+            "amp_dtype": self.work.precision.amp_dtype,
+            "data": digest((*self.data.examples, *self.data.held_out)),
+        }
+
+
+def _other_optimizer(chosen: ValueOptions) -> list[Any] | None:
+    """None of AdamW with its default numbers, as in files of versions that had no other."""
+    mine, usual = chosen.optimiser, OptimiserOptions()
+    if (mine.optimizer, mine.betas, mine.eps) == (usual.optimizer, usual.betas, usual.eps):
+        return None
+    return [str(mine.optimizer), list(mine.betas), mine.eps]
+
+
+def _trained_classifier(folder: Path) -> Path | None:
+    """The classifier of a finished training in this folder, None where it is not finished."""
+    model = folder / "model"
+    return model if (model / FILE).exists() else None
+
+
+def _fit(data: Data, work: Training, options: ValueOptions) -> None:
+    """Trains and writes ``work.folder/model``; does nothing where that exists."""
+    plan = TrainPlan.of(data, options, work)
+    if (done := _trained_classifier(work.folder)) is not None:
+        _refuse_another(done, plan)
+        _forget(work.folder)  # a kill between both leaves them
+        return
+    from gpuherd.posttrain.engine.checkpoints import Checkpoints
+    from gpuherd.posttrain.engine.curves import Curves
+    from gpuherd.posttrain.engine.trainee import Trainee
+    from gpuherd.posttrain.engine.world import World
+
+    with World.from_environment(work.device) as world:
+        _seed(work.seed, world.rank)
+        classifier = _begin(data, work, options, world.device)
+        _refuse_unreadable(data, classifier, options)
+        trainee = Trainee(
+            classifier.module,
+            options.optimiser,
+            work.steps or StepOptions(),
+            world,
+            total_steps=len(plan.batches),
+            amp_dtype=work.precision.amp_dtype,
+        )
+        watched = watching(work, options.save_every)
+        checkpoints = Checkpoints(work.folder / "checkpoints", world, identity=plan.identity(), keep=watched.keep)
+        if checkpoints.restore(trainee) is not None:
+            logger.info("going on behind step %d of %d", trainee.steps_done, len(plan.batches))
+        with Curves(
+            work.folder,
+            world,
+            watched.report_to,
+            step=trainee.steps_done,
+            name=watched.run_name,
+            project=watched.project,
+        ) as curves:
+            _train(plan, trainee, checkpoints, curves, watched)
+        _save(plan, classifier, trainee)
+
+
+def _train(plan: TrainPlan, trainee: Trainee, checkpoints: Checkpoints, curves: Curves, watched: Watching) -> None:
+    options, amp_dtype, last = plan.options, plan.work.precision.amp_dtype, len(plan.batches)
+    objective = _objective(plan.data, trainee.world.device)
+    mine = [list(trainee.world.share(batch)) for batch in plan.batches[trainee.steps_done :]]
+    for examples in batches_of(plan.data.examples, mine, options.num_workers):
+        done = trainee.step(examples, lambda some: objective.total(trainee.module, some), objective.weight)
+        step = trainee.steps_done
+        figures: dict[str, float | None] = {
+            "value_loss": done.loss,
+            "grad_norm": done.grad_norm,
+            "learning_rate": done.learning_rate,
+        }
+        validates = step in plan.ends and bool(plan.data.held_out)
+        if validates:
+            figures |= validate(trainee, plan.data.held_out, objective, options, amp_dtype)
+        if validates or step % watched.log_every == 0 or step == last:
+            curves.log(step, figures)
+        progress.report(step, last, "training the classifier")
+        stopping = watched.stopping is not None and trainee.world.any(watched.stopping())
+        if step < last and (stopping or step % watched.save_every == 0):
+            checkpoints.save(step, trainee, {})
+        if step < last and stopping:
+            raise Stopped.after(step, last)
+
+
+def _objective(data: Data, device: str) -> Objective:
+    import torch
+
+    atoms = torch.tensor(data.atoms, dtype=torch.float32, device=device) if data.atoms else None
+    return Objective(data.loss, atoms, device)
+
+
+def _save(plan: TrainPlan, classifier: Classifier, trainee: Trainee) -> None:
+    """Writes the classifier: the main process does, when all have given their part of the weights."""
+    state = trainee.full_state()
+    if trainee.world.is_main:
+        record = {**plan.identity(), **plan.data.summary}
+        classifier.save(plan.work.folder / "model", state=state, loss=str(plan.data.loss), trained=record)
+        _forget(plan.work.folder)
+    trainee.world.barrier()
+
+
+def _forget(folder: Path) -> None:
+    """Removes what the training needed to go on."""
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def _refuse_another(done: Path, plan: TrainPlan) -> None:
+    record = read_form(done).trained
+    mine = plan.identity()
+    for name in differing(mine, {name: record[name] for name in mine.keys() & record.keys()}):
+        raise UsageError(
+            f"{done} is a classifier of another training: its {name} is {record.get(name)!r}, here it is "
+            f"{mine.get(name)!r}; choose another output folder, or the old options"
+        )
+
+
+def _refuse_unreadable(data: Data, classifier: Classifier, options: ValueOptions) -> None:
+    if classifier.form.kind is not options.classifier_type:
+        raise UsageError(
+            f"classifier {classifier.name} is of type {classifier.form.kind}, and classifier_type is "
+            f"{options.classifier_type}; set warm_start=false, or keep the type"
+        )
+    if (classifier.form.head is Head.ATOMS) != bool(data.atoms) or classifier.form.atoms != data.atoms:
+        raise UsageError(
+            f"classifier {classifier.name} predicts {classifier.form.head} {list(classifier.form.atoms)}, and what is "
+            f"to be learnt is {list(data.atoms) or 'one probability'}; set warm_start=false, or keep the loss and atoms"
+        )
+    sequences = [each for example in (*data.examples, *data.held_out) for each in example]
+    longest, largest = max(len(each.ids) for each in sequences), max(max(each.ids) for each in sequences)
+    known = classifier.module.vocabulary
+    if largest >= known:
+        raise UsageError(
+            f"value model {classifier.name} knows token ids below {known}, and there is {largest}; take one of the "
+            "reference's family"
+        )
+    room = classifier.most_positions
+    if room is not None and longest > room:
+        raise UsageError(
+            f"value model {classifier.name} reads {room} tokens, and a prompt with its completion has {longest}; lower "
+            "generation.max_new_tokens, or take another value model"
+        )
+
+
+def _seed(seed: int, rank: int) -> None:
+    """Of dropout, where the body has any: each process draws its own."""
+    import torch
+
+    torch.manual_seed(seed * 1009 + rank)
+
+
+def planned(
+    examples: Sequence[Example], *, rows: int, most_tokens: int, epochs: int, seed: int
+) -> list[list[tuple[int, ...]]]:
+    """The batches of each epoch, places in ``examples``; each example once an epoch, in an order of the epoch's own.
+
+    Depends on the arguments alone, so that a stopped training goes on with its next batch.
+
+    Args:
+        examples: their lengths count.
+        rows: the most examples of a batch.
+        most_tokens: the most tokens of a batch, padding counted; an example that is longer goes alone.
+        epochs: how many.
+        seed: of the orders.
+    """
+    if rows < 1 or most_tokens < 1 or epochs < 1:
+        raise UsageError(
+            f"batch_size={rows}, max_batch_num_tokens={most_tokens}, epochs={epochs}; each is 1 at the least"
+        )
+    widths = [max((len(each.ids) for each in example), default=0) for example in examples]
+    return [
+        _epoch(examples, widths, rows, most_tokens, random.Random(f"{seed} {epoch}"))  # noqa: S311
+        for epoch in range(epochs)
+    ]
+
+
+def _epoch(
+    examples: Sequence[Example], widths: Sequence[int], rows: int, most_tokens: int, order: random.Random
+) -> list[tuple[int, ...]]:
+    places = list(range(len(examples)))
+    order.shuffle(places)
+    batches: list[tuple[int, ...]] = []
+    for start in range(0, len(places), rows * _WINDOW):
+        window = sorted(places[start : start + rows * _WINDOW], key=lambda place: widths[place])
+        batches += _packed(window, examples, widths, rows, most_tokens)
+    order.shuffle(batches)
+    return batches
+
+
+def _packed(
+    window: Sequence[int], examples: Sequence[Example], widths: Sequence[int], rows: int, most_tokens: int
+) -> list[tuple[int, ...]]:
+    batches: list[tuple[int, ...]] = []
+    batch: list[int] = []
+    held = 0
+    for place in window:  # the last is the widest
+        sequences = held + len(examples[place])
+        if batch and (len(batch) == rows or widths[place] * sequences > most_tokens):
+            batches.append(tuple(batch))
+            batch, sequences = [], len(examples[place])
+        batch.append(place)
+        held = sequences
+    return [*batches, tuple(batch)] if batch else batches
+
+
+def watching(work: Training, save_every: int) -> Watching:
+    """The caller's hooks (``Training.extra["hooks"]``); without any, a checkpoint every ``save_every`` steps."""
+    hooks: Watching | None = work.extra.get("hooks")
+    return Watching(save_every) if hooks is None else Watching(**hooks.named())

@@ -13,9 +13,9 @@ def collected(work: Collecting, options: PolicyOptions) -> Iterator[Rollout]:
     training samples by itself."""
     if options.online or not work.problems:
         return
-    from gpuherd.posttrain.rollout.sampler import Sampler
+    from gpuherd.posttrain.rollout.sampler import sampler_of
 
-    sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
+    sampler = sampler_of(work)
     at_once = max(1, work.sampling.batch_size // options.samples_per_prompt)
     for start in range(0, len(work.problems), at_once):
         yield from sampler.rollouts(

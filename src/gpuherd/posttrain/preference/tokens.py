@@ -15,7 +15,7 @@ from gpuherd.lm.tokens import turn_end
 from gpuherd.posttrain.data.chat import ChatTokenizer
 from gpuherd.posttrain.data.preference_rows import Conversation, Messages
 from gpuherd.posttrain.preference.data import Demonstration, Preference
-from gpuherd.posttrain.rollout.prompting import Prompting
+from gpuherd.posttrain.rollout.sampler import Prompting
 from gpuherd.posttrain.types import Comparison, Problem, Reward, Rollout
 from gpuherd.qa.prompts.conversation import control_texts, defused
 

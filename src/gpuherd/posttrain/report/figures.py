@@ -1,34 +1,43 @@
 """Policies and their figures as the page calls them: names, order, meanings, digits, the look of each method, and what
-their differences say in sentences. Pure.
+their differences say, in sentences and as a table. Pure.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpuherd.posttrain.eval.compare import Difference, DifferenceAtKL
 from gpuherd.posttrain.eval.results import REFERENCE
 from gpuherd.posttrain.eval.summary import divergence
 from gpuherd.posttrain.eval.tables import Comparison, Row
-from gpuherd.posttrain.report.reading import RunReport
 from gpuherd.qa.intervals import Figure, Interval
 from gpuherd.report.charts import Stroke, stroke
 from gpuherd.report.nodes import (
     NONE,
+    Column,
     Ends,
     Node,
     axis,
+    card,
+    cell,
     counted,
     element,
+    ends_words,
     fixed,
+    interval,
     is_known,
     key,
     listed,
+    note,
     share_spread,
     spread,
+    table,
 )
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.report.reading import RunReport
 
 DIVERGENCES = ("kl", "kl a token")
 _CLEAR = 0.05  # a corrected p below it is beyond chance
@@ -133,6 +142,11 @@ def words_of(figure: Figure, name: str) -> str:
     """A figure with its interval in words."""
     write, ends = digits_of(figure, name), ends_of(figure)
     return write(figure.value) + ("" if ends is None else f" [{write(ends[0])}, {write(ends[1])}]")
+
+
+def interval_words(ends: tuple[float, float] | None, write: Callable[[float | None], str] = fixed) -> Node:
+    """An interval for below its figure; "no interval" for None."""
+    return element("span", "no interval", kind="ends") if ends is None else ends_words(ends, write)
 
 
 # --- policies ---------------------------------------------------------------------------------------------------------
@@ -316,3 +330,47 @@ def clear_words(pair: tuple[str, str], found: Sequence[Compared]) -> str:
     at_most = "at most " if p >= 0.001 and len(found) > 1 else ""
     surely = f"p corrected {at_most}{probability(p)}, by {found[0].unit}"
     return f"{pair[0]} is above {pair[1]} at {kls} nats, by {by} ({surely})."
+
+
+def differences_card(run: RunReport, comparison: Comparison) -> Node:
+    """The table of all differences between two methods."""
+    rows = sorted(comparison.differences, key=lambda each: -(upward(each)[2].value or 0.0))
+    figures = [upward(each)[2] for each in rows]
+    ends = [
+        0.0,
+        *(each for found in figures if is_known(found.value) for each in (found.value, *(ends_of(found) or ()))),
+    ]
+    scale = (min(ends), max(ends) or 1.0)
+    measured = any(value_of(row, "kl") is not None for row in run.gathered.rows if row.about.algorithm != REFERENCE)
+    distances = (
+        "Their distances from the reference may differ: the view “KL” compares at equal ones."
+        if measured
+        else "Their distances from the reference were not measured, and may differ."
+    )
+    columns = [
+        Column("difference", kind="name"),
+        Column(comparison.metric, kind="num"),
+        Column("", kind="rare picture", sorts=False),
+        Column("p", "two-sided", "num rare"),
+        Column("p corrected", "for the number of differences (Holm)", "num"),
+        Column("unit", "what the test takes as independent", "rare"),
+    ]
+    lines = [
+        [
+            (words := f"{upward(each)[0]} − {upward(each)[1]}"),
+            cell(found.value, fixed(found.value), interval_words(ends_of(found)), title=found.note),
+            cell(None, interval(found.value, ends_of(found), scale, at=0.0, faint=not is_clear(each), label=words)),
+            cell(each.p, probability(each.p)),
+            cell(each.p_holm, element("b" if is_clear(each) else "span", probability(each.p_holm))),
+            f"{each.problems} problems" + (", by seeds" if each.unit == "seeds" else ""),
+        ]
+        for each, found in zip(rows, figures, strict=True)
+    ]
+    return card(
+        f"Differences: {where(comparison)}",
+        note(
+            "Every two methods after their last round at their own eta, the larger first, on the problems that both "
+            f"were asked. {distances}"
+        ),
+        table(f"differences in {where(comparison)}", columns, lines, sort=4, page=15),
+    )

@@ -16,8 +16,8 @@ from gpuherd.posttrain.engine.curves import FILE, read_curves
 from gpuherd.posttrain.eval.answers import AnsweredProblem, BadAnswers, read_answers
 from gpuherd.posttrain.eval.tables import Found, Gathered, Row, find_results, gathered
 from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.report.kinds import OutputKind, json_object, output_kind
-from gpuherd.posttrain.report.timeline import Timeline, read_timeline
+from gpuherd.posttrain.report import OutputKind, json_object, output_kind
+from gpuherd.posttrain.report.jobs import Timeline, read_timeline
 from gpuherd.posttrain.runs.folder import RoundsDirectory
 
 Points = Sequence[tuple[float, float]]  # (step, value), by step

@@ -1,36 +1,34 @@
-"""The views of a run of post-training, declared: summary, rounds, KL, learning, jobs. Pure."""
+"""The views of a run's figures, declared: summary, rounds, KL, learning. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from gpuherd.lm.backend import beyond_rounding
 from gpuherd.posttrain.eval.results import REFERENCE
 from gpuherd.posttrain.eval.tables import Comparison, Row
-from gpuherd.posttrain.report.completions import samples_view
 from gpuherd.posttrain.report.figures import (
     DIVERGENCES,
     algorithm_stroke,
     clear_pairs,
     clear_words,
     data_words,
+    differences_card,
     digits_of,
     ends_of,
     figure_names,
     figure_of,
     grouped,
-    is_clear,
+    interval_words,
     is_share,
     main_names,
     meaning,
     named,
     natural,
-    probability,
     reach,
     round_of,
     title_of,
     trained_by,
-    upward,
     value_of,
     verdict_of,
     where,
@@ -95,7 +93,6 @@ def views_of(run: RunReport) -> list[View]:
         View("kl", "KL", _divergence(run)) if run.gathered.comparisons and apart else None,
         View("learning", "Learning", _learning(run)) if run.trainings else None,
         View("jobs", "Jobs", jobs_view(run, run.timeline)) if run.timeline is not None else None,
-        View("samples", "Samples", samples_view()) if run.samples else None,
     ]
     return [each for each in views if each] or [
         View("summary", "Summary", [card(None, note("No policy is evaluated yet."))])
@@ -144,7 +141,7 @@ def _summary(run: RunReport) -> list[Node]:
         f"Below a figure its {share} interval, by resampling the problems, and the seeds where there are several. Of a "
         "guided policy the row is at its own eta, which was set before anything was evaluated."
     )
-    differences = [_differences(run, each) for each in run.gathered.comparisons if each.differences]
+    differences = [differences_card(run, each) for each in run.gathered.comparisons if each.differences]
     return [*_in_short(run), card(None, bar, *tables, note(explained), _meanings(rows)), *differences]
 
 
@@ -224,54 +221,7 @@ def _figure_cell(row: Row, name: str, scale: tuple[float, float]) -> Node:
     seeds = [beyond_rounding(each) if name in DIVERGENCES else each for each in row.by_seed.get(name, ())]
     why = [each for each in (found.note, f"by seed: {', '.join(map(write, seeds))}" if seeds else None) if each]
     drawn = element("span", interval(found.value, ends, scale, label=name), kind="rare") if is_share(name) else None
-    return cell(found.value, write(found.value), _ends_words(ends, write), drawn, title="; ".join(why))
-
-
-def _ends_words(ends: tuple[float, float] | None, write: Callable[[float | None], str] = fixed) -> Node:
-    return element("span", "no interval", kind="ends") if ends is None else ends_words(ends, write)
-
-
-def _differences(run: RunReport, comparison: Comparison) -> Node:
-    rows = sorted(comparison.differences, key=lambda each: -(upward(each)[2].value or 0.0))
-    figures = [upward(each)[2] for each in rows]
-    ends = [
-        0.0,
-        *(each for found in figures if is_known(found.value) for each in (found.value, *(ends_of(found) or ()))),
-    ]
-    scale = (min(ends), max(ends) or 1.0)
-    measured = any(value_of(row, "kl") is not None for row in run.gathered.rows if row.about.algorithm != REFERENCE)
-    distances = (
-        "Their distances from the reference may differ: the view “KL” compares at equal ones."
-        if measured
-        else "Their distances from the reference were not measured, and may differ."
-    )
-    columns = [
-        Column("difference", kind="name"),
-        Column(comparison.metric, kind="num"),
-        Column("", kind="rare picture", sorts=False),
-        Column("p", "two-sided", "num rare"),
-        Column("p corrected", "for the number of differences (Holm)", "num"),
-        Column("unit", "what the test takes as independent", "rare"),
-    ]
-    lines = [
-        [
-            (words := f"{upward(each)[0]} − {upward(each)[1]}"),
-            cell(found.value, fixed(found.value), _ends_words(ends_of(found)), title=found.note),
-            cell(None, interval(found.value, ends_of(found), scale, at=0.0, faint=not is_clear(each), label=words)),
-            cell(each.p, probability(each.p)),
-            cell(each.p_holm, element("b" if is_clear(each) else "span", probability(each.p_holm))),
-            f"{each.problems} problems" + (", by seeds" if each.unit == "seeds" else ""),
-        ]
-        for each, found in zip(rows, figures, strict=True)
-    ]
-    return card(
-        f"Differences: {where(comparison)}",
-        note(
-            "Every two methods after their last round at their own eta, the larger first, on the problems that both "
-            f"were asked. {distances}"
-        ),
-        table(f"differences in {where(comparison)}", columns, lines, sort=4, page=15),
-    )
+    return cell(found.value, write(found.value), interval_words(ends, write), drawn, title="; ".join(why))
 
 
 # --- what a run says, in sentences: which method is better, by how much, at what KL and cost, how surely, what failed

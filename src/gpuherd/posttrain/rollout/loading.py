@@ -1,19 +1,26 @@
-"""A policy's model, tokenizer and end tokens in memory, on one device. Imports torch inside functions only."""
+"""A policy's model, tokenizer and end tokens in memory, on one device; models that stay in memory between uses. Imports
+torch inside functions only.
+"""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.tokens import end_tokens
-from gpuherd.posttrain.rollout.keeping import kept
 from gpuherd.posttrain.types import Precision
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_KEPT: ContextVar[dict[Hashable, Any] | None] = ContextVar("kept models", default=None)
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 
@@ -116,3 +123,27 @@ def set_attention(module: Any, wanted: str) -> None:
             _warn_of_attention(each, str(problem))
         else:
             return
+
+
+# --- models that stay in memory ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def keeping_models() -> Iterator[None]:
+    """While it lasts, what is loaded through ``kept`` stays in memory and is found again."""
+    token = _KEPT.set({})
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def kept(key: Hashable, load: Callable[[], T]) -> T:
+    """What ``load`` gives; where models are kept, what it gave for this key before."""
+    there = _KEPT.get()
+    if there is None:
+        return load()
+    if key not in there:
+        there[key] = load()
+    found: T = there[key]
+    return found

@@ -1,27 +1,43 @@
 """A policy answers: whole rollouts of problems, and continuations of what is begun.
 
 A draw depends on the seed, the problem's id, the sample's number and its place in the answer alone: never on what is
-decoded beside it, and so not on batches, shards, ranks or how many of them there are.
+decoded beside it, and so not on batches, shards, ranks or how many of them there are. (So it is by ``Sampler``;
+``rollout.vllm`` says how far it goes there.)
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import UsageError, printable
 from gpuherd.lm.backend import Decoded, Decoding, Generation, PromptTokens
 from gpuherd.lm.forward import plan_batches
-from gpuherd.posttrain.rollout.keeping import kept
-from gpuherd.posttrain.rollout.prompting import Prompting
-from gpuherd.posttrain.rollout.scoring import scored
-from gpuherd.posttrain.types import Policy, Precision, Problem, Reward, Rollout, Sampling, Task
+from gpuherd.posttrain.rewards.guarded import BadReward, rewards_of
+from gpuherd.posttrain.rollout.loading import kept
+from gpuherd.posttrain.types import (
+    BackendName,
+    Collecting,
+    Policy,
+    Precision,
+    Problem,
+    Reward,
+    Rollout,
+    Sampling,
+    Task,
+)
+from gpuherd.qa.prompts.conversation import control_texts, defused, opened_thought, templated, token_ids
 
 if TYPE_CHECKING:
     from gpuherd.lm.guidance.guidance import Guidance
     from gpuherd.lm.model import LanguageModel
+
+_SHOWN = 80  # characters of a completion in a message
 
 
 class Prefix(NamedTuple):
@@ -60,73 +76,33 @@ class Continuation:
     kl: tuple[float | None, ...] | None = None
 
 
-class Sampler:
-    """A policy in memory, ready to answer.
+class RolloutBackend(ABC):
+    """A policy in memory that answers: what algorithms need of a sampler, whatever decodes.
 
     Attributes:
-        model: the language model under it.
+        tokenizer: the policy's.
         end_ids: tokens that end an answer.
         sampling: how completions are drawn.
     """
 
-    def __init__(self, policy: Policy, precision: Precision, device: str, sampling: Sampling):
-        """Loads the policy, its adapter and its classifier. Raises what loading raises."""
-        from gpuherd.lm.model import LanguageModel
-        from gpuherd.posttrain.rollout.loading import load_causal
-
-        loaded = load_causal(policy.model, precision, device, adapter=policy.adapter)
-        guidance = _guidance(policy, loaded.device, precision)
-        model = LanguageModel(loaded.module, loaded.tokenizer, device=loaded.device, guidance=guidance)
-        self._begin(model, loaded.module, loaded.tokenizer, loaded.end_ids, sampling, None)
-
-    @classmethod
-    def over(
-        cls, module: Any, tokenizer: Any, sampling: Sampling, *, device: str | None = None, amp_dtype: str | None = None
-    ) -> Self:
-        """A model that is in memory already, perhaps in training: put into evaluation mode while it answers.
-
-        Args:
-            module: transformers' or PEFT's, not wrapped by DDP; sharded weights are gathered by the caller.
-            device: where token ids go, that of the embedding by default.
-            amp_dtype: of autocast while it answers.
-        """
-        from gpuherd.lm.model import LanguageModel
-        from gpuherd.posttrain.rollout.loading import end_ids_of
-
-        made = cls.__new__(cls)
-        model = LanguageModel(module, tokenizer, device=device)
-        made._begin(model, module, tokenizer, end_ids_of(model.module, tokenizer), sampling, amp_dtype)
-        return made
-
-    def _begin(
-        self,
-        model: LanguageModel,
-        module: Any,
-        tokenizer: Any,
-        end_ids: tuple[int, ...],
-        sampling: Sampling,
-        amp_dtype: str | None,
-    ) -> None:
-        self.model, self.end_ids, self.sampling = model, end_ids, sampling
-        self._module, self._tokenizer, self._amp_dtype = module, tokenizer, amp_dtype
+    def __init__(self, tokenizer: Any, end_ids: tuple[int, ...], sampling: Sampling):
+        """Raises UsageError where a chat template is wanted and the tokenizer has none."""
+        self.tokenizer, self.end_ids, self.sampling = tokenizer, end_ids, sampling
         self._prompting = Prompting(tokenizer, chat=sampling.use_chat_template)
 
-    def at(self, eta: float) -> Self:
-        """The same policy guided at another eta, on the same weights. Raises UsageError where it is not guided."""
-        from gpuherd.lm.model import LanguageModel
+    @abstractmethod
+    def continuations(
+        self,
+        prefixes: Sequence[Prefix | tuple[str, Sequence[int], Sequence[int]]],
+        samples: int = 1,
+        *,
+        first_sample: int = 0,
+        greedy: bool = False,
+    ) -> list[tuple[Continuation, ...]]:
+        """What follows each prefix: so many drawn continuations, or the most probable one alone.
 
-        guidance = self.model.guidance
-        if guidance is None:
-            raise UsageError(f"eta={eta}: the policy is not guided")
-        made = type(self).__new__(type(self))
-        model = LanguageModel(self.model.module, self._tokenizer, guidance=guidance.at(eta))
-        made._begin(model, self._module, self._tokenizer, self.end_ids, self.sampling, self._amp_dtype)
-        return made
-
-    @property
-    def tokenizer(self) -> Any:
-        """The policy's tokenizer."""
-        return self._tokenizer
+        Raises UsageError where the model has no room for a token behind a prefix.
+        """
 
     def prompt_ids(self, problem: Problem) -> tuple[int, ...]:
         """The prompt of a problem as tokens, special tokens included."""
@@ -140,7 +116,7 @@ class Sampler:
         """The text of an answer's tokens, without special ones but for tags of thoughts."""
         from gpuherd.lm.tokens import decode_tokens
 
-        return decode_tokens(self._tokenizer, ids)
+        return decode_tokens(self.tokenizer, ids)
 
     def scored_text(self, text: str) -> str:
         """An answer's text as it is scored: behind the tag of a thought that the chat template has opened."""
@@ -181,41 +157,13 @@ class Sampler:
             for number, answer in enumerate(group, 0 if greedy else first_sample)
         ]
 
-    def continuations(
-        self,
-        prefixes: Sequence[Prefix | tuple[str, Sequence[int], Sequence[int]]],
-        samples: int = 1,
-        *,
-        first_sample: int = 0,
-        greedy: bool = False,
-    ) -> list[tuple[Continuation, ...]]:
-        """What follows each prefix: so many drawn continuations, or the most probable one alone.
-
-        Decoded in batches of ``Sampling.batch_size`` rows, prefixes of like lengths together.
-        Raises UsageError where the model has no room for a token behind a prefix.
-        """
-        if samples < 1 or (greedy and samples != 1):
-            raise UsageError(f"samples={samples}; the least is 1, and there is one greedy answer")
-        prompts = [self._asked(Prefix(*each)) for each in prefixes]
-        at_once = min(samples, self.sampling.batch_size)
-        found: list[list[Continuation]] = [[] for _ in prompts]
-        batches = plan_batches([len(each.token_ids) for each in prompts], rows=self.sampling.batch_size // at_once)
-        with self._answering():
-            for batch in batches:
-                for start in range(0, samples, at_once):
-                    how = self._decoding(min(at_once, samples - start), first_sample + start, greedy=greedy)
-                    answers = self.model.decode([prompts[place] for place in batch], how)
-                    for place, answer in zip(batch, answers, strict=True):
-                        found[place] += [continuation_of(each) for each in _of(answer)]
-        return [tuple(each) for each in found]
-
     def _asked(self, prefix: Prefix) -> PromptTokens:
         most = prefix.most
         if most is None and prefix.ids:
             most = max(1, self.sampling.max_new_tokens - len(prefix.ids))
         return PromptTokens(prefix.id, (*prefix.prompt_ids, *prefix.ids), most)
 
-    def _decoding(self, samples: int, first_sample: int, *, greedy: bool) -> Decoding:
+    def _decoding(self, samples: int, first_sample: int, *, greedy: bool, tempered: bool = True) -> Decoding:
         how = self.sampling
         return Decoding(
             greedy=greedy,
@@ -227,8 +175,93 @@ class Sampler:
             max_new_tokens=how.max_new_tokens,
             end_ids=self.end_ids,
             seed=how.seed,
-            tempered=True,
+            tempered=tempered,
         )
+
+
+class Sampler(RolloutBackend):
+    """A policy in this process, decoded by ``lm.model``: also guided, with an adapter, or in training.
+
+    Attributes:
+        model: the language model under it.
+    """
+
+    def __init__(self, policy: Policy, precision: Precision, device: str, sampling: Sampling):
+        """Loads the policy, its adapter and its classifier. Raises what loading raises."""
+        from gpuherd.lm.model import LanguageModel
+        from gpuherd.posttrain.rollout.loading import load_causal
+
+        loaded = load_causal(policy.model, precision, device, adapter=policy.adapter)
+        guidance = _guidance(policy, loaded.device, precision)
+        model = LanguageModel(loaded.module, loaded.tokenizer, device=loaded.device, guidance=guidance)
+        self._begin(model, loaded.module, loaded.tokenizer, loaded.end_ids, sampling, None)
+
+    @classmethod
+    def over(
+        cls, module: Any, tokenizer: Any, sampling: Sampling, *, device: str | None = None, amp_dtype: str | None = None
+    ) -> Self:
+        """A model that is in memory already, perhaps in training: put into evaluation mode while it answers.
+
+        Args:
+            module: transformers' or PEFT's, not wrapped by DDP; sharded weights are gathered by the caller.
+            device: where token ids go, that of the embedding by default.
+            amp_dtype: of autocast while it answers.
+        """
+        from gpuherd.lm.model import LanguageModel
+        from gpuherd.posttrain.rollout.loading import end_ids_of
+
+        made = cls.__new__(cls)
+        model = LanguageModel(module, tokenizer, device=device)
+        made._begin(model, module, tokenizer, end_ids_of(model.module, tokenizer), sampling, amp_dtype)
+        return made
+
+    def _begin(
+        self,
+        model: LanguageModel,
+        module: Any,
+        tokenizer: Any,
+        end_ids: tuple[int, ...],
+        sampling: Sampling,
+        amp_dtype: str | None,
+    ) -> None:
+        super().__init__(tokenizer, end_ids, sampling)
+        self.model, self._module, self._amp_dtype = model, module, amp_dtype
+
+    def at(self, eta: float) -> Self:
+        """The same policy guided at another eta, on the same weights. Raises UsageError where it is not guided."""
+        from gpuherd.lm.model import LanguageModel
+
+        guidance = self.model.guidance
+        if guidance is None:
+            raise UsageError(f"eta={eta}: the policy is not guided")
+        made = type(self).__new__(type(self))
+        model = LanguageModel(self.model.module, self.tokenizer, guidance=guidance.at(eta))
+        made._begin(model, self._module, self.tokenizer, self.end_ids, self.sampling, self._amp_dtype)
+        return made
+
+    def continuations(
+        self,
+        prefixes: Sequence[Prefix | tuple[str, Sequence[int], Sequence[int]]],
+        samples: int = 1,
+        *,
+        first_sample: int = 0,
+        greedy: bool = False,
+    ) -> list[tuple[Continuation, ...]]:
+        """See ``RolloutBackend``. Decoded in batches of ``Sampling.batch_size`` rows, prefixes of like lengths
+        together."""
+        check_samples(samples, greedy=greedy)
+        prompts = [self._asked(Prefix(*each)) for each in prefixes]
+        at_once = min(samples, self.sampling.batch_size)
+        found: list[list[Continuation]] = [[] for _ in prompts]
+        batches = plan_batches([len(each.token_ids) for each in prompts], rows=self.sampling.batch_size // at_once)
+        with self._answering():
+            for batch in batches:
+                for start in range(0, samples, at_once):
+                    how = self._decoding(min(at_once, samples - start), first_sample + start, greedy=greedy)
+                    answers = self.model.decode([prompts[place] for place in batch], how)
+                    for place, answer in zip(batch, answers, strict=True):
+                        found[place] += [continuation_of(each) for each in generations_of(answer)]
+        return [tuple(each) for each in found]
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -246,7 +279,27 @@ class Sampler:
             self._module.train(training)
 
 
-def _of(answer: Decoded) -> Sequence[Generation]:
+def sampler_of(work: Collecting) -> RolloutBackend:
+    """The policy of a collection in memory, by the backend that the work names; kept where models are kept.
+
+    Raises what loading raises, UsageError for a policy or draws that the backend has no counterpart of.
+    """
+    if work.backend is BackendName.VLLM:
+        from gpuherd.posttrain.rollout.vllm import VllmSampler
+
+        key = (work.backend, work.policy, work.precision, work.device, work.sampling)
+        return kept(key, lambda: VllmSampler(work.policy, work.precision, work.device, work.sampling))
+    return Sampler(work.policy, work.precision, work.device, work.sampling)
+
+
+def check_samples(samples: int, *, greedy: bool) -> None:
+    """Raises UsageError for numbers of continuations that make no sense."""
+    if samples < 1 or (greedy and samples != 1):
+        raise UsageError(f"samples={samples}; the least is 1, and there is one greedy answer")
+
+
+def generations_of(answer: Decoded) -> Sequence[Generation]:
+    """The greedy answer alone, or the drawn ones."""
     return answer.samples if answer.greedy is None else [answer.greedy]
 
 
@@ -293,3 +346,70 @@ def _guidance(policy: Policy, device: str, precision: Precision) -> Guidance | N
 
     folder, dtype = policy.guide.classifier, precision.dtype
     return Guidance(kept((folder, device, dtype), lambda: load_classifier(folder, device, dtype)), policy.guide)
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+class Prompting:
+    """Makes prompts, all in one way.
+
+    Attributes:
+        chat: by the tokenizer's chat template: a problem is the user's message, or a conversation.
+    """
+
+    def __init__(self, tokenizer: Any, *, chat: bool):
+        """Raises UsageError where a template is asked for and the tokenizer has none."""
+        if chat and not getattr(tokenizer, "chat_template", None):
+            raise UsageError("generation.use_chat_template: the policy's tokenizer has no chat template; set it false")
+        self.chat = chat
+        self._tokenizer = tokenizer
+        self._controls = control_texts(tokenizer)
+
+    @cached_property
+    def opened(self) -> str:
+        """The tag of the thought that the chat template opens before each answer; empty where it opens none."""
+        return opened_thought(self._tokenizer) if self.chat else ""
+
+    def of(self, problem: Problem) -> tuple[int, ...]:
+        """The prompt of a problem. Raises UsageError where it has no token."""
+        if self.chat:
+            turns = problem.messages or (("user", problem.prompt),)
+            return self.of_messages([{"role": role, "content": content} for role, content in turns])
+        ids = token_ids(self._tokenizer, defused(problem.prompt, self._controls), conversation=False)
+        if not ids:
+            raise UsageError(f"problem {problem.id}: its prompt is empty; a model goes on from one token at least")
+        return ids
+
+    def of_messages(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """The prompt of a conversation, by the chat template: ready for the policy's turn.
+
+        What messages say can't end a turn or begin another one: control tokens written out in them are taken apart.
+        """
+        said = [{**each, "content": defused(each["content"], self._controls)} for each in messages]
+        return token_ids(self._tokenizer, templated(self._tokenizer, said), conversation=True)
+
+
+# --- rewards ----------------------------------------------------------------------------------------------------------
+
+
+def scored(task: Task, problems: Sequence[Problem], completions: Sequence[str], batch_size: int = 32) -> list[Reward]:
+    """The reward of each completion, in order, ``batch_size`` scored at once; the least where scoring one fails.
+
+    Raises BadReward for a reward that is not finite, with the task, the problem and the completion.
+    """
+    rewards: list[Reward] = []
+    for start in range(0, len(completions), batch_size):
+        some = problems[start : start + batch_size]
+        found = rewards_of(task, task.name, some, completions[start : start + batch_size])
+        if len(found) != len(some):
+            raise BadReward(f"task {task.name}: {len(found)} rewards of {len(some)} completions")
+        rewards += found
+    for problem, completion, reward in zip(problems, completions, rewards, strict=True):
+        if not math.isfinite(reward.value):
+            shown = printable(completion if len(completion) <= _SHOWN else f"{completion[:_SHOWN]}…")
+            raise BadReward(
+                f"task {task.name}, problem {printable(problem.id)}: the reward of {shown!r} is {reward.value}; "
+                "rewards are finite numbers"
+            )
+    return rewards

@@ -12,7 +12,7 @@ from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.options import REWARD_TIMEOUT_S
 from gpuherd.posttrain.eval.results import EvaluationOptions
-from gpuherd.posttrain.types import Precision, Sampling
+from gpuherd.posttrain.types import BackendName, Precision, Sampling
 from gpuherd.runs.records import jsonable
 
 DTYPES: Mapping[str, str] = {
@@ -130,7 +130,8 @@ class DataCollection:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """``generation``: how completions are drawn, while data is collected and in evaluations."""
+    """``generation``: how completions are drawn, while data is collected and in evaluations; ``backend``: what decodes
+    while data is collected."""
 
     max_new_tokens: int = 256
     temperature: float = 1.0
@@ -138,6 +139,7 @@ class Generation:
     top_k: int = 0
     batch_size: int = 8
     use_chat_template: bool = False
+    backend: BackendName = BackendName.HF
 
     def __post_init__(self) -> None:
         for name, least in (("max_new_tokens", 1), ("batch_size", 1), ("top_k", 0)):

@@ -21,8 +21,7 @@ from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
 from gpuherd.models.place.training import TrainingRefusal, make_training_plan
-from gpuherd.posttrain.guidance.comparing import ComparingOptions
-from gpuherd.posttrain.guidance.options import Loss, ValueOptions
+from gpuherd.posttrain.guidance.options import ComparingOptions, Loss, ValueOptions
 from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE, PolicyOptions
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.runs.blocks import ModelPair

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from gpuherd.posttrain.runs.blocks import (
     System,
     TrainingSettings,
 )
+from gpuherd.posttrain.types import BackendName
 from gpuherd.runs.records import jsonable
 
 # Keys of a block under ``algos`` that are the experiment's and not the algorithm's.
@@ -212,6 +213,8 @@ class Settings:
                 del told["reward"]
         if self.evaluation.shards is None:  # a run of an earlier version, which had no such key, is the same run
             del values["evaluation"]["shards"]
+        if self.generation.backend is BackendName.HF:
+            del values["generation"]["backend"]  # as in runs of versions that had no other
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -244,7 +247,27 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
                 f"{key}: an infinite eta leaves the reference as it is, and evaluation.base evaluates that"
             )
     settings.evaluation.options(settings.data_collection.seed)
+    if settings.generation.backend is BackendName.VLLM:
+        _check_vllm(settings, choices)
     return settings
+
+
+def _check_vllm(settings: Settings, choices: Sequence[AlgorithmConfig]) -> None:
+    """Raises UsageError where vLLM could not collect what an algorithm learns from."""
+    if not any(each.collects for each in choices):
+        raise UsageError("generation.backend=vllm: no algorithm here collects data; leave the key out")
+    cut = settings.generation.top_p != 1 or settings.generation.top_k != 0
+    for choice in choices:
+        if cut and choice.draws and choice.collects:
+            raise UsageError(
+                f"generation.backend=vllm: of cut draws vLLM does not report the log-probs of the whole law, which "
+                f"algos.{choice.name} learns by; set generation.top_p=1 and generation.top_k=0"
+            )
+        if settings.rounds_of_training > 1 and choice.collects and getattr(choice.options, "lora", None) is not None:
+            raise UsageError(
+                f"generation.backend=vllm: algos.{choice.name}.lora makes policies with an adapter, which it can't "
+                "decode in later rounds; set generation.backend=hf, or train all weights (lora: null)"
+            )
 
 
 def absolute(settings: Settings) -> Settings:

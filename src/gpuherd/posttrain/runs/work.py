@@ -128,7 +128,7 @@ def collect(work: Work) -> dict[str, Any]:
     The algorithm is asked batch by batch: so a job that goes on asks it for exactly what an undisturbed one would have
     asked, and rows are equal to the last bit.
     """
-    from gpuherd.posttrain.rollout.keeping import keeping_models
+    from gpuherd.posttrain.rollout.loading import keeping_models
 
     step, folder = work.step, work.folder
     data = folder.data(step.algorithm, step.dataset, step.family, work.round)
@@ -161,6 +161,7 @@ def _collecting(work: Work, problems: Sequence[Problem]) -> Collecting:
         precision=work.settings.system.precision,
         device=work.device,
         reward_batch_size=work.settings.data_collection.reward_batch_size,
+        backend=work.settings.generation.backend,
     )
 
 

@@ -9,7 +9,7 @@ from tests.jobs.attempts import attempt_of, settled
 
 from gpuherd.jobs import Job, JobState, Queue
 from gpuherd.jobs.records import AttemptState, Begun, Handed, StartRecord
-from gpuherd.posttrain.report.timeline import read_timeline
+from gpuherd.posttrain.report.jobs import read_timeline
 
 
 def test_time_in_the_engines_line_is_none_that_a_job_ran(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Training of classifiers: it goes on exactly, keeps to its data, and refuses what it can't read."""
+"""Training of classifiers: its batches are fixed, it goes on exactly, and it refuses what it can't read."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.posttrain import tiny
 from tests.posttrain.guidance.letters import training
 from tests.posttrain.guidance.rows import comparison, rollout
@@ -19,12 +21,61 @@ from tests.posttrain.guidance.rows import comparison, rollout
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Kind, read_form
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.engine.options import Optimizer, Stopped
-from gpuherd.posttrain.guidance.data import of_comparisons, of_rollouts
+from gpuherd.posttrain.engine.options import Optimizer, Stopped, Watching
+from gpuherd.posttrain.guidance.data import Example, LabelledSequence, of_comparisons, of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
-from gpuherd.posttrain.guidance.training import train_guide
+from gpuherd.posttrain.guidance.training import planned, train_guide, watching
 from gpuherd.posttrain.policy_gradient.options import Hooks
 from gpuherd.posttrain.types import Policy, Rollout
+
+
+def example(*lengths: int) -> Example:
+    return tuple(LabelledSequence("p", (1,) * length, (True,) * length, 1.0) for length in lengths)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=2), max_size=60),
+    st.integers(1, 9),
+    st.integers(1, 200),
+    st.integers(1, 3),
+    st.integers(0, 5),
+)
+def test_each_lesson_once_an_epoch_within_both_bounds(
+    lengths: list[list[int]], rows: int, most: int, epochs: int, seed: int
+) -> None:
+    examples = [example(*each) for each in lengths]
+    batches = planned(examples, rows=rows, most_tokens=most, epochs=epochs, seed=seed)
+    assert batches == planned(examples, rows=rows, most_tokens=most, epochs=epochs, seed=seed)
+    assert len(batches) == epochs
+    for epoch in batches:
+        assert sorted(place for batch in epoch for place in batch) == list(range(len(examples)))
+    for batch in (batch for epoch in batches for batch in epoch):
+        assert 1 <= len(batch) <= rows
+        widest = max(max(lengths[place]) for place in batch)
+        sequences = sum(len(lengths[place]) for place in batch)
+        assert widest * sequences <= most or len(batch) == 1
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    examples = [example(5)] * 32
+    batches = planned(examples, rows=4, most_tokens=100, epochs=2, seed=0)
+    assert batches[0] != batches[1]
+    assert batches != planned(examples, rows=4, most_tokens=100, epochs=2, seed=1)
+
+
+def test_batches_of_like_lengths_are_still_mixed() -> None:
+    examples = [example(length) for length in range(1, 65)]
+    (batches,) = planned(examples, rows=4, most_tokens=10_000, epochs=1, seed=0)
+    waste = sum(max(batch) - place for batch in batches for place in batch)
+    assert waste <= 64 * 2  # a window holds all of them: batches are neighbours
+    assert batches != sorted(batches)
+
+
+def test_bounds_that_hold_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match="max_batch_num_tokens=0"):
+        planned([], rows=1, most_tokens=0, epochs=1, seed=0)
+
 
 OPTIONS = ValueOptions(
     epochs=4, batch_size=4, max_batch_num_tokens=40, lr=1e-2, weight_decay=0.1, save_every=2, validation_share=0.3
@@ -119,7 +170,7 @@ def test_what_was_trained_is_said_and_not_trained_again(reference: Path, small: 
     policy = train_guide(data, work, OPTIONS)
     form = read_form(tmp_path / "model")
     assert form.loss == "bce"
-    assert form.trained["learnt_from"] == len(data.lessons)
+    assert form.trained["learnt_from"] == len(data.examples)
     before = (tmp_path / "model" / "classifier.json").stat()
     assert train_guide(data, work, OPTIONS) == policy
     assert (tmp_path / "model" / "classifier.json").stat() == before
@@ -240,3 +291,16 @@ def test_the_form_says_how_it_was_trained_in_plain_json(reference: Path, small: 
     told = json.loads((tmp_path / "model" / "classifier.json").read_text())["trained"]
     assert told["scale"] == {"low": 1.0, "high": 4.0, "v_min": 0.0, "v_max": 1.0, "known_from": "data"}
     assert policy == Policy(str(reference), guide=policy.guide)
+
+
+def test_hooks_come_through_and_without_them_the_options_say_how_often(tmp_path: Path) -> None:
+    work = training("m", "v", tmp_path, [])
+    assert watching(work, 7) == Watching(7)
+
+    def stopping() -> bool:
+        return False
+
+    hooks = Hooks(
+        save_every=3, keep=1, log_every=2, report_to=("tensorboard",), run_name="n", project="p", stopping=stopping
+    )
+    assert watching(replace(work, extra={"hooks": hooks}), 7) == Watching(3, 1, 2, ("tensorboard",), "n", "p", stopping)

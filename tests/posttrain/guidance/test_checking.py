@@ -1,4 +1,4 @@
-"""Figures of predictions, against counting."""
+"""Figures of a classifier on what it did not learn from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.posttrain.guidance.quality import Predicted, auroc, quality
+from gpuherd.posttrain.guidance.checking import Predicted, auroc, quality
 
 SCORES = st.lists(st.integers(0, 5).map(float), min_size=1, max_size=12)
 

@@ -1,0 +1,96 @@
+"""How far the policy that sampled is from the same policy as the trainer computes it, and weights that correct for it.
+
+A sampler of its own (vLLM) rounds in other places than the trainer, so that its draws come from a slightly other law,
+and a policy gradient of them is biased. w = pi_train(y_t) / pi_sampler(y_t), both with the weights that sampled, is the
+importance weight of a token; truncated weights bound its variance (Ionides 2008, doi 10.1198/106186008X320456; for this
+mismatch: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from gpuherd.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Correction(StrEnum):
+    """Which factor a token's gradient gets; C is the cap, w a token's weight, and W a sequence's: their product."""
+
+    NONE = "none"  # 1
+    TOKENS = "tokens"  # min(w, C)
+    SEQUENCES = "sequences"  # min(W, C)
+    MASKED_TOKENS = "masked_tokens"  # w where it is in [1/C, C], else 0
+    MASKED_SEQUENCES = "masked_sequences"  # W where it is in [1/C, C], else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Figures of the tokens of a batch.
+
+    Attributes:
+        tokens: that are compared.
+        mean, max: of w.
+        gap: the largest |ln w|.
+        kl: the estimate of KL(sampler || trainer), the mean of -ln w, in nats a token.
+    """
+
+    tokens: int
+    mean: float
+    max: float
+    gap: float
+    kl: float
+
+
+def mismatch(train: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> Mismatch | None:
+    """The figures of a batch; None where no token has both log-probs.
+
+    Args:
+        train, sampler: log-probs of the tokens that were drawn, (rows, tokens), at the sampling temperature; NaN where
+            one is not known.
+        mask: which tokens the policy drew, the same shape, bool.
+    """
+    log_w, known = _log_weights(train, sampler, mask)
+    found = log_w[known]
+    if not found.numel():
+        return None
+    w = found.exp()
+    return Mismatch(found.numel(), float(w.mean()), float(w.max()), float(found.abs().max()), float(-found.mean()))
+
+
+def importance_weights(
+    train: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor, correction: Correction, cap: float = 2.0
+) -> torch.Tensor:
+    """The factor of each token's gradient, (rows, tokens) float32, without a gradient of its own; 0 outside the mask.
+
+    A token without both log-probs counts as w = 1. Arguments as of ``mismatch``.
+
+    Raises UsageError for a cap below 1.
+    """
+    import torch
+
+    if not 1 <= cap < float("inf"):
+        raise UsageError(f"the cap of importance weights is {cap}; it is a finite number of at least 1")
+    drawn = mask.bool()
+    log_w, _ = _log_weights(train, sampler, drawn)
+    if correction is Correction.NONE:
+        return drawn.float()
+    if correction in (Correction.SEQUENCES, Correction.MASKED_SEQUENCES):
+        log_w = log_w.sum(dim=-1, keepdim=True).expand_as(log_w)
+    # In logs: the product of a long answer's weights may be more than a float holds.
+    bound = torch.tensor(cap, dtype=torch.float64).log()
+    factor = log_w.clamp(max=bound).exp()
+    if correction in (Correction.MASKED_TOKENS, Correction.MASKED_SEQUENCES):
+        factor = factor.masked_fill(log_w.abs() > bound, 0.0)
+    return factor.masked_fill(~drawn, 0.0).float()
+
+
+def _log_weights(train: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """ln w of each token, float64, 0 where one of the two is not known or the token is not drawn; and where it is."""
+    log_w = train.detach().double() - sampler.detach().double()
+    known = mask.bool() & log_w.isfinite()
+    return log_w.masked_fill(~known, 0.0), known

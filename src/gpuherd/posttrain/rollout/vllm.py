@@ -1,0 +1,190 @@
+"""A policy that vLLM decodes while data is collected, where vLLM is installed (``generation.backend: vllm``).
+
+Draws have seeds of their own, keyed by (seed, prefix, sample) as in ``Sampler``, but they are vLLM's draws, and vLLM's
+log-probs are not the same to the last bit in another batch: where two tokens are that close, a draw may come out
+otherwise for another division into jobs.
+
+Log-probs are those that vLLM reports. Of the whole law (top_p 1, top_k 0) they are at the sampling temperature. Of cut
+draws it reports either those of the cut law or those at temperature 1; the latter are kept where the temperature is 1,
+and none else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpuherd.errors import UsageError
+from gpuherd.lm.backend import Backend
+from gpuherd.lm.tokens import end_tokens
+from gpuherd.posttrain.rollout.sampler import (
+    Continuation,
+    Prefix,
+    RolloutBackend,
+    check_samples,
+    continuation_of,
+    generations_of,
+)
+from gpuherd.posttrain.types import Policy, Precision, Sampling
+
+logger = logging.getLogger(__name__)
+
+_STEP = 256  # positions: an engine has room for whole steps, so that a longer prompt seldom needs another engine
+_MOST_SHARE = 0.95
+
+Start = Callable[[int], Backend]  # an engine with room for so many positions
+
+
+class VllmSampler(RolloutBackend):
+    """A plain model, decoded by vLLM. The engine starts when it is first used, and again where a longer prompt comes.
+
+    Raises UsageError for a policy with a guide or an adapter, MissingExtra where vLLM is not installed, and what
+    reading the model's tokenizer and configuration raises.
+    """
+
+    def __init__(
+        self, policy: Policy, precision: Precision, device: str, sampling: Sampling, *, start: Start | None = None
+    ):
+        """``start`` starts the engine; None: vLLM's on ``device``."""
+        refuse(policy)
+        options = _options(precision, device)
+        if start is None:
+            require_vllm(policy.model, precision)
+        tokenizer, end_ids, self._places = _read(policy.model)
+        super().__init__(tokenizer, end_ids, sampling)
+        self._tempered = sampling.top_p == 1 and sampling.top_k == 0
+        self._start = start or (lambda positions: self._started(policy.model, options, precision, device, positions))
+        self._engine: Backend | None = None
+        self._positions = 0
+
+    def continuations(
+        self,
+        prefixes: Sequence[Prefix | tuple[str, Sequence[int], Sequence[int]]],
+        samples: int = 1,
+        *,
+        first_sample: int = 0,
+        greedy: bool = False,
+    ) -> list[tuple[Continuation, ...]]:
+        """See ``RolloutBackend``; vLLM makes its own batches of all that is given."""
+        check_samples(samples, greedy=greedy)
+        if not prefixes:
+            return []
+        prompts = [self._asked(Prefix(*each)) for each in prefixes]
+        longest = max(len(each.token_ids) for each in prompts)
+        if self._places is not None and longest >= self._places:
+            raise UsageError(f"a prompt has {longest} tokens, and the model has places for {self._places}")
+        needed = max(len(each.token_ids) + (each.most or self.sampling.max_new_tokens) for each in prompts)
+        how = self._decoding(samples, first_sample, greedy=greedy, tempered=self._tempered)
+        answers = self._with_room(needed).decode(prompts, how)
+        # Greedy answers have no temperature: vLLM reports their log-probs at 1.
+        known = self.sampling.temperature == 1 or (self._tempered and not greedy)
+        found = [tuple(continuation_of(each) for each in generations_of(answer)) for answer in answers]
+        return found if known else [tuple(map(_without_log_probs, each)) for each in found]
+
+    def _with_room(self, positions: int) -> Backend:
+        """The engine, started anew where it has no room for so many positions."""
+        rounded = _STEP * math.ceil(positions / _STEP)
+        positions = rounded if self._places is None else min(rounded, self._places)
+        if self._engine is None or positions > self._positions:
+            if self._engine is not None:
+                logger.info("vLLM starts again with room for %d tokens, %d before", positions, self._positions)
+            self._engine = None  # frees the memory of the one before
+            self._engine, self._positions = self._start(positions), positions
+        return self._engine
+
+    def _started(self, model: str, options: Any, precision: Precision, device: str, positions: int) -> Backend:
+        from gpuherd.lm.vllm import VllmBackend
+        from gpuherd.models.load.identity import reference
+
+        share = None if device == "cpu" else planned_share(model, precision.dtype, self.sampling, positions)
+        return VllmBackend(
+            model,
+            reference(model),
+            options,
+            positions=positions,
+            rows=self.sampling.batch_size,
+            exact=False,
+            tempered=self._tempered,
+            share=share,
+        )
+
+
+def require_vllm(model: str, precision: Precision) -> None:
+    """Raises MissingExtra where vLLM is not installed, UsageError for a model in 8 bits, which it can't load."""
+    from gpuherd.lm.vllm import require
+
+    require(_options(precision, "cpu"), model, asked_by="generation.backend=vllm")
+
+
+def refuse(policy: Policy) -> None:
+    """Raises UsageError for a policy that is more than a model's own weights."""
+    if policy.guide is not None:
+        raise UsageError(f"vLLM decodes no guided policy ({policy.guide.classifier}); set generation.backend=hf")
+    if policy.adapter is not None:
+        raise UsageError(
+            f"generation.backend=vllm decodes no policy with an adapter ({policy.adapter}); set generation.backend=hf, "
+            "or train all weights (lora: null)"
+        )
+
+
+def planned_share(model: str, dtype: str | None, sampling: Sampling, positions: int) -> float:
+    """The part of its GPU that vLLM takes at its start: what the memory plan of the job counts for the model, the cache
+    of ``sampling.batch_size`` sequences of ``positions`` tokens, and a pass. Raises JobCannotFit.
+    """
+    from gpuherd.gpus.query import machine
+    from gpuherd.gpus.visible import visible_now
+    from gpuherd.models.memory.kv_cache import Workload
+    from gpuherd.models.place.inventory import idle_gpus
+    from gpuherd.models.place.resources import read_with_precision, resources_of
+
+    gpus = idle_gpus(visible_now(machine(processes=False).gpus))[:1]
+    new = min(sampling.max_new_tokens, positions - 1)
+    load = Workload(sampling.batch_size, positions - new, new)
+    architecture, precision = read_with_precision(model, dtype)
+    planned = resources_of(architecture, precision, load, gpus, parallel="replica", most=1)
+    return share_of(planned.memory_mb << 20, gpus[0].total) if gpus else _MOST_SHARE
+
+
+def share_of(needed: int, total: int) -> float:
+    """The share of a GPU of ``total`` bytes that holds ``needed``, in thousandths upwards, at most 0.95.
+
+    >>> share_of(10 << 30, 80 << 30), share_of(79 << 30, 80 << 30)
+    (0.125, 0.95)
+    """
+    return min(_MOST_SHARE, math.ceil(1000 * needed / total) / 1000)
+
+
+def _options(precision: Precision, device: str) -> Any:
+    from gpuherd.models.load.options import ModelOptions
+    from gpuherd.models.place.request import parse_precision
+
+    dtype = None if precision.dtype is None else parse_precision(precision.dtype)
+    return ModelOptions(dtype=dtype, device_map="cpu" if device == "cpu" else None)
+
+
+def _read(model: str) -> tuple[Any, tuple[int, ...], int | None]:
+    """Tokenizer, end tokens and places of a model, without its weights. Raises MissingModel, BadModel, UsageError."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    from gpuherd.models.checkpoints.hub import locate
+    from gpuherd.models.names import parse_model
+    from gpuherd.models.place.resources import read_with_precision
+
+    folder = locate(parse_model(model), for_loading=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
+    try:
+        generation = GenerationConfig.from_pretrained(folder, local_files_only=True).to_dict()
+    except OSError:
+        generation = None
+    found = end_tokens(tokenizer, config, generation)
+    if not found.ids:
+        raise UsageError("neither the model's configs nor its tokenizer name a token that ends an answer (eos_token)")
+    return tokenizer, found.ids, read_with_precision(model, None)[0].max_tokens
+
+
+def _without_log_probs(continuation: Continuation) -> Continuation:
+    return replace(continuation, log_probs=(None,) * len(continuation.ids))

@@ -1,0 +1,81 @@
+"""Rollouts by a real vLLM: its CPU build, in an environment of its own (``make vllm``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.lm.test_vllm_real import PYTHON
+from tests.posttrain.rollout import by_vllm
+from tests.qa import small_models
+
+import gpuherd
+from gpuherd.posttrain.rollout.mismatch import Correction, importance_weights, mismatch
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"no vLLM: make vllm, or GPUHERD_VLLM_PYTHON ({PYTHON})"),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained llama; vLLM's CPU attention has no heads that are narrower than 32."""
+    return small_models.trained_llama(tmp_path_factory.mktemp("model"), head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def drawn(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("drawn") / "drawn.json"
+    paths = [str(Path(gpuherd.__file__).parents[1]), str(Path(__file__).parents[3])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    done = subprocess.run(
+        [PYTHON, by_vllm.__file__, str(model), str(file)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_a_draw_is_fixed_by_its_prefix_and_number(drawn: dict[str, Any]) -> None:
+    whole = [[each["ids"] for each in group] for group in drawn["whole"]]
+    assert [[each["ids"] for each in group] for group in drawn["rest"]] == [group[2:] for group in whole[1:]]
+    assert len({tuple(ids) for group in whole for ids in group}) > 6  # they are draws
+    assert drawn["short"][0][0]["ids"] == whole[0][0][:3]
+
+
+def test_log_probs_are_the_trainers_at_the_sampling_temperature(drawn: dict[str, Any], model: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    trainer = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    for prompt, group in zip(drawn["prompts"], drawn["whole"], strict=True):
+        for each in group:
+            ids = torch.tensor([prompt + each["ids"]])
+            with torch.no_grad():
+                law = (trainer(ids).logits[0, len(prompt) - 1 : -1] / by_vllm.SAMPLING.temperature).log_softmax(-1)
+            train = law.gather(1, torch.tensor(each["ids"])[:, None]).T
+            sampler = torch.tensor([each["log_probs"]])
+            assert sampler.tolist()[0] == pytest.approx(train.tolist()[0], abs=1e-4)
+            figures = mismatch(train, sampler, torch.ones_like(train, dtype=torch.bool))
+            assert figures is not None and abs(figures.kl) < 1e-4 and figures.gap < 1e-4
+            weights = importance_weights(train, sampler, torch.ones_like(train), Correction.TOKENS)
+            assert weights.tolist()[0] == pytest.approx([1.0] * len(each["ids"]), abs=1e-4)
+
+
+def test_greedy_answers_are_the_most_probable_and_have_no_log_probs_at_that_temperature(
+    drawn: dict[str, Any], model: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    trainer = AutoModelForCausalLM.from_pretrained(model, dtype="float32")
+    for prompt, (only,) in zip(drawn["prompts"], drawn["greedy"], strict=True):
+        with torch.no_grad():
+            logits = trainer(torch.tensor([prompt + only["ids"]])).logits[0, len(prompt) - 1 : -1]
+        assert logits.argmax(-1).tolist() == only["ids"]
+        assert set(only["log_probs"]) == {None}
