@@ -145,7 +145,7 @@ class Ours:
         from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
         from gpuherd.posttrain.engine.options import StepOptions
         from gpuherd.posttrain.policy_gradient.learner import Learner
-        from gpuherd.posttrain.policy_gradient.options import Hooks
+        from gpuherd.posttrain.policy_gradient.algorithm import Hooks
         from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Training
 
         self.clock = Clock()

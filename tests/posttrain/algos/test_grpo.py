@@ -19,7 +19,7 @@ from gpuherd.posttrain.engine.options import Lora, Scheduler
 from gpuherd.posttrain.engine.stopping import Stopped
 from gpuherd.posttrain.engine.trainee import NotFinite
 from gpuherd.posttrain.policy_gradient.advantages import Normalization
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.rollout.sampler import Sampler
 from gpuherd.posttrain.types import Collecting, Comparison, Policy, Precision, Problem, Reward, Rollout, Split
 

@@ -24,7 +24,7 @@ from gpuherd.posttrain.engine.stopping import Stopped
 from gpuherd.posttrain.guidance.data import of_comparisons, of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
 from gpuherd.posttrain.guidance.training import train_guide
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy, Rollout
 
 OPTIONS = ValueOptions(

@@ -9,7 +9,7 @@ from tests.posttrain.guidance.letters import training
 
 from gpuherd.posttrain.engine.watching import Watching
 from gpuherd.posttrain.guidance.watching import watching
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 
 
 def test_hooks_come_through_and_without_them_the_options_say_how_often(tmp_path: Path) -> None:

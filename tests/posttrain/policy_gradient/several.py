@@ -16,7 +16,7 @@ from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.leaving import leave
 from gpuherd.posttrain.engine.options import StepOptions
 from gpuherd.posttrain.engine.stopping import Stopped
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 
 
 def train(told: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.options import Optimizer, StepOptions
 from gpuherd.posttrain.engine.stopping import Stopped
 from gpuherd.posttrain.engine.trainee import NotFinite
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.preference.fitting import RECORD
 from gpuherd.posttrain.types import Precision
 

@@ -19,7 +19,7 @@ from gpuherd.posttrain.eval.answered import read_answers
 from gpuherd.posttrain.eval.evaluating import ASKED, Evaluating, OtherEvaluation, evaluate
 from gpuherd.posttrain.eval.options import EvaluationOptions
 from gpuherd.posttrain.eval.result import About
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy, Rollout, Sampling, Training
 
 

@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
+from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.on_trl import (
     policy_in,
     reference_module,
@@ -27,11 +28,12 @@ from gpuherd.posttrain.algos.on_trl import (
     trained_module,
     without_copied_adapter,
 )
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.pairs import best_and_worst, by_problem, compared
 from gpuherd.posttrain.preference.settings import digest, order
-from gpuherd.posttrain.types import Collecting, Comparison, Policy, Rollout, Row, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.world import World
@@ -111,15 +113,16 @@ class Options(FittingOptions):
         return names, weights
 
 
+@register
 @dataclass(frozen=True)
-class DPO:
+class DPO(Algorithm):
     """Learns from comparisons directly."""
 
     options: Options = field(default_factory=Options)
 
     name: ClassVar[str] = "DPO"
-    guided: ClassVar[bool] = False
-    on_policy: ClassVar[bool] = False
+    off_policy: ClassVar[bool] = True  # pairs may be of any policy
+    memory: ClassVar[Method] = Method.DPO
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:

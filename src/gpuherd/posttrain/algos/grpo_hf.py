@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.dpo import of_samples
 from gpuherd.posttrain.algos.on_trl import (
     policy_in,
@@ -25,11 +26,12 @@ from gpuherd.posttrain.algos.on_trl import (
     rows_of_kind,
     trained_module,
 )
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
 from gpuherd.posttrain.preference.settings import Run, digest, order
-from gpuherd.posttrain.types import Collecting, Comparison, Policy, Row, Sampling, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Row, Sampling, Training
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,15 +80,16 @@ class Options(FittingOptions, ProxyOptions):
             raise UsageError(f"kl_coef={self.kl_coef}; it is 0 or above")
 
 
+@register
 @dataclass(frozen=True)
-class GRPOFromHumanFeedback:
+class GRPOFromHumanFeedback(Algorithm):
     """A proxy reward model, then GRPO against it."""
 
     options: Options = field(default_factory=Options)
 
     name: ClassVar[str] = "GRPO-HF"
-    guided: ClassVar[bool] = False
     on_policy: ClassVar[bool] = True
+    memory: ClassVar[Method] = Method.GRPO
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:

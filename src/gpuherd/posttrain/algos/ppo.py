@@ -11,17 +11,16 @@ is made smaller, until the passes are over or the policy is further than ``targe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
+from gpuherd.models.memory.training_job import Method
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
-from gpuherd.posttrain.policy_gradient.collecting import collected
+from gpuherd.posttrain.policy_gradient.algorithm import PolicyGradient, PolicyOptions
 from gpuherd.posttrain.policy_gradient.kl_control import KLControl
-from gpuherd.posttrain.policy_gradient.options import PolicyOptions
-from gpuherd.posttrain.policy_gradient.saving import is_finished, trained_policy
-from gpuherd.posttrain.types import Collecting, Policy, Rollout, Training
+from gpuherd.posttrain.types import Training
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.policy_gradient.learner import Learner
@@ -72,35 +71,21 @@ class PPOOptions(PolicyOptions):
             raise UsageError(f"kl_target={self.kl_target}; it moves a kl_coef that is above 0, and kl_coef is 0")
 
 
-class PPO:
-    """See ``algorithm.Algorithm``."""
+@register
+class PPO(PolicyGradient):
+    """See the module."""
 
     name: ClassVar[str] = "PPO"
-    guided: ClassVar[bool] = False
-    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[PPOOptions]] = PPOOptions
+    memory: ClassVar[Method] = Method.PPO
+    options: PPOOptions
 
-    def __init__(self, options: PPOOptions = PPOOptions()):
-        self.options = options
+    def learning(self, work: Training) -> dict[str, Any]:
+        """With a value head."""
+        return {**super().learning(work), "passes": self.options.num_ppo_epochs, "valued": True}
 
-    def collect(self, work: Collecting) -> Iterator[Rollout]:
-        """Answers, to be learnt from with ``online=False``; nothing where the training samples itself."""
-        return collected(work, self.options)
-
-    def train(self, work: Training) -> Policy:
-        """See ``Algorithm.train``."""
-        from gpuherd.posttrain.policy_gradient.learner import Learner
-
-        if not is_finished(work.folder):
-            with Learner(work, self.options, self.name, passes=self.options.num_ppo_epochs, valued=True) as learner:
-                self._learn(learner)
-        return self.policy(work)
-
-    def policy(self, work: Training) -> Policy:
-        """See ``Algorithm.policy``."""
-        return trained_policy(work.folder, work.policy)
-
-    def _learn(self, learner: Learner) -> None:
+    def learn(self, learner: Learner) -> None:
+        """See the module."""
         from gpuherd.posttrain.policy_gradient.estimating import estimated
 
         options = self.options

@@ -15,13 +15,15 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
+from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.on_trl import policy_in, rows_of_kind, trained_module
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.preference.fitting import fit
 from gpuherd.posttrain.preference.options import FittingOptions, run_of
 from gpuherd.posttrain.preference.settings import digest, order
 from gpuherd.posttrain.preference.weighing import Imitated, Weights, is_trained_on, row_of, weighted
-from gpuherd.posttrain.types import Collecting, Policy, Rollout, Row, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.world import World
@@ -75,15 +77,15 @@ class Options(FittingOptions):
         return Weights(1.0, 0.0) if self.mode == Imitated.BEHAVIORAL_CLONING else Weights(0.0, 1.0)
 
 
+@register
 @dataclass(frozen=True)
-class SFT:
+class SFT(Algorithm):
     """Imitates."""
 
     options: Options = field(default_factory=Options)
 
     name: ClassVar[str] = "SFT"
-    guided: ClassVar[bool] = False
-    on_policy: ClassVar[bool] = False
+    memory: ClassVar[Method] = Method.SFT
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:

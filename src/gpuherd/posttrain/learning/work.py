@@ -24,7 +24,7 @@ from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.episodes import Evaluation, make_environments, problems_of, roller
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.foresight import algorithm_options
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy, Problem, Row, Split, Training
 
 if TYPE_CHECKING:

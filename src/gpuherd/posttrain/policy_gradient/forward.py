@@ -41,6 +41,17 @@ def forward(module: Any, batch: Batch, temperature: float, *, entropy_gradient: 
     """
     import torch
 
+    logits, values = answer_logits(module, batch, temperature)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropies = entropies_of(logits if entropy_gradient else logits.detach())
+    return Pass(log_probs_of(logits, batch.answers), entropies, values)
+
+
+def answer_logits(module: Any, batch: Batch, temperature: float) -> tuple[Tensor, Tensor | None]:
+    """The logits, over the temperature, that each token of the answers is chosen by, (rows, tokens, vocabulary), and
+    the value before it, (rows, tokens), where the model has a value head."""
+    import torch
+
     places = batch.answers.shape[1]
     words: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask, "use_cache": False}
     names = _takes(module)
@@ -54,10 +65,7 @@ def forward(module: Any, batch: Batch, temperature: float, *, entropy_gradient: 
     logits = logits[:, -places - 1 : -1]
     if temperature != 1:
         logits = logits / temperature if torch.is_grad_enabled() else logits.div_(temperature)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropies = entropies_of(logits if entropy_gradient else logits.detach())
-    values = None if values is None else values[:, -places - 1 : -1]
-    return Pass(log_probs_of(logits, batch.answers), entropies, values)
+    return logits, None if values is None else values[:, -places - 1 : -1]
 
 
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
@@ -65,9 +73,9 @@ def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
     where these are narrower."""
     import torch
 
-    chosen = _wide(logits.gather(2, ids[..., None])[..., 0])
+    chosen = wide(logits.gather(2, ids[..., None])[..., 0])
     # Row by row: never more than one row's logits in float32 at once where they come in half precision.
-    return chosen - torch.stack([torch.logsumexp(_wide(row), dim=-1) for row in logits])
+    return chosen - torch.stack([torch.logsumexp(wide(row), dim=-1) for row in logits])
 
 
 def entropies_of(logits: Tensor) -> Tensor:
@@ -77,12 +85,13 @@ def entropies_of(logits: Tensor) -> Tensor:
 
     rows = []
     for row in logits:
-        log_probs = torch.log_softmax(_wide(row), dim=-1)
+        log_probs = torch.log_softmax(wide(row), dim=-1)
         rows.append(-(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(dim=-1))
     return torch.stack(rows)
 
 
-def _wide(numbers: Tensor) -> Tensor:
+def wide(numbers: Tensor) -> Tensor:
+    """In float32 where they are narrower."""
     return numbers.float() if numbers.itemsize < 4 else numbers
 
 

@@ -5,36 +5,44 @@ All take and return (rows, tokens); what stands where the policy did not choose 
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from gpuherd.posttrain.policy_gradient.algorithm import LossType
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class LossType(StrEnum):
-    """By what the sum over tokens is divided; the names are TRL's."""
-
-    GRPO = "grpo"  # the tokens of each answer, then the answers (arXiv 2402.03300, eq. 3)
-    DAPO = "dapo"  # all tokens of all answers (arXiv 2503.14476, eq. 8)
-    DR_GRPO = "dr_grpo"  # the answers times the most tokens that one may have (arXiv 2503.20783)
-
-
-def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float, most: float | None = None) -> Tensor:
     """``-min(rho A, clip(rho, 1 - low, 1 + high) A)`` (PPO, arXiv 1707.06347, eq. 7; two bounds: arXiv 2503.14476).
 
-    ``log_ratio`` is ln rho: the log-prob now less that under the policy that sampled.
+    Args:
+        log_ratio: ln rho: the log-prob now less that under the policy that sampled.
+        most: rho counts as no more than this, which is above ``1 + high``: felt where A is negative alone, and then the
+            loss is ``-most A`` at most (dual clip, arXiv 1912.09729, eq. 5). None: without a bound.
     """
     import torch
 
     ratio = log_ratio.exp()
-    return -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+    bounded = ratio if most is None else ratio.clamp(max=most)
+    return -torch.minimum(bounded * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
 
 
-def clipped_share(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
+def clipped_share(log_ratio: Tensor, advantages: Tensor, low: float, high: float, most: float | None = None) -> Tensor:
     """1 where the clip has taken the gradient away, else 0; no gradient."""
     ratio = log_ratio.detach().exp()
-    return (((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))).to(log_ratio.dtype)
+    clipped = ((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))
+    if most is not None:
+        clipped = clipped | ((ratio > most) & (advantages < 0))
+    return clipped.to(log_ratio.dtype)
+
+
+def answer_log_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """The mean of ln rho over the tokens of each answer that count, at each of its tokens (GSPO, arXiv 2507.18071,
+    eq. 7). The gradient goes to all of them."""
+    chosen = mask.bool()
+    added = log_ratio.masked_fill(~chosen, 0.0).sum(dim=-1, keepdim=True)
+    return (added / chosen.sum(dim=-1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
 
 
 def kl_estimate(log_probs: Tensor, reference: Tensor) -> Tensor:
@@ -68,7 +76,7 @@ def summed(per_token: Tensor, mask: Tensor, kind: LossType) -> Tensor:
     Rows without a token that counts add 0.
     """
     kept = per_token.masked_fill(~mask.bool(), 0.0).sum(dim=-1)
-    if kind == LossType.GRPO:
+    if kind in (LossType.GRPO, LossType.GSPO):
         kept = kept / mask.sum(dim=-1).clamp(min=1)
     return kept.sum()
 
@@ -81,7 +89,7 @@ def total_weight(tokens: list[int], kind: LossType, most_tokens: int) -> float:
         most_tokens: the most that an answer may have.
 
     >>> [total_weight([3, 5], kind, 10) for kind in LossType]
-    [2.0, 8.0, 20.0]
+    [2.0, 8.0, 20.0, 2.0]
     """
     if kind == LossType.DAPO:
         return float(sum(tokens))

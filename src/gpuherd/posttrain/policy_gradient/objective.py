@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.policy_gradient.algorithm import LossType
 from gpuherd.posttrain.policy_gradient.batch import Batch, batch_of, rectangle
 from gpuherd.posttrain.policy_gradient.forward import Pass, forward
 from gpuherd.posttrain.policy_gradient.losses import (
-    LossType,
+    answer_log_ratio,
     approximate_kl,
     clipped_loss,
     clipped_share,
@@ -68,6 +69,7 @@ class Objective:
         loss_type: by what sums over tokens are divided.
         most_tokens: of an answer, for Dr. GRPO.
         clip: how far the ratio may go below and above 1; None: no ratio, ``-A ln p`` (REINFORCE).
+        clip_most: the largest ratio that counts where the advantage is negative; None: none.
         kl_coef: weight of the estimated KL divergence from the reference.
         kl_correction: that estimate is weighed by the ratio, as its tokens come from the policy that drew them: its
             gradient is then that of the divergence (arXiv 2512.02556, section 3.1). False: as in GRPO's paper.
@@ -82,6 +84,7 @@ class Objective:
     loss_type: LossType
     most_tokens: int
     clip: tuple[float, float] | None
+    clip_most: float | None = None
     kl_coef: float = 0.0
     kl_correction: bool = False
     entropy_coef: float = 0.0
@@ -99,17 +102,18 @@ class Objective:
         now = made.log_probs
         old = self._beside(now, mask, [None if each.old is None else _numbers(each.old) for each in items])
         advantages = self._numbers([each.advantages for each in items], batch)
+        log_ratio = answer_log_ratio(now - old, mask) if self.loss_type == LossType.GSPO else now - old
         told = {"entropy": made.entropies, "approx_kl": approximate_kl(now - old)}
         if self.clip is None:
             per_token = -advantages * now
         else:
-            per_token = clipped_loss(now - old, advantages, *self.clip)
-            told["clipped"] = clipped_share(now - old, advantages, *self.clip)
+            per_token = clipped_loss(log_ratio, advantages, *self.clip, self.clip_most)
+            told["clipped"] = clipped_share(log_ratio, advantages, *self.clip, self.clip_most)
         if any(each.reference for each in items):
             reference = self._beside(now, mask, [each.reference for each in items])
             told["kl"] = kl_estimate(now, reference)
             if self.kl_coef:
-                correction = (now - old).exp() if self.kl_correction else 1.0
+                correction = log_ratio.exp() if self.kl_correction else 1.0
                 per_token = per_token + self.kl_coef * correction * told["kl"]
         if self.entropy_coef:
             per_token = per_token - self.entropy_coef * made.entropies

@@ -8,25 +8,10 @@ from typing import Any
 from gpuherd import atomic
 from gpuherd.posttrain.engine.saving import save_model
 from gpuherd.posttrain.engine.trainee import Trainee
+from gpuherd.posttrain.policy_gradient.algorithm import MODEL
 from gpuherd.posttrain.types import Policy
 
-MODEL = "model"
 CRITIC = "critic"
-_ADAPTER = "adapter_config.json"
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a training has come to its end here."""
-    atomic.settle(folder / MODEL)
-    return (folder / MODEL).is_dir()
-
-
-def trained_policy(folder: Path, before: Policy) -> Policy:
-    """The policy that a finished training stands for: a model, or an adapter on the model that it was trained on."""
-    model = folder / MODEL
-    if (model / _ADAPTER).is_file():
-        return Policy(before.model, str(model))
-    return Policy(str(model))
 
 
 def critic_before(policy: Policy) -> Path | None:

@@ -69,9 +69,8 @@ def choices_of(blocks: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Map
         options = read(kind.Options, {**also, **given}, where)
         if ours.enabled:
             read_by |= fields
-            collects = not getattr(options, "online", False) and getattr(options, "preferences", None) is None
-            draws = kind.on_policy and not getattr(options, "greedy", False)
-            found.append(Choice(name, algorithm, options, bool(kind.guided), bool(draws), collects))
+            made = kind(options)
+            found.append(Choice(name, algorithm, options, made.guided, made.draws, made.collects))
     for where, key in ((where, key) for where, several in shared.items() for key in several):
         if found and key not in read_by:
             raise UsageError(f"{where}.{key}: none of {', '.join(each.name for each in found)} reads it")

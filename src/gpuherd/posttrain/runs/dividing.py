@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuherd.posttrain.runs.plan import OFF_POLICY, Combination
+from gpuherd.posttrain.runs.plan import Combination
 from gpuherd.posttrain.runs.prepared import Prepared
 from gpuherd.posttrain.runs.settings import Settings
 from gpuherd.runs.shards import number_of_shards
@@ -25,7 +25,7 @@ def combinations_of(settings: Settings, prepared: Prepared, places: int) -> tupl
             dataset=name,
             family=family,
             collects=choice.collects,
-            off_policy=choice.algorithm in OFF_POLICY,
+            off_policy=choice.make().off_policy,
             shards=number_of_shards(prepared.problems[name], each, settings.data_collection.shards),
             evaluated_on=settings.evaluated_on(name),
         )

@@ -14,10 +14,6 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.eval.result import REFERENCE
 
-# Their data may come from another policy than the one that is trained on it: Q#, PITA and CD learn values under the
-# reference, DPO from pairs, whoever wrote them. Policy gradients may not.
-OFF_POLICY = frozenset({"QSharp", "QSharp-HF", "PITA", "CD", "DPO"})
-
 
 class Phase(StrEnum):
     """What a job does."""

@@ -41,7 +41,7 @@ class Settings:
         rounds_of_training: how many rounds of collecting, training and evaluating.
         parallel_generation: a round's data is collected by several jobs side by side.
         async_rounds: the data of the next round is collected while this one trains, with the policy before; for
-            algorithms whose data may come from another policy (``plan.OFF_POLICY``). It changes results.
+            algorithms whose data may come from another policy (``Algorithm.off_policy``). It changes results.
         job_priority: dotted name of a function: ``rounds.priority.JobDescription`` -> int, higher first; None: earlier
             rounds first.
         resume_from: the folder of a run that goes on, as ``--resume``.

@@ -19,7 +19,7 @@ from gpuherd import __version__
 from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.posttrain.eval.result import About
+from gpuherd.posttrain.eval.result import REFERENCE, About
 from gpuherd.posttrain.runs.choices import Choice
 from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory
 from gpuherd.posttrain.runs.handing import read_policy, write_policy
@@ -169,6 +169,7 @@ def _training(work: Work) -> Training:
     models = {"policy": work.policy, "reference": work.reference}
     if work.choice.guided and value_model is not None:
         models["value_model"] = Policy(value_model)
+    models |= {each: Policy(each) for each in work.choice.make().frozen_models}
     return Training(
         task=work.task,
         problems=work.problems,
@@ -219,7 +220,7 @@ def evaluate(work: Work) -> dict[str, Any]:
             about=About(step.algorithm, step.dataset, name, step.family, step.round, settings.training.seed),
             policy=work.policy,
             reference=work.reference,
-            task=work.task,
+            task=work.task if step.algorithm == REFERENCE else work.choice.make().evaluated(work.task),
             folder=work.folder.result(step.algorithm, step.family, step.dataset, step.round, name),
             root=work.folder.root,
             options=settings.evaluation.options(settings.data_collection.seed),
