@@ -144,8 +144,8 @@ class Ours:
     def __init__(self, model: Path, prompts: Sequence[str], folder: Path, kl_coef: float, steps: int):
         from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
         from gpuherd.posttrain.engine.options import StepOptions
-        from gpuherd.posttrain.policy_gradient.learner import Learner
         from gpuherd.posttrain.policy_gradient.algorithm import Hooks
+        from gpuherd.posttrain.policy_gradient.learner import Learner
         from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Training
 
         self.clock = Clock()

@@ -21,7 +21,6 @@ from gpuherd.posttrain.algos.distill import Distill, Distillation, DistillOption
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.stopping import Stopped
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks, LossType
-from gpuherd.posttrain.policy_gradient.tally import Tally
 from gpuherd.posttrain.types import Collecting, Policy, Precision, Rollout, Split
 
 
@@ -78,7 +77,7 @@ def test_loss_and_gradient_are_those_of_a_plain_loop(
     module, other = (
         AutoModelForCausalLM.from_pretrained(each, dtype=torch.float64) for each in (policy_model, teacher)
     )
-    how = Distillation(module, other.requires_grad_(False), "cpu", 0.8, kind, 7, beta, Tally())
+    how = Distillation(module, other.requires_grad_(False), "cpu", 0.8, kind, 7, beta)
     ours = how.loss(MIXED) / how.weight(MIXED)
     ours.backward()  # type: ignore[no-untyped-call]
     found = {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}

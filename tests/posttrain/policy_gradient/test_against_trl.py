@@ -14,8 +14,7 @@ from tests.posttrain.policy_gradient.rollouts import MIXED, rollout
 from gpuherd.posttrain.algos.rloo import divergence, leave_one_out
 from gpuherd.posttrain.policy_gradient.advantages import Normalization, grouped_advantages
 from gpuherd.posttrain.policy_gradient.algorithm import LossType
-from gpuherd.posttrain.policy_gradient.batch import batch_of, rectangle
-from gpuherd.posttrain.policy_gradient.forward import weighed
+from gpuherd.posttrain.policy_gradient.forward import batch_of, rectangle, weighed
 from gpuherd.posttrain.policy_gradient.objective import Item, Objective
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from gpuherd.posttrain.policy_gradient.advantages import KLControl
 from gpuherd.posttrain.policy_gradient.algorithm import LossType
-from gpuherd.posttrain.policy_gradient.kl_control import KLControl
-from gpuherd.posttrain.policy_gradient.losses import (
+from gpuherd.posttrain.policy_gradient.objective import (
     approximate_kl,
     clipped_loss,
     clipped_share,

@@ -17,7 +17,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.algorithm import LossType
 from gpuherd.posttrain.policy_gradient.objective import Item, Objective
-from gpuherd.posttrain.policy_gradient.value_head import ValuedPolicy
+from gpuherd.posttrain.policy_gradient.policy import ValuedPolicy
 
 TEMPERATURE = 0.8
 

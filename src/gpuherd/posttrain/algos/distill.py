@@ -23,6 +23,8 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.policy_gradient.algorithm import LossType, PolicyGradient, SamplingOptions, collected
+from gpuherd.posttrain.policy_gradient.forward import answer_logits, batch_of, wide
+from gpuherd.posttrain.policy_gradient.objective import Tally, summed, total_weight
 from gpuherd.posttrain.policy_gradient.plan import digest_of, grouped
 from gpuherd.posttrain.types import Collecting, Policy, Problem, Rollout, Row, Training
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
     from gpuherd.posttrain.engine.world import World
     from gpuherd.posttrain.policy_gradient.learner import Learner
-    from gpuherd.posttrain.policy_gradient.tally import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +98,6 @@ class Distill(PolicyGradient):
 
     def learn(self, learner: Learner) -> None:
         """See the module."""
-        from gpuherd.posttrain.policy_gradient.tally import Tally
         from gpuherd.posttrain.rollout.loading import load_anew
 
         options, work = self.options, learner.work
@@ -110,7 +110,6 @@ class Distill(PolicyGradient):
             options.loss_type,
             work.sampling.max_new_tokens,
             options.beta,
-            Tally(),
         )
         known = _of_problems(work.rows) if self.collects else {}
         for step in learner.steps():
@@ -159,16 +158,12 @@ class Distillation:
     loss_type: LossType
     most_tokens: int
     beta: float
-    tally: Tally = field(repr=False)
+    tally: Tally = field(default_factory=Tally)
 
     def loss(self, rollouts: Sequence[Rollout]) -> Tensor:
         """The sum over these rollouts that ``Trainee.step`` divides by the sum of ``weight``."""
         import torch
         from torch.utils.checkpoint import checkpoint
-
-        from gpuherd.posttrain.policy_gradient.batch import batch_of
-        from gpuherd.posttrain.policy_gradient.forward import answer_logits
-        from gpuherd.posttrain.policy_gradient.losses import summed
 
         batch = batch_of(rollouts, self.device)
         with torch.no_grad():
@@ -185,14 +180,12 @@ class Distillation:
 
     def weight(self, rollouts: Sequence[Rollout]) -> float:
         """What ``loss`` of these rollouts is divided by."""
-        from gpuherd.posttrain.policy_gradient.losses import total_weight
-
         return total_weight([sum(each.by_policy) for each in rollouts], self.loss_type, self.most_tokens)
 
     def means(self, world: World) -> dict[str, float | None]:
         """``jsd``, the mean over tokens since it was last asked for, in nats."""
         found = self.tally.means(world, ("jsd",))
-        self.tally = type(self.tally)()
+        self.tally = Tally()
         return {**found}
 
 
@@ -202,8 +195,6 @@ def generalised_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     Tables of one tokenizer may be padded to different widths: the laws are of the tokens that both have.
     """
     import torch
-
-    from gpuherd.posttrain.policy_gradient.forward import wide
 
     width = min(student.shape[-1], teacher.shape[-1])
     log_q = torch.log_softmax(wide(student[..., :width]), dim=-1)

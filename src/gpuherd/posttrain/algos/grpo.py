@@ -26,6 +26,7 @@ from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.policy_gradient.advantages import Normalization, RunningMoments, grouped_advantages
 from gpuherd.posttrain.policy_gradient.algorithm import LATER, PolicyGradient, PolicyOptions
+from gpuherd.posttrain.policy_gradient.objective import Item
 from gpuherd.posttrain.policy_gradient.plan import groups_of
 from gpuherd.posttrain.types import Rollout, Training
 
@@ -92,8 +93,6 @@ class GRPO(PolicyGradient):
 
     def learn(self, learner: Learner) -> None:
         """See the module."""
-        from gpuherd.posttrain.policy_gradient.objective import Item
-
         options = self.options
         high = options.clip_range if options.clip_range_high is None else options.clip_range_high
         objective = learner.objective(

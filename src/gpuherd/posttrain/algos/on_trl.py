@@ -41,7 +41,7 @@ def trained_module(work: Training, options: FittingOptions, rows: Sequence[dict[
     """
     import torch
 
-    from gpuherd.posttrain.policy_gradient.loading import load_for_training
+    from gpuherd.posttrain.policy_gradient.policy import load_for_training
 
     torch.manual_seed(work.seed)  # of a new adapter's weights
     sharded = work.steps is not None and work.steps.shards

@@ -18,8 +18,8 @@ from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
+from gpuherd.posttrain.policy_gradient.advantages import KLControl, estimated
 from gpuherd.posttrain.policy_gradient.algorithm import PolicyGradient, PolicyOptions
-from gpuherd.posttrain.policy_gradient.kl_control import KLControl
 from gpuherd.posttrain.types import Training
 
 if TYPE_CHECKING:
@@ -86,8 +86,6 @@ class PPO(PolicyGradient):
 
     def learn(self, learner: Learner) -> None:
         """See the module."""
-        from gpuherd.posttrain.policy_gradient.estimating import estimated
-
         options = self.options
         objective = learner.objective(
             clip=(options.clip_range, options.clip_range),

@@ -16,7 +16,8 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.policy_gradient.algorithm import PolicyGradient, PolicyOptions
-from gpuherd.posttrain.policy_gradient.figures import mean
+from gpuherd.posttrain.policy_gradient.objective import Item
+from gpuherd.posttrain.policy_gradient.plan import mean
 from gpuherd.posttrain.types import Training
 
 if TYPE_CHECKING:
@@ -75,8 +76,6 @@ class Reinforce(PolicyGradient):
 
     def learn(self, learner: Learner) -> None:
         """See the module."""
-        from gpuherd.posttrain.policy_gradient.objective import Item
-
         objective = learner.objective(
             clip=None, kl_coef=self.options.kl_coef, kl_correction=True, entropy_coef=self.options.entropy_coef
         )

@@ -22,6 +22,7 @@ from typing import ClassVar
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import register
+from gpuherd.posttrain.policy_gradient.plan import mean
 from gpuherd.posttrain.types import Collecting, Policy, Problem, Reward, Rollout, Row, Split, Task, Training
 
 _TAG = re.compile(r"<confidence>(.*?)</confidence>", re.IGNORECASE | re.DOTALL)
@@ -74,8 +75,6 @@ class RLCR(GRPO):
     def figures(self, rollouts: Sequence[Rollout]) -> Mapping[str, float | None]:
         """Of the answers that state a confidence: their share (``stated``), mean ``confidence``, Brier score and
         expected calibration error, in ten bins; None where none does."""
-        from gpuherd.posttrain.policy_gradient.figures import mean
-
         stated = [(confidence_in(each.text), each.correct) for each in rollouts]
         known = [(q, bool(right)) for q, right in stated if q is not None and right is not None]
         return {

@@ -21,6 +21,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.policy_gradient.algorithm import LossType, PolicyGradient, PolicyOptions
+from gpuherd.posttrain.policy_gradient.objective import Item
 from gpuherd.posttrain.policy_gradient.plan import groups_of
 from gpuherd.posttrain.types import Rollout, Training
 
@@ -69,8 +70,6 @@ class RLOO(PolicyGradient):
 
     def learn(self, learner: Learner) -> None:
         """See the module."""
-        from gpuherd.posttrain.policy_gradient.objective import Item
-
         options = self.options
         objective = learner.objective(clip=(options.clip_range, options.clip_range), entropy_coef=options.entropy_coef)
         for step in learner.steps():

@@ -25,13 +25,19 @@ from gpuherd.posttrain.engine.stopping import Stopped
 from gpuherd.posttrain.engine.trainee import StepFigures, Trainee
 from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, Hooks, SamplingOptions, plain_roll
-from gpuherd.posttrain.policy_gradient.batch import batch_of
-from gpuherd.posttrain.policy_gradient.figures import figures_of
-from gpuherd.posttrain.policy_gradient.forward import forward, weighed
-from gpuherd.posttrain.policy_gradient.loading import Reference, evaluating, load_for_training, reference_of
+from gpuherd.posttrain.policy_gradient.forward import batch_of, forward, weighed
 from gpuherd.posttrain.policy_gradient.objective import Objective
-from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, grouped, plan_of
-from gpuherd.posttrain.policy_gradient.saving import critic_before, save_policy
+from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, figures_of, grouped, plan_of
+from gpuherd.posttrain.policy_gradient.policy import (
+    Reference,
+    ValuedPolicy,
+    critic_before,
+    evaluating,
+    load_for_training,
+    load_value_head,
+    reference_of,
+    save_policy,
+)
 from gpuherd.posttrain.rollout.sampler import Sampler
 from gpuherd.posttrain.types import Problem, Rollout, Row, Training
 
@@ -89,8 +95,6 @@ class Learner:
         self._policy = loaded.module
         module = loaded.module
         if valued:
-            from gpuherd.posttrain.policy_gradient.value_head import ValuedPolicy, load_value_head
-
             module = ValuedPolicy(loaded.module)
             if (critic := critic_before(work.policy)) is not None:
                 load_value_head(module, critic)
