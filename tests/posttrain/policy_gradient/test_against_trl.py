@@ -95,7 +95,9 @@ def test_loss_and_gradient(trainer: Any, kind: LossType, corrected: bool, most: 
     )
     found = how.loss(items) / how.weight(items)
     found.backward()  # type: ignore[no-untyped-call]
-    assert float(found.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5)
+    # One ratio for an answer: these four terms of about 1.5 nearly cancel out, and TRL has rounded some to float32.
+    near = 1e-6 if whole else 0.0
+    assert float(found.detach()) == pytest.approx(float(wanted.detach()), rel=1e-5, abs=near)
     for name, weight in model.named_parameters():
         assert torch.allclose(weight.grad, slopes[name], rtol=1e-4, atol=1e-5), name
 
