@@ -279,7 +279,7 @@ class Learner:
         work = self.work
         return {
             "algorithm": name,
-            "options": _deciding(self.options),
+            "options": deciding(self.options),
             "policy": work.named(work.policy),
             "reference": work.named(work.reference),
             DIGESTS: dict(work.digests),
@@ -313,7 +313,7 @@ class Learner:
         return torch.autocast(self.device.partition(":")[0], dtype, enabled=dtype is not None)
 
 
-def _deciding(options: SamplingOptions) -> dict[str, Any]:
+def deciding(options: SamplingOptions) -> dict[str, Any]:
     """The options that decide what is learnt, as checkpoints of all versions know them."""
     values = asdict(options)
     later = {each.name for each in fields(options) if each.metadata.get("later") and values[each.name] == each.default}
