@@ -38,6 +38,7 @@ def test_each_reward_is_compared_with_the_mean_of_the_others(pairs: list[tuple[i
 
 def test_groups_of_equal_rewards_say_nothing() -> None:
     assert leave_one_out([0.1, 0.1, 0.1, 5.0], [0, 0, 0, 1]) == [0.0] * 4
+    assert leave_one_out([0.1, 0.1 + 1e-8], [0, 0]) == [0.0] * 2  # rounding of a divergence
 
 
 def test_the_divergence_of_an_answer_is_that_of_the_tokens_of_the_policy() -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.policy_gradient.learner import Learner
 
 
+_EQUAL = 1e-6  # what two passes over the same tokens say of a divergence may differ by rounding
+
+
 @dataclass(frozen=True, kw_only=True)
 class RLOOOptions(PolicyOptions):
     """``PolicyOptions`` and:
@@ -105,8 +108,8 @@ def divergence(rollout: Rollout, reference: Sequence[float]) -> float:
 
 
 def leave_one_out(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
-    """Each reward less the mean of the others in its group. Exactly 0 in a group whose rewards are all equal, and in a
-    group of one.
+    """Each reward less the mean of the others in its group. Exactly 0 in a group whose rewards are all equal (to 1e-6),
+    and in a group of one.
 
     >>> leave_one_out([1.0, 0.0, 0.5, 7.0], [0, 0, 0, 1])
     [0.75, -0.75, 0.0, 0.0]
@@ -114,7 +117,7 @@ def leave_one_out(rewards: Sequence[float], groups: Sequence[int]) -> list[float
     members: dict[int, list[float]] = {}
     for reward, group in zip(rewards, groups, strict=True):
         members.setdefault(group, []).append(reward)
-    sums = {group: math.fsum(each) for group, each in members.items() if max(each) > min(each)}
+    sums = {group: math.fsum(each) for group, each in members.items() if max(each) - min(each) > _EQUAL}
     return [
         reward - (sums[group] - reward) / (len(members[group]) - 1) if group in sums else 0.0
         for reward, group in zip(rewards, groups, strict=True)
