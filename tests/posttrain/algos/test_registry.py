@@ -11,7 +11,7 @@ from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import algorithms, canonical, register
 from gpuherd.posttrain.engine.options import Lora
-from gpuherd.posttrain.policy_gradient.learner import deciding
+from gpuherd.posttrain.policy_gradient.rollout_trainer import deciding
 
 
 def test_a_name_is_taken_once() -> None:

@@ -14,7 +14,7 @@ from tests.posttrain.policy_gradient.rollouts import MIXED, rollout
 from gpuherd.posttrain.algos.rloo import divergence, leave_one_out
 from gpuherd.posttrain.policy_gradient.advantages import Normalization, grouped_advantages
 from gpuherd.posttrain.policy_gradient.algorithm import LossType
-from gpuherd.posttrain.policy_gradient.forward import batch_of, rectangle, weighed
+from gpuherd.posttrain.policy_gradient.forward import batch_of, rectangle, score_rollouts
 from gpuherd.posttrain.policy_gradient.objective import Item, Objective
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -56,7 +56,7 @@ def trainer(policy_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any
 @pytest.mark.parametrize("kind", list(LossType))
 def test_loss_and_gradient(trainer: Any, kind: LossType, corrected: bool, most: float | None) -> None:
     model = trainer.model.eval()  # as TRL divides in one whole batch
-    now, _ = weighed(model, MIXED, TEMPERATURE, "cpu", 4)
+    now, _ = score_rollouts(model, MIXED, TEMPERATURE, "cpu", 4)
     drawn = torch.Generator().manual_seed(0)
     items = [
         Item(
@@ -142,8 +142,8 @@ def test_advantages_of_rloo_are_those_that_trl_computes(policy_model: Path, tmp_
             made["prompt_ids"].tolist(), made["completion_ids"].tolist(), lengths, strict=True
         )
     ]
-    now, _ = weighed(trainer.model.eval(), rollouts, TEMPERATURE, "cpu", 4)
-    reference, _ = weighed(trainer.ref_model.eval(), rollouts, TEMPERATURE, "cpu", 4)
+    now, _ = score_rollouts(trainer.model.eval(), rollouts, TEMPERATURE, "cpu", 4)
+    reference, _ = score_rollouts(trainer.ref_model.eval(), rollouts, TEMPERATURE, "cpu", 4)
     drawn = [replace(each, log_probs=tuple(log_probs)) for each, log_probs in zip(rollouts, now, strict=True)]
     apart = [divergence(each, theirs) for each, theirs in zip(drawn, reference, strict=True)]
     assert max(map(abs, apart)) > 0.01

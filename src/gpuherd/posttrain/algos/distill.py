@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gpuherd.posttrain.engine.world import World
-    from gpuherd.posttrain.policy_gradient.learner import Learner
+    from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Distill(PolicyGradient):
         if not self.collects:
             return iter(())
         refuse_other_tokens(work.policy, self.options.teacher)
-        return collected(work, Policy(self.options.teacher), self.options.samples_per_prompt)
+        return collected(replace(work, policy=Policy(self.options.teacher)), self.options.samples_per_prompt)
 
     def train(self, work: Training) -> Policy:
         """See ``Algorithm.train``. Raises UsageError before anything is loaded where the tokens differ."""
@@ -94,41 +94,41 @@ class Distill(PolicyGradient):
     def learning(self, work: Training) -> dict[str, Any]:
         """From problems, and from the rows of the round, which a checkpoint remembers too."""
         rows = digest_of(list(_of_problems(work.rows).values())) if self.collects else None
-        return {"identity": {"rows": rows}}
+        return {"online": True, "kl_coef": 0.0, "identity": {"rows": rows}}
 
-    def learn(self, learner: Learner) -> None:
+    def learn(self, trainer: RolloutTrainer) -> None:
         """See the module."""
         from gpuherd.posttrain.rollout.loading import load_anew
 
-        options, work = self.options, learner.work
-        teacher = load_anew(options.teacher, replace(work.precision, dtype=None), learner.device).module
+        options, work = self.options, trainer.work
+        teacher = load_anew(options.teacher, replace(work.precision, dtype=None), trainer.device).module
         objective = Distillation(
-            learner.trainee.module,
+            trainer.trainee.module,
             teacher.requires_grad_(False),
-            learner.device,
-            learner.temperature,
+            trainer.device,
+            trainer.temperature,
             options.loss_type,
             work.sampling.max_new_tokens,
             options.beta,
         )
         known = _of_problems(work.rows) if self.collects else {}
-        for step in learner.steps():
-            problems = learner.problems(step)
-            own = _share(len(problems), options.on_policy, f"{learner.plan.seed} own {step}")
+        for step in trainer.steps():
+            problems = trainer.problems(step)
+            own = _share(len(problems), options.on_policy, f"{trainer.plan.seed} own {step}")
             asked = [problems[place] for place in own]
-            answers = iter(learner.sampled(step, asked) if asked else ())
+            answers = iter(trainer.sampled(step, asked) if asked else ())
             rollouts = [
                 next(answers) if place in own else self._kept(known, problem, sample)
                 for place, problem in enumerate(problems)
                 for sample in range(options.samples_per_prompt)
             ]
-            mine = learner.mine(rollouts)
+            mine = trainer.mine(rollouts)
             learnt = [
-                learner.trainee.step([rollouts[mine[place]] for place in places], objective.loss, objective.weight)
-                for places in learner.minibatches(step, 0, len(rollouts))
+                trainer.trainee.step([rollouts[mine[place]] for place in places], objective.loss, objective.weight)
+                for places in trainer.minibatches(step, 0, len(rollouts))
             ]
-            figures = {**objective.means(learner.world), "own": len(own) / len(problems)}
-            learner.finish(step, rollouts, learnt, figures, {})
+            figures = {**objective.means(trainer.world), "own": len(own) / len(problems)}
+            trainer.finish(step, rollouts, learnt, figures, {})
 
     def _kept(self, known: Mapping[str, Sequence[Rollout]], problem: Problem, sample: int) -> Rollout:
         """A collected answer. Raises UsageError where there are too few."""

@@ -31,7 +31,7 @@ from gpuherd.posttrain.policy_gradient.plan import groups_of
 from gpuherd.posttrain.types import Rollout, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.policy_gradient.learner import Learner
+    from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,37 +91,37 @@ class GRPO(PolicyGradient):
         """Each step's rollouts are gone over ``num_iterations`` times."""
         return {**super().learning(work), "passes": self.options.num_iterations}
 
-    def learn(self, learner: Learner) -> None:
+    def learn(self, trainer: RolloutTrainer) -> None:
         """See the module."""
         options = self.options
         high = options.clip_range if options.clip_range_high is None else options.clip_range_high
-        objective = learner.objective(
+        objective = trainer.objective(
             clip=(options.clip_range, high),
             clip_most=options.clip_range_c,
             kl_coef=options.kl_coef,
             kl_correction=options.kl_correction,
             entropy_coef=options.entropy_coef,
         )
-        moments = RunningMoments(**learner.kept.get("moments", {}))
-        for step in learner.steps():
-            rollouts = learner.rollouts(step)
+        moments = RunningMoments(**trainer.kept.get("moments", {}))
+        for step in trainer.steps():
+            rollouts = trainer.rollouts(step)
             rewards = [each.reward for each in rollouts]
             moments = moments.after(rewards)
             advantages = grouped_advantages(rewards, groups_of(rollouts), options.reward_normalization, moments)
-            mine = learner.mine(rollouts)
+            mine = trainer.mine(rollouts)
             own = [rollouts[place] for place in mine]
-            drawn, references = learner.when_drawn(step, own), learner.referred(own)
+            drawn, references = trainer.old_logprobs(step, own), trainer.ref_logprobs(own)
             items = [
                 Item(each, [advantages[place]] * len(each.ids), old, reference)
                 for each, place, old, reference in zip(own, mine, drawn, references, strict=True)
             ]
             learnt = []
             for number in range(options.num_iterations):
-                for places in learner.minibatches(step, number, len(rollouts)):
+                for places in trainer.minibatches(step, number, len(rollouts)):
                     part = [items[place] for place in places]
-                    learnt.append(learner.trainee.step(part, objective.loss, objective.weight))
-            figures = {**objective.means(learner.world), **self.figures(rollouts)}
-            learner.finish(step, rollouts, learnt, figures, {"moments": asdict(moments)})
+                    learnt.append(trainer.trainee.step(part, objective.loss, objective.weight))
+            figures = {**objective.means(trainer.world), **self.figures(rollouts)}
+            trainer.finish(step, rollouts, learnt, figures, {"moments": asdict(moments)})
 
     def figures(self, rollouts: Sequence[Rollout]) -> Mapping[str, float | None]:  # noqa: ARG002 - for those made of it
         """Further figures of a step's rollouts, for the curves."""

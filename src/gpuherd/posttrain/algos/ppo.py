@@ -23,7 +23,7 @@ from gpuherd.posttrain.policy_gradient.algorithm import PolicyGradient, PolicyOp
 from gpuherd.posttrain.types import Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.policy_gradient.learner import Learner
+    from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,34 +84,34 @@ class PPO(PolicyGradient):
         """With a value head."""
         return {**super().learning(work), "passes": self.options.num_ppo_epochs, "valued": True}
 
-    def learn(self, learner: Learner) -> None:
+    def learn(self, trainer: RolloutTrainer) -> None:
         """See the module."""
         options = self.options
-        objective = learner.objective(
+        objective = trainer.objective(
             clip=(options.clip_range, options.clip_range),
             entropy_coef=options.entropy_coef,
             value_coef=options.value_loss_coef,
             value_clip=options.clip_range_vf,
         )
         control = KLControl(options.kl_coef, options.kl_target, options.kl_horizon)
-        control = KLControl(**learner.kept.get("control", asdict(control)))
-        for step in learner.steps():
-            rollouts = learner.rollouts(step)
-            own = [rollouts[place] for place in learner.mine(rollouts)]
-            now, values = learner.weighed(own)
+        control = KLControl(**trainer.kept.get("control", asdict(control)))
+        for step in trainer.steps():
+            rollouts = trainer.rollouts(step)
+            own = [rollouts[place] for place in trainer.mine(rollouts)]
+            now, values = trainer.score(own)
             drawn = now if options.online else [each.log_probs for each in own]
             items, told = estimated(
-                own, now, drawn, values, learner.referred(own), control.weight, learner.world,
+                own, now, drawn, values, trainer.ref_logprobs(own), control.weight, trainer.world,
                 gamma=options.gamma, lam=options.gae_lambda, normalise=options.normalize_advantages,
             )  # fmt: skip
             learnt = []
             for number in range(options.num_ppo_epochs):
-                for places in learner.minibatches(step, number, len(rollouts)):
+                for places in trainer.minibatches(step, number, len(rollouts)):
                     part = [items[place] for place in places]
-                    learnt.append(learner.trainee.step(part, objective.loss, objective.weight))
-                means = objective.means(learner.world)
+                    learnt.append(trainer.trainee.step(part, objective.loss, objective.weight))
+                means = objective.means(trainer.world)
                 if options.target_kl is not None and means["approx_kl"] > options.target_kl:
                     break
             told |= {"kl_coef": control.weight, "passes": number + 1.0}
             control = control.after(told.get("divergence", 0.0), len(rollouts))
-            learner.finish(step, rollouts, learnt, {**means, **told}, {"control": asdict(control)})
+            trainer.finish(step, rollouts, learnt, {**means, **told}, {"control": asdict(control)})

@@ -21,7 +21,7 @@ from gpuherd.posttrain.policy_gradient.plan import mean
 from gpuherd.posttrain.types import Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.policy_gradient.learner import Learner
+    from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
 
 class Baseline(StrEnum):
@@ -74,22 +74,22 @@ class Reinforce(PolicyGradient):
         """From the most probable answers, where that is asked for."""
         return {**super().learning(work), "greedy": self.options.greedy}
 
-    def learn(self, learner: Learner) -> None:
+    def learn(self, trainer: RolloutTrainer) -> None:
         """See the module."""
-        objective = learner.objective(
+        objective = trainer.objective(
             clip=None, kl_coef=self.options.kl_coef, kl_correction=True, entropy_coef=self.options.entropy_coef
         )
-        for step in learner.steps():
-            rollouts = learner.rollouts(step)
+        for step in trainer.steps():
+            rollouts = trainer.rollouts(step)
             advantages = compared([each.reward for each in rollouts], self.options.baseline)
-            mine = learner.mine(rollouts)
+            mine = trainer.mine(rollouts)
             own = [rollouts[place] for place in mine]
             items = [
                 Item(each, [advantages[place]] * len(each.ids), None, reference)
-                for each, place, reference in zip(own, mine, learner.referred(own), strict=True)
+                for each, place, reference in zip(own, mine, trainer.ref_logprobs(own), strict=True)
             ]
-            learnt = [learner.trainee.step(items, objective.loss, objective.weight)]
-            learner.finish(step, rollouts, learnt, objective.means(learner.world), {})
+            learnt = [trainer.trainee.step(items, objective.loss, objective.weight)]
+            trainer.finish(step, rollouts, learnt, objective.means(trainer.world), {})
 
 
 def compared(rewards: Sequence[float], baseline: Baseline) -> list[float]:

@@ -26,7 +26,7 @@ from gpuherd.posttrain.policy_gradient.plan import groups_of
 from gpuherd.posttrain.types import Rollout, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.policy_gradient.learner import Learner
+    from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
 
 _EQUAL = 1e-6  # what two passes over the same tokens say of a divergence may differ by rounding
@@ -71,31 +71,33 @@ class RLOO(PolicyGradient):
         """Each step's rollouts are gone over ``num_iterations`` times."""
         return {**super().learning(work), "passes": self.options.num_iterations}
 
-    def learn(self, learner: Learner) -> None:
+    def learn(self, trainer: RolloutTrainer) -> None:
         """See the module."""
         options = self.options
-        objective = learner.objective(clip=(options.clip_range, options.clip_range), entropy_coef=options.entropy_coef)
-        for step in learner.steps():
-            rollouts = learner.rollouts(step)
-            mine = learner.mine(rollouts)
+        objective = trainer.objective(clip=(options.clip_range, options.clip_range), entropy_coef=options.entropy_coef)
+        for step in trainer.steps():
+            rollouts = trainer.rollouts(step)
+            mine = trainer.mine(rollouts)
             own = [rollouts[place] for place in mine]
-            apart = [divergence(each, reference) for each, reference in zip(own, learner.referred(own), strict=True)]
-            divergences = learner.of_all(apart, len(rollouts))
+            apart = [
+                divergence(each, reference) for each, reference in zip(own, trainer.ref_logprobs(own), strict=True)
+            ]
+            divergences = trainer.of_all(apart, len(rollouts))
             earned = [each.reward - options.kl_coef * far for each, far in zip(rollouts, divergences, strict=True)]
             advantages = leave_one_out(earned, groups_of(rollouts))
             items = [
                 Item(each, [advantages[place]] * len(each.ids), old)
-                for each, place, old in zip(own, mine, learner.when_drawn(step, own), strict=True)
+                for each, place, old in zip(own, mine, trainer.old_logprobs(step, own), strict=True)
             ]
             learnt = []
             for number in range(options.num_iterations):
-                for places in learner.minibatches(step, number, len(rollouts)):
+                for places in trainer.minibatches(step, number, len(rollouts)):
                     part = [items[place] for place in places]
-                    learnt.append(learner.trainee.step(part, objective.loss, objective.weight))
-            figures: dict[str, float | None] = {**objective.means(learner.world)}
+                    learnt.append(trainer.trainee.step(part, objective.loss, objective.weight))
+            figures: dict[str, float | None] = {**objective.means(trainer.world)}
             if options.kl_coef:
                 figures["divergence"] = math.fsum(divergences) / len(divergences)
-            learner.finish(step, rollouts, learnt, figures, {})
+            trainer.finish(step, rollouts, learnt, figures, {})
 
 
 def divergence(rollout: Rollout, reference: Sequence[float]) -> float:

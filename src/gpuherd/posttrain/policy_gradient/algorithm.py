@@ -20,7 +20,7 @@ from gpuherd.posttrain.engine.watching import Watching
 from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.policy_gradient.learner import Learner
+    from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
     from gpuherd.posttrain.rollout.sampler import Sampler
     from gpuherd.posttrain.types import Problem, Task
 
@@ -111,15 +111,15 @@ class PolicyGradient(Algorithm):
     def collect(self, work: Collecting) -> Iterator[Row]:
         """``samples_per_prompt`` answers of the policy to each problem, in their order, to be learnt from with
         ``online=False``; nothing where the training samples by itself."""
-        return collected(work, work.policy, self.options.samples_per_prompt) if self.collects else iter(())
+        return collected(work, self.options.samples_per_prompt) if self.collects else iter(())
 
     def train(self, work: Training) -> Policy:
         """See ``Algorithm.train``."""
         if not is_finished(work.folder):
-            from gpuherd.posttrain.policy_gradient.learner import Learner
+            from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
-            with Learner(work, self.options, self.name, **self.learning(work)) as learner:
-                self.learn(learner)
+            with RolloutTrainer(work, self.options, self.name, **self.learning(work)) as trainer:
+                self.learn(trainer)
         return self.policy(work)
 
     def policy(self, work: Training) -> Policy:
@@ -130,12 +130,12 @@ class PolicyGradient(Algorithm):
         return Policy(str(model))
 
     def learning(self, work: Training) -> dict[str, Any]:  # noqa: ARG002 - for those that learn from rows besides
-        """How ``Learner`` is made, by the names of its arguments."""
+        """How ``RolloutTrainer`` is made, by the names of its arguments."""
         return {"online": self.options.online, "kl_coef": self.options.kl_coef}
 
     @abstractmethod
-    def learn(self, learner: Learner) -> None:
-        """The steps that are left, each ended by ``learner.finish``."""
+    def learn(self, trainer: RolloutTrainer) -> None:
+        """The steps that are left, each ended by ``trainer.finish``."""
 
 
 def is_finished(folder: Path) -> bool:
@@ -144,13 +144,13 @@ def is_finished(folder: Path) -> bool:
     return (folder / MODEL).is_dir()
 
 
-def collected(work: Collecting, policy: Policy, samples: int) -> Iterator[Rollout]:
-    """So many answers of a policy to each problem, in their order."""
+def collected(work: Collecting, samples: int) -> Iterator[Rollout]:
+    """So many answers of the policy to each problem, in their order."""
     if not work.problems:
         return
     from gpuherd.posttrain.rollout.sampler import Sampler
 
-    sampler = Sampler(policy, work.precision, work.device, work.sampling)
+    sampler = Sampler(work.policy, work.precision, work.device, work.sampling)
     at_once = max(1, work.sampling.batch_size // samples)
     for start in range(0, len(work.problems), at_once):
         yield from sampler.rollouts(

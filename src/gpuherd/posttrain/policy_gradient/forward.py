@@ -139,7 +139,7 @@ def wide(numbers: Tensor) -> Tensor:
     return numbers.float() if numbers.itemsize < 4 else numbers
 
 
-def weighed(
+def score_rollouts(
     module: Any, rollouts: Sequence[Rollout], temperature: float, device: str, rows: int
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Log-probs and values of all tokens behind the prompts, of each rollout a list, without gradients; values are

@@ -23,7 +23,7 @@ from gpuherd.posttrain.engine.options import Lora
 from gpuherd.posttrain.engine.saving import save_model
 from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.policy_gradient.algorithm import MODEL
-from gpuherd.posttrain.policy_gradient.forward import weighed
+from gpuherd.posttrain.policy_gradient.forward import score_rollouts
 from gpuherd.posttrain.rollout.loading import LoadedModel, load_anew, load_frozen
 from gpuherd.posttrain.types import Policy, Precision, Rollout
 
@@ -156,7 +156,7 @@ class Reference:
     def log_probs(self, rollouts: Sequence[Rollout], temperature: float, rows: int) -> list[list[float]]:
         """Of all tokens behind the prompts, at the sampling temperature."""
         with self.module.disable_adapter() if self.shared else nullcontext(), evaluating(self.module):
-            return weighed(self.module, rollouts, temperature, self.device, rows)[0]
+            return score_rollouts(self.module, rollouts, temperature, self.device, rows)[0]
 
 
 def reference_of(reference: Policy, policy: Policy, trained: Any, precision: Precision, device: str) -> Reference:

@@ -25,7 +25,7 @@ from gpuherd.posttrain.engine.stopping import Stopped
 from gpuherd.posttrain.engine.trainee import StepFigures, Trainee
 from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, Hooks, SamplingOptions, plain_roll
-from gpuherd.posttrain.policy_gradient.forward import batch_of, forward, weighed
+from gpuherd.posttrain.policy_gradient.forward import batch_of, forward, score_rollouts
 from gpuherd.posttrain.policy_gradient.objective import Objective
 from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, figures_of, grouped, plan_of
 from gpuherd.posttrain.policy_gradient.policy import (
@@ -42,7 +42,7 @@ from gpuherd.posttrain.rollout.sampler import Sampler
 from gpuherd.posttrain.types import Problem, Rollout, Row, Training
 
 
-class Learner:
+class RolloutTrainer:
     """A training at work; a context manager that saves the policy at its end.
 
     Attributes:
@@ -59,8 +59,8 @@ class Learner:
         options: SamplingOptions,
         name: str,
         *,
-        online: bool = True,
-        kl_coef: float = 0.0,
+        online: bool,
+        kl_coef: float,
         passes: int = 1,
         valued: bool = False,
         greedy: bool = False,
@@ -186,26 +186,26 @@ class Learner:
             found[rank :: self.world.size] = each
         return found
 
-    def weighed(self, rollouts: Sequence[Rollout]) -> tuple[list[list[float]], list[list[float]]]:
+    def score(self, rollouts: Sequence[Rollout]) -> tuple[list[list[float]], list[list[float]]]:
         """Log-probs of this process's rollouts under the policy as it is, and values, where it has a value head."""
         with self._whole(), evaluating(self.trainee.plain), self._autocast():
-            return weighed(self.trainee.plain, rollouts, self.temperature, self.device, self._rows)
+            return score_rollouts(self.trainee.plain, rollouts, self.temperature, self.device, self._rows)
 
-    def referred(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
+    def ref_logprobs(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
         """Log-probs of this process's rollouts under the reference; empty lists where ``kl_coef`` is 0."""
         if self._reference is None:
             return [[] for _ in rollouts]
         with self._whole() if self._reference.shared else nullcontext(), self._autocast():
             return self._reference.log_probs(rollouts, self.temperature, self._rows)
 
-    def when_drawn(self, step: int, rollouts: Sequence[Rollout]) -> Sequence[Sequence[float | None] | None]:
+    def old_logprobs(self, step: int, rollouts: Sequence[Rollout]) -> Sequence[Sequence[float | None] | None]:
         """Log-probs of this process's rollouts under the policy that drew them, before it learns from them: as they
         were recorded, where they were collected. None each where a step has one update alone: it is its own."""
         if not self.online:
             return [each.log_probs for each in rollouts]
         if self.plan.updates_of(step) == 1:
             return [None] * len(rollouts)
-        return self.weighed(rollouts)[0]
+        return self.score(rollouts)[0]
 
     def objective(self, **how: Any) -> Objective:
         """The loss of the policy in training; ``how``: what ``Objective`` asks for besides."""
@@ -257,7 +257,7 @@ class Learner:
 
     @property
     def _rows(self) -> int:
-        """Rollouts that are weighed at once."""
+        """Rollouts that are scored at once."""
         return ASKED_AT_ONCE * self._steps.micro_batch_size
 
     def _planned(self, passes: int) -> Plan:
