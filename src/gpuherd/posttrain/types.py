@@ -419,6 +419,11 @@ class Algorithm(ABC):
         """Models besides policy and reference that lie in memory while it trains and read the policy's tokens."""
         return ()
 
+    @property
+    def collected_from(self) -> str | None:
+        """The model whose answers are collected, where that is not the policy."""
+        return None
+
     def evaluated(self, task: Task) -> Task:
         """The task as its policies are evaluated on it: asked as they were trained, with the task's own rewards. Raises
         UsageError for a task that the algorithm can't learn from."""

@@ -321,11 +321,14 @@ def test_a_teacher_is_looked_at_before_rounds_begin(
     with pytest.raises(MissingModel):
         prepare(settings("./no-such-teacher"))
 
-    def memory_gb(teacher: str) -> float:
-        (train,) = (each for each in dry(settings(teacher)).plan if each.step.phase is Phase.TRAIN)
-        return train.asked.memory_mb / 1024
+    def memory_gb(teacher: str, phase: Phase = Phase.TRAIN) -> float:
+        share = {"teacher": teacher, "on_policy": 0.5}
+        plan = dry(make_settings(algos={"Distill": share}, rounds_of_training=1)).plan
+        return next(each.asked.memory_mb for each in plan if each.step.phase is phase) / 1024
 
     large = llama_3b(tmp_path / "large", reference)
+    # It is the teacher that answers before; here everything that decodes is float32.
+    assert memory_gb(large, Phase.COLLECT) - memory_gb(reference, Phase.COLLECT) == pytest.approx(12.8, abs=1.5)
     # The answers are scored by no model: the policy is tiny, and 3.2 billion numbers lie beside it in bfloat16.
     assert memory_gb(large) - memory_gb(reference) == pytest.approx(6.4, abs=1)
 

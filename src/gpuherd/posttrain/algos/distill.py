@@ -79,6 +79,11 @@ class Distill(PolicyGradient):
         """The teacher."""
         return (self.options.teacher,)
 
+    @property
+    def collected_from(self) -> str:
+        """The teacher."""
+        return self.options.teacher
+
     def collect(self, work: Collecting) -> Iterator[Row]:
         """The teacher's answers, where such are learnt from."""
         if not self.collects:

@@ -106,6 +106,9 @@ class Memory:
             self._choices.get(step.algorithm),
             self._settings.system.dtype,
         )
+        other = choice.make().collected_from if choice is not None and step.phase is Phase.COLLECT else None
+        if other is not None:
+            return (_Held(other, dtype),)
         policy = _Held(family.reference, dtype)
         if step.policy_round is None or choice is None:
             return (policy,)

@@ -130,19 +130,22 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
         splits,
         longest,
         reward_models,
-        _short(settings, texts, guided=guided),
+        _short(settings, texts, [model for each in choices for model in each.make().frozen_models], guided=guided),
         frozenset(right_or_wrong),
         inputs,
     )
 
 
-def _short(settings: Settings, texts: Mapping[str, Sequence[Texts]], *, guided: bool) -> tuple[str, ...]:
+def _short(
+    settings: Settings, texts: Mapping[str, Sequence[Texts]], frozen: Sequence[str], *, guided: bool
+) -> tuple[str, ...]:
     """Warnings where prompt and answer together exceed a model's context length. Raises UsageError for prompts and
     answers to imitate that exceed it by themselves."""
     told = settings.generation
     found = []
     for name, family in settings.families().items():
-        for model in (family.reference, *([family.value] if guided and family.value is not None else [])):
+        value = [family.value] if guided and family.value is not None else []
+        for model in dict.fromkeys((family.reference, *value, *frozen)):
             for dataset, some in texts.items():
                 where = f"datasets.{dataset} with models.{name}"
                 try:
