@@ -15,8 +15,8 @@ from typing import Any
 
 from rich.console import Console
 
+from gpuherd.posttrain.runs.guide_names import Collected, ParallelDataGenerator
 from gpuherd.posttrain.runs.options import RoundsOptions
-from gpuherd.posttrain.runs.parallel import Collected, ParallelDataGenerator
 from gpuherd.posttrain.runs.setup_check import make_model
 from gpuherd.standin.machine import SimulatedMachine
 

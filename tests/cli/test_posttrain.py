@@ -267,7 +267,7 @@ def in_order(root: Path) -> None:
     done = [each for each in attempts if each.state == "done"]
     ends = {each.job: each.ended_at for each in done}
     assert len(ends) == len(done)
-    from gpuherd.posttrain.runs.record import read_record
+    from gpuherd.posttrain.runs.folder import read_record
 
     steps = read_record(RoundsDirectory(root)).steps()
     assert sorted(ends) == sorted(step.name for step in steps)

@@ -23,10 +23,10 @@ from gpuherd.jobs.queue.store import Queue
 from gpuherd.jobs.records import AttemptRecord, Handed, QueuedJob, StartRecord
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.learning.launching import Where, placed
-from gpuherd.posttrain.learning.preparing import prepare
-from gpuherd.posttrain.learning.reading import read_config
+from gpuherd.posttrain.learning.config_file import read_config
+from gpuherd.posttrain.learning.folder import TrainDirectory, prepare
+from gpuherd.posttrain.learning.options import placed
+from gpuherd.posttrain.runs.options import Where
 from gpuherd.standin.machine import SimulatedMachine
 
 SUMS = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(12)]

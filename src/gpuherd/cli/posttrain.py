@@ -11,8 +11,7 @@ from gpuherd.cli.common import add_json, console_for, print_json
 from gpuherd.cli.job_start import engine_key, engine_overrides, fill_from_yaml, load_for
 from gpuherd.errors import ExitCode, UsageError
 from gpuherd.options import Parser, add_options, build
-from gpuherd.posttrain.learning.options import TrainOptions
-from gpuherd.posttrain.runs.options import RoundsOptions
+from gpuherd.posttrain.runs.options import RoundsOptions, TrainOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +59,7 @@ def run_posttrain(args: argparse.Namespace) -> int:
     if args.test_setup:
         return _test_setup(args, options, console)
     from gpuherd.posttrain.runs.experiment import as_json
-    from gpuherd.posttrain.runs.parallel import experiment_of
+    from gpuherd.posttrain.runs.guide_names import experiment_of
 
     simulate = args.simulate is not None
     experiment = experiment_of(args.overrides, options, console=console, simulate=simulate, engine_is_said=True)
@@ -85,8 +84,7 @@ def _engine_of_rounds(args: argparse.Namespace) -> Any:
     value = engine_key(getattr(args, "config", None), overrides)
     if value is not None or folder is None:
         return value
-    from gpuherd.posttrain.runs.folder import RoundsDirectory
-    from gpuherd.posttrain.runs.record import BadRun, read_record
+    from gpuherd.posttrain.runs.folder import BadRun, RoundsDirectory, read_record
 
     try:
         return read_record(RoundsDirectory(folder)).settings.engine
@@ -152,7 +150,7 @@ def run_train(args: argparse.Namespace) -> int:
     settings = load_for(args, TrainOptions)
     options = build(TrainOptions, args)
 
-    from gpuherd.posttrain.learning.running import TrainRun
+    from gpuherd.posttrain.learning.run import TrainRun
 
     simulate = args.simulate is not None
     training = TrainRun(options, args.overrides, console=console_for(args), settings=settings, simulate=simulate)

@@ -11,9 +11,13 @@ from gpuherd.exports import on_first_use
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.algos.registry import PostTrainingAlgorithms, ValueGuidedAlgorithms
-    from gpuherd.posttrain.runs.gpu_manager import GPUManager, get_gpu_manager
-    from gpuherd.posttrain.runs.parallel import ParallelDataGenerator, ParallelJobExecutor
-    from gpuherd.posttrain.runs.priority import TrainingJob
+    from gpuherd.posttrain.runs.guide_names import (
+        GPUManager,
+        ParallelDataGenerator,
+        ParallelJobExecutor,
+        get_gpu_manager,
+    )
+    from gpuherd.posttrain.runs.plan import TrainingJob
 
 __all__ = [
     "GPUManager",
@@ -26,11 +30,11 @@ __all__ = [
 ]
 
 _HOME_OF = {
-    "GPUManager": "runs.gpu_manager",
-    "get_gpu_manager": "runs.gpu_manager",
-    "ParallelDataGenerator": "runs.parallel",
-    "ParallelJobExecutor": "runs.parallel",
-    "TrainingJob": "runs.priority",
+    "GPUManager": "runs.guide_names",
+    "get_gpu_manager": "runs.guide_names",
+    "ParallelDataGenerator": "runs.guide_names",
+    "ParallelJobExecutor": "runs.guide_names",
+    "TrainingJob": "runs.plan",
     "PostTrainingAlgorithms": "algos.registry",
     "ValueGuidedAlgorithms": "algos.registry",
 }

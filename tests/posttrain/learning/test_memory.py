@@ -20,8 +20,8 @@ from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.foresight import check_data
 from gpuherd.posttrain.learning.memory import foretell, job_of, need_of
+from gpuherd.posttrain.learning.preflight import check_data
 from gpuherd.posttrain.rollout.lengths import Lengths, Texts, lengths_of
 from gpuherd.standin.machine import SimulatedMachine
 

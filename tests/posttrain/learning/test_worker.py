@@ -17,10 +17,9 @@ from gpuherd.errors import CannotWrite, ExitCode
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.learning.config_file import read_config
 from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.posttrain.learning.work import finish
-from gpuherd.posttrain.learning.worker import Asked, main
+from gpuherd.posttrain.learning.worker import finish, main
 from gpuherd.posttrain.types import Policy
 
 SUMS = [{"question": f"{number}+1=", "answer": str(number + 1)} for number in range(12)]
@@ -184,36 +183,6 @@ def test_checkpoints_stay_until_the_summary_is_there(tmp_path: Path, policy_mode
     folder.done.rmdir()
     finish(read_config(words[1]), folder, World.single(), Policy(str(policy_model)), 1.0)
     assert folder.done.exists() and not folder.checkpoints.exists()
-
-
-ASKED_TWICE = """
-import signal, sys
-from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.learning.worker import Asked
-folder = TrainDirectory(sys.argv[1])
-Asked().listen(folder)
-folder.stop.touch()
-signal.raise_signal(signal.SIGTERM)
-print("still here")
-"""
-
-
-def test_a_second_request_ends_it_at_once(tmp_path: Path) -> None:
-    """The first one to gpuherd train is a file; torchrun and its processes hear of the second one alone."""
-    asked, folder = Asked(), TrainDirectory(tmp_path)
-    asked.listen(folder)
-    signal.raise_signal(signal.SIGTERM)
-    assert asked.stopping() and asked.code == ExitCode.TERMINATED
-    done = subprocess.run([sys.executable, "-c", ASKED_TWICE, str(tmp_path)], capture_output=True, timeout=60)
-    assert done.returncode == -signal.SIGTERM and done.stdout == b""
-
-
-def test_in_a_job_one_request_may_come_often(tmp_path: Path) -> None:
-    """From the job's leader, from torchrun and from SLURM: it ends behind its checkpoint all the same."""
-    in_a_job = {**os.environ, "GPUHERD_ATTEMPT": "queue/1"}
-    words = [sys.executable, "-c", ASKED_TWICE, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, timeout=60, env=in_a_job)
-    assert done.returncode == 0 and done.stdout == b"still here\n"
 
 
 def test_an_abort_at_the_very_end_of_one_of_several_processes_changes_nothing(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gpuherd.models.place.resources import read_with_precision
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.engine.trainee import Trainee
-from gpuherd.posttrain.learning import translating
+from gpuherd.posttrain.learning import options
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.memory import job_of
 from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
@@ -128,11 +128,11 @@ def test_a_training_holds_what_is_planned(
     usage = planned(told)
     kind = algorithm_class(algorithm.upper())
     problems = [Problem(f"p{number}", "q" * PROMPT) for number in range(GENERATED)]
-    given = work(models[stored], tmp_path, precision=translating.precision_of(told))
+    given = work(models[stored], tmp_path, precision=options.precision_of(told))
     sampling = Sampling(max_new_tokens=NEW, batch_size=GENERATED)
-    given = replace(given, task=Letters(), problems=problems, sampling=sampling, steps=translating.steps_of(told, 1))
+    given = replace(given, task=Letters(), problems=problems, sampling=sampling, steps=options.steps_of(told, 1))
     with measured(monkeypatch) as real:
-        kind(read(kind.Options, translating.options_of(told, len(problems)))).train(given)
+        kind(read(kind.Options, options.options_of(told, len(problems)))).train(given)
     of_moments = {moment.name: moment.total for moment in usage.moments}
     ours: dict[str, int] = {name: of_moments.pop(name) for name in ("generating", "weighing") if name in of_moments}
     ours["learning"] = max(of_moments.values())
@@ -144,8 +144,8 @@ def test_a_training_holds_what_is_planned(
 
 def planned(told: TrainConfig) -> TrainingUsage:
     """As ``need_of`` plans it, without what is kept free."""
-    precision = translating.precision_of(told)
-    name = translating.model_of(told)
+    precision = options.precision_of(told)
+    name = options.model_of(told)
     architecture, trained = read_with_precision(name, precision.dtype, read_for_training)
     frozen = read_with_precision(name, precision.frozen.dtype)[1]
     job = job_of(told, trained, 1, Lengths(PROMPT, None, 1, ""), frozen)

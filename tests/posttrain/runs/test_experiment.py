@@ -19,16 +19,22 @@ from tests.posttrain.runs.conftest import MakeSettings
 from gpuherd.errors import BadModel, ExitCode, JobCannotFit, MissingModel, UsageError
 from gpuherd.jobs.attempts.failures import FailureClass
 from gpuherd.jobs.records import Failure, Outcome
-from gpuherd.posttrain.runs.dividing import combinations_of
 from gpuherd.posttrain.runs.experiment import RoundsExperiment, without_webhook
-from gpuherd.posttrain.runs.folder import RoundsDirectory
+from gpuherd.posttrain.runs.folder import (
+    BadRun,
+    RoundsDirectory,
+    RunRecord,
+    begin,
+    new_folder,
+    read_record,
+    resumed,
+    unfinished,
+)
 from gpuherd.posttrain.runs.options import RoundsOptions
-from gpuherd.posttrain.runs.plan import Phase
-from gpuherd.posttrain.runs.prepared import prepare, refuse_others, vocabulary
-from gpuherd.posttrain.runs.record import BadRun, RunRecord, begin, read_record
-from gpuherd.posttrain.runs.resuming import new_folder, resumed, unfinished
+from gpuherd.posttrain.runs.plan import Phase, combinations_of
+from gpuherd.posttrain.runs.prepare import prepare, refuse_others, vocabulary
+from gpuherd.posttrain.runs.render import end_lines
 from gpuherd.posttrain.runs.settings import Settings
-from gpuherd.posttrain.runs.telling import end_lines
 from gpuherd.standin.machine import SimulatedMachine
 
 DRY = RoundsOptions(dry_run=True)

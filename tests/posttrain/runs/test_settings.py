@@ -14,8 +14,7 @@ from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import PostTrainingAlgorithms, ValueGuidedAlgorithms, algorithm_class, algorithms
 from gpuherd.posttrain.config.composing import compose, said
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.runs.settings import NEUTRAL, Settings, settings_of
-from gpuherd.posttrain.runs.settling import settled
+from gpuherd.posttrain.runs.settings import NEUTRAL, Settings, absolute, settings_of
 from gpuherd.runs.records import jsonable
 
 
@@ -180,7 +179,7 @@ def test_files_and_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine.jsonl").touch()
     (tmp_path / "pairs.jsonl").touch()
-    settings = settled(
+    settings = absolute(
         composed(
             "models=[]",
             "models.m={reference:./model,value:org/model}",
@@ -195,7 +194,7 @@ def test_files_and_folders_become_absolute(tmp_path: Path, monkeypatch: pytest.M
     assert settings.evaluated_on("mine") == ("math",)
     assert settings.algos["GRPO-HF"]["preferences"] == str(tmp_path / "pairs.jsonl")
     with pytest.raises(UsageError, match="a data set is called mine already"):
-        settled(
+        absolute(
             replace(settings, datasets={"mine": settings.datasets["gsm8k"]}, training=_on("data/mine.jsonl", settings))
         )
 

@@ -1,4 +1,4 @@
-"""A job's work in this process: what is collected goes on exactly, and reads back; the reference is evaluated."""
+"""A job's work in this process: what is collected resumes exactly and reads back; rows on disk; the reference."""
 
 from __future__ import annotations
 
@@ -6,20 +6,32 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.posttrain import tiny
 from tests.posttrain.runs.conftest import MakeSettings
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.eval.files import read_result
-from gpuherd.posttrain.runs.dividing import combinations_of
-from gpuherd.posttrain.runs.folder import RoundsDirectory
-from gpuherd.posttrain.runs.handing import write_policy
-from gpuherd.posttrain.runs.prepared import prepare
-from gpuherd.posttrain.runs.record import RunRecord, begin, read_record
+from gpuherd.posttrain.runs.folder import RoundsDirectory, RunRecord, begin, read_record, write_policy
+from gpuherd.posttrain.runs.plan import combinations_of
+from gpuherd.posttrain.runs.prepare import prepare
 from gpuherd.posttrain.runs.settings import Settings
-from gpuherd.posttrain.runs.work import Work, do, rows_of_rounds, seed_for, step_named
-from gpuherd.posttrain.types import Policy, Rollout
+from gpuherd.posttrain.runs.work import (
+    BadRows,
+    Work,
+    by_problem,
+    do,
+    line_of,
+    read_round,
+    rows_of_rounds,
+    seed_for,
+    shard_of,
+    step_named,
+)
+from gpuherd.posttrain.types import Comparison, Policy, Problem, Rollout, Row
+from gpuherd.runs.shard_file import ShardFile
 
 
 def begun(settings: Settings, root: Path, places: int = 2) -> tuple[RoundsDirectory, RunRecord]:
@@ -120,3 +132,100 @@ def test_a_job_that_is_none(make_settings: MakeSettings, tmp_path: Path) -> None
 def test_seeds_of_purposes() -> None:
     assert seed_for(1, "round 0") == seed_for(1, "round 0")
     assert len({seed_for(seed, f"round {number}") for seed in range(5) for number in range(20)}) == 100
+
+
+def rollout(problem: str, sample: int) -> Rollout:
+    return Rollout(problem, sample, (1, 2), (3, 0), (True, True), (-0.1, None), "x", 0.5, True, True, 0, ((1, 0.5),))
+
+
+def comparison(problem: str) -> Comparison:
+    return Comparison(problem, (1,), (2,), (3, 0), (4, 0), "a", "b", 1.0, 0.0)
+
+
+def problems(count: int) -> list[Problem]:
+    return [Problem(f"p{number}", "?") for number in range(count)]
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 3), max_size=8))
+def test_rows_are_grouped_as_they_come(counts: list[int]) -> None:
+    asked = problems(len(counts))
+    rows = [[rollout(each.id, sample) for sample in range(many)] for each, many in zip(asked, counts, strict=True)]
+    assert list(by_problem((row for some in rows for row in some), asked)) == rows
+
+
+def test_rows_come_on_as_soon_as_a_problem_is_whole() -> None:
+    seen = []
+
+    def produce() -> object:
+        for number in range(3):
+            seen.append(number)
+            yield rollout(f"p{number}", 0)
+
+    found = by_problem(produce(), problems(3))  # type: ignore[arg-type]
+    next(found)
+    assert seen == [0, 1]
+
+
+@pytest.mark.parametrize("ids", [["p1", "p0"], ["q"]])
+def test_strange_rows_are_refused(ids: list[str]) -> None:
+    with pytest.raises(BadRows, match="none of this job's, or out of order"):
+        list(by_problem([rollout(each, 0) for each in ids], problems(2)))
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 12), st.integers(1, 5), st.integers(1, 4))
+def test_shards_share_the_problems(count: int, shards: int, batch: int) -> None:
+    parts = [shard_of(count, number, shards, batch) for number in range(shards)]
+    assert sorted(item for part in parts for item in part.items) == list(range(count))
+    assert all(0 < len(some) <= batch for part in parts for some in part.batches)
+    assert max(len(part.items) for part in parts) - min(len(part.items) for part in parts) <= 1
+
+
+def write(folder: Path, asked: list[Problem], rows: dict[str, list[Row]], shards: int) -> list[Path]:
+    paths = []
+    for number in range(shards):
+        path = folder / f"{shards}-{number}.jsonl"
+        items = shard_of(len(asked), number, shards, 2).items
+        path.write_text("".join(line_of(asked[item], rows[asked[item].id]) + "\n" for item in items))
+        paths.append(path)
+    return paths
+
+
+def test_a_round_reads_back_the_same_from_any_number_of_shards(tmp_path: Path) -> None:
+    asked = problems(7)
+    rows: dict[str, list[Row]] = {each.id: [rollout(each.id, 0), comparison(each.id)] for each in asked}
+    rows["p3"] = []
+    expected = tuple(row for each in asked for row in rows[each.id])
+    for shards in (1, 2, 3, 7):
+        assert read_round(write(tmp_path, asked, rows, shards), 7) == expected
+
+
+def test_what_is_damaged_is_told(tmp_path: Path) -> None:
+    asked = problems(2)
+    (path,) = write(tmp_path, asked, {each.id: [rollout(each.id, 0)] for each in asked}, 1)
+    with pytest.raises(BadRows, match=r"has 2 lines and should have 3; remove .*1-0\.json"):
+        read_round([path], 3)
+    path.write_text(path.read_text().replace('"kind":"rollout"', '"kind":"thing"'))
+    with pytest.raises(BadRows, match="is damaged: KeyError"):
+        read_round([path], 2)
+    with pytest.raises(BadRows, match="can't be read"):
+        read_round([tmp_path / "none"], 2)
+
+
+def test_a_line_that_has_changed_is_no_row(tmp_path: Path) -> None:
+    """Damage that keeps the size: JSON still, and another reward. Only what stands from there on is made again."""
+    asked = problems(4)
+    rows = {each.id: [rollout(each.id, 0)] for each in asked}
+    shard, path = shard_of(4, 0, 1, 2), tmp_path / "00000.jsonl"
+    with ShardFile(path, shard, sealed=True) as file:
+        for batch in file.todo:
+            file.append([line_of(asked[place], rows[asked[place].id]) for place in batch])
+    expected = tuple(row for each in asked for row in rows[each.id])
+    assert read_round([path], 4) == expected
+    first, *others, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first, *others, last.replace(b'"reward":', b'"reword":')]))
+    with pytest.raises(BadRows, match=r"line 4 is incomplete or has changed; remove .*00000\.json and start the same"):
+        read_round([path], 4)
+    with ShardFile(path, shard, sealed=True) as file:
+        assert file.todo == ((2, 3),)

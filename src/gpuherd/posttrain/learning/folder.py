@@ -1,4 +1,4 @@
-"""The output folder of one training: this class owns every path in it."""
+"""The output folder of one training: every path in it; begun, or found to be that of the same training. No torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from gpuherd import __version__
 from gpuherd.atomic import atomic_write
-from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.errors import CannotWrite, UsageError, printable
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.learning.config import TrainConfig
+from gpuherd.posttrain.learning.config_file import as_yaml, read_config
+from gpuherd.runs.records import jsonable
 
 KIND = "train"  # in run.json as "kind"
 FORMAT = 1
@@ -74,3 +77,78 @@ class TrainDirectory:
         if not isinstance(told, dict):
             raise UsageError(f"{self.done} is no summary; remove it to train again")
         return told
+
+
+# Keys that say where and how it runs, and change no result; the rest is the training's own.
+_FREE = ("description", "tags", "output_dir", "distributed", "engine")
+_FREE_INSIDE = {
+    "training": (
+        "save_every", "save_total_limit", "log_every", "use_tensorboard", "wandb_project", "wandb_run_name",
+        "gradient_accumulation_steps", "micro_batch_size", "dynamic_batch_size", "clear_cache_interval",
+    ),
+    "model": ("generation_batch_size",),
+}  # fmt: skip
+
+
+def look_over(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> None:
+    """Checks that the folder is free for this training, or holds it already. Writes nothing.
+
+    Raises UsageError: another training lies there, or this one without ``resume``, or something else.
+    """
+    if folder.config.exists():
+        if not resume:
+            state = "has ended" if folder.done.exists() else "was begun"
+            raise UsageError(
+                f"{folder.root}: a training {state} here; add --resume to go on, or choose another --output"
+            )
+        refuse_another(folder, config)
+    elif folder.root.is_dir() and any(path.name not in _OURS for path in folder.root.iterdir()):
+        raise UsageError(f"{folder.root}: there are files of something else; choose another --output")
+
+
+def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool, simulate: bool = False) -> None:
+    """Begins the folder, or goes on with it. Raises as ``look_over``, and CannotWrite.
+
+    Args:
+        simulate: its GPUs are simulated, which is recorded.
+    """
+    look_over(folder, config, resume=resume)
+    if not folder.config.exists():
+        folder.create()
+        about: dict[str, object] = {"format": FORMAT, "kind": KIND, "gpuherd_version": __version__}
+        about |= {"name": config.experiment_name, "simulated": simulate}
+        folder.write(folder.run_json, json.dumps(about, indent=2) + "\n")
+    folder.write(folder.config, as_yaml(config))
+
+
+# What a start leaves that was killed before it wrote config.yaml; the second line is the queue's of a cluster's engine.
+_OURS = (
+    "run.json", "run.log", "train.lock",
+    "attempts", "control.fifo", "failures.jsonl", "gpu_metrics.json", "handover", "logs", "queue.lock", "queue.sqlite",
+    "queue.sqlite-shm", "queue.sqlite-wal", "standing.json",
+)  # fmt: skip
+
+
+def refuse_another(folder: TrainDirectory, config: TrainConfig) -> None:
+    """Raises UsageError where the folder's training differs from this one in what changes results, by key."""
+    kept, wanted = (_deciding(each) for each in (read_config(folder.config), config))
+    for key in sorted({*kept, *wanted}):
+        if kept.get(key) != wanted.get(key):
+            raise UsageError(
+                f"{folder.root} holds another training: its {key} is {printable(repr(kept.get(key)))}, and here it is "
+                f"{printable(repr(wanted.get(key)))}; choose another --output, or the old value"
+            )
+
+
+def _deciding(config: TrainConfig) -> dict[str, object]:
+    """All that changes results, by full key."""
+    found: dict[str, object] = {}
+    for block, value in jsonable(config).items():
+        if block in _FREE:
+            continue
+        if isinstance(value, dict):
+            left_out = _FREE_INSIDE.get(block, ())
+            found |= {f"{block}.{name}": each for name, each in value.items() if name not in left_out}
+        else:
+            found[block] = value
+    return found

@@ -1,124 +1,347 @@
-"""The flags of ``gpuherd train`` besides its settings."""
+"""A configuration as options of algorithms, samplers, steps and processes. Pure, but for the look at a port."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from gpuherd.batch.options import RunOptions
-from gpuherd.engines.options import EngineOptions, engine_values, for_one_command, refuse_ranks
-from gpuherd.engines.registry import LOCAL
+from gpuherd.engines.registry import LOCAL, names
 from gpuherd.errors import UsageError
-from gpuherd.jobs.options import DispatchOptions
-from gpuherd.options import option, same_option
-from gpuherd.posttrain.learning.launching import Where
-from gpuherd.units import count
+from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.engine.options import Sharding, StepOptions, Strategy
+from gpuherd.posttrain.learning.config import TrainConfig
+from gpuherd.posttrain.learning.config_file import check
+from gpuherd.posttrain.runs import launch
+from gpuherd.posttrain.runs.options import Where
+from gpuherd.posttrain.types import Precision, Sampling, cut_draws
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def _port(word: str) -> int:
-    if not word.isdecimal() or not 1 <= int(word) <= 65535:
-        raise UsageError(f"{word!r} is no port; it is a number from 1 to 65535")
-    return int(word)
+def model_of(config: TrainConfig) -> str:
+    """The model's id or folder, with the ending that quantises it while it is loaded."""
+    told = config.model
+    ending = "-8bit" if told.load_in_8bit else "-4bit" if told.load_in_4bit else ""
+    return f"{told.model_name_or_path}{ending}"
 
 
-def _gpu(word: str) -> int:
-    if "=" in word:
-        raise UsageError(f"{word!r} stands behind --gpu-ids, which takes numbers alone; write settings before it")
-    if not word.isdecimal():
-        raise UsageError(f"{word!r} is no GPU's number")
-    return int(word)
+def precision_of(config: TrainConfig) -> Precision:
+    """Of weights, passes and attention."""
+    told = config.model
+    dtype = told.torch_dtype or told.dtype
+    attention = told.attn_implementation or ("flash_attention_2" if told.use_flash_attention else "sdpa")
+    amp = "float16" if config.training.use_fp16 else "bfloat16" if config.training.use_bf16 else None
+    weights = None if dtype in (None, "auto") else _DTYPES.get(dtype, dtype)
+    if weights is None and amp is not None and not (told.load_in_8bit or told.load_in_4bit):
+        weights = "float32"  # autocast is for weights that keep small changes
+    return Precision(None if told.load_in_8bit or told.load_in_4bit else weights, amp, attention)
 
 
-def _rank(word: str) -> int:
-    if not word.isdecimal():
-        raise UsageError(f"{word!r} is no machine's number; they are counted from 0")
-    return int(word)
+def on_policy(config: TrainConfig) -> bool:
+    """Whether it learns by the log-probs of what it draws."""
+    return bool(algorithm_class(config.training.algorithm.upper()).on_policy)
 
 
-@dataclass(frozen=True, kw_only=True)
-@for_one_command
-class TrainOptions(EngineOptions):
-    """Where a training runs, and where its files go."""
+def cut(config: TrainConfig) -> str | None:
+    """The warning of ``cut_draws``, where it is due."""
+    return cut_draws(sampling_of(config), config.training.algorithm, "model") if on_policy(config) else None
 
-    config: str | None = option(None, help="the configuration, YAML", metavar="FILE", group="training")
-    output: str | None = option(
-        None, help="the output folder (default: output_dir, or outputs/NAME)", metavar="DIR", group="training"
+
+def sampling_of(config: TrainConfig) -> Sampling:
+    """How answers are drawn while it trains."""
+    told, training = config.model, config.training
+    temperature = told.temperature
+    if training.algorithm == "grpo" and config.grpo.temperature is not None:
+        temperature = config.grpo.temperature
+    return Sampling(
+        max_new_tokens=min(told.max_new_tokens, training.max_episode_length),
+        temperature=temperature,
+        top_p=1.0 if told.top_p is None else told.top_p,
+        top_k=told.top_k or 0,
+        batch_size=told.generation_batch_size,
+        use_chat_template=told.use_chat_template,
+        seed=training.seed,
     )
-    resume: bool = option(False, help="go on with the training that lies in the output folder", group="training")
-    num_gpus: int | None = option(None, help="so many GPUs, a process each", parse=count, metavar="N", group="GPUs")
-    gpu_ids: tuple[int, ...] | None = option(
-        None, help="these GPUs, by the driver's numbers", parse=_gpu, many=True, metavar="ID", group="GPUs"
-    )
-    device: str | None = option(
-        None,
-        help="where, whatever the configuration says",
-        choices=("cpu", "cuda"),
-        group="GPUs",
-    )
-    nnodes: int | None = option(
-        None,
-        help="machines that train together: a cluster's (--engine), or each started by hand with the three flags below",
-        parse=count,
-        metavar="N",
-        group="GPUs",
-    )
-    node_rank: int | None = option(None, help="this machine's number, from 0", parse=_rank, metavar="N", group="GPUs")
-    master_addr: str | None = option(None, help="address of machine 0", metavar="ADDRESS", group="GPUs")
-    master_port: int | None = option(
-        None,
-        help="a free port there (default: one is found)",
-        parse=_port,
-        metavar="PORT",
-        group="GPUs",
-    )
-    dry_run: bool = option(False, help="check everything, say what would run and what memory it takes; start nothing")
-    wait: float | None = same_option(RunOptions, "wait")
-    no_wait: bool = same_option(RunOptions, "no_wait")
-    gpu_memory_threshold: int = same_option(RunOptions, "gpu_memory_threshold")
-    max_checks: int | None = same_option(RunOptions, "max_checks")
-    check_interval: float = same_option(RunOptions, "check_interval")
 
-    cpus_per_job: int | None = same_option(EngineOptions, "cpus_per_job")
-    host_mem: int | None = same_option(EngineOptions, "host_mem")
-    notice: float = same_option(EngineOptions, "notice")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_ranks(self)
-        if self.config is None and not (self.resume and self.output is not None):
-            raise UsageError("--config FILE is missing (to go on with a training: --resume --output DIR)")
-
-        if self.engine != LOCAL and (self.wait is not None or self.no_wait):
-            flag = "--no-wait" if self.no_wait else "--wait"
-            raise UsageError(f"{flag} is for GPUs of this machine; in the queue of --engine {self.engine} it waits")
-
-    @property
-    def dispatch(self) -> DispatchOptions:
-        """What a cluster's engine is told."""
-        return DispatchOptions(**engine_values(self))
-
-    @property
-    def where(self) -> Where:
-        """What is said of processes and GPUs."""
-        return Where(
-            self.num_gpus,
-            self.gpu_ids,
-            self.device,
-            self.nnodes,
-            self.node_rank,
-            self.master_addr,
-            self.master_port,
+def steps_of(config: TrainConfig, world_size: int) -> StepOptions:
+    """How a step is divided. Raises UsageError where the processes don't divide the batch."""
+    rows = rows_of_a_step(config)
+    if rows % world_size:
+        raise UsageError(
+            f"training.{_rows_key(config)}={rows} is no multiple of the {world_size} processes; choose one that is"
         )
+    told, shared = config.training, config.distributed
+    strategy = Strategy.SINGLE if world_size == 1 else Strategy(shared.strategy)
+    return StepOptions(
+        micro_batch_size=told.micro_batch_size or -(-rows // (world_size * told.gradient_accumulation_steps)),
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        clear_cache_interval=told.clear_cache_interval,
+        dynamic_batch_size=told.dynamic_batch_size,
+        strategy=strategy,
+        fsdp_sharding_strategy=shared.fsdp_sharding_strategy if strategy is Strategy.FSDP else Sharding.FULL_SHARD,
+        fsdp_cpu_offload=shared.fsdp_cpu_offload if strategy is Strategy.FSDP else False,
+    )
 
-    def run_options(self, gpus: int, ids: tuple[int, ...] | None, memory_mb: int | None) -> RunOptions:
-        """What a command in the foreground is told that needs these GPUs."""
-        return RunOptions(
-            num_gpus=gpus,
-            mem=memory_mb,
-            name="train",
-            wait=self.wait,
-            no_wait=self.no_wait,
-            gpu_list=() if ids is None else ids,
-            gpu_memory_threshold=self.gpu_memory_threshold,
-            max_checks=self.max_checks,
-            check_interval=self.check_interval,
+
+def rows_of_a_step(config: TrainConfig) -> int:
+    """Rollouts or rows of one optimiser step, over all processes."""
+    told = config.training
+    if told.algorithm in ("dpo", "sft"):
+        return told.batch_size
+    return min(told.mini_batch_size or told.batch_size, told.num_rollouts_per_iteration)
+
+
+def _rows_key(config: TrainConfig) -> str:
+    told = config.training
+    if told.algorithm in ("dpo", "sft"):
+        return "batch_size"
+    if told.num_rollouts_per_iteration < (told.mini_batch_size or told.batch_size):
+        return "num_rollouts_per_iteration"
+    return "batch_size" if told.mini_batch_size is None else "mini_batch_size"
+
+
+def problems_wanted(config: TrainConfig) -> int | None:
+    """How many problems of the training split there are to be; None: all."""
+    told = config.training
+    if told.max_problems is None and told.algorithm == "sft" and told.data_file is None:
+        return config.sft.max_trajectories
+    return told.max_problems
+
+
+def options_of(config: TrainConfig, problems: int) -> dict[str, Any]:
+    """The algorithm's options, by their names in its ``Options``.
+
+    Args:
+        problems: of the training split, for the passes that the iterations of ppo and grpo take.
+    """
+    kind = config.training.algorithm
+    if kind == "ppo":
+        return {**_common(config), **_sampled(config, problems, 1), **_ppo(config)}
+    if kind == "grpo":
+        return {**_common(config), **_sampled(config, problems, config.grpo.group_size), **_grpo(config)}
+    rows = {"batch_size": config.training.batch_size, "epochs": config.training.num_epochs}
+    if config.training.num_iterations is not None:
+        rows["max_steps"] = config.training.num_iterations
+    return {**_common(config), **rows, **(_dpo(config) if kind == "dpo" else _sft(config))}
+
+
+def algorithm_options(config: TrainConfig, problems: int) -> Any:
+    """The options of the algorithm's own kind. Raises UsageError."""
+    name = config.training.algorithm.upper()
+    return read(algorithm_class(name).Options, options_of(config, problems), name)
+
+
+def _common(config: TrainConfig) -> dict[str, Any]:
+    told, model = config.training, config.model
+    options: dict[str, Any] = {
+        "weight_decay": told.weight_decay,
+        "grad_clip": told.max_grad_norm,
+        "warmup_steps": told.warmup_steps,
+        "optimizer": told.optimizer,
+        "betas": (told.adam_beta1, told.adam_beta2),
+        "eps": told.adam_epsilon,
+    }
+    if told.learning_rate is not None:
+        options["lr"] = told.learning_rate
+    if told.lr_scheduler is not None:
+        options["scheduler"] = told.lr_scheduler
+    if model.use_lora:
+        options["lora"] = {
+            "r": model.lora_r,
+            "alpha": model.lora_alpha,
+            "dropout": model.lora_dropout,
+            "target_modules": None if model.lora_target_modules is None else list(model.lora_target_modules),
+        }
+    return options
+
+
+def _sampled(config: TrainConfig, problems: int, samples: int) -> dict[str, Any]:
+    """Of algorithms that sample while they train: so many iterations, over the problems as often as it takes."""
+    told = config.training
+    batch = told.num_rollouts_per_iteration // samples
+    if batch > problems:
+        raise UsageError(
+            f"training.num_rollouts_per_iteration={told.num_rollouts_per_iteration} asks for {batch} problems a step, "
+            f"and there are {problems}; lower it, or name more problems"
         )
+    iterations = told.num_iterations or told.num_epochs
+    return {
+        "samples_per_prompt": samples,
+        "batch_size": batch,
+        "epochs": -(-iterations // -(-problems // batch)),
+        "max_steps": iterations,
+        "minibatch_size": rows_of_a_step(config),
+        "online": True,
+    }
+
+
+def _ppo(config: TrainConfig) -> dict[str, Any]:
+    told = config.ppo
+    return {
+        "clip_range": told.clip_range,
+        "clip_range_vf": told.clip_range_vf,
+        "gamma": told.gamma,
+        "gae_lambda": told.gae_lambda,
+        "num_ppo_epochs": told.num_ppo_epochs,
+        "value_loss_coef": told.value_loss_coef,
+        "entropy_coef": told.entropy_coef,
+        "target_kl": told.target_kl,
+        "normalize_advantages": told.normalize_advantages,
+        "kl_coef": told.kl_coef,
+    }
+
+
+def _grpo(config: TrainConfig) -> dict[str, Any]:
+    told = config.grpo
+    return {
+        "reward_normalization": told.reward_normalization if told.normalize_rewards else "none",
+        "clip_range": told.clip_range,
+        "kl_coef": told.kl_coef,
+    }
+
+
+def _dpo(config: TrainConfig) -> dict[str, Any]:
+    told = config.dpo
+    return {
+        "beta": told.beta,
+        "reference_free": told.reference_free,
+        "label_smoothing": told.label_smoothing,
+        "loss_type": told.loss_type,
+        "rpo_weight": told.rpo_weight,
+        "samples_per_example": told.samples_per_prompt,
+    }
+
+
+def _sft(config: TrainConfig) -> dict[str, Any]:
+    told = config.sft
+    return {
+        "source": "answers" if config.training.data_file is not None else "samples",
+        "samples_per_example": 1,
+        "mode": told.mode,
+        "bc_weight": told.bc_weight,
+        "world_model_weight": told.world_model_weight,
+        "filter_low_reward": told.filter_low_reward,
+        "min_reward_threshold": told.min_reward_threshold,
+    }
+
+
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+_LONGEST_GRACE_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of this machine, among all.
+
+    Attributes:
+        here: how many.
+        size: on all machines.
+        on_cpu: they take no GPUs.
+        gpu_ids: which GPUs; None: any that are free.
+    """
+
+    here: int
+    size: int
+    on_cpu: bool
+    gpu_ids: tuple[int, ...] | None
+
+
+def placed(config: TrainConfig, where: Where, engine: str = LOCAL) -> TrainConfig:
+    """The configuration with what the command line says of GPUs over it, checked.
+
+    ``--gpu-ids`` and ``--num-gpus`` stand above both keys of the file, and ``enabled`` follows them.
+
+    Args:
+        engine: what starts the machines. Only where that is the user, one by one, they must be told of each other.
+
+    Raises UsageError.
+    """
+    told = config.distributed
+    if engine != LOCAL:
+        for flag in ("gpu_ids", "node_rank", "master_addr", "master_port"):
+            if getattr(where, flag) is not None:
+                raise UsageError(
+                    f"--{flag.replace('_', '-')} is for machines that you start yourself; --engine {engine} chooses "
+                    "that: leave it out"
+                )
+        # What a file says of machines that its user starts is none of a cluster's.
+        told = replace(told, num_gpus=told.gpu_count, gpu_ids=None, node_rank=0, master_port=None)
+    if where.num_gpus is not None and where.gpu_ids is not None and where.num_gpus != len(where.gpu_ids):
+        raise UsageError(f"--num-gpus {where.num_gpus}, and --gpu-ids names {len(where.gpu_ids)}; leave one out")
+    if where.num_gpus is not None or where.gpu_ids is not None:
+        told = replace(told, num_gpus=where.num_gpus, gpu_ids=where.gpu_ids, enabled=None)
+    if where.nnodes is not None:
+        told = replace(told, num_nodes=where.nnodes)
+    if where.node_rank is not None:
+        told = replace(told, node_rank=where.node_rank)
+    if where.master_addr is not None:
+        told = replace(told, master_addr=where.master_addr)
+    if where.master_port is not None:
+        told = replace(told, master_port=where.master_port)
+    model = config.model if where.device is None else replace(config.model, device=where.device)
+    found = replace(config, distributed=told, model=model)
+    check(found)
+    if engine == LOCAL and told.num_nodes > 1 and told.master_port is None:
+        raise UsageError(
+            "distributed.master_port is missing: with several nodes all must know it (a cluster's engine, --engine "
+            f"{' or --engine '.join(names()[1:])}, starts them all, and then it isn't needed)"
+        )
+    return found
+
+
+def processes_of(config: TrainConfig) -> Processes:
+    """How many processes, and on what."""
+    told = config.distributed
+    here = told.gpu_count
+    return Processes(here, here * told.num_nodes, config.on_cpu, None if config.on_cpu else told.gpu_ids)
+
+
+MODULE = "gpuherd.posttrain.learning"
+
+
+def command(processes: Processes, config: TrainConfig, folder: Path, *, on_cpu: bool, engine: str = LOCAL) -> list[str]:
+    """The command that starts the training: Python alone, or torchrun (``launch``).
+
+    On one machine torchrun finds a free port itself, unless one is configured. On several of a cluster it reads its
+    place among them from the environment that each is given.
+    """
+    told = config.distributed
+    words = ["--output", str(folder), "--resume", "--device", "cpu" if on_cpu else "cuda"]
+    rendezvous: Sequence[str] | None
+    if processes.size == 1:
+        rendezvous = None
+    elif told.num_nodes == 1 and told.master_port is None:
+        rendezvous = launch.ALONE
+    elif engine != LOCAL:
+        rendezvous = ()
+    else:
+        address = "127.0.0.1" if told.num_nodes == 1 else told.master_addr
+        rendezvous = (
+            f"--nnodes={told.num_nodes}",
+            f"--node-rank={told.node_rank}",
+            f"--master-addr={address}",
+            f"--master-port={told.master_port}",
+        )
+    return launch.command(MODULE, words, processes.here, rendezvous)
+
+
+def check_port(config: TrainConfig) -> None:
+    """Raises UsageError where the port that this machine is to listen at is in use."""
+    told = config.distributed
+    if told.master_port is None or told.node_rank != 0 or told.gpu_count * told.num_nodes == 1:
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", told.master_port))
+        except OSError as problem:
+            hint = "" if told.num_nodes > 1 else ", or leave it out: a free one is found"
+            raise UsageError(
+                f"distributed.master_port={told.master_port} can't be listened at ({problem.strerror}); choose "
+                f"another{hint}"
+            ) from None

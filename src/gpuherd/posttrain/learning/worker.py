@@ -1,35 +1,51 @@
-"""The program that trains: words in, an exit code out. Joins the others where torchrun has started it."""
+"""The program that trains: words in, an exit code out. Joins the others where torchrun has started it.
+
+Data, algorithm, evaluation and summary are the same in each process. What runs where is decided by others
+(``runs.launch``); how a policy learns, by the algorithms.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
-import signal
+import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify
-from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
+from gpuherd import __version__
+from gpuherd.errors import GpuherdError, UsageError, printable
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.options import Parser
+from gpuherd.posttrain.algos.registry import algorithm_class
+from gpuherd.posttrain.engine.curves import amend, read_curves
+from gpuherd.posttrain.engine.gpu_memory import memory_summary, of_world
+from gpuherd.posttrain.engine.random_state import seed_all
+from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.learning import data, options
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.learning.foresight import check_data
-from gpuherd.posttrain.learning.preparing import look_over, prepare
-from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.posttrain.learning.translating import cut, model_of
+from gpuherd.posttrain.learning.config_file import read_config
+from gpuherd.posttrain.learning.data import Evaluation, make_environments, problems_of, roller
+from gpuherd.posttrain.learning.folder import TrainDirectory, look_over, prepare
+from gpuherd.posttrain.learning.options import MODULE
+from gpuherd.posttrain.learning.preflight import check_data
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, lengths_of
+from gpuherd.posttrain.runs.launch import StopRequest
+from gpuherd.posttrain.types import Policy, Problem, Row, Split, Training
 from gpuherd.runs.console import configure_console, logged_to
 from gpuherd.runs.worker import exit_code_of
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.envs.interface import Environments
 
-MODULE = "gpuherd.posttrain.learning"
-STARTER = "GPUHERD_TRAIN_STARTER"  # pid of the gpuherd train that waits for us
+
 DESCRIPTION = """\
 One process of a training; gpuherd train starts it. By hand, over four GPUs:
   torchrun --nproc-per-node=4 -m gpuherd.posttrain.learning --config config.yaml --output outputs/first
@@ -52,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(argv)
     parser.reject_unknown(unknown)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    asked = Asked()
+    asked = StopRequest()
 
     def start() -> None:
         configure_console()
@@ -67,49 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code_of(start, interrupted=lambda: asked.code)
 
 
-class Asked:
-    """Whether somebody wants the training to end: by a signal, by a file in its folder, or by having gone away.
-
-    Attributes:
-        code: what it exits with then.
-        alone: nobody waits for us: we were started by hand, or by the user's torchrun.
-    """
-
-    def __init__(self) -> None:
-        self.code = ExitCode.INTERRUPTED
-        pid = os.environ.get(STARTER, "")
-        self.alone = not pid.isdecimal()
-        self._starter = None if self.alone else identify(int(pid))
-        self._signalled = False
-        self._folder: TrainDirectory | None = None
-
-    def listen(self, folder: TrainDirectory) -> None:
-        """From now on. A second signal ends the process at once."""
-        self._folder = folder
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._take)
-
-    def stopping(self) -> bool:
-        """Asked after each step."""
-        if self._folder is not None and self._folder.stop.exists():
-            return True
-        gone = self._starter is None or not self._starter.is_alive()
-        return self._signalled or (gone and not self.alone)
-
-    def _take(self, number: int, _frame: object) -> None:
-        # Asked before, perhaps by the file: of two requests to gpuherd train only the second one comes as a signal. In
-        # a job one request comes several times, from whoever leads it, from torchrun and from SLURM; and who asked ends
-        # us when our time is over.
-        again = self._signalled or (self._folder is not None and self._folder.stop.exists())
-        again = again and ATTEMPT_VARIABLE not in os.environ
-        self._signalled = True
-        self.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
-        if again:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-
-def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> None:
+def _run(config: TrainConfig | None, args: argparse.Namespace, asked: StopRequest) -> None:
     """Joins the others, and trains. ``config``: where it is known before; the main process's counts for all."""
     from gpuherd.posttrain.engine.world import World
 
@@ -127,10 +101,10 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
             if world.is_main:
                 print(f"The training in {printable(str(folder.root))} has ended; nothing is left to do")
             return
-        asked.listen(folder)
+        asked.listen(folder.stop)
         if world.is_main:
             stack.enter_context(logged_to(folder.run_log, shown=True))
-            if asked.alone and (warning := cut(config)) is not None:  # gpuherd train has told its own
+            if asked.alone and (warning := options.cut(config)) is not None:  # gpuherd train has told its own
                 logger.warning("%s", warning)
             if asked.alone and world.device != "cpu":
                 from gpuherd.posttrain.learning.memory import foretell
@@ -143,7 +117,7 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: Asked) -> 
 
 
 def _begun(
-    config: TrainConfig | None, args: argparse.Namespace, stack: ExitStack, asked: Asked
+    config: TrainConfig | None, args: argparse.Namespace, stack: ExitStack, asked: StopRequest
 ) -> tuple[TrainConfig, TrainDirectory, Lengths] | GpuherdError:
     """The configuration, the folder locked and prepared, and how long what is learnt from is, where nobody has looked
     before; or what is wrong, for all to say."""
@@ -155,7 +129,7 @@ def _begun(
         look_over(folder, config, resume=args.resume)
         if asked.alone and not folder.done.exists():
             # Else whoever started us has looked.
-            lengths = lengths_of(check_data(config), model_of(config), chat=config.model.use_chat_template)
+            lengths = lengths_of(check_data(config), options.model_of(config), chat=config.model.use_chat_template)
         folder.create()
         lock = DispatcherLock(folder.lock)
         stack.callback(lock.close)
@@ -173,10 +147,8 @@ def _quieter() -> None:
     logging.getLogger("gpuherd.posttrain.engine").setLevel(logging.WARNING)
 
 
-def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Asked) -> None:
+def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: StopRequest) -> None:
     from transformers.utils import logging as of_transformers
-
-    from gpuherd.posttrain.learning.work import train
 
     of_transformers.disable_progress_bar()
     if world.device == "cpu" and config.training.use_fp16:
@@ -189,3 +161,156 @@ def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Ask
         raise
     if world.is_main:
         print(f"Trained: {summary['steps']} steps in {summary['seconds']:.0f} s; {printable(str(folder.model))}")
+
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: TrainConfig, folder: TrainDirectory, world: World, stopping: Callable[[], bool]) -> Mapping[str, Any]:
+    """Trains to the end, or from a checkpoint on. Returns the summary that done.json holds; all processes call it.
+
+    Args:
+        stopping: asked after each step; where it says so in any process, a checkpoint is saved and the training ends by
+            an error whose exit code is INTERRUPTED.
+
+    Raises what algorithms, environments and models raise.
+    """
+    started = time.monotonic()
+    seed_all(config.training.seed)
+    if config.training.wandb_project is not None:  # TRL's trainings know of no names for it; wandb reads these itself
+        os.environ["WANDB_PROJECT"] = config.training.wandb_project
+        os.environ["WANDB_NAME"] = config.training.wandb_run_name or config.experiment_name
+    device = world.device.partition(":")[0]
+    on = device if world.size > 1 or device == "cpu" else world.device
+    environments = None
+    if config.policy_env is not None:
+        environments = make_environments("policy_env", config.policy_env, world.device)
+    evaluation = Evaluation(config, world, world.device)
+    try:
+        work, algorithm = _work(config, folder, world, on, environments, evaluation, stopping)
+        policy = algorithm.train(work)
+        if evaluation and config.training.algorithm in ("dpo", "sft"):
+            _evaluated(config, folder, world, policy, evaluation)
+    finally:
+        evaluation.close()
+        if environments is not None:
+            environments.close()
+    return finish(config, folder, world, policy, time.monotonic() - started)
+
+
+def _work(
+    config: TrainConfig,
+    folder: TrainDirectory,
+    world: World,
+    device: str,
+    environments: Environments | None,
+    evaluation: Evaluation,
+    stopping: Callable[[], bool],
+) -> tuple[Training, Any]:
+    """The training in the words of algorithms, and the algorithm."""
+    online = config.training.algorithm in ("ppo", "grpo")
+    seed = config.training.seed
+    problems: Sequence[Problem] = ()
+    if online and environments is not None:
+        wanted = options.problems_wanted(config)
+        problems = problems_of(environments, "policy_env", Split.TRAIN, wanted, seed)
+    kind = algorithm_class(config.training.algorithm.upper())
+    algorithm = kind(options.algorithm_options(config, max(1, len(problems))))
+    rows: list[Row] = [] if online else _rows(config, folder, world, device, environments, algorithm)
+    policy = Policy(options.model_of(config))
+    hooks = _hooks(config, stopping)
+    if online and environments is not None:
+        told: dict[str, Any] = {"roll": roller(config, environments)}
+        if evaluation:
+            told |= {"evaluate": evaluation, "evaluate_every": config.training.eval_every}
+        hooks = replace(hooks, **told)
+    return (
+        Training(
+            task=None,
+            problems=problems,
+            rows=[rows],
+            policy=policy,
+            reference=policy,
+            value_model=None,
+            folder=folder.root,
+            round=0,
+            sampling=options.sampling_of(config),
+            precision=options.precision_of(config),
+            device=device,
+            seed=seed,
+            steps=options.steps_of(config, world.size),
+            digests=world.broadcast({"policy": policy.sha256} if world.is_main else {}),
+            extra={"hooks": hooks},
+        ),
+        algorithm,
+    )
+
+
+def _rows(
+    config: TrainConfig,
+    folder: TrainDirectory,
+    world: World,
+    device: str,
+    environments: Environments | None,
+    algorithm: Any,
+) -> list[Row]:
+    """What dpo and sft learn from."""
+    if environments is not None:
+        return data.answered(config, environments, folder, world, device)
+    if config.training.algorithm == "dpo":
+        return data.preferences_of(config)
+    return data.demonstrations_of(config, algorithm, device)
+
+
+def _hooks(config: TrainConfig, stopping: Callable[[], bool]) -> Hooks:
+    told = config.training
+    reporters = (("tensorboard",) if told.use_tensorboard else ()) + (("wandb",) if told.wandb_project else ())
+    return Hooks(
+        save_every=told.save_every,
+        keep=told.save_total_limit or 2,
+        log_every=told.log_every,
+        report_to=reporters,
+        run_name=told.wandb_run_name or config.experiment_name,
+        project=told.wandb_project,
+        stopping=stopping,
+    )
+
+
+def _evaluated(
+    config: TrainConfig, folder: TrainDirectory, world: World, policy: Policy, evaluation: Evaluation
+) -> None:
+    """Evaluates the trained policy at the end: TRL's trainers have no sampler while they train."""
+    from gpuherd.posttrain.rollout.sampler import Sampler
+
+    step = max((int(line["step"]) for line in read_curves(folder.root)), default=0)
+    sampler = Sampler(policy, options.precision_of(config), world.device, options.sampling_of(config))
+    found = evaluation(sampler, step)
+    if world.is_main:
+        amend(folder.root, step, found)
+
+
+def finish(
+    config: TrainConfig, folder: TrainDirectory, world: World, policy: Policy, seconds: float
+) -> Mapping[str, Any]:
+    """Writes what is told at the end; done.json last, and when it is there checkpoints go. Raises CannotWrite."""
+    memory = memory_summary(of_world(world))
+    lines = read_curves(folder.root) if world.is_main else []
+    summary: dict[str, Any] = {
+        "gpuherd_version": __version__,
+        "experiment_name": config.experiment_name,
+        "algorithm": config.training.algorithm,
+        "policy": policy.to_dict(),
+        "processes": world.size,
+        "strategy": "single" if world.size == 1 else config.distributed.strategy,
+        "steps": int(lines[-1]["step"]) if lines else 0,
+        "last": {name: value for name, value in lines[-1].items() if name != "step"} if lines else {},
+        "seconds": seconds,
+    }
+    if world.is_main:
+        for line in memory:
+            logger.info("%s", line)
+        folder.write(folder.done, json.dumps(summary, indent=2) + "\n")
+        # Not before: what is killed here would train from its beginning again.
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    world.barrier()
+    return world.broadcast(summary)

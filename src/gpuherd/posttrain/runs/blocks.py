@@ -217,7 +217,7 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelPair:
     """``models.<family>``: a model that is trained or guided, and what its classifiers start from.
 
     Attributes:

@@ -20,7 +20,9 @@ from rich.console import Console
 
 from gpuherd.atomic import atomic_write
 from gpuherd.columns import window
+from gpuherd.engines.options import read_block
 from gpuherd.engines.registry import LOCAL
+from gpuherd.errors import UsageError
 from gpuherd.gpus.query import machine
 from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock, feasibility
@@ -28,20 +30,34 @@ from gpuherd.jobs.monitor.display import display
 from gpuherd.jobs.remote.dispatcher import settled
 from gpuherd.jobs.run import run_jobs
 from gpuherd.models.load.jobs import resources_for
+from gpuherd.posttrain.config.composing import compose, said
 from gpuherd.posttrain.eval.telling import json_values
-from gpuherd.posttrain.runs.dividing import combinations_of
-from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory
-from gpuherd.posttrain.runs.gpu_watch import GpuWatcher
-from gpuherd.posttrain.runs.jobs import PlannedStep, make_jobs, planned, result_of
+from gpuherd.posttrain.runs.folder import (
+    FORMAT,
+    RoundsDirectory,
+    RunRecord,
+    begin,
+    future_folder,
+    new_folder,
+    read_record,
+    resumed,
+    unfinished,
+)
+from gpuherd.posttrain.runs.gpu_monitor import GpuWatcher
 from gpuherd.posttrain.runs.memory import Memory
 from gpuherd.posttrain.runs.options import RoundsOptions
-from gpuherd.posttrain.runs.plan import Step
-from gpuherd.posttrain.runs.prepared import Prepared, prepare, refuse_others
-from gpuherd.posttrain.runs.priority import priority_named
-from gpuherd.posttrain.runs.record import RunRecord, begin, read_record
-from gpuherd.posttrain.runs.resuming import future_folder, new_folder, unfinished
-from gpuherd.posttrain.runs.settings import Settings
-from gpuherd.posttrain.runs.telling import end_lines, headline, notices, plan_tree, print_tree, result_lines
+from gpuherd.posttrain.runs.plan import (
+    PlannedStep,
+    Step,
+    combinations_of,
+    make_jobs,
+    planned,
+    priority_named,
+    result_of,
+)
+from gpuherd.posttrain.runs.prepare import Prepared, prepare, refuse_others
+from gpuherd.posttrain.runs.render import end_lines, headline, notices, plan_tree, print_tree, result_lines
+from gpuherd.posttrain.runs.settings import Settings, absolute, settings_of
 from gpuherd.posttrain.runs.work import versions
 from gpuherd.runs.console import logged_to
 from gpuherd.runs.stage import StageOutcome, tidy
@@ -63,7 +79,7 @@ class RoundsExperiment:
     """Runs an experiment's rounds on free GPUs.
 
     Args:
-        settings: what to do, paths absolute (``settling.settled``); of a run that goes on its own.
+        settings: what to do, paths absolute (``settings.absolute``); of a run that goes on its own.
         options: how jobs run.
         console: where progress and the summary go; standard output by default.
         simulate: the GPUs are pretended: all is computed on the CPU.
@@ -290,6 +306,44 @@ class RoundsExperiment:
     def _tell_results(self) -> None:
         for line in result_lines(self._gathered(), window(self.console)):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def experiment_of(
+    words: Sequence[str],
+    options: RoundsOptions,
+    *,
+    console: Console | None = None,
+    simulate: bool = False,
+    engine_is_said: bool = False,
+) -> RoundsExperiment:
+    """The experiment that words ask for: a run that goes on (``options.resume``, ``resume_from=DIR``), or a composed
+    configuration (``options.config`` and the words over what is shipped).
+
+    ``engine_is_said``: the options have the engine already, whatever the configuration says; else that counts where
+    they name none. Raises UsageError, BadRun.
+    """
+    if options.resume is not None or any(word.startswith("resume_from=") for word in words):
+        given = said(words)
+        place = options.resume or str(given["resume_from"])
+        if str(given.get("resume_from", place)) != place:
+            raise UsageError(f"--resume {place} and resume_from={given['resume_from']} name two runs; name one")
+        if options.config is not None:
+            raise UsageError("resume_from goes on with the configuration of its run; leave --config out")
+        folder = RoundsDirectory(place)
+        settings = resumed(folder, given).settings
+        if not engine_is_said:
+            options = _with_engine(options, settings)
+        return RoundsExperiment(settings, options, console=console, simulate=simulate, going_on=folder)
+    settings = absolute(settings_of(compose(words, options.config)))
+    if settings.resume_from is not None:
+        raise UsageError(f"resume_from={settings.resume_from}: it is a word of its own on the command line")
+    if not engine_is_said:
+        options = _with_engine(options, settings)
+    return RoundsExperiment(settings, options, console=console, simulate=simulate)
+
+
+def _with_engine(options: RoundsOptions, settings: Settings) -> RoundsOptions:
+    return replace(options, **read_block(settings.engine)) if options.engine == LOCAL else options
 
 
 def without_webhook(words: Sequence[str]) -> list[str]:

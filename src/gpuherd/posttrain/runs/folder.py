@@ -1,10 +1,26 @@
-"""The folder of an experiment's run, ``outputs/<experiment>/<stamp>``: this class owns every path in it."""
+"""The folder of a run, ``outputs/<experiment>/<stamp>``: every path in it; ``run.json``; which folder a run resumes;
+and ``policy.json``, by which a round passes its policy to the next.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from gpuherd.atomic import atomic_write
+from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.jobs.run_dir import RunDirectory, safe_name
+from gpuherd.posttrain.config.typed import read
+from gpuherd.posttrain.runs.plan import Combination, Step, plan_steps
+from gpuherd.posttrain.runs.settings import NEUTRAL, Settings
+from gpuherd.posttrain.types import Policy
+from gpuherd.runs.files import create_file
+from gpuherd.runs.records import jsonable
 
 FORMAT = 1  # of what lies in the folder; in run.json as "format"
 KIND = "posttrain"  # in run.json as "kind"
@@ -67,3 +83,190 @@ class RoundsDirectory(RunDirectory):
 
 def _combination(dataset: str, family: str) -> str:
     return f"{safe_name(dataset)}_{safe_name(family)}"
+
+
+class BadRun(GpuherdError):
+    """A folder is no run of ``gpuherd posttrain``, or its run.json is damaged or of a newer gpuherd."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What run.json holds.
+
+    Attributes:
+        settings: the experiment's, paths absolute.
+        combinations: how it was divided when it began; kept, whatever GPUs there are later.
+        identity: what its results depend on.
+        cwd: where it was begun; jobs run there.
+        made: command, time, host, versions.
+    """
+
+    settings: Settings
+    combinations: tuple[Combination, ...]
+    identity: str
+    cwd: str
+    made: Mapping[str, Any]
+
+    def steps(self) -> tuple[Step, ...]:
+        """All its steps."""
+        told = self.settings
+        return plan_steps(
+            self.combinations,
+            told.rounds_of_training,
+            asynchronous=told.async_rounds,
+            references=told.evaluation.base,
+        )
+
+
+def begin(folder: RoundsDirectory, record: RunRecord) -> RunRecord:
+    """Writes run.json where there is none yet. Returns what is there then. Raises CannotWrite, BadRun."""
+    values = {
+        "format": FORMAT,
+        "kind": KIND,
+        "experiment": record.settings.experiment.name,
+        "identity": record.identity,
+        "cwd": record.cwd,
+        **record.made,
+        "settings": jsonable(record.settings),
+        "combinations": jsonable(record.combinations),
+    }
+    try:
+        text = json.dumps(values, indent=1, allow_nan=True)
+        create_file(folder.run_json, text.encode() + b"\n")
+    except OSError as problem:
+        raise CannotWrite(f"can't write {folder.run_json}: {problem.strerror}") from None
+    return read_record(folder)
+
+
+def read_record(folder: RoundsDirectory) -> RunRecord:
+    """What run.json holds. Raises BadRun."""
+    values = raw_record(folder)
+    try:
+        known = {"format", "kind", "experiment", "identity", "cwd", "settings", "combinations"}
+        return RunRecord(
+            read(Settings, values["settings"]),
+            _combinations(values["combinations"]),
+            str(values["identity"]),
+            str(values["cwd"]),
+            {name: value for name, value in values.items() if name not in known},
+        )
+    except (KeyError, TypeError, GpuherdError) as problem:
+        raise BadRun(f"{folder.run_json} is damaged or of another gpuherd: {problem}") from None
+
+
+def raw_record(folder: RoundsDirectory) -> dict[str, Any]:
+    """run.json as JSON values, where it is one of ours. Raises BadRun."""
+    try:
+        values = json.loads(folder.run_json.read_bytes())
+    except OSError as problem:
+        raise BadRun(f"{folder.root} is no run of gpuherd posttrain: run.json: {problem.strerror}") from None
+    except (ValueError, RecursionError):
+        raise BadRun(f"{folder.run_json} is damaged") from None
+    if not isinstance(values, dict) or values.get("kind") != KIND or not isinstance(values.get("format"), int):
+        raise BadRun(f"{folder.root} is no run of gpuherd posttrain")
+    if values["format"] > FORMAT:
+        raise BadRun(f"{folder.run_json} is of a newer gpuherd (format {values['format']}); update gpuherd")
+    return values
+
+
+def _combinations(values: Sequence[Any]) -> tuple[Combination, ...]:
+    return tuple(read(Combination, each) for each in values)
+
+
+_STAMP = "%Y-%m-%d_%H-%M-%S"
+
+
+def unfinished(settings: Settings) -> RoundsDirectory | None:
+    """The newest run of this experiment, by its name and all that its results depend on, that is not done."""
+    folder = Path(settings.output_dir) / settings.experiment.name
+    for path in sorted(folder.glob("*/run.json"), reverse=True):
+        found = RoundsDirectory(path.parent)
+        if found.done.exists():
+            continue
+        with suppress(BadRun):
+            if raw_record(found)["identity"] == settings.identity():
+                return found
+    return None
+
+
+def new_folder(settings: Settings, now: datetime) -> RoundsDirectory:
+    """A folder that was not there: ``<output_dir>/<experiment>/<stamp>``. Raises CannotWrite."""
+    parent = Path(settings.output_dir) / settings.experiment.name
+    for number in range(1000):
+        path = parent / f"{now:{_STAMP}}{f'_{number}' if number else ''}"
+        try:
+            path.mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            continue
+        except OSError as problem:
+            raise CannotWrite(f"can't make {path}: {problem.strerror}; set another output_dir") from None
+        return RoundsDirectory(path)
+    raise CannotWrite(f"{parent} has 1000 runs of this second")
+
+
+def future_folder(settings: Settings, now: datetime) -> RoundsDirectory:
+    """What ``new_folder`` would make now; makes nothing."""
+    return RoundsDirectory(Path(settings.output_dir) / settings.experiment.name / f"{now:{_STAMP}}")
+
+
+def resumed(folder: RoundsDirectory, said: Mapping[str, Any]) -> RunRecord:
+    """A run that goes on, with what is said anew for it.
+
+    Args:
+        said: values by their full keys.
+
+    Raises UsageError: one that its results depend on is to be another. BadRun.
+    """
+    record = read_record(folder)
+    values = jsonable(record.settings)
+    for key, value in said.items():
+        if key == "resume_from":
+            continue
+        place, _, last = key.rpartition(".")
+        inner = _at(values, place, key)
+        if key not in NEUTRAL and inner.get(last) != jsonable(value):
+            raise UsageError(
+                f"{folder.root} was begun with {key}={inner.get(last)!r}; with another it is another run: leave it "
+                "out, or begin one without --resume"
+            )
+        inner[last] = value
+    return replace(record, settings=read(Settings, values))
+
+
+def _at(values: dict[str, Any], place: str, key: str) -> dict[str, Any]:
+    inner: Any = values
+    for part in filter(None, place.split(".")):
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    if not isinstance(inner, dict):
+        raise UsageError(f"{key}: the run that goes on has no such key; leave it out")
+    return inner
+
+
+class BadPolicy(GpuherdError):
+    """A policy.json is damaged or of a newer gpuherd."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+def write_policy(path: Path, policy: Policy, root: Path) -> None:
+    """Writes the policy, whole or not at all. Raises CannotWrite."""
+    text = json.dumps({"format": 1, "policy": policy.to_dict(root)}, indent=1)
+    try:
+        atomic_write(path, text.encode() + b"\n")
+    except OSError as problem:
+        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
+
+
+def read_policy(path: Path, root: Path) -> Policy:
+    """The policy that was written. Raises BadPolicy."""
+    try:
+        found = json.loads(path.read_bytes())
+        if found["format"] > 1:
+            raise BadPolicy(f"{path} is of a newer gpuherd (format {found['format']}); update gpuherd")
+        return Policy.from_dict(found["policy"], root)
+    except OSError as problem:
+        raise BadPolicy(f"{path} can't be read: {problem.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise BadPolicy(f"{path} is damaged ({type(problem).__name__}); remove it to train this round again") from None

@@ -25,14 +25,14 @@ from gpuherd.posttrain.guidance.comparing import ComparingOptions
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, PolicyOptions
 from gpuherd.posttrain.preference.proxy import ProxyOptions
-from gpuherd.posttrain.runs.blocks import Family
-from gpuherd.posttrain.runs.plan import Phase, Step
-from gpuherd.posttrain.runs.prepared import Prepared
+from gpuherd.posttrain.runs.blocks import ModelPair
+from gpuherd.posttrain.runs.plan import Phase, Step, StepRequest
+from gpuherd.posttrain.runs.prepare import Prepared
 from gpuherd.posttrain.runs.settings import Settings
 from gpuherd.units import gib
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.runs.choices import Choice
+    from gpuherd.posttrain.runs.settings import AlgorithmConfig
 
 # Reward models of unknown architecture are encoders of less than half a billion numbers, usually.
 _UNKNOWN_SCORER_MB = 2048
@@ -57,21 +57,6 @@ class _Held:
     width: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a job asks for.
-
-    Attributes:
-        gpus: 1.
-        memory_mb: free memory that it needs there.
-        sentence: what for, in words.
-    """
-
-    gpus: int
-    memory_mb: int
-    sentence: str
-
-
 class Memory:
     """What each step of an experiment asks for on a machine with these GPUs; each model is read once.
 
@@ -84,9 +69,9 @@ class Memory:
         self._settings, self._cards, self._prompts = settings, tuple(cards), prepared.prompt_tokens
         self._choices = {each.name: each for each in prepared.choices}
         self._reward_models, self._right_or_wrong = prepared.reward_models, prepared.right_or_wrong
-        self._known: dict[tuple[object, ...], Asked] = {}
+        self._known: dict[tuple[object, ...], StepRequest] = {}
 
-    def of(self, step: Step) -> Asked:
+    def of(self, step: Step) -> StepRequest:
         """Of one step. Raises JobCannotFit where it fits on no GPU here; MissingModel, BadModel."""
         name = step.evaluated_on if step.evaluated_on is not None else step.dataset
         if step.phase is Phase.TRAIN:
@@ -121,7 +106,7 @@ class Memory:
         both = step.phase is Phase.EVALUATE and self._settings.evaluation.kl == "exact"
         return (policy, policy) if both else (policy,)
 
-    def _decoding(self, models: Sequence[_Held], dataset: str) -> Asked:
+    def _decoding(self, models: Sequence[_Held], dataset: str) -> StepRequest:
         """Models that decode together on one GPU: their needs add up, but for the context and what is kept free."""
         demands, heads = [], 0
         for each in models:
@@ -136,7 +121,7 @@ class Memory:
         if dataset in self._reward_models:
             said += f", scored by {self._reward_models[dataset]}"
         self._refuse(total, said)
-        return Asked(1, total, f"{said}: {gib(total * MIB)}")
+        return StepRequest(1, total, f"{said}: {gib(total * MIB)}")
 
     def _load(self, dataset: str, guiding: ValueOptions | None) -> Workload:
         """What is decoded at once. A classifier reads the candidates of a step behind what there is: a pass of as many
@@ -162,7 +147,7 @@ class Memory:
             return _UNKNOWN_SCORER_MB  # an encoder of an architecture whose shapes the planner doesn't know
         return _beside(resources_of(architecture, precision, load, self._cards, parallel="replica", most=1))
 
-    def _training(self, step: Step, family: Family) -> Asked:
+    def _training(self, step: Step, family: ModelPair) -> StepRequest:
         choice = self._choices[step.algorithm]
         model = family.value if choice.guided and family.value is not None else family.reference
         # Classifiers always learn in float32 (value.training), other weights where there is autocast.
@@ -197,7 +182,7 @@ class Memory:
             first = self._learning(step, proxy, self._of_proxy(job))
             if first > memory:
                 memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
-        return Asked(1, memory, f"{told}: {gib(memory * MIB)}")
+        return StepRequest(1, memory, f"{told}: {gib(memory * MIB)}")
 
     def _frozen(self, model: str, job: TrainingJob) -> int:
         """What a frozen model takes that reads the answers of a micro-batch, in MB: with its logits of all their tokens
@@ -208,7 +193,7 @@ class Memory:
         demand = resources_of(architecture, precision, load, self._cards, parallel="replica", most=1)
         return _beside(demand) + -(-logits // MIB)
 
-    def _width(self, choice: Choice, dataset: str) -> int:
+    def _width(self, choice: AlgorithmConfig, dataset: str) -> int:
         """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and
         wrong, else those of a histogram."""
         options: ValueOptions = choice.options
@@ -242,7 +227,7 @@ class Memory:
             loss="chunked",
         )
 
-    def _job(self, choice: Choice, precision: Precision, frozen: Precision, prompt_tokens: int) -> TrainingJob:
+    def _job(self, choice: AlgorithmConfig, precision: Precision, frozen: Precision, prompt_tokens: int) -> TrainingJob:
         """How an algorithm trains, by its options where it has such.
 
         Args:
@@ -323,7 +308,7 @@ def _beside(demand: PlannedRequest) -> int:
     return max(1, demand.memory_mb - (kept.context + kept.on(total)) // MIB)
 
 
-def _sequences(choice: Choice) -> int:
+def _sequences(choice: AlgorithmConfig) -> int:
     """Of an optimiser step; at least so many of those whose rows are counted otherwise."""
     options = choice.options
     if (minibatch := getattr(options, "minibatch_size", None)) is not None:

@@ -1,18 +1,32 @@
-"""Algorithm x data set x model pair x round becomes steps: collect, train, evaluate, and what each needs. Pure.
+"""Algorithm x data set x model pair x round becomes steps: collect, train, evaluate; and steps become jobs of a queue.
 
 Of one combination the rounds follow each other: what a round collects needs the policy of the round before, its
-training needs what was collected. Combinations know nothing of each other, so they fill the machine side by side.
+training needs what was collected. Combinations know nothing of each other, so they fill the machine side by side. Pure,
+but for the function that a user gives for priorities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import json
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.run_dir import safe_name
-from gpuherd.posttrain.eval.result import REFERENCE
+from gpuherd.models.load.jobs import HEARTBEAT_S
+from gpuherd.posttrain.eval.result import REFERENCE, RESULT
+from gpuherd.runs.shards import number_of_shards
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.runs.folder import RoundsDirectory
+    from gpuherd.posttrain.runs.prepare import Prepared
+    from gpuherd.posttrain.runs.settings import Settings
 
 
 class Phase(StrEnum):
@@ -170,3 +184,202 @@ def _references(combinations: Sequence[Combination]) -> list[Step]:
 def _of(step: Step) -> str:
     words = [step.algorithm, step.dataset, step.family]
     return " / ".join(words if step.evaluated_on is None else [*words, step.evaluated_on])
+
+
+def combinations_of(settings: Settings, prepared: Prepared, places: int) -> tuple[Combination, ...]:
+    """Every algorithm on every data set with every pair of models.
+
+    The places of the machine are divided among those that collect: so many jobs each as fill it together.
+
+    Args:
+        places: how many jobs can run side by side.
+    """
+    data, models = settings.trained_on(), tuple(settings.families())
+    collecting = sum(choice.collects for choice in prepared.choices) * len(data) * len(models)
+    each = max(1, places // max(1, collecting)) if settings.parallel_generation else 1
+    return tuple(
+        Combination(
+            algorithm=choice.name,
+            dataset=name,
+            family=family,
+            collects=choice.collects,
+            off_policy=choice.make().off_policy,
+            shards=number_of_shards(prepared.problems[name], each, settings.data_collection.shards),
+            evaluated_on=settings.evaluated_on(name),
+        )
+        for choice in prepared.choices
+        for name in data
+        for family in models
+    )
+
+
+_PHASES = {Phase.COLLECT: 2, Phase.TRAIN: 1, Phase.EVALUATE: 0}
+_MOST = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class JobDescription:
+    """A job, as a priority function sees it.
+
+    Attributes:
+        name: of the job in the queue.
+        phase: collect, train or evaluate.
+        algorithm, dataset, family: the combination; of a reference the algorithm is "reference".
+        round_idx: from 0; 0 for the evaluation of a reference.
+        rounds: how many there are.
+        shard: of a collection.
+    """
+
+    name: str
+    phase: str
+    algorithm: str
+    dataset: str
+    family: str
+    round_idx: int
+    rounds: int
+    shard: int = 0
+
+
+TrainingJob = JobDescription  # the guide's name
+Priority = Callable[[JobDescription], int]
+
+
+def description_of(step: Step, rounds: int) -> JobDescription:
+    """What a priority function is given."""
+    number = 0 if step.round is None else step.round
+    return JobDescription(
+        step.name, step.phase.value, step.algorithm, step.dataset, step.family, number, rounds, step.shard
+    )
+
+
+def earlier_rounds_first(job: JobDescription) -> int:
+    """The default: the higher, the earlier the round; within a round what others wait for goes first.
+
+    (A guide that this follows has ``round_idx * 100`` and says that higher runs first: taken at its word, later rounds
+    would. Here ``needs`` keeps the rounds of a combination in order whatever a function says.)
+
+    >>> jobs = [JobDescription("x", phase, "PITA", "d", "f", number, 2) for number in (0, 1) for phase in Phase]
+    >>> [earlier_rounds_first(job) for job in jobs]
+    [2, 1, 0, -8, -9, -10]
+    """
+    return _PHASES[Phase(job.phase)] - 10 * job.round_idx
+
+
+def priority_named(name: str | None) -> Priority:
+    """The function of a dotted name, ``my_module.my_priority``; None: the default. Modules are found as Python finds
+    them, and in the folder that the command is in.
+
+    Raises UsageError: there is no such function.
+    """
+    if name is None:
+        return earlier_rounds_first
+    module, _, attribute = name.rpartition(".")
+    if not module:
+        raise UsageError(f"job_priority={name!r}: a dotted name, as in my_module.my_priority")
+    found: Any = getattr(_imported(module, name), attribute, None)
+    if not callable(found):
+        raise UsageError(f"job_priority={name}: {module} has no function {attribute}")
+
+    def checked(job: JobDescription) -> int:
+        try:
+            value = found(job)
+        except Exception as problem:
+            raise UsageError(f"job_priority={name}: {type(problem).__name__} for {job.name}: {problem}") from problem
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) >= _MOST:
+            raise UsageError(f"job_priority={name}: gave {value!r} for {job.name}; it gives a whole number")
+        return value
+
+    return checked
+
+
+def _imported(module: str, name: str) -> Any:
+    here = str(Path.cwd())
+    sys.path.append(here)
+    try:
+        return importlib.import_module(module)
+    except Exception as problem:
+        told = f"{type(problem).__name__}: {problem}"
+        raise UsageError(f"job_priority={name}: {module} can't be imported: {told}") from problem
+    finally:
+        sys.path.remove(here)
+
+
+WORKER = "gpuherd.posttrain.runs.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """The resources that a step's job asks for.
+
+    Attributes:
+        gpus: how many.
+        memory_mb: free memory that it needs on each.
+        sentence: what for, in words.
+    """
+
+    gpus: int
+    memory_mb: int
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step with what its job asks for."""
+
+    step: Step
+    asked: StepRequest
+    priority: int
+
+
+def planned(steps: Sequence[Step], asked: Sequence[StepRequest], priority: Priority, rounds: int) -> list[PlannedStep]:
+    """The steps with their priorities. Raises what the priority function raises."""
+    return [
+        PlannedStep(step, each, priority(description_of(step, rounds))) for step, each in zip(steps, asked, strict=True)
+    ]
+
+
+def result_of(step: Step, folder: RoundsDirectory) -> Path:
+    """The file that is there when a step is done."""
+    number = -1 if step.round is None else step.round
+    if step.phase is Phase.COLLECT:
+        return folder.rows_done(folder.data(step.algorithm, step.dataset, step.family, number), step.shard)
+    if step.phase is Phase.TRAIN:
+        return folder.policy(folder.model(step.algorithm, step.dataset, step.family, number))
+    return (
+        folder.result(step.algorithm, step.family, step.dataset, step.round, step.evaluated_on or step.dataset) / RESULT
+    )
+
+
+def make_jobs(
+    plan: Sequence[PlannedStep],
+    folder: RoundsDirectory,
+    *,
+    identity: str,
+    cwd: str,
+    retries: int = 1,
+    heartbeat_s: float | None = None,
+    share: bool = False,
+    simulate: bool = False,
+) -> list[Job]:
+    """A job for each step. Jobs that a killed run has finished stay done while their results are there."""
+    return [
+        Job(
+            name=each.step.name,
+            argv=(
+                *(sys.executable, "-P", "-m", WORKER, "--folder", str(folder.root), "--job", each.step.name),
+                *(["--simulate"] if simulate else []),
+            ),
+            gpus=each.asked.gpus,
+            memory_mb=each.asked.memory_mb,
+            share=share,
+            priority=each.priority,
+            needs=each.step.needs,
+            family=f"{each.step.algorithm} {each.step.dataset} {each.step.family} {each.step.phase}",
+            heartbeat_s=heartbeat_s or HEARTBEAT_S,
+            retries=retries,
+            cwd=cwd,
+            result=str(result_of(each.step, folder)),
+            identity=json.dumps([identity, each.step.name, each.step.shards]),
+        )
+        for each in plan
+    ]

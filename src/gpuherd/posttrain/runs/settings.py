@@ -1,33 +1,108 @@
-"""What an experiment can be asked for: every key of its configuration, typed. Light: no torch, no Hydra.
+"""The configuration of an experiment, typed and checked. Light: no torch, no Hydra.
 
 ``settings_of`` makes it of composed values and checks what one key alone can't say: that the names in it are algorithms
-and that no option is given that nobody reads. The blocks stand in ``blocks``.
+and that no option is given that nobody reads. ``absolute`` resolves its paths. The blocks are in ``blocks``.
+
+An algorithm's module is imported here, and is light: none imports torch with its options.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.registry import algorithm_class, canonical
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.engine.options import StepOptions
 from gpuherd.posttrain.runs.blocks import (
     DataCollection,
     Dataset,
     EvaluationSettings,
-    Family,
     Generation,
+    ModelPair,
     Naming,
     System,
     TrainingSettings,
 )
-from gpuherd.posttrain.runs.choices import Choice, choices_of
 from gpuherd.runs.records import jsonable
+
+# Keys of a block under ``algos`` that are the experiment's and not the algorithm's.
+_OURS = ("enabled", "algorithm")
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmConfig:
+    """An algorithm of an experiment.
+
+    Attributes:
+        name: its key under ``algos``; what its jobs and results are called by.
+        algorithm: the name in the registry.
+        options: of its ``Options``, checked.
+        guided: its policies are the reference with a classifier.
+        draws: whether it learns by the log-probs of what was drawn for it.
+        collects: whether it learns from rows that are collected before. With ``online`` it samples while it trains,
+            with ``preferences`` it learns from a file.
+    """
+
+    name: str
+    algorithm: str
+    options: Any
+    guided: bool
+    draws: bool
+    collects: bool
+
+    def make(self) -> Any:
+        """The algorithm itself."""
+        return algorithm_class(self.algorithm)(self.options)
+
+
+def algorithm_configs(
+    blocks: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Mapping[str, Any]]
+) -> tuple[AlgorithmConfig, ...]:
+    """The enabled algorithms of ``algos`` in order.
+
+    Args:
+        shared: by block of the configuration, options for all algorithms that have them and set none of this name
+            themselves.
+
+    Raises UsageError: a name that is no algorithm, an option that is none; something shared that no algorithm reads.
+    """
+    found = []
+    read_by: set[str] = set()
+    common = {key: value for block in shared.values() for key, value in block.items()}
+    for name, block in blocks.items():
+        where = f"algos.{name}"
+        if not isinstance(block, Mapping):
+            raise UsageError(f"{where} should be a mapping of options, as in {where}.enabled=true")
+        ours = read(_Block, {key: block[key] for key in _OURS if key in block}, where)
+        algorithm = canonical(name if ours.algorithm is None else ours.algorithm)
+        kind = algorithm_class(algorithm)
+        given = {key: value for key, value in block.items() if key not in _OURS}
+        fields = {each.name for each in dataclasses.fields(kind.Options)}
+        also = {key: value for key, value in common.items() if key in fields}
+        options = read(kind.Options, {**also, **given}, where)
+        if ours.enabled:
+            read_by |= fields
+            made = kind(options)
+            found.append(AlgorithmConfig(name, algorithm, options, made.guided, made.draws, made.collects))
+    for where, key in ((where, key) for where, several in shared.items() for key in several):
+        if found and key not in read_by:
+            raise UsageError(f"{where}.{key}: none of {', '.join(each.name for each in found)} reads it")
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    enabled: bool = True
+    algorithm: str | None = None
+
 
 # Where and when things run, not what comes out: a run that goes on may have others.
 NEUTRAL = frozenset({"engine", "output_dir", "resume_from", "job_priority", "system.use_parallel_execution"})
@@ -58,7 +133,7 @@ class Settings:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     algos: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     datasets: Mapping[str, Dataset] = field(default_factory=dict)
-    models: Mapping[str, Family] = field(default_factory=dict)
+    models: Mapping[str, ModelPair] = field(default_factory=dict)
     rounds_of_training: int = 2
     parallel_generation: bool = True
     async_rounds: bool = False
@@ -89,13 +164,13 @@ class Settings:
             dynamic_batch_size=told.dynamic_batch_size,
         )
 
-    def choices(self) -> tuple[Choice, ...]:
+    def choices(self) -> tuple[AlgorithmConfig, ...]:
         """The enabled algorithms with their options. Raises UsageError."""
-        return choices_of(
+        return algorithm_configs(
             self.algos, {"training": self.training.shared(), "data_collection": self.data_collection.shared()}
         )
 
-    def families(self) -> dict[str, Family]:
+    def families(self) -> dict[str, ModelPair]:
         """The enabled ones."""
         return {name: each for name, each in self.models.items() if each.enabled}
 
@@ -157,3 +232,72 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
             )
     settings.evaluation.options(settings.data_collection.seed)
     return settings
+
+
+def absolute(settings: Settings) -> Settings:
+    """The settings with absolute paths. A file among ``training.datasets`` (or ``evaluation.datasets_by_train``)
+    becomes a data set that is called like the file. Raises UsageError where that name means something else already."""
+    datasets = {name: _dataset(each) for name, each in settings.datasets.items()}
+    trained = settings.training.datasets
+    if trained is not None:
+        trained = tuple(_named(name, datasets) for name in trained)
+    evaluated = {
+        _named(name, datasets): tuple(_named(each, datasets) for each in names)
+        for name, names in settings.evaluation.datasets_by_train.items()
+    }
+    families = {
+        name: replace(each, reference=_path(each.reference), value=_or_none(each.value), adapter=_or_none(each.adapter))
+        for name, each in settings.models.items()
+    }
+    return replace(
+        settings,
+        training=replace(settings.training, datasets=trained),
+        evaluation=replace(settings.evaluation, datasets_by_train=evaluated),
+        datasets=datasets,
+        models=families,
+        algos={name: _options(block) for name, block in settings.algos.items()},
+    )
+
+
+def _dataset(told: Dataset) -> Dataset:
+    return replace(told, task=_or_none(told.task), reward_model=_or_none(told.reward_model))
+
+
+def _named(name: str, datasets: dict[str, Dataset]) -> str:
+    """The name of a data set; of a file one that is new, which ``datasets`` is given."""
+    if name in datasets or not _is_file(name):
+        return name
+    path, short = _path(name), Path(name).stem
+    known = datasets.setdefault(short, Dataset(task=path, enabled=False))
+    if known.task != path:
+        raise UsageError(f"{name}: a data set is called {short} already; name this one: datasets.<name>.task={name}")
+    return short
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return ("/" in name or "." in name) and Path(name).expanduser().is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _path(name: str) -> str:
+    """An absolute path where there is such a file or folder, else the name as it is (an id)."""
+    try:
+        path = Path(name).expanduser()
+        return str(path.absolute()) if path.exists() else name
+    except (OSError, ValueError, RuntimeError):
+        return name
+
+
+def _or_none(name: str | None) -> str | None:
+    return None if name is None else _path(name)
+
+
+def _options(block: Any) -> Any:
+    """An algorithm's options with absolute paths: texts that look like a path and are one."""
+    if isinstance(block, Mapping):
+        return {name: _options(each) for name, each in block.items()}
+    if isinstance(block, str) and ("/" in block or "." in block):
+        return _path(block)
+    return block

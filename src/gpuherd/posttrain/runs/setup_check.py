@@ -15,8 +15,8 @@ from rich.console import Console
 from gpuherd.errors import GpuherdError, naming_extras, printable
 from gpuherd.gpus.state import Gpu
 from gpuherd.posttrain.data.arithmetic import make_tokenizer
+from gpuherd.posttrain.runs.guide_names import Collected, ParallelDataGenerator
 from gpuherd.posttrain.runs.options import RoundsOptions
-from gpuherd.posttrain.runs.parallel import Collected, ParallelDataGenerator
 
 _MOST_WORKERS = 4
 

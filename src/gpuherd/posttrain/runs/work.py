@@ -1,6 +1,10 @@
-"""A job of an experiment: what it is given, read from the run's folder, and the three kinds of it.
+"""A job of an experiment: its inputs, read from the run's folder, and the three kinds of it; and the files of rows.
 
-Runs in a worker, on whatever device that has. Each kind writes its result last and goes on where a killed one stopped.
+Runs in a worker, on whatever device that has. Each kind writes its result last and resumes where a killed one stopped.
+
+A round's rows are a line of JSON a problem, with all rows of that problem, in the order of a shard's problems. A
+problem's line is there whole or not at all; where an algorithm drops a problem the line has no rows. So a shard that
+was killed resumes behind its last whole batch, and a round reads back the same from any number of shards.
 """
 
 from __future__ import annotations
@@ -9,27 +13,35 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from gpuherd import __version__
 from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
-from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.posttrain.eval.result import REFERENCE, About
-from gpuherd.posttrain.runs.choices import Choice
-from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory
-from gpuherd.posttrain.runs.handing import read_policy, write_policy
+from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory, RunRecord, read_policy, write_policy
 from gpuherd.posttrain.runs.plan import Phase, Step
-from gpuherd.posttrain.runs.record import RunRecord
-from gpuherd.posttrain.runs.rows import by_problem, line_of, read_round, shard_of
-from gpuherd.posttrain.runs.settings import Settings
-from gpuherd.posttrain.runs.tasks import make_dataset
-from gpuherd.posttrain.types import Collecting, Policy, Problem, Row, Sampling, Split, Task, Training
-from gpuherd.runs.shard_file import ShardFile
+from gpuherd.posttrain.runs.prepare import make_dataset
+from gpuherd.posttrain.runs.settings import AlgorithmConfig, Settings
+from gpuherd.posttrain.types import (
+    Collecting,
+    Comparison,
+    Policy,
+    Problem,
+    Rollout,
+    Row,
+    Sampling,
+    Split,
+    Task,
+    Training,
+)
+from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,7 @@ class Work:
         return self.record.settings
 
     @cached_property
-    def choice(self) -> Choice:
+    def choice(self) -> AlgorithmConfig:
         """The step's algorithm."""
         found = {each.name: each for each in self.settings.choices()}
         return found[self.step.algorithm]
@@ -259,3 +271,86 @@ def _write(path: Any, values: Mapping[str, Any]) -> None:
         atomic_write(path, json.dumps({"format": FORMAT, **values}, indent=1).encode() + b"\n")
     except OSError as problem:
         raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
+
+
+_KINDS: dict[str, type[Rollout] | type[Comparison]] = {"rollout": Rollout, "comparison": Comparison}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+class BadRows(GpuherdError):
+    """A file of rows is damaged, or an algorithm gave rows that belong to none of its problems."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+def shard_of(problems: int, shard: int, shards: int, batch: int) -> Shard:
+    """A shard's problems as places in the round's list: each ``shards``-th, in batches that are written whole.
+
+    >>> shard_of(7, 1, 3, 2).batches, shard_of(7, 0, 3, 2).batches
+    (((1, 4),), ((0, 3), (6,)))
+    """
+    places = range(problems)[shard::shards]
+    return Shard(tuple(tuple(places[start : start + batch]) for start in range(0, len(places), batch)))
+
+
+def by_problem(rows: Iterable[Row], problems: Sequence[Problem]) -> Iterator[list[Row]]:
+    """The rows of each problem, problem by problem, as soon as they are all there; [] of one that has none.
+
+    Raises BadRows for a row of another problem, or one that comes too late.
+    """
+    places = {problem.id: place for place, problem in enumerate(problems)}
+    waiting: list[Row] = []
+    at = 0
+    for row in rows:
+        place = places.get(row.problem)
+        if place is None or place < at:
+            raise BadRows(f"a row of problem {row.problem!r} is none of this job's, or out of order")
+        while at < place:
+            yield waiting
+            waiting, at = [], at + 1
+        waiting.append(row)
+    for _ in range(at, len(problems)):
+        yield waiting
+        waiting = []
+
+
+def line_of(problem: Problem, rows: Sequence[Row]) -> str:
+    """A problem's line."""
+    told = [{"kind": _NAMES[type(row)], **row.to_dict()} for row in rows]
+    return json.dumps({"problem": problem.id, "rows": told}, separators=(",", ":"), allow_nan=False)
+
+
+def read_round(paths: Sequence[Path], problems: int) -> tuple[Row, ...]:
+    """All rows of a round in the order of its problems.
+
+    Args:
+        paths: a file a shard, in order.
+        problems: how many there were.
+
+    Raises BadRows: a file is not whole.
+    """
+    found: dict[int, list[Row]] = {}
+    for number, path in enumerate(paths):
+        places = range(problems)[number :: len(paths)]
+        try:
+            lines = path.read_bytes().splitlines(keepends=True)
+        except OSError as problem:
+            raise BadRows(f"{path} can't be read: {problem.strerror}") from None
+        again = f"remove {path.with_suffix('.json')} and start the same command again"
+        if len(lines) != len(places):
+            raise BadRows(f"{path} has {len(lines)} lines and should have {len(places)}; {again}")
+        for at, (place, line) in enumerate(zip(places, lines, strict=True), 1):
+            if (content := unsealed(line)) is None:
+                raise BadRows(f"{path}: line {at} is incomplete or has changed; {again}")
+            found[place] = _rows_of(content, path)
+    return tuple(row for place in sorted(found) for row in found[place])
+
+
+def _rows_of(line: bytes, path: Path) -> list[Row]:
+    try:
+        return [
+            _KINDS[row["kind"]].from_dict({key: value for key, value in row.items() if key != "kind"})
+            for row in json.loads(line)["rows"]
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        raise BadRows(f"{path} is damaged: {type(problem).__name__}: {problem}") from None

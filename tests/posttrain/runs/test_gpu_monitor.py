@@ -14,8 +14,7 @@ from gpuherd.jobs import clock
 from gpuherd.jobs.records import Counts, Event, EventKind, RunSnapshot
 from gpuherd.posttrain.engine.gpu_memory import GpuMemory, memory_summary
 from gpuherd.posttrain.runs.folder import RoundsDirectory
-from gpuherd.posttrain.runs.gpu_lines import Looks, utilisation_lines
-from gpuherd.posttrain.runs.gpu_watch import LOOK_EVERY_S, GpuWatcher
+from gpuherd.posttrain.runs.gpu_monitor import LOOK_EVERY_S, GpuWatcher, Looks, utilisation_lines
 from gpuherd.runs.console import logged_to
 from gpuherd.standin.machine import SimulatedMachine
 

@@ -13,9 +13,8 @@ from gpuherd.models.memory.kv_cache import MIB
 from gpuherd.posttrain.eval.result import REFERENCE
 from gpuherd.posttrain.eval.telling import clear_differences, summary_table, unmoved_lines
 from gpuherd.posttrain.eval.telling import headline as summary_headline
-from gpuherd.posttrain.runs.jobs import PlannedStep
-from gpuherd.posttrain.runs.plan import Phase
-from gpuherd.posttrain.runs.prepared import Prepared
+from gpuherd.posttrain.runs.plan import Phase, PlannedStep
+from gpuherd.posttrain.runs.prepare import Prepared
 from gpuherd.posttrain.runs.settings import Settings
 from gpuherd.posttrain.types import Split, cut_draws
 from gpuherd.runs.stage import failure_lines

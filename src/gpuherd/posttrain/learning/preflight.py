@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from typing import Any
 
 from gpuherd.errors import GpuherdError, UsageError
-from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.preference_rows import Messages
 from gpuherd.posttrain.envs.interface import Environments
 from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
-from gpuherd.posttrain.learning.episodes import make_environments, problems_of
-from gpuherd.posttrain.learning.translating import options_of, problems_wanted
+from gpuherd.posttrain.learning.data import all_but_test, check_turns, make_environments, problems_of
+from gpuherd.posttrain.learning.options import algorithm_options, problems_wanted
 from gpuherd.posttrain.rollout.lengths import Texts
 from gpuherd.posttrain.types import Problem, Split
 
@@ -41,21 +38,6 @@ def check_data(config: TrainConfig) -> Texts | None:
         for number, block in enumerate(config.eval_envs):
             _check_evaluation(f"eval_envs[{number}]", block, config)
     return texts if told.data_file is None else _read_file(told.data_file, config)
-
-
-def algorithm_options(config: TrainConfig, problems: int) -> Any:
-    """The options of the algorithm's own kind. Raises UsageError."""
-    name = config.training.algorithm.upper()
-    return read(algorithm_class(name).Options, options_of(config, problems), name)
-
-
-def check_turns(config: TrainConfig, environments: Environments) -> None:
-    """Raises UsageError for dpo on episodes of several turns."""
-    if config.training.algorithm == "dpo" and environments.most_turns > 1:
-        raise UsageError(
-            f"policy_env: dpo compares single answers, and an episode of {environments.name} has up to "
-            f"{environments.most_turns} turns; set max_attempts: 1, or learn by ppo or grpo"
-        )
 
 
 def _check_evaluation(where: str, block: EnvBlock, config: TrainConfig) -> None:
@@ -97,7 +79,6 @@ def _read_file(file: str, config: TrainConfig) -> Texts:
 def _demonstrations(file: str, config: TrainConfig) -> Texts:
     from gpuherd.posttrain.data.options import TaskOptions
     from gpuherd.posttrain.data.registry import is_task, make_task
-    from gpuherd.posttrain.learning.data import all_but_test
 
     count, seed = config.training.max_problems, config.training.seed
     if is_task(file):

@@ -1,4 +1,4 @@
-"""What a round hands on."""
+"""The policy that a round passes to the next, as a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.lm.guidance.guide import Guide, Mode
-from gpuherd.posttrain.runs.handing import BadPolicy, read_policy, write_policy
+from gpuherd.posttrain.runs.folder import BadPolicy, read_policy, write_policy
 from gpuherd.posttrain.types import Policy
 
 

@@ -1,4 +1,4 @@
-"""What is looked at before any GPU is taken: tasks and their problems, models and whether their tokens are the same."""
+"""Checks before any GPU is taken: data sets and their problems, models and whether their tokens are the same."""
 
 from __future__ import annotations
 
@@ -8,20 +8,65 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuherd.errors import BadModel, UsageError
+from gpuherd.errors import BadModel, GpuherdError, UsageError
 from gpuherd.lm.guidance.guide import first_difference, refuse_other_tokens
 from gpuherd.models.load.identity import files_digest, model_files
 from gpuherd.models.load.identity import reference as model_reference
 from gpuherd.posttrain.algos.sft import Source
 from gpuherd.posttrain.data.dataset import DataTask
+from gpuherd.posttrain.data.options import TaskOptions
+from gpuherd.posttrain.data.registry import make_task
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.preference.proxy import refuse_other_tokens as refuse_other_proxy
 from gpuherd.posttrain.preference.reward_model import refuse_base
 from gpuherd.posttrain.rollout.lengths import Texts, check_lengths
-from gpuherd.posttrain.runs.choices import Choice
-from gpuherd.posttrain.runs.settings import Settings
-from gpuherd.posttrain.runs.tasks import evaluation_problems, make_dataset, training_problems
-from gpuherd.posttrain.types import Problem, Split
+from gpuherd.posttrain.runs.blocks import DTYPES
+from gpuherd.posttrain.runs.settings import AlgorithmConfig, Settings
+from gpuherd.posttrain.types import Problem, Split, Task
+
+
+def make_dataset(settings: Settings, name: str, device: str = "cpu") -> Task:
+    """The task of a data set's name. Raises UsageError, naming its key, and what reading data raises."""
+    told = settings.dataset(name)
+    options = TaskOptions(
+        settings=told.settings,
+        reward_model=told.reward_model,
+        device=device,
+        dtype=None if told.reward_dtype is None else DTYPES[told.reward_dtype],
+        reward_batch_size=settings.data_collection.reward_batch_size,
+        processes=told.processes,
+        allow_unconfined=told.allow_unconfined,
+    )
+    try:
+        return make_task(name if told.task is None else told.task, options)
+    except UsageError as problem:
+        raise UsageError(f"datasets.{name}: {problem}") from None
+
+
+def training_problems(settings: Settings, name: str, task: Task) -> list[Problem]:
+    """The problems that every round asks. Raises UsageError where there are not so many."""
+    told = settings.data_collection
+    return list(_asked(task, Split.TRAIN, told.max_examples, told.seed, f"data_collection.max_examples, {name}"))
+
+
+def evaluation_problems(settings: Settings, name: str, task: Task) -> list[Problem]:
+    """The problems that every evaluation on this data set asks. Raises UsageError where there are not so many."""
+    told = settings.evaluation
+    seed = settings.data_collection.seed
+    return list(_asked(task, Split(told.split), told.max_examples, seed, f"evaluation.max_examples, {name}"))
+
+
+def _asked(task: Task, split: Split, count: int, seed: int, where: str) -> list[Problem]:
+    try:
+        found = list(task.problems(split, count or None, seed))
+    except UsageError as problem:
+        raise UsageError(f"{where}: {problem}") from None
+    if not found:
+        raise GpuherdError(f"{where}: there is no problem")
+    if len({each.id for each in found}) < len(found):
+        raise GpuherdError(f"{where}: two problems have one id")
+    return found
+
 
 # What a chat template adds to a message, at most, in tokens.
 _TEMPLATE = 64
@@ -45,7 +90,7 @@ class Prepared:
         inputs: a digest of each data set's problems and of each model's files: a run doesn't go on with others.
     """
 
-    choices: tuple[Choice, ...]
+    choices: tuple[AlgorithmConfig, ...]
     problems: Mapping[str, int]
     evaluated: Mapping[str, int]
     splits: Mapping[str, Mapping[Split, int]]

@@ -1,7 +1,9 @@
-"""``gpuherd train``: checks, takes GPUs, starts the training's processes and waits for them.
+"""``gpuherd train``: checks, takes GPUs, starts the training's processes and waits for them; or submits the training to
+a cluster's engine as one job, which may span several nodes, in a queue in its own folder.
 
-The processes have a session of their own: Ctrl-C comes to us alone, and is handed on as a file that they look for after
-each step, so that they end behind a checkpoint. A second one ends them at once. Should we be killed, they notice.
+The processes have a session of their own: Ctrl-C comes to us alone, and is passed on as a file that they look for after
+each step, so that they end behind a checkpoint. A second one ends them at once. Should we be killed, they notice. What
+is stopped in a cluster, for want of time or to make room for others, waits again and resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,22 +27,39 @@ from gpuherd.engines import progress
 from gpuherd.engines.base import Placement
 from gpuherd.engines.options import for_this_machine
 from gpuherd.engines.registry import LOCAL
-from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, printable
+from gpuherd.errors import CannotWrite, ExitCode, JobCannotFit, UsageError, printable
+from gpuherd.jobs import feasibility
+from gpuherd.jobs.attempts.failures import FailureClass
+from gpuherd.jobs.job import Job
 from gpuherd.jobs.lock import DispatcherLock
+from gpuherd.jobs.monitor.display import display
+from gpuherd.jobs.options import DispatchOptions
+from gpuherd.jobs.records import Outcome
+from gpuherd.jobs.run import run_jobs
 from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.lm.backend import beyond_rounding
-from gpuherd.models.place.inventory import idle_gpus
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.models.place.inventory import idle_gpus, node_gpus
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.learning.foresight import check_data
-from gpuherd.posttrain.learning.launching import Processes, check_port, command, environment, placed, processes_of
+from gpuherd.posttrain.learning.config_file import read_config
+from gpuherd.posttrain.learning.folder import TrainDirectory, look_over, prepare, refuse_another
 from gpuherd.posttrain.learning.memory import Need, need_of
-from gpuherd.posttrain.learning.options import TrainOptions
-from gpuherd.posttrain.learning.preparing import look_over, prepare, refuse_another
-from gpuherd.posttrain.learning.reading import read_config
-from gpuherd.posttrain.learning.translating import cut, model_of, sampling_of, steps_of
+from gpuherd.posttrain.learning.options import (
+    Processes,
+    check_port,
+    command,
+    cut,
+    model_of,
+    placed,
+    processes_of,
+    sampling_of,
+    steps_of,
+)
+from gpuherd.posttrain.learning.preflight import check_data
 from gpuherd.posttrain.rollout.lengths import Texts, check_lengths, lengths_of
+from gpuherd.posttrain.runs.launch import environment, job_environment
+from gpuherd.posttrain.runs.options import TrainOptions
 
 _LOOK_S = 0.2
 _SHOW_AFTER_S = 2.0
@@ -177,7 +196,6 @@ class TrainRun:
 
     def _on_a_cluster(self, config: TrainConfig, folder: TrainDirectory, processes: Processes) -> int:
         """The same as one job of a cluster's engine, which finds GPUs and starts its machines."""
-        from gpuherd.posttrain.learning.on_cluster import asked, cards_there, code_of, job_of, train_there
 
         options, engine = self.options.dispatch, self.options.engine
         need, unknown = None, None
@@ -273,7 +291,7 @@ class TrainRun:
     def _started(self, plan: Plan, taken: Taken) -> int:
         """The processes' exit code, or that of the signal by which we were asked to end."""
         gpus = taken.gpus if taken.gpus or plan.on_cpu else None
-        told = environment(os.environ, gpus, os.getpid(), plan.processes)
+        told = environment(os.environ, gpus, os.getpid(), plan.processes.here)
         with tempfile.TemporaryDirectory(prefix="gpuherd-train-") as place:
             told.setdefault(progress.VARIABLE, str(Path(place) / "progress"))
             try:
@@ -385,3 +403,71 @@ class _Watched:
     def _end(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, number)
+
+
+# As a training in the foreground ends.
+_CODES = {
+    FailureClass.BAD_INPUT: ExitCode.BAD_INPUT,
+    FailureClass.MISSING: ExitCode.MISSING,
+    FailureClass.OUT_OF_MEMORY: ExitCode.OUT_OF_MEMORY,
+    FailureClass.CANNOT_WRITE: ExitCode.CANNOT_WRITE,
+}
+
+
+def cards_there(options: DispatchOptions) -> tuple[tuple[GpuSpec, ...], str | None]:
+    """The GPUs of a node, and why they aren't known where they aren't. Raises EngineMissing, EngineAway, and UsageError
+    for a --node-gpus that makes no sense."""
+    try:
+        return node_gpus(options), None
+    except UsageError as problem:
+        if options.node_gpus is not None:
+            raise
+        return (), str(problem)
+
+
+def job_of(config: TrainConfig, processes: Processes, argv: Sequence[str], folder: TrainDirectory) -> Job:
+    """The training as a job of a queue. It is not tried again when it fails, as in the foreground."""
+    return Job(
+        name="train",
+        title=config.experiment_name,
+        argv=tuple(argv),
+        gpus=0 if processes.on_cpu else processes.here,
+        nodes=config.distributed.num_nodes,
+        retries=0,
+        env=job_environment(),
+        cwd=str(Path.cwd()),
+        result=str(folder.done),
+        identity="train",  # what else decides is looked at in the folder
+    )
+
+
+def asked(job: Job, options: DispatchOptions) -> tuple[str, str | None]:
+    """What the engine would be asked for, for people, and why it can never give it, None where it can. Raises as
+    ``Engine.check``."""
+    (never,) = feasibility.never([job], options)
+    return feasibility.in_words(feasibility.would_ask(job, options)), never
+
+
+def train_there(
+    job: Job, options: DispatchOptions, folder: TrainDirectory, begin: Callable[[], None], console: Console
+) -> Outcome:
+    """Hands it over, or follows it where that was done before, until it has ended.
+
+    Args:
+        begin: prepares the folder; called when nothing refuses the start any more.
+
+    Raises what ``run_jobs`` raises.
+    """
+    run = RunDirectory(folder.root)
+    with display(console) as shown:
+        outcome = run_jobs([job], options, run, before=begin, display=shown)
+    for failure in outcome.failures:
+        console.print(printable(f"failed: {failure.sentence}"), markup=False, highlight=False, soft_wrap=True)
+    return outcome
+
+
+def code_of(outcome: Outcome) -> int:
+    """What the command exits with."""
+    if outcome.stopped_by is None and outcome.failures:
+        return _CODES.get(outcome.failures[0].failure, ExitCode.FAILED)
+    return outcome.exit_code

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.reading import as_yaml, read_config, set_value
+from gpuherd.posttrain.learning.config_file import as_yaml, read_config, set_value
 
 PPO = "training: {algorithm: ppo}\npolicy_env: {dataset: arithmetic}\n"
 

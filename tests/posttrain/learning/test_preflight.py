@@ -11,7 +11,7 @@ import pytest
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.foresight import check_data
+from gpuherd.posttrain.learning.preflight import check_data
 
 ENV = {"env_type": "math", "problems": [{"question": f"{n}+1=", "answer": str(n + 1)} for n in range(12)]}
 FEW = {"num_rollouts_per_iteration": 4}

@@ -1,17 +1,20 @@
-"""``GPUManager``: the GPUs that this process may use, under the names of a guide.
-
-It reads the driver and never starts CUDA, so that whoever asks can still choose GPUs afterwards. Ids are CUDA's in this
-process, from 0; GB are 2^30 bytes.
+"""Names that a guide gives to the parts of such a system: ``GPUManager``; ``ParallelJobExecutor``, which runs all of an
+experiment; ``ParallelDataGenerator``, which collects the first round's data alone. The last two are the command's own
+way in a few lines.
 """
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from gpuherd.errors import NoSuchGpu, UsageError
+from rich.console import Console
+
+from gpuherd.errors import ExitCode, GpuherdError, NoSuchGpu, UsageError
 from gpuherd.gpus.query import machine
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import visible_now
@@ -21,6 +24,12 @@ from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.resources import read_with_precision
 from gpuherd.models.place.result import MemoryPlan
 from gpuherd.posttrain.engine.gpu_memory import GpuMemory, memory_summary
+from gpuherd.posttrain.runs.experiment import RoundsExperiment, RoundsOutcome, experiment_of
+from gpuherd.posttrain.runs.options import RoundsOptions
+from gpuherd.posttrain.runs.plan import Phase, Step
+from gpuherd.posttrain.runs.work import read_round
+from gpuherd.posttrain.types import Row
+from gpuherd.runs.stage import failure_lines
 
 T = TypeVar("T")
 
@@ -114,3 +123,88 @@ class GPUManager:
 def get_gpu_manager() -> GPUManager:
     """The one of this process."""
     return GPUManager()
+
+
+class NotCollected(GpuherdError):
+    """A job that was to collect data has failed."""
+
+
+class ParallelJobExecutor:
+    """An experiment from Python.
+
+    Args:
+        overrides: the words of the command line: ``experiment.name=first``, ``models=gpt2``, ``resume_from=DIR``.
+        options: those of the command line, a file of one's own (``config``) and how jobs run.
+        simulate: the GPUs are pretended: all is computed on the CPU.
+
+    Raises UsageError; BadRun for a run to go on with that is none.
+    """
+
+    def __init__(
+        self,
+        overrides: Sequence[str],
+        *,
+        options: RoundsOptions | None = None,
+        console: Console | None = None,
+        simulate: bool = False,
+    ):
+        told = options if options is not None else RoundsOptions()
+        self.experiment = experiment_of(overrides, told, console=console, simulate=simulate)
+
+    def run(self) -> RoundsOutcome:
+        """Runs it to the end, or goes on with a run that was stopped. Raises what ``RoundsExperiment.run`` raises."""
+        return self.experiment.run()
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was collected.
+
+    Attributes:
+        rows: of each combination (algorithm, data set, family), in the order of the problems.
+        figures: of each job by name: what it took.
+    """
+
+    rows: Mapping[tuple[str, str, str], tuple[Row, ...]]
+    figures: Mapping[str, Mapping[str, Any]]
+
+
+class ParallelDataGenerator(ParallelJobExecutor):
+    """Collects the first round's data, each GPU a part of the problems. The arguments are those of
+    ``ParallelJobExecutor``; run later, that goes on with what was collected here."""
+
+    def generate(self) -> Collected:
+        """Collects, or goes on where it was stopped. Raises NotCollected; what ``RoundsExperiment.run`` raises."""
+        experiment = self.experiment
+        if experiment.options.dry_run or (experiment.goes_on and experiment.folder.done.exists()):
+            raise UsageError("there is nothing to collect: with dry_run nothing is started, and a complete run has all")
+        experiment.only = _of_the_first_round
+        outcome = experiment.run()
+        if outcome.exit_code is not ExitCode.OK or (outcome.jobs is not None and not outcome.jobs.complete):
+            told = [] if outcome.jobs is None else failure_lines(outcome.jobs)
+            raise NotCollected("; ".join(f"{job}: {reason}" for job, reason in told) or "stopped before all was done")
+        return _read(experiment)
+
+
+def _of_the_first_round(step: Step) -> bool:
+    return step.phase is Phase.COLLECT and step.round == 0
+
+
+def _read(experiment: RoundsExperiment) -> Collected:
+    folder = experiment.folder
+    steps = [each.step for each in experiment.plan]
+    assert experiment.prepared is not None  # noqa: S101 - it has run
+    rows = {}
+    for step in steps:
+        data = folder.data(step.algorithm, step.dataset, step.family, 0)
+        paths = [folder.rows(data, shard) for shard in range(step.shards)]
+        key = (step.algorithm, step.dataset, step.family)
+        if key not in rows:
+            rows[key] = read_round(paths, experiment.prepared.problems[step.dataset])
+    figures = {
+        step.name: json.loads(
+            folder.rows_done(folder.data(step.algorithm, step.dataset, step.family, 0), step.shard).read_bytes()
+        )
+        for step in steps
+    }
+    return Collected(rows, figures)

@@ -11,9 +11,8 @@ import pytest
 from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.learning.preparing import prepare
-from gpuherd.posttrain.learning.reading import read_config
+from gpuherd.posttrain.learning.config_file import read_config
+from gpuherd.posttrain.learning.folder import TrainDirectory, prepare
 
 CONFIG: TrainConfig = read(TrainConfig, {"policy_env": {"dataset": "arithmetic"}})
 

@@ -1,0 +1,145 @@
+"""The processes of one training: the command that starts them, their environment, their exit code, requests to stop.
+
+``python -m gpuherd.posttrain.runs.launch`` is torchrun with one difference: torchrun ends by 1 whatever its processes
+end by, and here the exit code is that of the process that failed, so that whoever started it learns whether another try
+can help.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify
+from gpuherd.errors import ExitCode
+from gpuherd.gpus.state import Gpu
+from gpuherd.gpus.visible import environment as visible_environment
+from gpuherd.gpus.visible import without
+
+MODULE = "gpuherd.posttrain.runs.launch"
+STARTER = "GPUHERD_TRAIN_STARTER"  # pid of the gpuherd train that waits for us
+ALONE = ("--standalone",)  # one machine: a free port is found
+_QUIET = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+_LONGEST_GRACE_S = 3600
+
+
+def command(module: str, words: Sequence[str], processes: int, rendezvous: Sequence[str] | None = ALONE) -> list[str]:
+    """The command that runs a module in so many processes of this machine.
+
+    Args:
+        rendezvous: torchrun's options for finding the processes of other machines; () where the environment has them;
+            None for one process alone, which needs no torchrun.
+    """
+    if rendezvous is None:
+        return [sys.executable, "-m", module, *words]
+    return [sys.executable, "-m", MODULE, *_options(module, words, processes, rendezvous)]
+
+
+def _options(module: str, words: Sequence[str], processes: int, rendezvous: Sequence[str]) -> list[str]:
+    return [f"--nproc-per-node={processes}", *rendezvous, "-m", module, *words]
+
+
+def launch(module: str, words: Sequence[str], processes: int) -> int:
+    """Runs a module in so many processes of this machine, and waits for them. Returns their exit code."""
+    return torchrun(_options(module, words, processes, ALONE))
+
+
+def torchrun(argv: Sequence[str]) -> int:
+    """Runs torchrun (``torch.distributed.run``) in this process. Returns the exit code of the process that failed, and
+    128 + the signal's number of one that a signal ended, as this process was asked to end by."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    args = parse_args(list(argv))  # type: ignore[no-untyped-call]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun sets it, but with a warning
+    # The reason of a failure is the last line of a job's log; torchrun's own report of it would come behind.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    try:
+        run(args)  # type: ignore[no-untyped-call]
+    except ChildFailedError as problem:
+        first = problem.get_first_failure()[1]
+        # A process that loses the others fails too, perhaps in the same moment, but by 1.
+        codes = [first.exitcode, *(each.exitcode for each in problem.failures.values())]
+        code = next((each for each in codes if each > 1), codes[0])
+        return code if code >= 0 else 128 - code
+    except SignalException as problem:
+        return 128 + int(problem.sigval)
+    return ExitCode.OK
+
+
+def job_environment() -> dict[str, str]:
+    """Variables of a job's processes besides those that the engine sets."""
+    # The leader of the job says how long a checkpoint may take, and not torchrun.
+    return {**_QUIET, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_LONGEST_GRACE_S)}
+
+
+def environment(
+    inherited: Mapping[str, str], gpus: Sequence[Gpu] | None, starter: int, processes: int
+) -> dict[str, str]:
+    """The environment of processes that ``gpuherd train`` starts.
+
+    Args:
+        gpus: those that they see, () for none; None: as inherited.
+        starter: the pid that waits for them.
+        processes: how many, of this machine.
+    """
+    shown = inherited if gpus is None else without(inherited) | visible_environment(gpus)
+    found = {**shown, **_QUIET, STARTER: str(starter)}
+    if processes > 1:
+        found.setdefault("OMP_NUM_THREADS", "1")
+    return found
+
+
+class StopRequest:
+    """Whether a training is to end: by a signal, by a file in its folder, or because its starter has ended.
+
+    Attributes:
+        code: what the process exits with then.
+        alone: no process waits for this one: it was started by hand, or by the user's torchrun.
+    """
+
+    def __init__(self) -> None:
+        self.code = ExitCode.INTERRUPTED
+        pid = os.environ.get(STARTER, "")
+        self.alone = not pid.isdecimal()
+        self._starter = None if self.alone else identify(int(pid))
+        self._signalled = False
+        self._file: Path | None = None
+
+    def listen(self, file: Path) -> None:
+        """From now on. A second signal ends the process at once.
+
+        Args:
+            file: exists when the training is to end.
+        """
+        self._file = file
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._take)
+
+    def stopping(self) -> bool:
+        """Called after each step."""
+        if self._file is not None and self._file.exists():
+            return True
+        gone = self._starter is None or not self._starter.is_alive()
+        return self._signalled or (gone and not self.alone)
+
+    def _take(self, number: int, _frame: object) -> None:
+        # Requested before, perhaps by the file: of two requests to gpuherd train only the second one comes as a signal.
+        # In a job one request comes several times, from whoever leads it, from torchrun and from SLURM; and who
+        # requested it ends us when our time is over.
+        again = self._signalled or (self._file is not None and self._file.exists())
+        again = again and ATTEMPT_VARIABLE not in os.environ
+        self._signalled = True
+        self.code = ExitCode.INTERRUPTED if number == signal.SIGINT else ExitCode.TERMINATED
+        if again:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+if __name__ == "__main__":
+    sys.exit(torchrun(sys.argv[1:]))
