@@ -59,8 +59,6 @@ def make_model(folder: Path, width: int, layers: int) -> None:
 def trained(algorithm: str, folder: Path, where: str, *, lora: bool) -> dict[str, Any]:
     """Seconds of the first step and of a later one, and MB taken beside the plan's. Raises ValueError where a figure is
     not finite, or more was taken than planned."""
-    if algorithm in ("sft", "dpo"):
-        needs("trl", "datasets")
     if lora:
         needs("peft")
     output = folder / f"{algorithm}_{lora}"

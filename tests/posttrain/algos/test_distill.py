@@ -19,7 +19,7 @@ from torch import Tensor
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.distill import Distill, Distillation, DistillOptions, generalised_jsd
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import Stopped
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks, LossType
 from gpuherd.posttrain.types import Collecting, Policy, Precision, Rollout, Split
 

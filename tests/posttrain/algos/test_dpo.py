@@ -121,7 +121,7 @@ def test_it_learns(words: dict[str, Any], times: float, policy_model: Path, tmp_
 
 @pytest.mark.slow
 def test_an_adapters_dropout_is_used(policy_model: Path, tmp_path: Path) -> None:
-    """TRL would switch it off with the model's own."""
+    """The model's own is off, and that of the adapter stays."""
     losses = []
     for share in (0.0, 0.9):
         lora = dataclasses.replace(ADAPTER, dropout=share)

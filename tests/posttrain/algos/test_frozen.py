@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,11 @@ from tests.posttrain.algos.training_work import SAMPLING, curves, same, work
 from tests.posttrain.letters import Letters
 from tests.posttrain.preference.vowels import comparisons
 
-from gpuherd.posttrain.algos import dpo, grpo, grpo_hf, on_trl
+from gpuherd.posttrain.algos import dpo, from_rows, grpo, grpo_hf
 from gpuherd.posttrain.engine import strategies
 from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
 from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient import policy as training_policy
-from gpuherd.posttrain.preference.settings import Run, arguments
 from gpuherd.posttrain.rollout import loading as sampling_loading
 from gpuherd.posttrain.rollout.sampler import Sampler
 from gpuherd.posttrain.types import Policy, Precision, Rollout, Split
@@ -108,7 +105,7 @@ def test_fsdp_divides_what_is_frozen_as_its_checkpoint_is(
             assert dtypes(module, adapter=True) == {torch.float32}
         else:
             given = work(half_model, Path("nowhere"), precision=MIXED, steps=steps)
-            module = on_trl.reference_module(given, None, "cpu")
+            module = from_rows.reference_module(given, None, "cpu")
         assert dtypes(module) == {wanted}
         with lonely_group():
             strategies.distributed(module, steps, world, torch.bfloat16, None, all_used=True)
@@ -123,31 +120,6 @@ def test_fsdp_divides_what_is_frozen_as_its_checkpoint_is(
     held = found(torch.bfloat16)
     wide(monkeypatch)
     assert all(torch.equal(one, other) for one, other in zip(held, found(torch.float32), strict=True))
-
-
-def test_the_reference_of_grpo_hf_is_ours(half_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL would load it in the type of the weights that are trained. Beside an adapter it may be another model."""
-    made: list[Any] = []
-
-    def built(run: Run, build: Any) -> None:
-        made.append(build(arguments(run, 1), [], World.single()))
-
-    monkeypatch.setattr(grpo_hf, "train_proxy", lambda *_: tmp_path)
-    monkeypatch.setattr(grpo_hf, "load_proxy", lambda *_: None)
-    monkeypatch.setattr(grpo_hf, "fit", built)
-    for options, other in (({}, ""), ({"kl_coef": 0.0}, ""), ({"lora": Lora()}, ""), ({"lora": Lora()}, "other")):
-        given = work(half_model, tmp_path / "run", precision=MIXED, rows=(comparisons(4),))
-        if other:
-            shutil.copytree(half_model, tmp_path / "other")
-            given = replace(given, reference=Policy(str(tmp_path / "other")))
-        grpo_hf.GRPOFromHumanFeedback(grpo_hf.Options(batch_size=4, max_steps=1, **options)).train(given)
-    weights, free, adapter, beside = made
-    assert (weights.beta, free.beta, adapter.beta) == (0.05, 0.0, 0.05)
-    assert dtypes(weights.model) == {torch.float32} and dtypes(weights.ref_model) == {torch.bfloat16}
-    assert dtypes(adapter.model) == dtypes(beside.ref_model) == {torch.bfloat16}
-    assert free.ref_model is adapter.ref_model is None
-    assert not any(each.requires_grad for each in weights.ref_model.parameters())
-    assert set(adapter.model.peft_config) == {"default"}
 
 
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,7 @@ from gpuherd.lm.guidance.guide import Guide
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.checkpoints import Checkpoints
-from gpuherd.posttrain.engine.options import Lora, Scheduler
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import Lora, Scheduler, Stopped
 from gpuherd.posttrain.engine.trainee import NotFinite
 from gpuherd.posttrain.policy_gradient.advantages import Normalization
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks

@@ -15,14 +15,14 @@ import pytest
 import torch
 from tests.posttrain import tiny
 from tests.posttrain.algos.test_dpo import reward_of
+from tests.posttrain.algos.training_work import curves
 from tests.posttrain.preference.vowels import collecting, training
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback, LossType
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import Lora, StepOptions, Stopped, Strategy
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.preference.proxy import load_proxy, train_proxy
 from gpuherd.posttrain.types import Comparison, Policy
@@ -66,9 +66,9 @@ def test_phases(policy_model: Path, tmp_path: Path) -> None:
     assert policy == Policy(str(halved / "model"))
     assert (halved / "proxy" / "model" / "model.safetensors").stat().st_mtime_ns == proxy
     assert all(torch.equal(tensor, weights(halved)[name]) for name, tensor in weights(whole).items())
-    one, two = read_curves(whole), read_curves(halved)
+    one, two = curves(whole), curves(halved)
     assert one == two
-    assert {"loss", "kl", "rewards/proxy/mean", "frac_reward_zero_std"} <= set(one[0])
+    assert {"loss", "kl", "reward", "constant_groups"} <= set(one[0])
     assert one[0]["kl"] == pytest.approx(0, abs=1e-6)
 
 
@@ -154,7 +154,7 @@ def test_it_learns(words: dict[str, Any], policy_model: Path, tmp_path: Path) ->
     rows = list(algorithm.collect(collecting(policy_model, 48)))
     policy = algorithm.train(training(policy_model, rows, tmp_path))
     curve = read_curves(tmp_path)
-    assert curve[-1]["rewards/proxy/mean"] > curve[0]["rewards/proxy/mean"] + 0.5
+    assert curve[-1]["reward"] > curve[0]["reward"] + 0.5
     assert reward_of(policy) > 2 * reward_of(Policy(str(policy_model)))
 
 
@@ -169,7 +169,7 @@ def test_micro_batches_change_nothing(policy_model: Path, tmp_path: Path) -> Non
     shutil.copytree(made / "proxy", small / "proxy")
     algorithm.train(training(policy_model, rows, small, steps=StepOptions(micro_batch_size=2)))
     for one, other in zip(read_curves(made), read_curves(small), strict=True):
-        for name in ("reward", "completions/mean_length", "grad_norm"):
+        for name in ("reward", "length", "grad_norm"):
             assert one[name] == pytest.approx(other[name], rel=2e-3), name
 
 
@@ -178,6 +178,7 @@ import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
+from tests.posttrain.algos.training_work import curves
 from tests.posttrain.preference.vowels import training
 from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback
 from gpuherd.posttrain.types import Comparison

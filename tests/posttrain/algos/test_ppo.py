@@ -11,7 +11,7 @@ from tests.posttrain.algos.training_work import curves, same, weights, work
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.posttrain.algos.ppo import PPO, PPOOptions
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import Stopped
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy
 

@@ -15,7 +15,7 @@ from tests.posttrain.letters import Letters
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.algos.rlcr import ASKED, RLCR, Calibrated, RLCROptions, confidence_in, payment
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import Stopped
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Collecting, Policy, Precision, Problem, Reward, Rollout, Split
 

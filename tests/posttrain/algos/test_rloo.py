@@ -16,8 +16,7 @@ from tests.posttrain.policy_gradient.rollouts import rollout
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.algos.rloo import RLOO, RLOOOptions, divergence, leave_one_out
-from gpuherd.posttrain.engine.options import Scheduler
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import Scheduler, Stopped
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.posttrain.preference.vowels import ADAPTER, SAMPLING, Vowels, collecting, comparisons, episodes, training
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.algos.sft import SFT, Source, chosen
+from gpuherd.posttrain.algos.sft import SFT, Imitated, Imitation, Source, Weights, chosen, row_of
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.preference.weighing import Imitated
 from gpuherd.posttrain.rollout.sampler import Sampler
 from gpuherd.posttrain.types import Policy, Precision, Problem, Rollout, Row
 
@@ -77,6 +78,36 @@ def test_what_is_learnt_from() -> None:
     assert len(chosen(rows, SFT.Options(mode=Imitated.WORLD_MODEL))) == 4
     with pytest.raises(UsageError, match="nothing to learn from: of 6 rollouts: 6 earned too little"):
         chosen(rows, SFT.Options(filter_low_reward=True, min_reward_threshold=9.0))
+
+
+def test_prompts_are_not_trained_on() -> None:
+    episode = episodes(1)[0]
+    row = row_of(episode, Weights(1.0, 0.0))
+    assert row["input_ids"] == [*episode.prompt_ids, *episode.ids]
+    assert row["labels"][:3] == [-100] * 3
+    assert [label != -100 for label in row["labels"][3:]] == list(episode.by_policy)
+    world = row_of(episode, Weights(0.0, 1.0))
+    assert [label != -100 for label in world["labels"][3:]] == [not own for own in episode.by_policy]
+    alone = dataclasses.replace(episode, by_policy=(True,) * len(episode.ids))
+    with pytest.raises(UsageError, match="1 have no token to be learnt in mode world_model"):
+        chosen([alone], SFT.Options(mode=Imitated.WORLD_MODEL))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_weights_of_a_step_sum_to_those_of_the_kinds(places: list[int]) -> None:
+    """Whatever rows stand in it; a kind that a step has none of adds nothing."""
+    rows = [episodes()[place] for place in places]
+    items = Imitation(Weights(0.3, 2.0), "cpu").items(rows)
+    own = all(each for row in rows for each in row.by_policy)
+    assert sum(sum(each.weights) for each in items) / len(rows) == pytest.approx(0.3 + (0.0 if own else 2.0))
+
+
+def test_nothing_stands_before_a_first_token() -> None:
+    """Of a text that is imitated whole, by a tokenizer that begins none, the first token has no probability."""
+    row = dataclasses.replace(episodes(3)[2], prompt_ids=())
+    (item,) = Imitation(Weights(1.0, 0.0), "cpu").items([row])
+    assert item.ids == row.ids
+    assert item.weights == (0.0, *[1 / (len(row.ids) - 1)] * (len(row.ids) - 1))
 
 
 @pytest.mark.parametrize(

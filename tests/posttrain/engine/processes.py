@@ -20,10 +20,9 @@ from tests.posttrain.engine.nets import items, loss_of, net, trained, trainee, w
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.checkpoints import Checkpoints
 from gpuherd.posttrain.engine.curves import Curves
-from gpuherd.posttrain.engine.leaving import leave
 from gpuherd.posttrain.engine.options import OptimiserOptions, Sharding, StepOptions, Strategy
 from gpuherd.posttrain.engine.trainee import Trainee
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine.world import World, leave
 
 ADAMW = OptimiserOptions(0.05, weight_decay=0.1, max_grad_norm=0.5)
 BATCH = 7  # an odd number: shares are uneven

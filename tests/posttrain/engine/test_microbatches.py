@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuherd.posttrain.engine.microbatches import MicroBatch, cuts, passes, pieces_needed
+from gpuherd.posttrain.engine.trainee import MicroBatch, cuts, passes, pieces_needed
 
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 12))

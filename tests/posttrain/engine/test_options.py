@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.engine.options import Lora, OptimiserOptions, Scheduler, Sharding, StepOptions, Strategy
-from gpuherd.posttrain.engine.schedule import learning_rate
+from gpuherd.posttrain.engine.options import (
+    Lora,
+    OptimiserOptions,
+    Scheduler,
+    Sharding,
+    StepOptions,
+    Strategy,
+    learning_rate,
+)
 
 
 @pytest.mark.parametrize(

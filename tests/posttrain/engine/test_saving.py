@@ -11,8 +11,8 @@ from torch import nn
 
 from gpuherd.atomic import aside, atomic_folder, settle
 from gpuherd.errors import CannotWrite
+from gpuherd.posttrain.engine.fit import save_model
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
-from gpuherd.posttrain.engine.saving import save_model
 from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.engine.world import World
 

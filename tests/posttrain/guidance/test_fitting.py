@@ -19,8 +19,7 @@ from tests.posttrain.guidance.rows import comparison, rollout
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Kind, read_form
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.engine.options import Optimizer
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import Optimizer, Stopped
 from gpuherd.posttrain.guidance.data import of_comparisons, of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
 from gpuherd.posttrain.guidance.training import train_guide

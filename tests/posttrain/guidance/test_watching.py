@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.posttrain.guidance.letters import training
 
-from gpuherd.posttrain.engine.watching import Watching
+from gpuherd.posttrain.engine.options import Watching
 from gpuherd.posttrain.guidance.watching import watching
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 

@@ -192,10 +192,6 @@ def test_words_stand_over_the_file(tmp_path: Path) -> None:
         ("distributed: {gpu_ids: [1, 1]}", "each once"),
         ("distributed: {num_gpus: 2, strategy: single}", "choose ddp or fsdp"),
         ("distributed: {fsdp_cpu_offload: true}", "is for strategy fsdp"),
-        (
-            "training: {algorithm: sft}\nmodel: {device: cpu}\ndistributed: {num_gpus: 2, strategy: fsdp}",
-            "fsdp with sft on a CPU: .* choose strategy ddp, or GPUs",
-        ),
         ("distributed: {num_nodes: 2, node_rank: 2, master_port: 1}", "ranks are counted from 0"),
         ("distributed: {master_port: 70000}", "from 1 to 65535"),
         ("policy_env: {dataset: a, server_address: 'host:50051'}", "gRPC"),

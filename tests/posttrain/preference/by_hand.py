@@ -1,4 +1,4 @@
-"""Losses in float64, token by token in plain loops, and the gradients that torch takes of them: what TRL's are held
+"""Losses in float64, token by token in plain loops, and the gradients that torch takes of them: what ours are held
 against."""
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def dpo(model: Any, reference: Any | None, batch: Sequence[Comparison], options:
 
 
 def sft(model: Any, batch: Sequence[Rollout], policy_weight: float, world_weight: float) -> torch.Tensor:
-    """The loss of ``preference.weighing`` by its docstring."""
+    """The loss of ``algos.sft`` by its docstring."""
     kinds: dict[bool, list[torch.Tensor]] = {True: [], False: []}
     for each in batch:
         found = token_log_probs(model, each.prompt_ids, each.ids)

@@ -1,5 +1,5 @@
-"""Losses and gradients of SFT, DPO, RPO and reward models, as TRL computes and logs them, equal those made by hand in
-float64, token by token; micro-batches change nothing."""
+"""Losses and gradients of SFT, DPO, RPO and reward models equal those made by hand in float64, token by token;
+micro-batches change nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import torch
 from tests.posttrain.preference import by_hand
 from tests.posttrain.preference.vowels import comparisons, episodes, training
 
-from gpuherd.posttrain.algos.dpo import DPO
-from gpuherd.posttrain.algos.sft import SFT
+from gpuherd.posttrain.algos.dpo import DPO, Preferring, row_of
+from gpuherd.posttrain.algos.sft import SFT, Imitated, Imitation, Weights
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.options import StepOptions
 from gpuherd.posttrain.preference.reward_model import RewardTraining, train_reward_model
-from gpuherd.posttrain.preference.weighing import Imitated
-from gpuherd.posttrain.types import Rollout
 
 ONE_STEP: dict[str, Any] = {"lr": 1.0, "grad_clip": None, "optimizer": "sgd", "max_steps": 1}
 STEPS = StepOptions(micro_batch_size=8)
@@ -152,23 +150,23 @@ def test_micro_batches_change_nothing(policy_model: Path, reference: Path, tmp_p
         assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_trl_keeps_our_tokens(policy_model: Path) -> None:
-    """What reaches the model is what was handed over: token for token, nothing cut, added or tokenised again."""
-    from trl import SFTConfig  # noqa: F401 - TRL's own import is what takes long
-
-    from gpuherd.posttrain.algos.dpo import row_of
-    from gpuherd.posttrain.preference import trainers
-    from gpuherd.posttrain.preference.weighing import Weights
-    from gpuherd.posttrain.preference.weighing import row_of as sft_row_of
-
-    del policy_model
-    rows = [row_of(each) for each in comparisons()]
-    kept = trainers.dataset_of(rows, range(len(rows)))
-    trainer = object.__new__(trainers.Preferring)
-    assert trainer._prepare_dataset(kept, None, None, "train").to_list() == rows
-    episode: Rollout = episodes()[0]
-    made = sft_row_of(episode, Weights(1.0, 0.0))
-    assert made["input_ids"] == [*episode.prompt_ids, *episode.ids]
-    assert [label for label in made["labels"] if label != -100] == [
-        token for token, own in zip(episode.ids, episode.by_policy, strict=True) if own
+def test_items_have_our_tokens_and_the_weights_of_their_step() -> None:
+    """Token for token what was handed over; the weights of a kind add up to the rows, whatever their lengths."""
+    rows = episodes()
+    items = Imitation(Weights(0.3, 2.0), "cpu").items(rows)
+    of_kind = {True: 0.0, False: 0.0}
+    for each, item in zip(rows, items, strict=True):
+        before = len(each.prompt_ids)
+        assert item.ids == (*each.prompt_ids, *each.ids)
+        assert item.weights[:before] == (0.0,) * before
+        for own, weight in zip(each.by_policy, item.weights[before:], strict=True):
+            of_kind[own] += weight
+    assert of_kind[True] == pytest.approx(0.3 * len(rows))
+    assert of_kind[False] == pytest.approx(2.0 * len(rows))
+    pairs = [row_of(each) for each in comparisons()]
+    found = Preferring(DPO.Options(rpo_weight=0.5), None, "cpu").items(pairs)
+    assert [(each.before, each.chosen, each.rejected) for each in found] == [
+        (row["prompt_ids"], row["chosen_ids"], row["rejected_ids"]) for row in pairs
     ]
+    tokens = sum(len(row["chosen_ids"]) for row in pairs)
+    assert {each.rpo_weight for each in found} == {0.5 * len(pairs) / tokens}

@@ -13,10 +13,8 @@ from tests.qa import small_models
 from tests.qa.conftest import made_once
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.preference.data import Preference
-from gpuherd.posttrain.preference.pairs import best_and_worst, by_problem, compared
+from gpuherd.posttrain.preference.data import Preference, best_and_worst, by_problem, compared
 from gpuherd.posttrain.preference.tokens import Writing, load_tokenizer
-from gpuherd.posttrain.preference.weighing import NOT_TRAINED, Weights, is_trained_on, row_of, weighted
 from gpuherd.posttrain.types import Problem, Reward, Rollout
 
 ANY = episodes(1)[0]
@@ -53,29 +51,6 @@ def test_groups_are_of_one_problem_and_prompt() -> None:
     one, other = rollout(0, 0), replace(rollout(0, 1), problem="q")
     third = replace(rollout(0, 2), prompt_ids=(1,))
     assert by_problem([one, other, third, one]) == [[one, one], [other], [third]]
-
-
-def test_prompts_are_not_trained_on() -> None:
-    row = row_of(ANY, Weights(1.0, 0.0))
-    assert row["input_ids"] == [*ANY.prompt_ids, *ANY.ids]
-    assert row["labels"][:3] == [NOT_TRAINED] * 3
-    assert [label != NOT_TRAINED for label in row["labels"][3:]] == list(ANY.by_policy)
-    world = row_of(ANY, Weights(0.0, 1.0))
-    assert [label != NOT_TRAINED for label in world["labels"][3:]] == [not own for own in ANY.by_policy]
-    assert not is_trained_on(replace(ANY, by_policy=(True,) * len(ANY.ids)), Weights(0.0, 1.0))
-
-
-@given(st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(1, 3))
-def test_weights_of_a_step_sum_to_those_of_the_kinds(order: list[int], times: int) -> None:
-    """Whatever rows stand in it; a kind that a step has none of adds nothing."""
-    rows = episodes()
-    batch = 6 // times
-    places = order[: batch * times]
-    found = weighted(rows, places, batch, Weights(0.3, 2.0))
-    for step in range(times):
-        some = found[step * batch : (step + 1) * batch]
-        kinds = [own for place in places[step * batch : (step + 1) * batch] for own in rows[place].by_policy]
-        assert sum(map(sum, (row["weights"] for row in some))) == pytest.approx(0.3 + (0.0 if all(kinds) else 2.0))
 
 
 @pytest.fixture(scope="session")

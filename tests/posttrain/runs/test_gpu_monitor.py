@@ -12,7 +12,7 @@ import pytest
 from gpuherd.gpus.query import machine
 from gpuherd.jobs import clock
 from gpuherd.jobs.records import Counts, Event, EventKind, RunSnapshot
-from gpuherd.posttrain.engine.gpu_memory import GpuMemory, memory_summary
+from gpuherd.posttrain.engine.curves import GpuMemory, memory_summary
 from gpuherd.posttrain.runs.folder import RoundsDirectory
 from gpuherd.posttrain.runs.gpu_monitor import LOOK_EVERY_S, GpuWatcher, Looks, utilisation_lines
 from gpuherd.runs.console import logged_to

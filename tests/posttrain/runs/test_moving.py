@@ -14,7 +14,7 @@ from tests.posttrain.eval.first_letter import FirstLetter
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import Stopped
 from gpuherd.posttrain.eval.answered import read_answers
 from gpuherd.posttrain.eval.evaluating import ASKED, Evaluating, OtherEvaluation, evaluate
 from gpuherd.posttrain.eval.options import EvaluationOptions

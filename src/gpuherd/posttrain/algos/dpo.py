@@ -8,7 +8,7 @@ With the margin of a pair, d = [ln pi(chosen) - ln ref(chosen)] - [ln pi(rejecte
 
 and RPO adds ``rpo_weight`` times the mean of -ln pi over the tokens of the chosen completions (Pang et al. 2024,
 2404.19733). Comparisons are of the policy's samples: the best and the worst of a problem, or a right answer and a wrong
-sample. Trained by TRL's DPOTrainer, which is given token ids and keeps them.
+sample.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
-from gpuherd.posttrain.algos.on_trl import (
+from gpuherd.posttrain.algos.from_rows import (
+    FittingOptions,
+    placed_reference,
+    plan_of,
     policy_in,
-    reference_module,
     rows_of_kind,
     trained_module,
-    without_copied_adapter,
 )
 from gpuherd.posttrain.algos.registry import register
-from gpuherd.posttrain.preference.fitting import fit
-from gpuherd.posttrain.preference.options import FittingOptions, run_of
-from gpuherd.posttrain.preference.pairs import best_and_worst, by_problem, compared
-from gpuherd.posttrain.preference.settings import digest, order
+from gpuherd.posttrain.engine.fit import Learning, digest, fit
+from gpuherd.posttrain.preference.data import best_and_worst, by_problem, compared
 from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gpuherd.posttrain.engine.trainee import Loss
     from gpuherd.posttrain.engine.world import World
     from gpuherd.posttrain.rollout.sampler import Sampler
     from gpuherd.posttrain.types import Problem
@@ -99,19 +101,6 @@ class Options(FittingOptions):
         if self.max_tries < 1:
             raise UsageError(f"max_tries={self.max_tries}; the least is 1")
 
-    def losses(self) -> tuple[list[str], list[float]]:
-        """TRL's names of the losses of the margin that are added up, and their weights.
-
-        TRL's ``sigmoid`` has no label smoothing. With a = -ln sigmoid(x), b = -ln sigmoid(-x) = a + x and TRL's
-        ``robust`` c = ((1 - s) a - s b) / (1 - 2 s) = a - s x / (1 - 2 s), what is wanted is
-        (1 - s) a + s b = a + s x = (2 - 2 s) a - (1 - 2 s) c.
-        """
-        smooth = self.label_smoothing
-        names, weights = [str(self.loss_type)], [1.0]
-        if smooth:
-            names, weights = ["sigmoid", "robust"], [2 - 2 * smooth, 2 * smooth - 1]
-        return names, weights
-
 
 @register
 @dataclass(frozen=True)
@@ -139,72 +128,130 @@ class DPO(Algorithm):
         """Learns from this round's comparisons."""
         comparisons = rows_of_kind(work, Comparison, self.name, all_rounds=self.options.all_rounds)
         rows = [row_of(each) for each in comparisons]
-        run = run_of(work, self.options, algorithm=self.name, rows=len(rows), data=digest(rows))
+        plan = plan_of(work, self.options, algorithm=self.name, rows=len(rows), data=digest(rows))
+        longest = max(len(row["prompt_ids"]) + max(len(row["chosen_ids"]), len(row["rejected_ids"])) for row in rows)
 
-        def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
-            from trl import DPOConfig
+        def build(world: World) -> Learning[dict[str, list[int]], Pair]:
+            loaded = trained_module(work, self.options.lora, longest, world)
+            reference = None if self.options.reference_free else placed_reference(work, loaded.module, world)
+            return Learning(loaded.module, loaded.tokenizer, Preferring(self.options, reference, world.device))
 
-            from gpuherd.posttrain.preference import trainers
-
-            loaded = trained_module(work, self.options, rows, world.device)
-            names, weights = self.options.losses()
-            places = order(len(rows), run.total_steps, run.batch_size, work.seed)
-            rpo = rpo_weights(rows, places, run.batch_size, self.options.rpo_weight)
-            trainer = trainers.Preferring(
-                model=loaded.module,
-                ref_model=None if self.options.reference_free else reference_module(work, loaded.module, world.device),
-                args=trainers.on_one_device(
-                    DPOConfig(
-                        **settings,
-                        max_length=None,
-                        train_sampling_strategy="sequential",
-                        beta=self.options.beta,
-                        loss_type=names,
-                        loss_weights=weights,
-                        label_smoothing=self.options.label_smoothing,
-                        precompute_ref_log_probs=self.options.reference_free,
-                        disable_dropout=False,  # the model's own is off; an adapter's is as it was asked for
-                    )
-                ),
-                train_dataset=trainers.dataset_of(rows, places).add_column("rpo_weight", rpo),
-                data_collator=trainers.PreferringCollator(pad_token_id=trainers.padding(loaded.tokenizer)),
-                processing_class=loaded.tokenizer,
-                callbacks=list(callbacks),
-            )
-            return without_copied_adapter(trainer)
-
-        fit(run, build)
+        fit(plan, rows, build)
         return self.policy(work)
 
     def policy(self, work: Training) -> Policy:
         """The trained model, or the policy's model with the trained adapter."""
-        return policy_in(work, self.options)
+        return policy_in(work, self.options.lora)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A comparison to learn from.
+
+    Attributes:
+        before: the tokens that both completions follow.
+        rpo_weight: by what -ln pi of the chosen completion is multiplied.
+    """
+
+    before: list[int]
+    chosen: list[int]
+    rejected: list[int]
+    rpo_weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preferring:
+    """DPO's loss, as ``engine.fit`` asks for it.
+
+    Attributes:
+        reference: in memory as the policy is; None: the trained model without its adapter, or none at all.
+    """
+
+    options: Options
+    reference: Any
+    device: str
+
+    def items(self, rows: Sequence[dict[str, list[int]]]) -> list[Pair]:
+        """With weights such that the mean over a step's pairs of RPO's second part is ``rpo_weight`` times the mean
+        over all chosen tokens of the step."""
+        tokens = sum(len(row["chosen_ids"]) for row in rows)
+        weight = self.options.rpo_weight * len(rows) / max(1, tokens)
+        return [Pair(row["prompt_ids"], row["chosen_ids"], row["rejected_ids"], weight) for row in rows]
+
+    def loss(self, module: Any, items: Sequence[Pair]) -> Loss:
+        """The sum over some pairs of a step."""
+        import torch
+
+        from gpuherd.posttrain.engine.log_probs import padded, token_log_probs
+        from gpuherd.posttrain.engine.trainee import Loss
+
+        pairs, options = len(items), self.options
+        both = [(each.before, each.chosen) for each in items] + [(each.before, each.rejected) for each in items]
+        ids, mask = padded([[*before, *completion] for before, completion in both], self.device)
+        begins = torch.tensor([max(1, len(before)) for before, _ in both], device=self.device)
+        answers = mask.bool() & (torch.arange(ids.shape[1], device=self.device) >= begins[:, None])
+        found = token_log_probs(module, ids, mask, answers)
+        # The policy's pass comes first: PEFT marks an adapter that is switched off as not to be trained, and FSDP
+        # remembers how it found the weights in its first pass.
+        before = self._reference_log_probs(module, ids, mask, answers)
+        sums = found.log_probs.sum(dim=1)
+        ratios = sums - before
+        rewards = options.beta * ratios.detach()
+        margins = ratios / answers.sum(dim=1).clamp(min=1) if options.loss_type == LossType.IPO else ratios
+        losses = margin_losses(margins[:pairs] - margins[pairs:], options)
+        if options.rpo_weight:
+            losses = losses - torch.tensor([each.rpo_weight for each in items], device=self.device) * sums[:pairs]
+        chosen, rejected = rewards[:pairs], rewards[pairs:]
+        of_chosen = answers[:pairs].sum()
+        return Loss(
+            losses.sum(),
+            {
+                "rewards/chosen": (chosen.sum(), pairs),
+                "rewards/rejected": (rejected.sum(), pairs),
+                "rewards/accuracies": ((chosen > rejected).sum(), pairs),
+                "rewards/margins": ((chosen - rejected).sum(), pairs),
+                "logps/chosen": (sums[:pairs].sum(), pairs),
+                "logps/rejected": (sums[pairs:].sum(), pairs),
+                "entropy": (found.entropies.sum(), answers.sum()),
+                "mean_token_accuracy": (found.top[:pairs].sum(), of_chosen),
+            },
+        )
+
+    def _reference_log_probs(self, module: Any, ids: Tensor, mask: Tensor, answers: Tensor) -> Tensor:
+        """ln ref of each completion; 0 without a reference, where each is as probable as any other."""
+        import torch
+
+        from gpuherd.posttrain.engine.log_probs import token_log_probs
+
+        if self.options.reference_free:
+            return torch.zeros(len(ids), device=self.device)
+        with torch.no_grad():
+            if self.reference is not None:
+                return token_log_probs(self.reference, ids, mask, answers).log_probs.sum(dim=1)
+            plain = getattr(module, "module", module)  # DDP's gradients are no business of this pass
+            with plain.disable_adapter():
+                return token_log_probs(plain, ids, mask, answers).log_probs.sum(dim=1)
+
+
+def margin_losses(margins: Tensor, options: Options) -> Tensor:
+    """The loss of each pair, of its margin d."""
+    from torch.nn.functional import logsigmoid
+
+    scaled, smooth = options.beta * margins, options.label_smoothing
+    if options.loss_type == LossType.HINGE:
+        return (1 - scaled).relu()
+    if options.loss_type == LossType.IPO:
+        return (margins - 1 / (2 * options.beta)) ** 2
+    return -(1 - smooth) * logsigmoid(scaled) - smooth * logsigmoid(-scaled)
 
 
 def row_of(each: Comparison) -> dict[str, list[int]]:
-    """A comparison as TRL's trainer takes it: what both begin with belongs to the prompt."""
+    """A comparison as what is learnt from: what both begin with belongs to the prompt."""
     return {
         "prompt_ids": [*each.prompt_ids, *each.context_ids],
         "chosen_ids": list(each.chosen_ids),
         "rejected_ids": list(each.rejected_ids),
     }
-
-
-def rpo_weights(
-    rows: Sequence[dict[str, list[int]]], places: Sequence[int], batch_size: int, weight: float
-) -> list[float]:
-    """Of the row at each place: what -ln pi of its chosen completion is multiplied by, such that the mean over the rows
-    of a step is ``weight`` times the mean over all chosen tokens of the step. Pure.
-
-    >>> rpo_weights([{"chosen_ids": [5]}, {"chosen_ids": [5, 6, 7]}], [0, 1], 2, 1.0)
-    [0.5, 0.5]
-    """
-    weights: list[float] = []
-    for start in range(0, len(places), batch_size):
-        step = places[start : start + batch_size]
-        tokens = sum(len(rows[place]["chosen_ids"]) for place in step)
-        weights += [weight * len(step) / max(1, tokens)] * len(step)
-    return weights
 
 
 def of_samples(sampler: Sampler, work: Collecting, samples: int) -> Iterator[Comparison]:

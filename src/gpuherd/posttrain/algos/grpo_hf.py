@@ -2,43 +2,42 @@
 
 Two phases, each of which is done when its model lies in its folder, so that a killed training goes on in the right one:
 ``proxy/`` is a Bradley-Terry reward model (``preference.reward_model``) of comparisons: of the policy's samples by the
-task's reward, or of a file of preferences; ``model/`` is the policy, trained by TRL's GRPOTrainer. Sampling is ours
-(draws belong to a problem, a sample and a step, whatever the batch), and so is what is learnt from: one generation a
-step, so that the ratio of GRPO is 1 and each step is on-policy. With group rewards r_1..r_G the advantages are
-(r_i - mean) / (std + 1e-4), and kl_coef weighs the k3 estimate of the KL divergence from the reference (Shao et al.
-2024, 2402.03300).
+task's reward, or of a file of preferences; ``model/`` is the policy, trained by GRPO (``algos.grpo``) on what the proxy
+says of its own samples, token by token as they were drawn. One pass over each step's samples, so that each is
+on-policy and the ratio of GRPO is 1; kl_coef weighs the k3 estimate of the KL divergence from the reference (Shao et
+al. 2024, 2402.03300).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpuherd.errors import GpuherdError, UsageError
+from gpuherd.atomic import atomic_write, settle
+from gpuherd.errors import CannotWrite, UsageError
 from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.dpo import of_samples
-from gpuherd.posttrain.algos.on_trl import (
-    policy_in,
-    reference_module,
-    rows_of_kind,
-    trained_module,
-)
+from gpuherd.posttrain.algos.from_rows import FittingOptions, identity_of, policy_in, rows_of_kind
+from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import register
-from gpuherd.posttrain.preference.fitting import fit
-from gpuherd.posttrain.preference.options import FittingOptions, run_of
+from gpuherd.posttrain.engine.fit import digest, is_finished, model_folder, refuse_another, save_every_for, steps_for
+from gpuherd.posttrain.policy_gradient import algorithm
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks, Roll
 from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
-from gpuherd.posttrain.preference.settings import Run, digest, order
-from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Row, Sampling, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Reward, Rollout, Row, Training
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuherd.posttrain.engine.world import World
     from gpuherd.posttrain.rewards.reward_model import RewardModel
+    from gpuherd.posttrain.rollout.sampler import Sampler
     from gpuherd.posttrain.types import Problem
+
+_BEGUN = "training.json"  # beside the trained model's folder: what the training in here is of
 
 
 class LossType(StrEnum):
@@ -115,140 +114,91 @@ class GRPOFromHumanFeedback(Algorithm):
         from gpuherd.posttrain.engine.world import World
 
         comparisons = self._comparisons(work)
-        with World.from_environment(work.device):  # one group of processes for both phases
-            proxy = train_proxy(work, comparisons, self.options)
-            self._grpo(work, proxy, digest([each.to_dict() for each in comparisons]))
+        identity = {
+            **identity_of(work, self.options, self.name, digest([each.to_dict() for each in comparisons])),
+            "problems": digest([asdict(each) for each in work.problems]),
+            "sampling": {name: said for name, said in asdict(work.sampling).items() if name != "batch_size"},
+        }
+        with World.from_environment(work.device) as world:  # one group of processes for both phases
+            if not _is_finished(work.folder, identity, world):
+                proxy = train_proxy(work, comparisons, self.options, num_workers=self.options.num_workers)
+                self._grpo(work, load_proxy(proxy, world.device, work.reward_batch_size))
         return self.policy(work)
 
     def policy(self, work: Training) -> Policy:
         """The trained model, or the policy's model with the trained adapter."""
-        return policy_in(work, self.options)
+        return policy_in(work, self.options.lora)
 
     def _comparisons(self, work: Training) -> Sequence[Comparison]:
         if self.options.preferences is None:
             return rows_of_kind(work, Comparison, self.name, all_rounds=self.options.all_rounds)
         return compared_by_people(self.options.preferences, work.policy, chat=work.sampling.use_chat_template)
 
-    def _grpo(self, work: Training, proxy: Path, data: str) -> None:
+    def _grpo(self, work: Training, proxy: RewardModel) -> None:
         options = self.options
-        problems = {each.id: each for each in work.problems}
-        group = options.samples_per_prompt
-        run = run_of(
-            work,
-            options,
-            algorithm=self.name,
-            rows=len(problems),
-            data=data,
-            sequences=group,
-            besides={
-                "problems": digest([asdict(each) for each in work.problems]),
-                "sampling": {name: said for name, said in asdict(work.sampling).items() if name != "batch_size"},
-            },
-        )
-        places = [work.problems[place].id for place in order(len(problems), run.total_steps, run.batch_size, work.seed)]
-
-        def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
-            from trl import GRPOConfig
-
-            from gpuherd.posttrain.preference import trainers
-
-            loaded = trained_module(work, options, [], world.device)
-            score = load_proxy(proxy, world.device, work.reward_batch_size)
-            samples = StepSamples(run, places, problems, group, work.sampling, loaded, world)
-            return trainers.exploring(
-                model=loaded.module,
-                ref_model=reference_module(work, loaded.module, world.device) if options.kl_coef else None,
-                args=trainers.on_one_device(
-                    GRPOConfig(
-                        **settings,
-                        num_generations=group,
-                        generation_batch_size=options.batch_size * group,
-                        max_completion_length=work.sampling.max_new_tokens,
-                        temperature=work.sampling.temperature,
-                        beta=options.kl_coef,
-                        num_iterations=1,
-                        loss_type=str(options.loss_type),
-                        scale_rewards="group",
-                        use_bias_correction_kl=False,
-                        mask_truncated_completions=False,
-                        shuffle_dataset=False,
-                        disable_dropout=False,  # the model's own is off; an adapter's is as it was asked for
-                    )
-                ),
-                train_dataset=trainers.dataset_of([{"prompt": each} for each in places], range(len(places))),
-                processing_class=loaded.tokenizer,
-                callbacks=list(callbacks),
-                rollout_func=samples.rollouts,
-                reward_funcs=[proxy_reward(score, samples)],
+        steps = steps_for(len(work.problems), options.epochs, options.batch_size, options.max_steps)
+        every = save_every_for(steps, options.save_every)
+        hooks: Hooks = work.extra.get("hooks") or Hooks(save_every=every)
+        GRPO(
+            GRPOOptions(
+                lr=options.lr,
+                weight_decay=options.weight_decay,
+                grad_clip=options.grad_clip,
+                scheduler=options.scheduler,
+                warmup_steps=options.warmup_steps,
+                optimizer=options.optimizer,
+                betas=options.betas,
+                eps=options.eps,
+                samples_per_prompt=options.samples_per_prompt,
+                batch_size=options.batch_size,
+                epochs=options.epochs,
+                max_steps=options.max_steps,
+                loss_type=algorithm.LossType(options.loss_type),
+                kl_coef=options.kl_coef,
+                kl_correction=False,
+                save_every=every,
+                lora=options.lora,
             )
-
-        fit(run, build)
-
-
-class StepSamples:
-    """Samples for TRL: it names the problems of a step, and is given tokens.
-
-    Attributes:
-        prompt_ids: of each problem, by its id.
-    """
-
-    def __init__(
-        self,
-        run: Run,
-        places: Sequence[str],
-        problems: Mapping[str, Problem],
-        group: int,
-        sampling: Sampling,
-        loaded: Any,
-        world: World,
-    ):
-        """``places``: the problem at each place of all steps."""
-        from gpuherd.posttrain.rollout.prompting import Prompting
-
-        self._run, self._places, self._group, self._world = run, places, group, world
-        self._sampling, self._loaded = sampling, loaded
-        prompting = Prompting(loaded.tokenizer, chat=sampling.use_chat_template)
-        self.prompt_ids = {name: prompting.of(each) for name, each in problems.items()}
-
-    def rollouts(self, prompts: Sequence[str], trainer: Any) -> dict[str, Any]:
-        """What TRL wants for these problems, each named as often as its group has completions: tokens of prompts and
-        completions. Of one step and this process."""
-        import torch
-
-        from gpuherd.posttrain.rollout.sampler import Prefix, Sampler
-
-        step = trainer.state.global_step
-        shares = self._shares(step)
-        if [name for name, _ in shares for _ in range(self._group)] != list(prompts):
-            raise GpuherdError(f"TRL asked for other problems in step {step + 1} than those that stand there")
-        module = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        sampler = Sampler.over(module, self._loaded.tokenizer, self._sampling, amp_dtype=self._run.amp_dtype)
-        prefixes = [Prefix(f"{name}\nstep {step}.{again}", self.prompt_ids[name]) for name, again in shares]
-        with torch.no_grad():
-            groups = sampler.continuations(prefixes, self._group)
-        return {
-            "prompt_ids": [list(self.prompt_ids[name]) for name in prompts],
-            "completion_ids": [list(each.ids) for group in groups for each in group],
-            "logprobs": None,  # those of the first pass are taken: with one generation a step they are the same
-        }
-
-    def _shares(self, step: int) -> list[tuple[str, int]]:
-        """This process's problems of a step, and how often each stood there before: at the end of a shuffle a problem
-        may stand in a step twice."""
-        seen: Counter[str] = Counter()
-        shares: list[tuple[str, int]] = []
-        for name in self._places[step * self._run.batch_size : (step + 1) * self._run.batch_size]:
-            shares.append((name, seen[name]))
-            seen[name] += 1
-        each = len(shares) // self._world.size
-        return shares[self._world.rank * each : (self._world.rank + 1) * each]
+        ).train(replace(work, extra={**work.extra, "hooks": replace(hooks, roll=scored_by(proxy))}))
 
 
-def proxy_reward(score: RewardModel, samples: StepSamples) -> Any:
-    """TRL's reward function: the proxy's score of prompt and completion, token by token as they were sampled."""
+def _is_finished(folder: Path, identity: dict[str, Any], world: World) -> bool:
+    """Whether the training in this folder has ended; notes what it is of where it begins. Raises UsageError where it is
+    another one, CannotWrite."""
+    if world.is_main:
+        settle(model_folder(folder))
+    world.barrier()
+    if is_finished(folder, identity):  # by an earlier version, which left its record in the model's folder
+        return True
+    path = folder / _BEGUN
+    there = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    world.barrier()
+    if there is not None:
+        refuse_another(folder, there["identity"], identity)
+    elif world.is_main:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, json.dumps({"identity": identity}).encode() + b"\n")
+        except OSError as problem:
+            raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
+    world.barrier()
+    return model_folder(folder).is_dir()
 
-    def proxy(prompts: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
-        rows = [[*samples.prompt_ids[name], *ids] for name, ids in zip(prompts, completion_ids, strict=True)]
-        return score.scores_of_ids(rows)
 
-    return proxy
+def scored_by(proxy: RewardModel) -> Roll:
+    """Rollouts of one turn whose reward is the proxy's score of their own tokens, the prompt's included."""
+
+    def roll(sampler: Sampler, problems: Sequence[Problem], samples: int, stream: str) -> list[Rollout]:
+        from gpuherd.posttrain.rollout.sampler import Prefix, rollout_of
+
+        prompts = [sampler.prompt_ids(each) for each in problems]
+        prefixes = [Prefix(f"{each.id}\n{stream}", prompt) for each, prompt in zip(problems, prompts, strict=True)]
+        drawn = [
+            (problem, number, prompt, answer)
+            for problem, prompt, group in zip(problems, prompts, sampler.continuations(prefixes, samples), strict=True)
+            for number, answer in enumerate(group)
+        ]
+        scores = proxy.scores_of_ids([(*prompt, *answer.ids) for _, _, prompt, answer in drawn])
+        return [rollout_of(*each, Reward(score)) for each, score in zip(drawn, scores, strict=True)]
+
+    return roll

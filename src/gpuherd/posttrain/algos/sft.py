@@ -2,7 +2,11 @@
 
 The loss of a step is the mean of -ln p over the trained tokens of its rows; prompts are never trained on. Of episodes
 of several turns the policy's words can be learnt (behavioural cloning), the environment's (a model of the world), or
-both, weighted: see ``preference.weighing``. Trained by TRL's SFTTrainer, which is given token ids and keeps them.
+both, weighted. With both, the loss of a step is
+
+    bc_weight * mean over the policy's tokens of -ln p + world_model_weight * mean over the others of -ln p
+
+with means over all tokens of their kind in the step; a kind that a step has none of adds nothing.
 """
 
 from __future__ import annotations
@@ -16,16 +20,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
-from gpuherd.posttrain.algos.on_trl import policy_in, rows_of_kind, trained_module
+from gpuherd.posttrain.algos.from_rows import FittingOptions, plan_of, policy_in, rows_of_kind, trained_module
 from gpuherd.posttrain.algos.registry import register
+from gpuherd.posttrain.engine.fit import Learning, digest, fit
 from gpuherd.posttrain.engine.options import check_range
-from gpuherd.posttrain.preference.fitting import fit
-from gpuherd.posttrain.preference.options import FittingOptions, run_of
-from gpuherd.posttrain.preference.settings import digest, order
-from gpuherd.posttrain.preference.weighing import Imitated, Weights, is_trained_on, row_of, weighted
 from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:
+    from gpuherd.posttrain.engine.trainee import Loss
     from gpuherd.posttrain.engine.world import World
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,26 @@ class Source(StrEnum):
 
     ANSWERS = "answers"  # the first right answer of each problem
     SAMPLES = "samples"  # what the policy of the round before says itself
+
+
+class Imitated(StrEnum):
+    """Which tokens of an episode are learnt."""
+
+    BEHAVIORAL_CLONING = "behavioral_cloning"  # what the policy said
+    WORLD_MODEL = "world_model"  # what the environment answered
+    COMBINED = "combined"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Of the two kinds of tokens; one that is 0 is not trained on."""
+
+    policy: float
+    world: float
+
+    def of(self, *, by_policy: bool) -> float:
+        """Of a token."""
+        return self.policy if by_policy else self.world
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,40 +130,77 @@ class SFT(Algorithm):
         """Learns from this round's rollouts."""
         rollouts = chosen(rows_of_kind(work, Rollout, self.name), self.options)
         weights = self.options.weights
-        rows = [row_of(each, weights) for each in rollouts]
-        run = run_of(work, self.options, algorithm=self.name, rows=len(rows), data=digest(rows))
-        places = order(len(rows), run.total_steps, run.batch_size, work.seed)
+        data = digest([row_of(each, weights) for each in rollouts])
+        plan = plan_of(work, self.options, algorithm=self.name, rows=len(rollouts), data=data)
+        longest = max(len(each.prompt_ids) + len(each.ids) for each in rollouts)
 
-        def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
-            from trl import SFTConfig
+        def build(world: World) -> Learning[Rollout, Item]:
+            loaded = trained_module(work, self.options.lora, longest, world)
+            return Learning(loaded.module, loaded.tokenizer, Imitation(weights, world.device))
 
-            from gpuherd.posttrain.preference import trainers
-
-            loaded = trained_module(work, self.options, rows, world.device)
-            words: dict[str, Any] = {}
-            make, dataset = trainers.Supervised, trainers.dataset_of(rows, places)
-            if self.options.mode == Imitated.COMBINED:
-                make = trainers.Weighing
-                each_place = weighted(rollouts, places, run.batch_size, weights)
-                dataset = trainers.dataset_of(each_place, range(len(places)))
-                words["data_collator"] = trainers.WeighingCollator(pad_token_id=trainers.padding(loaded.tokenizer))
-            return make(
-                model=loaded.module,
-                args=trainers.on_one_device(
-                    SFTConfig(**settings, max_length=None, train_sampling_strategy="sequential")
-                ),
-                train_dataset=dataset,
-                processing_class=loaded.tokenizer,
-                callbacks=list(callbacks),
-                **words,
-            )
-
-        fit(run, build)
+        fit(plan, rollouts, build)
         return self.policy(work)
 
     def policy(self, work: Training) -> Policy:
         """The trained model, or the policy's model with the trained adapter."""
-        return policy_in(work, self.options)
+        return policy_in(work, self.options.lora)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A rollout to be imitated: all its tokens, and by what each one's -ln p is multiplied."""
+
+    ids: tuple[int, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Imitation:
+    """SFT's loss, as ``engine.fit`` asks for it."""
+
+    weights: Weights
+    device: str
+
+    def items(self, rows: Sequence[Rollout]) -> list[Item]:
+        """With weights such that the mean over a step's items of their sums of weight times -ln p is its loss."""
+        # Nothing stands before a row's first token, so that it has no probability.
+        kinds = [own for each in rows for own in each.by_policy[0 if each.prompt_ids else 1 :]]
+        share = {own: self.weights.of(by_policy=own) * len(rows) / max(1, kinds.count(own)) for own in (True, False)}
+        items = []
+        for each in rows:
+            before = len(each.prompt_ids)
+            weights = ([0.0] * before + [share[own] for own in each.by_policy])[1:]
+            items.append(Item((*each.prompt_ids, *each.ids), (0.0, *weights)))
+        return items
+
+    def loss(self, module: Any, items: Sequence[Item]) -> Loss:
+        """The sum over some items of a step."""
+        import torch
+
+        from gpuherd.posttrain.engine.log_probs import padded, token_log_probs
+        from gpuherd.posttrain.engine.trainee import Loss
+
+        ids, mask = padded([each.ids for each in items], self.device)
+        width = ids.shape[1]
+        weights = torch.tensor(
+            [[*each.weights, *[0.0] * (width - len(each.weights))] for each in items], device=self.device
+        )
+        found = token_log_probs(module, ids, mask, weights != 0)
+        count = (weights != 0).sum()
+        return Loss(
+            -(found.log_probs * weights).sum(),
+            {"entropy": (found.entropies.sum(), count), "mean_token_accuracy": (found.top.sum(), count)},
+        )
+
+
+def row_of(rollout: Rollout, weights: Weights) -> dict[str, list[int]]:
+    """What tells a rollout from others as data of a training: ``input_ids``, and ``labels`` with -100 for tokens that
+    are not trained on."""
+    trained = [
+        token if weights.of(by_policy=own) else -100 for token, own in zip(rollout.ids, rollout.by_policy, strict=True)
+    ]
+    before = list(rollout.prompt_ids)
+    return {"input_ids": [*before, *rollout.ids], "labels": [-100] * len(before) + trained}
 
 
 def chosen(rollouts: Sequence[Rollout], options: Options) -> list[Rollout]:
@@ -150,7 +209,7 @@ def chosen(rollouts: Sequence[Rollout], options: Options) -> list[Rollout]:
     Left out are those that earned too little, where that is asked for, and those without a token to be learnt.
     """
     good = [each for each in rollouts if not options.filter_low_reward or each.reward >= options.min_reward_threshold]
-    kept = [each for each in good if is_trained_on(each, options.weights)]
+    kept = [each for each in good if any(options.weights.of(by_policy=own) for own in each.by_policy)]
     low, empty = len(rollouts) - len(good), len(good) - len(kept)
     told = (
         f"{len(rollouts)} rollouts: {low} earned too little, {empty} have no token to be learnt in mode {options.mode}"

@@ -8,6 +8,7 @@ No pickle: a checkpoint of a stranger can't run code.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import shutil
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuherd import atomic
 from gpuherd.errors import CannotWrite, GpuherdError, UsageError, printable
-from gpuherd.posttrain.engine import random_state, shards
-from gpuherd.posttrain.engine.shards import Place
+from gpuherd.posttrain.engine import strategies
+from gpuherd.posttrain.engine.strategies import Place
 from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.engine.world import World
 
@@ -108,12 +109,12 @@ class Checkpoints:
             parts = _Parts(restored.folder)
             _refuse_other_weights(restored.folder, trainee, parts.shapes)
             numbers = {name: plain for each in parts.numbers for name, plain in each.items()}
-            shards.load(trainee, iter(parts.shapes.items()), parts.read, numbers)
+            strategies.load_state(trainee, iter(parts.shapes.items()), parts.read, numbers)
             trainee.set_counters(about["counters"])
             own = restored.folder / f"random-{self.world.rank:05d}.json"
             # Processes that were not there then keep the state that they were seeded with.
             if own.exists():
-                random_state.restore(json.loads(own.read_text(encoding="utf-8")), self.world.device)
+                restore_random(json.loads(own.read_text(encoding="utf-8")), self.world.device)
         except (OSError, ValueError, LookupError, TypeError, SafetensorError) as problem:
             raise _unreadable(restored.folder, problem) from None
 
@@ -154,17 +155,17 @@ class Checkpoints:
         from safetensors.torch import save_file
 
         random, *part = self._parts_of(trainee)
-        state = random_state.capture(self.world.device)
+        state = capture_random(self.world.device)
         (temporary / random).write_text(json.dumps(state), encoding="utf-8")
         if not part:
             return
         held: dict[str, Tensor] = {}
         places: dict[str, Any] = {}
-        for name, place, tensor in shards.tensors(trainee):
+        for name, place, tensor in strategies.state_tensors(trainee):
             held[name] = tensor
             places[name] = [list(place.shape), place.start, place.stop]
         save_file(held, temporary / part[0])
-        text = json.dumps({"places": places, "numbers": shards.numbers(trainee)})
+        text = json.dumps({"places": places, "numbers": strategies.state_numbers(trainee)})
         (temporary / part[1]).write_text(text, encoding="utf-8")
 
     def _complete(self, target: Path, temporary: Path, about: Mapping[str, Any]) -> None:
@@ -223,7 +224,7 @@ class _Parts:
 
     Attributes:
         shapes: of every tensor, whole.
-        numbers: of ``shards.numbers``, a file each.
+        numbers: of ``strategies.state_numbers``, a file each.
     """
 
     def __init__(self, folder: Path):
@@ -288,3 +289,60 @@ def _refuse_other_weights(path: Path, trainee: Trainee, kept: Mapping[str, tuple
 
 def _shape(shape: tuple[int, ...] | None) -> str:
     return "absent" if shape is None else "x".join(str(each) for each in shape) or "a number"
+
+
+def seed_all(seed: int) -> None:
+    """Seeds all of them. Draws that results depend on have keys of their own; dropout has not."""
+    import random
+
+    import numpy
+    import torch
+
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def capture_random(device: str) -> dict[str, Any]:
+    """Their states, for JSON. ``device``: the GPU whose generator is kept too."""
+    import random
+
+    import numpy
+    import torch
+
+    version, words, gauss = random.getstate()
+    kind, keys, place, has_gauss, cached = numpy.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, [int(each) for each in keys], int(place), int(has_gauss), float(cached)],
+        "torch": _text(torch.get_rng_state()),
+    }
+    if device.startswith("cuda"):
+        states["cuda"] = _text(torch.cuda.get_rng_state(device))
+    return states
+
+
+def restore_random(states: dict[str, Any], device: str) -> None:
+    """Puts them back; CUDA's where both then and now a GPU is used."""
+    import random
+
+    import numpy
+    import torch
+
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, place, has_gauss, cached = states["numpy"]
+    numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), place, has_gauss, cached))
+    torch.set_rng_state(_bytes(states["torch"]))
+    if "cuda" in states and device.startswith("cuda"):
+        torch.cuda.set_rng_state(_bytes(states["cuda"]), device)
+
+
+def _text(state: Any) -> str:
+    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
+
+
+def _bytes(text: str) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,7 +1,7 @@
 """The figures of a training by step: ``curves.jsonl``, and TensorBoard and Weights & Biases where asked.
 
 A line a step, synced; where a training goes on from a checkpoint, lines of later steps are cut off, so that no step is
-there twice.
+there twice. Beside them the most that was taken of each GPU, in lines for run.log.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -192,3 +193,59 @@ class _WandB:
 
     def close(self) -> None:
         self._run.finish()
+
+
+_GB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """The most that was taken of a GPU, in bytes; None where nobody measured it.
+
+    Attributes:
+        label: as people call it.
+        allocated, reserved: by torch: for tensors, and with what its allocator keeps.
+        total: the GPU's.
+    """
+
+    label: str
+    allocated: int | None
+    reserved: int | None
+    total: int | None
+
+
+def memory_summary(gpus: Sequence[GpuMemory]) -> list[str]:
+    """The lines of a summary.
+
+    >>> print("\\n".join(memory_summary([GpuMemory("0", 45 << 30, 48 << 30, 80 << 30)])))
+    GPU Memory Summary:
+      GPU 0: 45.00 GB allocated, 48.00 GB reserved, 80.00 GB total
+    """
+    lines = ["GPU Memory Summary:"]
+    for gpu in gpus:
+        parts = ((gpu.allocated, "allocated"), (gpu.reserved, "reserved"), (gpu.total, "total"))
+        lines.append(f"  GPU {gpu.label}: " + ", ".join(f"{_gb(value)} {word}" for value, word in parts))
+    return lines if gpus else [*lines, "  no GPUs: all was computed on the CPU"]
+
+
+def measured(label: str, device: str) -> GpuMemory | None:
+    """The most that this process has taken of its GPU so far; None on a CPU."""
+    if not device.startswith("cuda"):
+        return None
+    import torch
+
+    return GpuMemory(
+        label,
+        torch.cuda.max_memory_allocated(device),
+        torch.cuda.max_memory_reserved(device),
+        torch.cuda.get_device_properties(device).total_memory,
+    )
+
+
+def of_world(world: World) -> list[GpuMemory]:
+    """What each process has taken, by rank; all call it together."""
+    return [each for each in world.gather(measured(str(world.rank), world.device)) if each is not None]
+
+
+def _gb(value: int | None) -> str:
+    return "N/A" if value is None else f"{value / _GB:.2f} GB"

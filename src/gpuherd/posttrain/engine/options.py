@@ -1,12 +1,14 @@
-"""How weights are changed: plain frozen data, checked, no torch."""
+"""How weights are changed, and how a training is logged, kept and ended: plain frozen data, checked, no torch."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Any, Self
 
-from gpuherd.errors import UsageError
+from gpuherd.errors import ExitCode, GpuherdError, UsageError
 
 
 class Optimizer(StrEnum):
@@ -201,3 +203,63 @@ def _named(kind: type[StrEnum], name: str, word: str) -> None:
 def _check(name: str, value: float, right: bool, wanted: str) -> None:
     if not (right and math.isfinite(value)):
         raise UsageError(f"{name}={value}; it is {wanted}")
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """Nothing of it changes what is learnt.
+
+    Attributes:
+        save_every: steps between checkpoints.
+        keep: so many of the newest checkpoints are kept.
+        log_every: steps between lines of the curves; the last step and those with figures of a check have one always.
+        report_to, run_name, project: where curves go besides their file, and what they are called there.
+        stopping: asked after each step; where it says so in any process, a checkpoint is saved and Stopped raised.
+    """
+
+    save_every: int = 10
+    keep: int = 2
+    log_every: int = 1
+    report_to: tuple[str, ...] = ()
+    run_name: str | None = None
+    project: str | None = None
+    stopping: Callable[[], bool] | None = None
+
+    def named(self) -> dict[str, Any]:
+        """These fields by name, without what a subclass adds."""
+        return {each.name: getattr(self, each.name) for each in fields(Watching)}
+
+
+def learning_rate(options: OptimiserOptions, step: int, total_steps: int) -> float:
+    """The learning rate of a step, counted from 0, as transformers' schedules have it for one warm-up.
+
+    It rises linearly over the ``warmup_steps`` first steps (step 0 has 1 / warmup_steps of it, not 0: no step is lost),
+    then goes down so that it would be 0 at ``total_steps``; constant stays.
+
+    >>> [learning_rate(OptimiserOptions(1.0, scheduler=Scheduler.LINEAR, warmup_steps=2), s, 6) for s in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < options.warmup_steps:
+        return options.learning_rate * (step + 1) / options.warmup_steps
+    if options.scheduler == Scheduler.CONSTANT:
+        return options.learning_rate
+    gone = (step - options.warmup_steps) / max(1, total_steps - options.warmup_steps)
+    left = max(0.0, 1.0 - gone)
+    if options.scheduler == Scheduler.COSINE:
+        left = (1.0 - math.cos(math.pi * left)) / 2
+    return options.learning_rate * left
+
+
+class Stopped(GpuherdError):
+    """A training was asked to stop; a checkpoint of that moment is there to go on from."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+    @classmethod
+    def after(cls, done: int, steps: int) -> Self:
+        """After so many of its steps.
+
+        >>> print(Stopped.after(2, 6))
+        stopped after step 2 of 6; the same command goes on from there
+        """
+        return cls(f"stopped after step {done} of {steps}; the same command goes on from there")

@@ -10,15 +10,13 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gpuherd.errors import GpuherdError
+from gpuherd.errors import GpuherdError, UsageError, naming_extras
 from gpuherd.posttrain.engine import strategies
-from gpuherd.posttrain.engine.microbatches import MicroBatch, Pass, passes, pieces_needed
-from gpuherd.posttrain.engine.optimisers import make_optimizer, set_learning_rate, trainable
-from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
-from gpuherd.posttrain.engine.schedule import learning_rate
+from gpuherd.posttrain.engine.options import OptimiserOptions, Optimizer, StepOptions, learning_rate
 from gpuherd.posttrain.engine.world import World
 from gpuherd.runs.worker import is_out_of_memory
 
@@ -28,10 +26,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Sums = dict[str, tuple[float, float]]  # by the name of a figure its sum, and what that is divided by
+
+_CALM = 20  # steps without trouble before micro-batches first grow
 
 
 class NotFinite(GpuherdError):
     """A loss or a gradient is no finite number; the weights are as they were before the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What a loss function may return in place of a scalar.
+
+    Attributes:
+        total: the sum of the losses of the items, a scalar that gradients can be taken of.
+        figures: by name a sum and what it is divided by; a step tells each one's mean over all items of all processes,
+            whatever the micro-batches.
+    """
+
+    total: Tensor
+    figures: Mapping[str, tuple[Tensor | float, Tensor | float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +60,7 @@ class StepFigures:
         micro_batch: items at once at most, in this process.
         items: of all processes.
         skipped: the weights were not changed: nothing to learn, or float16 overflowed and the scale was lowered.
+        means: of the figures of ``Loss``, by name; those that nothing had a part in are left out.
     """
 
     loss: float | None
@@ -53,6 +69,7 @@ class StepFigures:
     micro_batch: int
     items: int
     skipped: bool = False
+    means: Mapping[str, float] = field(default_factory=dict)
 
 
 class Trainee:
@@ -108,15 +125,15 @@ class Trainee:
     def step(
         self,
         items: Sequence[T],
-        loss_sum: Callable[[Sequence[T]], Tensor],
+        loss_sum: Callable[[Sequence[T]], Tensor | Loss],
         weight: Callable[[Sequence[T]], float],
     ) -> StepFigures:
         """One optimiser step over the items of all processes; each gives its own, and may have none.
 
         Args:
             items: of this process.
-            loss_sum: the sum (not the mean) of the losses of some items, a scalar that gradients can be taken of; calls
-                ``self.module``, in all processes equally often.
+            loss_sum: the sum (not the mean) of the losses of some items, a scalar that gradients can be taken of, or a
+                ``Loss`` that has figures beside it; calls ``self.module``, in all processes equally often.
             weight: what the sum of losses is divided by: the number of tokens, or of items; of none it is 0.
 
         Raises:
@@ -132,9 +149,11 @@ class Trainee:
             self.steps_done += 1
             return StepFigures(None, None, rate, self.micro.size, count, skipped=True)
         self.module.train()
-        loss = self.world.total(self._gradients(items, loss_sum, total, [many for many, _ in of_all]))
+        own, sums = self._gradients(items, loss_sum, total, [many for many, _ in of_all])
+        loss = self.world.total(own)
+        means = self._means(sums)
         norm = self._update(loss / total, rate)
-        figures = StepFigures(loss / total, norm, rate, self.micro.size, count, skipped=norm is None)
+        figures = StepFigures(loss / total, norm, rate, self.micro.size, count, skipped=norm is None, means=means)
         self.steps_done += 1
         if self.steps.dynamic_batch_size:
             self.micro = self.micro.after_step()
@@ -142,19 +161,21 @@ class Trainee:
         return figures
 
     def _gradients(
-        self, items: Sequence[T], loss_sum: Callable[[Sequence[T]], Tensor], total: float, counts: Sequence[int]
-    ) -> float:
-        """Leaves the gradients, summed over all processes; returns this process's sum of losses."""
+        self, items: Sequence[T], loss_sum: Callable[[Sequence[T]], Tensor | Loss], total: float, counts: Sequence[int]
+    ) -> tuple[float, Sums]:
+        """Leaves the gradients, summed over all processes; returns this process's sums of losses and of figures."""
         spare = self._spare(items, counts)
         while True:
             self.optimizer.zero_grad(set_to_none=True)
             most = max(pieces_needed(many, self.micro.size) for many in counts)
             together = not self.steps.dynamic_batch_size
+            sums: Sums = {}
             try:
-                return sum(
-                    self._passed(each, loss_sum, total)
+                loss = sum(
+                    self._passed(each, loss_sum, total, sums)
                     for each in passes(items, self.micro.size, most, spare, together=together)
                 )
+                return loss, sums
             except (RuntimeError, MemoryError) as problem:
                 smaller = self.micro.halved(len(items)) if is_out_of_memory(problem) else None
                 if not self.steps.dynamic_batch_size or smaller is None:
@@ -178,17 +199,36 @@ class Trainee:
             return items[0]
         return next(each for each in self.world.gather(items[0] if items else None) if each is not None)
 
-    def _passed(self, one: Pass[T], loss_sum: Callable[[Sequence[T]], Tensor], total: float) -> float:
+    def _passed(
+        self, one: Pass[T], loss_sum: Callable[[Sequence[T]], Tensor | Loss], total: float, sums: Sums
+    ) -> float:
+        """One pass, whose figures are added to ``sums``; returns its sum of losses."""
         import torch
 
         autocast = torch.autocast(self._kind, self._amp) if self._amp is not None else nullcontext()
         with self._syncing(one.last):
             with autocast:
-                loss = loss_sum(one.items)
+                made = loss_sum(one.items)
+            loss, figures = (made.total, made.figures) if isinstance(made, Loss) else (made, {})
             # Both strategies take the mean of the processes' gradients.
             factor = self.world.size / total if one.counts else 0.0
             self.scaler.scale(loss.float() * factor).backward()  # type: ignore[no-untyped-call]
+        for name, (added, weight) in figures.items():
+            before = sums.get(name, (0.0, 0.0))
+            sums[name] = (before[0] + _number(added), before[1] + _number(weight)) if one.counts else before
         return float(loss.detach()) if one.counts else 0.0
+
+    def _means(self, sums: Sums) -> dict[str, float]:
+        """Of the figures of all processes; each asks with the same names, as each has done a pass."""
+        if not sums:
+            return {}
+        found: dict[str, float] = {}
+        of_all = self.world.gather(sums)
+        for name in sums:
+            weight = math.fsum(each[name][1] for each in of_all)
+            if weight > 0:
+                found[name] = math.fsum(each[name][0] for each in of_all) / weight
+        return found
 
     def _syncing(self, last: bool) -> AbstractContextManager[Any]:
         from torch.nn.parallel import DistributedDataParallel
@@ -264,3 +304,145 @@ class Trainee:
         self.micro = kept if kept.most == self.steps.micro_batch_size else MicroBatch.of(self.steps.micro_batch_size)
         if counters["scaler"] and self.scaler.is_enabled():
             self.scaler.load_state_dict(dict(counters["scaler"]))
+
+
+def _number(value: Tensor | float) -> float:
+    return float(value if isinstance(value, int | float) else value.detach())
+
+
+# --- micro-batches, pure --------------------------------------------------------------------------------------------
+
+
+def cuts(items: Sequence[T], pieces: int) -> list[Sequence[T]]:
+    """The items in so many pieces whose lengths differ by one at most, in order; those at the end may be empty.
+
+    >>> [list(piece) for piece in cuts("abcde", 3)]
+    [['a', 'b'], ['c', 'd'], ['e']]
+    """
+    base, longer = divmod(len(items), max(1, pieces))
+    ends = [0]
+    for number in range(pieces):
+        ends.append(ends[-1] + base + (number < longer))
+    return [items[begin:end] for begin, end in pairwise(ends)]
+
+
+def pieces_needed(count: int, size: int) -> int:
+    """How many micro-batches of at most ``size`` so many items take."""
+    return -(-count // size)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Generic[T]):
+    """One forward and backward pass.
+
+    Attributes:
+        items: at least one.
+        counts: False where the pass is there for the other processes' sake: its loss is multiplied by 0.
+        last: gradients are summed over the processes in it (DDP).
+    """
+
+    items: Sequence[T]
+    counts: bool
+    last: bool
+
+
+def passes(items: Sequence[T], size: int, most: int, spare: T | None, *, together: bool) -> list[Pass[T]]:
+    """The passes of one process in one step.
+
+    Args:
+        size: items at once at most.
+        most: passes of the process that needs most, if all were to do as many.
+        spare: an item for passes that don't count; None in a world of one process.
+        together: all processes do equally many passes (FSDP needs it; DDP as long as none changes its size on its own).
+            Otherwise each does its own, and one more that doesn't count, in which gradients are summed.
+    """
+    if spare is None:
+        return [Pass(piece, True, False) for piece in cuts(items, pieces_needed(len(items), size))]
+    if together:
+        real = cuts(items, most)
+        return [Pass(piece or [spare], bool(piece), number + 1 == most) for number, piece in enumerate(real)]
+    own = [Pass(piece, True, False) for piece in cuts(items, pieces_needed(len(items), size))]
+    return [*own, Pass([spare], False, True)]
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The size of micro-batches where it follows the memory.
+
+    Attributes:
+        most: as asked for.
+        size: now.
+        calm: steps since it last changed.
+        patience: so many calm steps before it grows; doubled whenever it had grown too far, so that a size that never
+            fits is tried ever more seldom.
+        grown: its last change was a growth.
+        halvings: how often memory ran out.
+    """
+
+    most: int
+    size: int
+    calm: int = 0
+    patience: int = _CALM
+    grown: bool = False
+    halvings: int = 0
+
+    @classmethod
+    def of(cls, most: int) -> MicroBatch:
+        """As asked for."""
+        return cls(most, most)
+
+    def halved(self, items: int) -> MicroBatch | None:
+        """After memory has run out with so many items at once at most; None where one item was too much."""
+        tried = min(self.size, items)
+        if tried <= 1:
+            return None
+        patience = 2 * self.patience if self.grown else self.patience
+        return replace(self, size=tried // 2, calm=0, patience=patience, grown=False, halvings=self.halvings + 1)
+
+    def after_step(self) -> MicroBatch:
+        """After a step that went well: perhaps doubled again."""
+        if self.size == self.most:
+            return self
+        if self.calm + 1 < self.patience:
+            return replace(self, calm=self.calm + 1)
+        return replace(self, size=min(self.most, 2 * self.size), calm=0, grown=True)
+
+
+# --- the optimiser ---------------------------------------------------------------------------------------------------
+
+
+def trainable(module: Any) -> dict[str, Any]:
+    """The trainable weights by name, in the module's order. Raises UsageError where there are none."""
+    found = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
+    if not found:
+        raise UsageError(f"{type(module).__name__} has no weight that is to be trained")
+    return found
+
+
+def make_optimizer(weights: dict[str, Any], options: OptimiserOptions, *, sharded: bool) -> Any:
+    """An optimiser with two groups: matrices with weight decay, and what has one dimension or none without.
+
+    Raises UsageError for 8-bit states of sharded weights, MissingExtra without bitsandbytes.
+    """
+    import torch
+
+    groups = [
+        {"params": [each for each in weights.values() if each.ndim >= 2], "weight_decay": options.weight_decay},
+        {"params": [each for each in weights.values() if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if options.optimizer == Optimizer.SGD:
+        return torch.optim.SGD(groups, lr=options.learning_rate)
+    if options.optimizer == Optimizer.ADAMW:
+        return torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps)
+    if sharded:
+        raise UsageError("optimizer adamw-8bit with strategy fsdp: bitsandbytes can't divide its states; use adamw")
+    with naming_extras({"bitsandbytes": "bnb"}, "8-bit optimisers take"):
+        import bitsandbytes
+    return bitsandbytes.optim.AdamW8bit(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps)
+
+
+def set_learning_rate(optimizer: Any, learning_rate: float) -> None:
+    """For the next step."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate

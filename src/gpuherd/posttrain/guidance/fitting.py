@@ -18,9 +18,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import FILE, Head, read_form
 from gpuherd.posttrain.engine.checkpoints import DIGESTS, differing
-from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
-from gpuherd.posttrain.engine.stopping import Stopped
-from gpuherd.posttrain.engine.watching import Watching
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Stopped, Watching
 from gpuherd.posttrain.guidance import tensors
 from gpuherd.posttrain.guidance.batches import planned
 from gpuherd.posttrain.guidance.checking import checked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuherd.posttrain.engine.watching import Watching
+from gpuherd.posttrain.engine.options import Watching
 from gpuherd.posttrain.types import Training
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpuherd.posttrain.engine.leaving import leave
+from gpuherd.posttrain.engine.world import leave
 from gpuherd.posttrain.learning.worker import main
 
 if __name__ == "__main__":

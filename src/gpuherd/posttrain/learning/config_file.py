@@ -99,7 +99,6 @@ def problems_of(config: TrainConfig) -> Iterator[str]:
     yield from _data(config)
     yield from _distributed(config.distributed)
     yield from _backend(config)
-    yield from _sharded_on_cpu(config)
     if config.policy_env is not None:
         yield from _environment("policy_env", config.policy_env)
         if config.policy_env.mode == "client":
@@ -229,16 +228,6 @@ def _backend(config: TrainConfig) -> Iterator[str]:
     if told.backend != fitting:
         place = "a CPU" if config.on_cpu else "GPUs"
         yield f"distributed.backend={told.backend}: tensors on {place} are exchanged by {fitting}; leave it out"
-
-
-def _sharded_on_cpu(config: TrainConfig) -> Iterator[str]:
-    told, algorithm = config.distributed, config.training.algorithm
-    many = told.gpu_count * told.num_nodes > 1
-    if config.on_cpu and many and told.strategy == "fsdp" and algorithm in ("dpo", "sft"):
-        yield (
-            f"distributed.strategy=fsdp with {algorithm} on a CPU: accelerate, under TRL, would run ddp and not say "
-            "so; choose strategy ddp, or GPUs"
-        )
 
 
 def _environment(where: str, told: EnvBlock) -> Iterator[str]:

@@ -254,7 +254,7 @@ def _rolled(config: TrainConfig, environments: Environments, world: World, devic
 
 def compared(rollouts: Sequence[Rollout]) -> list[Row]:
     """The best and the worst answer of each problem. Raises UsageError where all problems' answers earned the same."""
-    from gpuherd.posttrain.preference.pairs import best_and_worst, by_problem
+    from gpuherd.posttrain.preference.data import best_and_worst, by_problem
 
     groups = by_problem(rollouts)
     found: list[Comparison] = [each for group in groups if (each := best_and_worst(group)) is not None]

@@ -23,9 +23,8 @@ from gpuherd.errors import GpuherdError, UsageError, printable
 from gpuherd.jobs.lock import DispatcherLock
 from gpuherd.options import Parser
 from gpuherd.posttrain.algos.registry import algorithm_class
-from gpuherd.posttrain.engine.curves import amend, read_curves
-from gpuherd.posttrain.engine.gpu_memory import memory_summary, of_world
-from gpuherd.posttrain.engine.random_state import seed_all
+from gpuherd.posttrain.engine.checkpoints import seed_all
+from gpuherd.posttrain.engine.curves import amend, memory_summary, of_world, read_curves
 from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.learning import data, options
 from gpuherd.posttrain.learning.config import TrainConfig
@@ -177,7 +176,7 @@ def train(config: TrainConfig, folder: TrainDirectory, world: World, stopping: C
     """
     started = time.monotonic()
     seed_all(config.training.seed)
-    if config.training.wandb_project is not None:  # TRL's trainings know of no names for it; wandb reads these itself
+    if config.training.wandb_project is not None:  # wandb reads these itself, of every training in this process
         os.environ["WANDB_PROJECT"] = config.training.wandb_project
         os.environ["WANDB_NAME"] = config.training.wandb_run_name or config.experiment_name
     device = world.device.partition(":")[0]
@@ -279,7 +278,7 @@ def _hooks(config: TrainConfig, stopping: Callable[[], bool]) -> Hooks:
 def _evaluated(
     config: TrainConfig, folder: TrainDirectory, world: World, policy: Policy, evaluation: Evaluation
 ) -> None:
-    """Evaluates the trained policy at the end: TRL's trainers have no sampler while they train."""
+    """Evaluates the trained policy at the end: what learns from rows has no sampler while it trains."""
     from gpuherd.posttrain.rollout.sampler import Sampler
 
     step = max((int(line["step"]) for line in read_curves(folder.root)), default=0)

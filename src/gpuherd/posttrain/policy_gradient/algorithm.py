@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gpuherd import atomic
 from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
-from gpuherd.posttrain.engine.options import Lora, Optimised, check_range
-from gpuherd.posttrain.engine.watching import Watching
+from gpuherd.posttrain.engine.options import Lora, Optimised, Watching, check_range
 from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from gpuherd import atomic
 from gpuherd.errors import BadModel, UsageError, naming_extras
-from gpuherd.posttrain.engine.dropout import without_dropout
+from gpuherd.posttrain.engine.fit import save_model
 from gpuherd.posttrain.engine.options import Lora
-from gpuherd.posttrain.engine.saving import save_model
+from gpuherd.posttrain.engine.strategies import without_dropout
 from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.policy_gradient.algorithm import MODEL
 from gpuherd.posttrain.policy_gradient.forward import score_rollouts

@@ -20,8 +20,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.checkpoints import DIGESTS, Checkpoints
 from gpuherd.posttrain.engine.curves import Curves
-from gpuherd.posttrain.engine.options import StepOptions
-from gpuherd.posttrain.engine.stopping import Stopped
+from gpuherd.posttrain.engine.options import StepOptions, Stopped
 from gpuherd.posttrain.engine.trainee import StepFigures, Trainee
 from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, Hooks, SamplingOptions, plain_roll

@@ -1,6 +1,6 @@
 """Reads preferences (a prompt with a chosen and a rejected completion) and demonstrations (prompts with answers to
 imitate), as texts or as messages, from a file or the Hub. Nothing is lost in silence: each row is read, or stands among
-the refused ones with its place."""
+the refused ones with its place. And says which of a problem's rollouts are compared."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.data.preference_rows import Messages, compared, imitated
+from gpuherd.posttrain.data import preference_rows
+from gpuherd.posttrain.data.preference_rows import Messages, imitated
+from gpuherd.posttrain.types import Comparison, Rollout
 from gpuherd.qa.data.files import rows_of_file
 from gpuherd.qa.data.hub import hub_rows
 from gpuherd.qa.data.questions import BadQuestions, DataRow, MissingQuestions
@@ -187,7 +189,7 @@ def preference_of(row: DataRow) -> Preference | Refused:
     if row.values is None:
         return Refused(row.place, row.problem or "no row")
     try:
-        prompt, chosen, rejected = compared(row.values)
+        prompt, chosen, rejected = preference_rows.compared(row.values)
     except ValueError as problem:
         return Refused(row.place, str(problem))
     return Preference(_id_of(row), prompt, chosen, rejected)
@@ -215,3 +217,43 @@ def _wanted(columns: Iterable[str]) -> list[str]:
     if "chosen" not in there or "rejected" not in there:
         raise BadQuestions(f"no preferences: it has no columns chosen and rejected, but {', '.join(sorted(there))}")
     return [name for name in _COLUMNS if name in there]
+
+
+def best_and_worst(rollouts: Sequence[Rollout]) -> Comparison | None:
+    """The rollout of the highest reward, preferred to that of the lowest; of several, the first drawn.
+
+    None where all earned the same, or the two say the same: nothing can be learnt from them.
+
+    Args:
+        rollouts: of one problem, to one prompt.
+    """
+    if not rollouts:
+        return None
+    best = min(rollouts, key=lambda each: (-each.reward, each.sample))
+    worst = min(rollouts, key=lambda each: (each.reward, each.sample))
+    return compared(best, worst) if best.reward > worst.reward else None
+
+
+def compared(chosen: Rollout, rejected: Rollout) -> Comparison | None:
+    """``chosen`` preferred to ``rejected``; None where they are token by token the same."""
+    if chosen.ids == rejected.ids:
+        return None
+    return Comparison(
+        problem=chosen.problem,
+        prompt_ids=chosen.prompt_ids,
+        context_ids=(),
+        chosen_ids=chosen.ids,
+        rejected_ids=rejected.ids,
+        chosen=chosen.text,
+        rejected=rejected.text,
+        chosen_reward=chosen.reward,
+        rejected_reward=rejected.reward,
+    )
+
+
+def by_problem(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """Rollouts of one problem and one prompt together, in the order in which they first come."""
+    groups: dict[tuple[str, tuple[int, ...]], list[Rollout]] = {}
+    for each in rollouts:
+        groups.setdefault((each.problem, each.prompt_ids), []).append(each)
+    return list(groups.values())

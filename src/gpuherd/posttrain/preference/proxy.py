@@ -69,7 +69,9 @@ def compared_by_people(preferences: str, policy: Policy, *, chat: bool) -> list[
     return Writing(load_tokenizer(policy.model, policy.adapter), chat=chat).comparisons(found.pairs)
 
 
-def train_proxy(work: Training, comparisons: Sequence[Comparison], options: ProxyOptions) -> Path:
+def train_proxy(
+    work: Training, comparisons: Sequence[Comparison], options: ProxyOptions, *, num_workers: int = 0
+) -> Path:
     """The folder of the proxy, ``work.folder/proxy/model``; nothing is done where it is trained already.
 
     Raises UsageError where it would read other tokens than the policy writes, and as ``train_reward_model``.
@@ -84,7 +86,12 @@ def train_proxy(work: Training, comparisons: Sequence[Comparison], options: Prox
         comparisons,
         base,
         work.folder / "proxy",
-        RewardTraining(epochs=options.proxy_epochs, batch_size=options.proxy_batch_size, lr=options.proxy_lr),
+        RewardTraining(
+            epochs=options.proxy_epochs,
+            batch_size=options.proxy_batch_size,
+            lr=options.proxy_lr,
+            num_workers=num_workers,
+        ),
         precision=replace(work.precision, dtype=_DTYPE),
         device=work.device,
         seed=work.seed,

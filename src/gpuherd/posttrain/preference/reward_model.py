@@ -1,6 +1,6 @@
 """Learns a reward model from comparisons: Bradley and Terry's, where the probability that a completion is preferred is
 the logistic function of the difference of rewards. Its loss is -ln sigmoid(r(chosen) - r(rejected)), the mean over
-pairs (Ouyang et al. 2022, arXiv 2203.02155, equation 1). By TRL's RewardTrainer.
+pairs (Ouyang et al. 2022, arXiv 2203.02155, equation 1).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, UsageError
 from gpuherd.lm.guidance.guide import FILE
@@ -19,14 +19,16 @@ from gpuherd.models.load.pretrained import check_code, config_of, has_class
 from gpuherd.models.lora.adapter import is_adapter
 from gpuherd.models.memory.weights import split_precision
 from gpuherd.models.names import parse_model, quoted
-from gpuherd.posttrain.engine.dropout import without_dropout
-from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions
-from gpuherd.posttrain.engine.world import World
-from gpuherd.posttrain.preference.fitting import fit
-from gpuherd.posttrain.preference.settings import Run, digest, order, steps_for
+from gpuherd.posttrain.engine.fit import Learning, TrainPlan, digest, fit, save_every_for, steps_for
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Watching
+from gpuherd.posttrain.engine.strategies import without_dropout
 from gpuherd.posttrain.rewards.reward_model import FORM_FILE, Form
 from gpuherd.posttrain.rollout.loading import set_attention
 from gpuherd.posttrain.types import Comparison, Precision
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.engine.trainee import Loss
+    from gpuherd.posttrain.engine.world import World
 
 STAGE = "reward model"
 
@@ -82,7 +84,8 @@ def train_reward_model(
         raise UsageError("a reward model is learnt from comparisons, and there are none")
     rows = [_row(each) for each in comparisons]
     form = Form.TURN if use_chat_template else Form.ENDED
-    run = Run(
+    total = steps_for(len(rows), options.epochs, options.batch_size, options.max_steps)
+    plan = TrainPlan(
         folder=folder,
         stage=STAGE,
         optimiser=OptimiserOptions(
@@ -93,13 +96,12 @@ def train_reward_model(
         ),
         steps=steps,
         batch_size=options.batch_size,
-        total_steps=steps_for(len(rows), options.epochs, options.batch_size, options.max_steps),
+        total_steps=total,
         amp_dtype=precision.amp_dtype,
         device=device,
         seed=seed,
-        save_every=options.save_every,
         num_workers=options.num_workers,
-        report_to=tuple(report_to),
+        watching=Watching(save_every_for(total, options.save_every), report_to=tuple(report_to)),
         identity={
             "algorithm": STAGE,
             "model": base,
@@ -112,24 +114,58 @@ def train_reward_model(
         },
     )
 
-    def build(settings: dict[str, Any], callbacks: Sequence[Any], world: World) -> Any:
-        from trl import RewardConfig
-
-        from gpuherd.posttrain.preference import trainers
-
-        module, tokenizer = load_base(base, precision, world.device, seed)
+    def build(world: World) -> Learning[dict[str, list[int]], Sides]:
+        module, tokenizer = load_base(base, precision, "cpu" if steps.shards else world.device, seed)
         _check_lengths(comparisons, rows, module)
-        return trainers.Rewarding(
-            model=module,
-            args=trainers.on_one_device(
-                RewardConfig(**settings, max_length=None, train_sampling_strategy="sequential", disable_dropout=False)
-            ),
-            train_dataset=trainers.dataset_of(rows, order(len(rows), run.total_steps, run.batch_size, seed)),
-            processing_class=tokenizer,
-            callbacks=list(callbacks),
-        )
+        fill = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        module.config.get_text_config().pad_token_id = fill  # the score is read at the last token that is another
+        return Learning(module, tokenizer, BradleyTerry(int(fill), world.device))
 
-    return fit(run, build, beside={FORM_FILE: json.dumps({"form": form.value}) + "\n"})
+    return fit(plan, rows, build, beside={FORM_FILE: json.dumps({"form": form.value}) + "\n"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A comparison to learn from: the tokens of both sides, prompt included."""
+
+    chosen: list[int]
+    rejected: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class BradleyTerry:
+    """The loss, as ``engine.fit`` asks for it.
+
+    Attributes:
+        fill: the token that the model takes for filling.
+    """
+
+    fill: int
+    device: str
+
+    def items(self, rows: Sequence[dict[str, list[int]]]) -> list[Sides]:
+        """Each pair is for itself."""
+        return [Sides(row["chosen_ids"], row["rejected_ids"]) for row in rows]
+
+    def loss(self, module: Any, items: Sequence[Sides]) -> Loss:
+        """The sum over some pairs."""
+        from torch.nn.functional import logsigmoid
+
+        from gpuherd.posttrain.engine.log_probs import padded
+        from gpuherd.posttrain.engine.trainee import Loss
+
+        pairs = len(items)
+        ids, mask = padded([each.chosen for each in items] + [each.rejected for each in items], self.device, self.fill)
+        rewards = module(input_ids=ids, attention_mask=mask).logits[:, 0].float()
+        margins = rewards[:pairs] - rewards[pairs:]
+        return Loss(
+            -logsigmoid(margins).sum(),
+            {
+                "accuracy": ((margins > 0).sum(), pairs),
+                "margin": (margins.sum(), pairs),
+                "mean_reward": (rewards.sum(), 2 * pairs),
+            },
+        )
 
 
 def load_base(base: str, precision: Precision, device: str, seed: int) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from gpuherd.gpus.state import Gpu
 from gpuherd.jobs import clock
 from gpuherd.jobs.records import Event, EventKind, RunSnapshot
 from gpuherd.jobs.reporter import Display
-from gpuherd.posttrain.engine.gpu_memory import GpuMemory, memory_summary
+from gpuherd.posttrain.engine.curves import GpuMemory, memory_summary
 from gpuherd.posttrain.runs.folder import RoundsDirectory
 
 

@@ -23,7 +23,7 @@ from gpuherd.models.place.inventory import idle_gpus
 from gpuherd.models.place.planner import make_plan
 from gpuherd.models.place.resources import read_with_precision
 from gpuherd.models.place.result import MemoryPlan
-from gpuherd.posttrain.engine.gpu_memory import GpuMemory, memory_summary
+from gpuherd.posttrain.engine.curves import GpuMemory, memory_summary
 from gpuherd.posttrain.runs.experiment import RoundsExperiment, RoundsOutcome, experiment_of
 from gpuherd.posttrain.runs.options import RoundsOptions
 from gpuherd.posttrain.runs.plan import Phase, Step

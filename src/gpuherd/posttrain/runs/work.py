@@ -252,7 +252,7 @@ def versions() -> dict[str, str]:
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"gpuherd": __version__}
-    for name in ("torch", "transformers", "trl"):
+    for name in ("torch", "transformers"):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found

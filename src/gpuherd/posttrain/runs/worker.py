@@ -18,7 +18,7 @@ from gpuherd.atomic import atomic_write
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
 from gpuherd.gpus.visible import CUDA, described, naming_in, value_in
 from gpuherd.options import option
-from gpuherd.posttrain.engine.gpu_memory import measured
+from gpuherd.posttrain.engine.curves import measured
 from gpuherd.posttrain.runs.folder import RoundsDirectory, read_record
 from gpuherd.posttrain.runs.work import Work, do, step_named
 from gpuherd.runs.worker import run_worker, unbuffered

@@ -1,0 +1,383 @@
+"""Trains on rows that are there before training begins: SFT, DPO, reward models. From the newest checkpoint to a model.
+
+Which rows stand in which step is fixed by the seed (``order``), so that the number of a step says all. Each process
+learns from every ``size``-th row of a step; a loss that depends on the whole step (a mean over its tokens) is told of
+the whole step's rows first (``Objective.items``). Imports torch inside functions only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from gpuherd import atomic
+from gpuherd.atomic import atomic_folder, settle
+from gpuherd.engines import progress
+from gpuherd.errors import CannotWrite, UsageError, naming_extras
+from gpuherd.posttrain.engine.checkpoints import Checkpoints, differing, seed_all
+from gpuherd.posttrain.engine.curves import Curves
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Stopped, Watching
+from gpuherd.posttrain.engine.trainee import Loss, NotFinite, StepFigures, Trainee
+from gpuherd.posttrain.engine.world import World
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+RowT = TypeVar("RowT")
+ItemT = TypeVar("ItemT")
+RowIn = TypeVar("RowIn", contravariant=True)
+
+EXTRAS = dict.fromkeys(("torch", "transformers", "peft", "accelerate"), "posttrain")
+RECORD = "training.json"  # in the trained model's folder: what it is of
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlan:
+    """One training.
+
+    Attributes:
+        folder: checkpoints go to ``checkpoints/``, the trained model to ``model/``.
+        stage: what progress and messages name it by.
+        batch_size: rows of an optimiser step, over all processes.
+        total_steps: optimiser steps.
+        amp_dtype: of autocast; None: none.
+        device: ``cpu``, ``cuda`` or ``cuda:0``.
+        num_workers: processes that prepare the rows of steps ahead of time.
+        watching: how it is logged, kept and stopped.
+        identity: all that a checkpoint must agree in to be gone on from, as JSON values.
+    """
+
+    folder: Path
+    stage: str
+    optimiser: OptimiserOptions
+    steps: StepOptions
+    batch_size: int
+    total_steps: int
+    amp_dtype: str | None = None
+    device: str = "cpu"
+    seed: int = 0
+    num_workers: int = 0
+    watching: Watching = field(default_factory=Watching)
+    identity: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "total_steps"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{self.stage}: {name}={getattr(self, name)}; the least is 1")
+        for name in ("keep", "log_every", "save_every"):
+            if getattr(self.watching, name) < 1:
+                raise UsageError(f"{self.stage}: {name}={getattr(self.watching, name)}; the least is 1")
+
+
+class Objective(Protocol[RowIn, ItemT]):
+    """What a training makes small: the mean over the items of a step."""
+
+    def items(self, rows: Sequence[RowIn]) -> Sequence[ItemT]:
+        """The rows of a whole step, one item each, with what each needs to know of the others. Pure."""
+        ...
+
+    def loss(self, module: Any, items: Sequence[ItemT]) -> Tensor | Loss:
+        """The sum over some of these items, in a forward pass of the module."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Learning(Generic[RowT, ItemT]):
+    """What is trained, once it is in memory.
+
+    Attributes:
+        module: transformers' or PEFT's, what is trained requiring gradients.
+        tokenizer: saved with the model.
+    """
+
+    module: Any
+    tokenizer: Any
+    objective: Objective[RowT, ItemT]
+
+
+def steps_for(rows: int, epochs: int, batch_size: int, max_steps: int | None = None) -> int:
+    """Optimiser steps in which every row is learnt from ``epochs`` times, no more than ``max_steps``.
+
+    >>> steps_for(10, 3, 8), steps_for(10, 3, 8, 2)
+    (4, 2)
+    """
+    steps = -(-rows * epochs // batch_size)
+    return steps if max_steps is None else min(steps, max_steps)
+
+
+def save_every_for(total_steps: int, wanted: int | None) -> int:
+    """Steps between checkpoints: as wanted, else twenty in all, at least 25 steps apart.
+
+    >>> save_every_for(10, None), save_every_for(10_000, None), save_every_for(10, 3)
+    (25, 500, 3)
+    """
+    return wanted or max(25, -(-total_steps // 20))
+
+
+def order(rows: int, steps: int, batch_size: int, seed: int) -> list[int]:
+    """Which row stands at each place of all steps: one shuffle of all rows after the other, each its own.
+
+    Every batch is full (the last one begins another shuffle), and what is learnt from in a step does not depend on the
+    number of processes.
+
+    >>> sorted(order(3, 2, 3, 0)[:3])
+    [0, 1, 2]
+    """
+    places: list[int] = []
+    for shuffle in range(-(-steps * batch_size // rows)):
+        places += sorted(range(rows), key=partial(_lot, seed, shuffle))
+    return places[: steps * batch_size]
+
+
+def _lot(seed: int, shuffle: int, row: int) -> bytes:
+    """What a row draws in a shuffle."""
+    return hashlib.blake2b(f"{seed} {shuffle} {row}".encode(), digest_size=8).digest()
+
+
+def digest(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The first 16 hex digits of the SHA-256 of rows as JSON: other data has another one."""
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(json.dumps(row, sort_keys=True).encode())
+    return found.hexdigest()[:16]
+
+
+def model_folder(folder: Path) -> Path:
+    """Where the trained model of a training in ``folder`` is."""
+    return folder / "model"
+
+
+def is_finished(folder: Path, identity: Mapping[str, Any]) -> bool:
+    """Whether the training in this folder has ended. Raises UsageError where it was another training."""
+    record = model_folder(folder) / RECORD
+    if not record.exists():
+        return False
+    refuse_another(record.parent, json.loads(record.read_text(encoding="utf-8")).get("identity"), identity)
+    return True
+
+
+def refuse_another(path: Path, there: Any, identity: Mapping[str, Any]) -> None:
+    """Raises UsageError where what lies at ``path`` is of a training of another identity, which it names."""
+    other = there if isinstance(there, Mapping) else {}
+    wanted = json.loads(json.dumps(identity))
+    for name in differing(wanted, other):
+        raise UsageError(
+            f"{path} is of another training: its {name} is {_short(other.get(name))}, and here it is "
+            f"{_short(wanted.get(name))}; choose another folder, or remove that one"
+        )
+
+
+def fit(
+    plan: TrainPlan,
+    rows: Sequence[RowT],
+    build: Callable[[World], Learning[RowT, ItemT]],
+    beside: Mapping[str, str] | None = None,
+) -> Path:
+    """Trains as planned; nothing is done where that has been done. Returns the folder of the model.
+
+    Args:
+        build: loads what is trained, once there is something to do; on the CPU where FSDP will divide it.
+        beside: texts of further files in the model's folder, by name.
+
+    Raises:
+        UsageError: the folder is that of another training; options that don't go together.
+        NotFinite: the loss or a gradient is no finite number; nothing of that step is kept.
+        Stopped: it was asked to stop, and has saved a checkpoint.
+        MissingExtra, CannotWrite.
+    """
+    with naming_extras(EXTRAS, "training takes"):
+        import transformers  # noqa: F401
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with _without_progress_bars(), World.from_environment(plan.device) as world:
+        if world.is_main:
+            atomic.settle(model_folder(plan.folder))
+        world.barrier()
+        if is_finished(plan.folder, plan.identity):
+            return model_folder(plan.folder)
+        _refuse_earlier_version(plan.folder / "checkpoints")
+        seed_all(plan.seed)
+        learning = build(world)
+        trainee = Trainee(
+            learning.module,
+            plan.optimiser,
+            plan.steps,
+            world,
+            total_steps=plan.total_steps,
+            amp_dtype=plan.amp_dtype,
+        )
+        if world.size > 1:
+            seed_all(plan.seed + world.rank)  # each process drops out for itself
+        _train(plan, rows, learning, trainee)
+        record = {"identity": plan.identity, "steps": plan.total_steps, "batch_size": plan.batch_size}
+        files = {**(beside or {}), RECORD: json.dumps(record) + "\n"}
+        save_model(trainee, model_folder(plan.folder), learning.tokenizer, beside=files)
+        if world.is_main:
+            shutil.rmtree(plan.folder / "checkpoints", ignore_errors=True)
+        world.barrier()
+    return model_folder(plan.folder)
+
+
+def _train(plan: TrainPlan, rows: Sequence[RowT], learning: Learning[RowT, ItemT], trainee: Trainee) -> None:
+    world, watching, last = trainee.world, plan.watching, plan.total_steps
+    checkpoints = Checkpoints(plan.folder / "checkpoints", world, identity=plan.identity, keep=watching.keep)
+    checkpoints.restore(trainee)
+    begun = trainee.steps_done
+    progress.report(begun, last, plan.stage)
+    with Curves(
+        plan.folder, world, watching.report_to, step=begun, name=watching.run_name, project=watching.project
+    ) as curves:
+        for items in _batches(plan, rows, learning.objective, world, begun):
+            figures = _step(plan, learning.objective, trainee, items)
+            step = trainee.steps_done
+            if step % watching.log_every == 0 or step == last:
+                curves.log(step, figures)
+            if world.is_main:
+                progress.report(step, last, plan.stage)
+            stopping = watching.stopping is not None and world.any(watching.stopping())
+            if step < last and (stopping or step % watching.save_every == 0):
+                checkpoints.save(step, trainee, {})
+            if step < last and stopping:
+                raise Stopped.after(step, last)
+
+
+def _step(
+    plan: TrainPlan, objective: Objective[RowT, ItemT], trainee: Trainee, items: Sequence[ItemT]
+) -> dict[str, float | None]:
+    """The figures of one optimiser step. Raises NotFinite, which names the stage."""
+    step = trainee.steps_done + 1
+    try:
+        done: StepFigures = trainee.step(items, partial(objective.loss, trainee.module), len)
+    except NotFinite as problem:
+        raise NotFinite(
+            f"{plan.stage}: {problem}; lower the learning rate, or train in float32; the checkpoint before is whole"
+        ) from None
+    figures: dict[str, float | None] = {
+        "loss": done.loss,
+        "grad_norm": done.grad_norm,
+        "learning_rate": done.learning_rate,
+        **done.means,
+    }
+    for name, value in figures.items():
+        if value is not None and not math.isfinite(value):
+            raise NotFinite(
+                f"{plan.stage}: the {name} of step {step} is {value}; lower the learning rate, or train in float32; "
+                "the checkpoint before is whole"
+            )
+    return figures
+
+
+class _Steps(Generic[RowT, ItemT]):
+    """The items that a process learns from, by the step: what a DataLoader takes."""
+
+    def __init__(
+        self,
+        plan: TrainPlan,
+        rows: Sequence[RowT],
+        items: Callable[[Sequence[RowT]], Sequence[ItemT]],
+        rank: int,
+        size: int,
+    ):
+        self._places = order(len(rows), plan.total_steps, plan.batch_size, plan.seed)
+        self._batch_size, self._rows, self._items, self._rank, self._size = plan.batch_size, rows, items, rank, size
+
+    def __len__(self) -> int:
+        return len(self._places) // self._batch_size
+
+    def __getitem__(self, step: int) -> list[ItemT]:
+        places = self._places[step * self._batch_size : (step + 1) * self._batch_size]
+        return list(self._items([self._rows[place] for place in places]))[self._rank :: self._size]
+
+
+def _batches(
+    plan: TrainPlan, rows: Sequence[RowT], objective: Objective[RowT, ItemT], world: World, begun: int
+) -> Iterator[list[ItemT]]:
+    """This process's items of each step from ``begun`` on; with ``num_workers`` so many processes make them."""
+    steps = _Steps(plan, rows, objective.items, world.rank, world.size)
+    left = range(begun, plan.total_steps)
+    if not plan.num_workers:
+        yield from map(steps.__getitem__, left)
+        return
+    import torch
+    from torch.utils.data import DataLoader
+
+    # A generator of its own: a DataLoader takes a seed from torch's otherwise, and a resumed training would differ.
+    made: Any = steps
+    yield from DataLoader(
+        made, batch_size=None, sampler=left, num_workers=plan.num_workers, generator=torch.Generator()
+    )
+
+
+def _refuse_earlier_version(checkpoints: Path) -> None:
+    """Raises UsageError for checkpoints of transformers' Trainer, which earlier versions trained by."""
+    if next(checkpoints.glob("checkpoint-*"), None) is not None:
+        raise UsageError(f"{checkpoints}: begun by an earlier version; remove {checkpoints} and start again")
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Without transformers' bars of files that are loaded."""
+    from transformers.utils import logging as transformers_logging
+
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def save_model(
+    trainee: Trainee,
+    folder: Path,
+    tokenizer: Any = None,
+    *,
+    part: str = "",
+    beside: Mapping[str, str] | None = None,
+) -> None:
+    """Writes the trainee's model; all processes call it together, the main one writes. Raises CannotWrite in all.
+
+    Args:
+        folder: takes the place of what lies there when all is written and synced. Of a PEFT model it is an adapter.
+        tokenizer: is saved beside it.
+        part: the submodule that is the transformers model, by its name in the trainee's module (``policy`` of a module
+            that has a value head beside it); the module itself by default.
+        beside: texts of further files in the folder, by name.
+    """
+    weights = trainee.full_state()
+    problem: str | None = None
+    if trainee.world.is_main:
+        start = f"{part}." if part else ""
+        own = {name.removeprefix(start): tensor for name, tensor in weights.items() if name.startswith(start)}
+        model = trainee.plain.get_submodule(part) if part else trainee.plain
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            settle(folder)
+            with atomic_folder(folder) as aside:
+                model.save_pretrained(aside, state_dict=own)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(aside)
+                for name, text in (beside or {}).items():
+                    (aside / name).write_text(text, encoding="utf-8")
+        except OSError as trouble:
+            problem = f"can't write the model in {folder}: {trouble.strerror or trouble}"
+    for each in trainee.world.gather(problem):
+        if each is not None:
+            raise CannotWrite(each)

@@ -1,0 +1,335 @@
+"""Log-probs of given tokens under a causal model, without the logits of all positions in memory.
+
+The logits of a sequence of 4,096 tokens over a vocabulary of 152,000 are 2.5 GB in float32, and a plain backward pass
+holds them several times. Here the language-model head reads a chunk of hidden states at a time, forward and again
+backward, so that no more than a chunk of logits exists; only positions whose tokens are wanted are read at all. The
+numbers are those of the whole logits but for rounding.
+
+The head is read inside the model's own forward pass, in the place of its ``forward``: there DDP and FSDP have its
+weight, and everything the model does around it stays. A model that does more to its logits (soft-capping in Gemma 2,
+the logit scale of Cohere), or whose head is no plain ``torch.nn.Linear`` (quantised, or under an adapter), is found out
+by a pass over two tokens, and has its whole logits computed. Imports torch inside functions only.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Numbers of a chunk of logits by default: 128 MiB in float32, 220 positions of a vocabulary of 152,000.
+_CHUNK_NUMBERS = 1 << 25
+
+_plain_heads: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # of heads, whether their model ends with them
+
+
+class TokenLogProbs(NamedTuple):
+    """Of each token of a batch, (rows, tokens) in float32 (float64 for a model in float64); 0 where it is not wanted.
+
+    Attributes:
+        log_probs: the natural log of its probability behind the tokens before it.
+        entropies: nats, of the distribution that it was chosen from.
+        top: 1 where it is the most probable one.
+    """
+
+    log_probs: Tensor
+    entropies: Tensor
+    top: Tensor
+
+
+def token_log_probs(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    wanted: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy_gradient: bool = False,
+    chunk: int | None = None,
+) -> TokenLogProbs:
+    """One forward pass over a batch that is padded at either side; gradients flow.
+
+    Args:
+        model: transformers' or PEFT's causal model, wrapped by DDP, sharded by FSDP, or neither. Processes that share
+            the model call this equally often.
+        input_ids, attention_mask: (rows, tokens).
+        wanted: (rows, tokens) bool: the tokens whose log-probs are to be had. A row's first token has none before it,
+            and is never had.
+        temperature: logits are divided by it.
+        entropy_gradient: entropies have a gradient too.
+        chunk: positions whose logits exist at once; by default as many as 128 MiB hold.
+    """
+    return forward_log_probs(
+        model,
+        input_ids,
+        attention_mask,
+        wanted,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+        chunk=chunk,
+    )[0]
+
+
+def forward_log_probs(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    wanted: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy_gradient: bool = False,
+    chunk: int | None = None,
+) -> tuple[TokenLogProbs, Any]:
+    """``token_log_probs``, and what the model's forward pass returned besides: for models with another head beside the
+    language model's. Its logits have no meaning."""
+    reading = _Reading(input_ids, attention_mask, wanted, temperature, entropy_gradient, chunk)
+    words: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+    names = _takes(model)
+    if "position_ids" in names:
+        words["position_ids"] = (attention_mask.cumsum(dim=-1) - 1).clamp_(min=0)
+    head = _head_of(model)
+    if _ends_with(model, head):
+        with _reads_in_chunks(head, reading):
+            made = model(**words)
+        packed = _logits_of(made)
+    else:
+        if "logits_to_keep" in names:
+            words["logits_to_keep"] = reading.places
+        made = model(**words)
+        packed = reading.of_logits(_logits_of(made))
+    return TokenLogProbs(*packed.unbind(dim=-1)), made
+
+
+def padded(rows: Sequence[Sequence[int]], device: str, fill: int = 0) -> tuple[Tensor, Tensor]:
+    """Rows of token ids filled up at the right, and 1 for those that are no filling: (rows, tokens) int64 each."""
+    import torch
+
+    width = max(map(len, rows))
+    ids = [[*row, *[fill] * (width - len(row))] for row in rows]
+    mask = [[1] * len(row) + [0] * (width - len(row)) for row in rows]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+class _Reading:
+    """Which tokens of a batch are read, and how.
+
+    Attributes:
+        places: the last positions of each row among which all are that predict a wanted token, and one behind them.
+    """
+
+    def __init__(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        wanted: Tensor,
+        temperature: float,
+        entropy_gradient: bool,
+        chunk: int | None,
+    ):
+        self.shape = tuple(input_ids.shape)
+        # A token stands one behind its prediction.
+        self._rows, self._columns = (wanted[:, 1:] & attention_mask[:, :-1].bool()).nonzero(as_tuple=True)
+        self._targets = input_ids[:, 1:][self._rows, self._columns]
+        self._temperature, self._entropy_gradient, self._chunk = temperature, entropy_gradient, chunk
+        first = int(self._columns.min()) if len(self._columns) else self.shape[1] - 1
+        self.places = self.shape[1] - first
+
+    def of_hidden(self, head: Any, hidden: Tensor) -> Tensor:
+        """(rows, tokens, 3) of the hidden states that the head would read."""
+        return self._packed(hidden[self._rows, self._columns], head.weight, head.bias, head.out_features)
+
+    def of_logits(self, logits: Tensor) -> Tensor:
+        """The same of whole logits, of all positions or of the last ``places``."""
+        shift = self.shape[1] - logits.shape[1]
+        return self._packed(logits[self._rows, self._columns - shift], None, None, logits.shape[-1])
+
+    def _packed(self, flat: Tensor, weight: Tensor | None, bias: Tensor | None, vocabulary: int) -> Tensor:
+        import torch
+
+        chunk = self._chunk or max(1, _CHUNK_NUMBERS // vocabulary)
+        kind = flat.device.type
+        mixed = torch.is_autocast_enabled(kind) and flat.dtype != torch.float64  # autocast leaves float64 as it is
+        compute = torch.get_autocast_dtype(kind) if mixed else flat.dtype
+        how = (self._temperature, self._entropy_gradient, chunk, compute)
+        with torch.autocast(kind, enabled=False):
+            found = _function().apply(flat, weight, bias, self._targets, how)
+        places = (self._rows, self._columns + 1)
+        return found.new_zeros((*self.shape, 3)).index_put(places, found)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _function() -> Any:
+    """The function with its own backward pass; made late, as torch is imported late."""
+    import torch
+
+    class ChunkedLogProbs(torch.autograd.Function):
+        """(positions, 3): log-prob, entropy and whether it is the most probable, of one token each.
+
+        With x the logits over the temperature, p their softmax and H its entropy: d ln p_t / dx = 1_t - p, and
+        dH / dx = -p (ln p + H).
+        """
+
+        @staticmethod
+        def forward(
+            ctx: Any, flat: Tensor, weight: Tensor | None, bias: Tensor | None, targets: Tensor, how: Any
+        ) -> Tensor:
+            _, _, chunk, compute = how
+            cast = None if weight is None else weight.to(compute)
+            made = torch.zeros((len(flat), 3), dtype=_wide(flat.dtype), device=flat.device)
+            sums = made.new_zeros(len(flat))
+            for start in range(0, len(flat), chunk):
+                part = slice(start, start + chunk)
+                scores = _scores(flat[part], cast, bias, how)
+                sums[part] = scores.logsumexp(dim=-1)
+                at = targets[part, None]
+                made[part, 2] = (scores.argmax(dim=-1) == at[:, 0]).to(made.dtype)
+                made[part, 0] = scores.gather(1, at)[:, 0] - sums[part]
+                scores.clamp_(min=torch.finfo(scores.dtype).min)  # a token that can't be has no part in the entropy
+                shares = torch.sub(scores, sums[part, None]).exp_()
+                made[part, 1] = sums[part] - torch.linalg.vecdot(shares, scores)
+                del scores, shares
+            ctx.save_for_backward(flat, weight, bias, targets, sums, made[:, 1].clone())
+            ctx.how = how
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, *slopes: Tensor) -> tuple[Any, ...]:
+            flat, weight, bias, targets, sums, entropies = ctx.saved_tensors
+            temperature, entropy_gradient, chunk, compute = ctx.how
+            (slope,) = slopes
+            cast = None if weight is None else weight.to(compute)
+            of_flat = torch.zeros_like(flat)
+            of_weight = _zeros(weight) if ctx.needs_input_grad[1] else None
+            of_bias = _zeros(bias) if ctx.needs_input_grad[2] else None
+            for start in range(0, len(flat), chunk):
+                part = slice(start, start + chunk)
+                scores = _scores(flat[part], cast, bias, ctx.how).sub_(sums[part, None])  # ln p
+                if entropy_gradient:
+                    scores.clamp_(min=torch.finfo(scores.dtype).min)
+                    shares = scores.exp()
+                    scores.add_(entropies[part, None]).mul_(slope[part, 1, None]).add_(slope[part, 0, None])
+                    scores.mul_(shares).neg_()
+                    del shares
+                else:
+                    scores.exp_().mul_(-slope[part, 0, None])
+                scores.scatter_add_(1, targets[part, None], slope[part, 0, None])
+                scores.div_(temperature)
+                if of_bias is not None:
+                    of_bias += scores.sum(dim=0)
+                if cast is None:
+                    of_flat[part] = scores.to(flat.dtype)
+                    continue
+                scores = scores.to(compute)
+                if ctx.needs_input_grad[0]:
+                    of_flat[part] = (scores @ cast).to(flat.dtype)
+                if of_weight is not None:
+                    read = flat[part].to(compute)
+                    if compute == of_weight.dtype:
+                        of_weight.addmm_(scores.t(), read)
+                    else:
+                        of_weight += scores.t() @ read
+                del scores
+            return of_flat, _like(of_weight, weight), _like(of_bias, bias), None, None
+
+    return ChunkedLogProbs
+
+
+def _scores(flat: Tensor, weight: Tensor | None, bias: Tensor | None, how: Any) -> Tensor:
+    """The logits of a chunk over the temperature, anew, in float32 or wider; without a weight they are given."""
+    import torch
+
+    temperature, _, _, compute = how
+    if weight is None:
+        made = flat.clone()
+    else:
+        made = torch.nn.functional.linear(flat.to(compute), weight, None if bias is None else bias.to(compute))
+    made = made.to(_wide(made.dtype))
+    return made if temperature == 1 else made.div_(temperature)
+
+
+def _wide(dtype: Any) -> Any:
+    import torch
+
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+def _zeros(weight: Tensor) -> Tensor:
+    return weight.new_zeros(weight.shape, dtype=_wide(weight.dtype))
+
+
+def _like(gradient: Tensor | None, weight: Tensor) -> Tensor | None:
+    return None if gradient is None else gradient.to(weight.dtype)
+
+
+@contextmanager
+def _reads_in_chunks(head: Any, reading: _Reading) -> Iterator[list[Any]]:
+    """While the block runs, the head answers hidden states with what is wanted of their logits, three numbers each.
+    Yields what it answered."""
+    made: list[Any] = []
+
+    def forward(hidden: Tensor) -> Tensor:
+        made.append(reading.of_hidden(head, hidden) if hidden.shape[:2] == reading.shape else hidden)
+        return made[-1]  # type: ignore[no-any-return]
+
+    head.forward = forward
+    try:
+        yield made
+    finally:
+        del head.forward
+
+
+def _ends_with(model: Any, head: Any) -> bool:
+    """Whether the head is a plain linear map, whose answer the model returns as its logits untouched."""
+    import torch
+
+    if type(head) is not torch.nn.Linear:
+        return False
+    if head not in _plain_heads:
+        inner = _unwrapped(model)
+        modes = [(each, each.training) for each in inner.modules()]
+        inner.eval()  # no dropout, so that no random numbers are spent
+        ids = torch.zeros((1, 2), dtype=torch.long, device=head.weight.device)
+        wanted = torch.tensor([[False, True]], device=ids.device)
+        mask = torch.ones_like(ids)
+        reading = _Reading(ids, mask, wanted, 1.0, False, None)
+        try:
+            with torch.no_grad(), _reads_in_chunks(head, reading) as made:
+                answer = _logits_of(inner(input_ids=ids, attention_mask=mask, use_cache=False))
+        finally:
+            for each, training in modes:
+                each.training = training
+        _plain_heads[head] = len(made) == 1 and answer is made[0] and answer.shape == (1, 2, 3)
+    return _plain_heads[head]
+
+
+def _logits_of(made: Any) -> Any:
+    return made[0] if isinstance(made, tuple) else made.logits
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model inside of DDP."""
+    while (deeper := getattr(model, "module", None)) is not None:
+        model = deeper
+    return model
+
+
+def _causal(model: Any) -> Any:
+    """transformers' causal model inside of all wrappers: DDP, one with another head beside it, PEFT."""
+    inner = _unwrapped(model)
+    inner = getattr(inner, "policy", inner)
+    return inner.get_base_model() if hasattr(inner, "peft_type") else inner
+
+
+def _head_of(model: Any) -> Any:
+    return _causal(model).get_output_embeddings()
+
+
+def _takes(model: Any) -> frozenset[str]:
+    """The names of what the model's forward pass takes."""
+    return frozenset(inspect.signature(type(_causal(model)).forward).parameters)
