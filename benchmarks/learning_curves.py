@@ -174,7 +174,7 @@ def algorithm(name: str, steps: int) -> Any:
 def learnt(name: str, folder: Path, *, quick: bool) -> dict[str, Any]:
     """What an algorithm made of the base."""
     from gpuherd.posttrain.engine.options import StepOptions
-    from gpuherd.posttrain.policy_gradient.options import Hooks
+    from gpuherd.posttrain.policy_gradient.algorithm import Hooks
     from gpuherd.posttrain.types import Policy, Precision, Split, Training
 
     base = Policy(str(folder / "base"))

@@ -137,15 +137,15 @@ class Clock:
 
 
 class Ours:
-    """A learner of ``gpuherd.posttrain`` that is advanced a step at a time."""
+    """A trainer of ``gpuherd.posttrain`` that is advanced a step at a time."""
 
     name = "ours"
 
     def __init__(self, model: Path, prompts: Sequence[str], folder: Path, kl_coef: float, steps: int):
         from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
         from gpuherd.posttrain.engine.options import StepOptions
-        from gpuherd.posttrain.policy_gradient.learner import Learner
-        from gpuherd.posttrain.policy_gradient.options import Hooks
+        from gpuherd.posttrain.policy_gradient.algorithm import Hooks
+        from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
         from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Training
 
         self.clock = Clock()
@@ -158,32 +158,32 @@ class Ours:
             folder, 0, Sampling(max_new_tokens=NEW, batch_size=PROMPTS * GROUP), Precision(), "cpu",
             steps=StepOptions(micro_batch_size=PROMPTS * GROUP), extra={"hooks": Hooks(save_every=1 << 30)},
         )  # fmt: skip
-        learner = Learner(work, options, "GRPO")
-        for stage, target in (("sampling", "rollouts"), ("reference", "referred")):
-            setattr(learner, target, self.clock.timing(stage, getattr(learner, target)))
-        learner.trainee.step = self.clock.timing("update", learner.trainee.step)  # type: ignore[method-assign]
-        self._learner, self._turns = learner, self._turning(GRPO(options), learner)
+        trainer = RolloutTrainer(work, options, "GRPO", **GRPO(options).learning(work))
+        for stage, target in (("sampling", "rollouts"), ("reference", "ref_logprobs")):
+            setattr(trainer, target, self.clock.timing(stage, getattr(trainer, target)))
+        trainer.trainee.step = self.clock.timing("update", trainer.trainee.step)  # type: ignore[method-assign]
+        self._trainer, self._turns = trainer, self._turning(GRPO(options), trainer)
 
-    def _turning(self, algorithm: Any, learner: Any) -> Iterator[None]:
+    def _turning(self, algorithm: Any, trainer: Any) -> Iterator[None]:
         """The algorithm's own loop, held after each step: run in a thread of its own that waits between them."""
         import threading
 
         go, done = threading.Semaphore(0), threading.Semaphore(0)
-        finish = learner.finish
+        finish = trainer.finish
 
         def finished(*args: Any) -> None:
             finish(*args)
             done.release()
             go.acquire()
 
-        learner.finish = finished
+        trainer.finish = finished
 
         def loop() -> None:
             import torch
 
             torch.set_num_threads(1)  # of each thread its own
             go.acquire()
-            algorithm._learn(learner)
+            algorithm.learn(trainer)
 
         threading.Thread(target=loop, daemon=True).start()
         while True:

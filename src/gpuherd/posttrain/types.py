@@ -8,6 +8,7 @@ start at once. Nothing here knows of queues or of rounds' folders: ``posttrain.r
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from gpuherd.lm.guidance.guide import Guide
+from gpuherd.models.memory.training_job import Method
 
 
 class Split(StrEnum):
@@ -378,21 +380,63 @@ class Training:
         return policy.to_dict(self.folder if self.root is None else self.root)
 
 
-class Algorithm(Protocol):
-    """One algorithm with its options (a frozen dataclass, ``Options``, that stands in the same file)."""
+class Algorithm(ABC):
+    """One algorithm with its options. A subclass stands in a file of ``algos/`` with its options (a frozen dataclass,
+    ``Options``), says here all that others have to know of it, and is registered by ``algos.registry.register``.
+
+    Attributes:
+        name: what configurations call it; ``aliases``: other spellings, in lower case.
+        guided: its policies are the reference with a classifier, evaluated at each of several etas.
+        on_policy: it learns by the log-probs of what it drew: see ``cut_draws``.
+        off_policy: the rows of a round may have been collected with an older policy than the one that is trained.
+        memory: how the planner counts its training step.
+        Options: the class of its options.
+        options: those that it was made with.
+    """
 
     name: ClassVar[str]
-    guided: ClassVar[bool]  # its policies are the reference with a classifier, evaluated at each of several etas
-    on_policy: ClassVar[bool]  # it learns by the log-probs of what it drew: see ``cut_draws``
+    aliases: ClassVar[tuple[str, ...]] = ()
+    guided: ClassVar[bool] = False
+    on_policy: ClassVar[bool] = False
+    off_policy: ClassVar[bool] = False
+    memory: ClassVar[Method] = Method.SFT
+    Options: ClassVar[type[Any]]
+    options: Any
 
+    @abstractmethod
     def collect(self, work: Collecting) -> Iterator[Row]:
         """The rows of this job's problems, in their order. The same for any division into jobs."""
-        ...
 
+    @abstractmethod
     def train(self, work: Training) -> Policy:
         """Trains and writes ``work.folder``; goes on from a checkpoint that lies there. Returns ``policy(folder)``."""
-        ...
 
+    @abstractmethod
     def policy(self, work: Training) -> Policy:
         """The policy that a finished training in ``work.folder`` stands for."""
-        ...
+
+    @property
+    def collects(self) -> bool:
+        """Whether it learns from rows that are collected before: not where it samples while it trains (``online``), and
+        not where it learns from a file (``preferences``)."""
+        return not getattr(self.options, "online", False) and getattr(self.options, "preferences", None) is None
+
+    @property
+    def draws(self) -> bool:
+        """Whether it learns by the log-probs of what is drawn for it, with its options."""
+        return self.on_policy
+
+    @property
+    def frozen_models(self) -> tuple[str, ...]:
+        """Models besides policy and reference that lie in memory while it trains and read the policy's tokens."""
+        return ()
+
+    @property
+    def collected_from(self) -> str | None:
+        """The model whose answers are collected, where that is not the policy."""
+        return None
+
+    def evaluated(self, task: Task) -> Task:
+        """The task as its policies are evaluated on it: asked as they were trained, with the task's own rewards. Raises
+        UsageError for a task that the algorithm can't learn from."""
+        return task

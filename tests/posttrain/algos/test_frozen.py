@@ -17,7 +17,7 @@ from gpuherd.posttrain.algos import dpo, from_rows, grpo, grpo_hf
 from gpuherd.posttrain.engine import strategies
 from gpuherd.posttrain.engine.options import Lora, StepOptions, Strategy
 from gpuherd.posttrain.engine.world import World
-from gpuherd.posttrain.policy_gradient import loading
+from gpuherd.posttrain.policy_gradient import policy as training_policy
 from gpuherd.posttrain.rollout import loading as sampling_loading
 from gpuherd.posttrain.rollout.sampler import Sampler
 from gpuherd.posttrain.types import Policy, Precision, Rollout, Split
@@ -50,27 +50,27 @@ def dtypes(module: Any, *, adapter: bool = False) -> set[torch.dtype]:
 
 def test_a_reference_is_as_its_checkpoint_is_and_says_the_same(half_model: Path) -> None:
     policy, other = Policy(str(half_model)), Policy("another")
-    held = loading.reference_of(policy, other, None, MIXED, "cpu")
-    wide = loading.Reference(sampling_loading.load_anew(str(half_model), MIXED, "cpu").module, False, "cpu")
+    held = training_policy.reference_of(policy, other, None, MIXED, "cpu")
+    wide = training_policy.Reference(sampling_loading.load_anew(str(half_model), MIXED, "cpu").module, False, "cpu")
     assert dtypes(held.module) == {torch.bfloat16}
     assert dtypes(wide.module) == {torch.float32}
     rollouts = drawn(half_model)
     with torch.autocast("cpu", torch.bfloat16):
         assert held.log_probs(rollouts, 1.0, 4) == wide.log_probs(rollouts, 1.0, 4)
     # Without autocast the weights are what they are computed in.
-    exact = loading.reference_of(policy, other, None, Precision("float32"), "cpu")
+    exact = training_policy.reference_of(policy, other, None, Precision("float32"), "cpu")
     assert dtypes(exact.module) == {torch.float32}
 
 
 def test_under_an_adapter_the_base_is_as_its_checkpoint_is(half_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lora = Lora(target_modules=("q_proj",))
-    loaded = loading.load_for_training(Policy(str(half_model)), MIXED, "cpu", lora)
+    loaded = training_policy.load_for_training(Policy(str(half_model)), MIXED, "cpu", lora)
     assert dtypes(loaded.module) == {torch.bfloat16}
     assert dtypes(loaded.module, adapter=True) == {torch.float32}
-    whole = loading.load_for_training(Policy(str(half_model)), MIXED, "cpu", None)
+    whole = training_policy.load_for_training(Policy(str(half_model)), MIXED, "cpu", None)
     assert dtypes(whole.module) == {torch.float32}  # what is trained itself keeps small changes
     wide(monkeypatch)
-    widened = loading.load_for_training(Policy(str(half_model)), MIXED, "cpu", lora)
+    widened = training_policy.load_for_training(Policy(str(half_model)), MIXED, "cpu", lora)
     with torch.no_grad():
         for (name, one), (_, other) in zip(
             loaded.module.named_parameters(), widened.module.named_parameters(), strict=True
@@ -101,7 +101,7 @@ def test_fsdp_divides_what_is_frozen_as_its_checkpoint_is(
         torch.manual_seed(3)
         if kind == "adapter":
             policy = Policy(str(half_model))
-            module = loading.load_for_training(policy, MIXED, "cpu", lora, sharded=True).module
+            module = training_policy.load_for_training(policy, MIXED, "cpu", lora, sharded=True).module
             assert dtypes(module, adapter=True) == {torch.float32}
         else:
             given = work(half_model, Path("nowhere"), precision=MIXED, steps=steps)
@@ -128,7 +128,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     def widened(*args: Any, sharded: bool = False, **words: Any) -> Any:
         return sampling_loading.load_anew(*args, **words)
 
-    monkeypatch.setattr(loading, "load_frozen", widened)
+    monkeypatch.setattr(training_policy, "load_frozen", widened)
     monkeypatch.setattr(sampling_loading, "load_frozen", widened)
 
 

@@ -23,7 +23,7 @@ from gpuherd.posttrain.algos.grpo_hf import GRPOFromHumanFeedback, LossType, _id
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.options import Lora, StepOptions, Stopped, Strategy
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.preference.proxy import load_proxy, train_proxy
 from gpuherd.posttrain.types import Comparison, Policy, Problem
 

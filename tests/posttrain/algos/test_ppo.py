@@ -12,7 +12,7 @@ from gpuherd.errors import BadModel, UsageError
 from gpuherd.posttrain.algos.ppo import PPO, PPOOptions
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.options import Stopped
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy
 
 FAST = PPOOptions(

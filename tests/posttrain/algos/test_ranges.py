@@ -11,24 +11,19 @@ from collections.abc import Iterator
 import pytest
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.registry import ALGORITHMS, algorithm_class
+from gpuherd.posttrain.algos.registry import algorithm_class, algorithms
 from gpuherd.posttrain.config.typed import read
 
 Path = tuple[str, ...]
 # What may be 0 (nothing, never, no weight) and what may be below.
 FROM_0 = {
-    *(
-        "weight_decay",
-        "warmup_steps",
-        "num_workers",
-        "bc_weight",
-        "world_model_weight",
-        "label_smoothing",
-        "rpo_weight",
-    ),
-    *("kl_coef", "entropy_coef", "gamma", "gae_lambda", "validation_share", "lora.dropout", "first_cut"),
+    *("weight_decay", "warmup_steps", "num_workers", "bc_weight", "world_model_weight", "label_smoothing"),
+    *("rpo_weight", "kl_coef", "entropy_coef", "gamma", "gae_lambda", "validation_share", "lora.dropout"),
+    *("first_cut", "on_policy", "Distill.beta"),
 }
 ANY = {"min_reward_threshold", "correct_bonus", "V_min"}
+# What has no default.
+NEEDED: dict[str, dict[str, object]] = {"Distill": {"teacher": "model"}}
 # Infinity leaves the reference as it is.
 INFINITE = {"guidance.eta"}
 
@@ -46,23 +41,24 @@ def numbers(kind: type, before: Path = ()) -> Iterator[tuple[Path, type]]:
                 yield from numbers(typing.cast(type, inner), (*before, each.name))
 
 
-def nested(path: Path, value: float) -> object:
-    return value if not path else {path[0]: nested(path[1:], value)}
+def nested(path: Path, value: float) -> dict[str, object]:
+    return {path[0]: value if len(path) == 1 else nested(path[1:], value)}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", algorithms())
 def test_numbers_out_of_range_are_refused_by_their_keys(name: str) -> None:
     options = algorithm_class(name).Options
     found = list(numbers(options))
     assert len(found) > 10
     for path, kind in found:
         key = ".".join(path)
-        wrong: list[float] = [] if key in ANY else [-1] if key in FROM_0 else [-1, 0]
+        wrong: list[float] = [] if key in ANY else [-1] if {key, f"{name}.{key}"} & FROM_0 else [-1, 0]
         if kind is float and key not in INFINITE:
             wrong.append(math.inf)
         for value in wrong:
             with pytest.raises(UsageError) as refused:
-                read(options, nested(path, float(value) if kind is float else value), f"algos.{name}")
+                values = nested(path, float(value) if kind is float else value)
+                read(options, {**NEEDED.get(name, {}), **values}, f"algos.{name}")
             said = str(refused.value)
             assert said.startswith(f"algos.{name}.{key}=") or f"{path[-1]}=" in said.partition(";")[0], said
 
@@ -74,6 +70,14 @@ def test_numbers_out_of_range_are_refused_by_their_keys(name: str) -> None:
         ("GRPO", {"clip_range": -0.2}, "algos.GRPO.clip_range=-0.2; it is above 0, and at most 1"),
         ("GRPO", {"clip_range": 1.5}, "algos.GRPO.clip_range=1.5"),
         ("GRPO", {"clip_range_high": -0.1}, "algos.GRPO.clip_range_high=-0.1; it is above 0"),
+        (
+            "GRPO",
+            {"clip_range_c": 1.1},
+            "algos.GRPO.clip_range_c=1.1; the clip holds positive advantages at",
+        ),
+        ("PPO", {"loss_type": "gspo"}, "algos.PPO.loss_type=gspo: it clips the ratio of whole answers"),
+        ("RLOO", {"num_iterations": 0}, "algos.RLOO.num_iterations=0; it is 1 or above"),
+        ("Distill", {}, "algos.Distill.teacher is missing"),
         ("GRPO", {"samples_per_prompt": 1}, "algos.GRPO.samples_per_prompt=1; an answer alone in its group"),
         ("PPO", {"clip_range_vf": 0}, "algos.PPO.clip_range_vf=0.0; it is above 0"),
         ("PPO", {"gae_lambda": 1.1}, "algos.PPO.gae_lambda=1.1; it is 0 or above, and at most 1"),

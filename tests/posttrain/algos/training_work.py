@@ -10,7 +10,7 @@ import torch
 from tests.posttrain.letters import Letters
 
 from gpuherd.posttrain.engine.options import StepOptions
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy, Precision, Sampling, Split, Training
 
 SAMPLING = Sampling(max_new_tokens=6, batch_size=64, seed=1)

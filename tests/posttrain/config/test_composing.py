@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.registry import ALGORITHMS
+from gpuherd.posttrain.algos.registry import algorithms
 from gpuherd.posttrain.config.composing import compose, groups, said
 from gpuherd.posttrain.config.yaml_strict import read_yaml
 
@@ -38,7 +38,7 @@ def test_keys_need_not_be_in_the_yaml() -> None:
 
 
 def test_groups_are_those_of_the_registry() -> None:
-    assert sorted(groups()["algos"]) == sorted(ALGORITHMS)
+    assert sorted(groups()["algos"]) == sorted(algorithms())
     assert {"llama32", "gpt2", "qwen3"} <= set(groups()["models"])
 
 

@@ -23,7 +23,7 @@ from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.engine.fit import RECORD
 from gpuherd.posttrain.engine.options import Optimizer, StepOptions, Stopped
 from gpuherd.posttrain.engine.trainee import NotFinite
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Precision
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "batch_size": 2, "epochs": 2, "save_every": 2, "scheduler": "linear"}

@@ -25,7 +25,7 @@ from gpuherd.posttrain.engine.options import Optimizer, Stopped, Watching
 from gpuherd.posttrain.guidance.data import Example, LabelledSequence, of_comparisons, of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
 from gpuherd.posttrain.guidance.training import planned, train_guide, watching
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy, Rollout
 
 

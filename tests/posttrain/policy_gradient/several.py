@@ -15,7 +15,7 @@ from tests.posttrain.algos.training_work import work
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.options import StepOptions, Stopped
 from gpuherd.posttrain.engine.world import leave
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 
 
 def train(told: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from tests.posttrain.policy_gradient.rollouts import rollout
 
 from gpuherd.posttrain.engine.world import World
-from gpuherd.posttrain.policy_gradient.estimating import estimated, token_rewards
+from gpuherd.posttrain.policy_gradient.advantages import estimated, token_rewards
 
 TURNS = rollout((5,), (6, 7, 20, 8), by_policy=(True, True, False, True), reward=3.0, turn_rewards=((1, 1.0), (3, 2.0)))
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gpuherd.posttrain.policy_gradient.kl_control import KLControl
-from gpuherd.posttrain.policy_gradient.losses import (
-    LossType,
+from gpuherd.posttrain.policy_gradient.advantages import KLControl
+from gpuherd.posttrain.policy_gradient.algorithm import LossType
+from gpuherd.posttrain.policy_gradient.objective import (
     approximate_kl,
     clipped_loss,
     clipped_share,
@@ -120,6 +120,7 @@ def test_sums_over_micro_batches_make_the_mean_of_the_whole(kind: LossType) -> N
     assert float(sum(parts)) / weights == pytest.approx(whole)
     by_hand = {
         LossType.GRPO: (2.0 + 4.0 + 0.0 + 11.0) / 4,
+        LossType.GSPO: (2.0 + 4.0 + 0.0 + 11.0) / 4,
         LossType.DAPO: (6.0 + 4.0 + 22.0) / 6,
         LossType.DR_GRPO: (6.0 + 4.0 + 22.0) / 20,
     }

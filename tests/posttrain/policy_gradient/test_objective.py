@@ -15,9 +15,9 @@ from torch import Tensor
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.world import World
-from gpuherd.posttrain.policy_gradient.losses import LossType
+from gpuherd.posttrain.policy_gradient.algorithm import LossType
 from gpuherd.posttrain.policy_gradient.objective import Item, Objective
-from gpuherd.posttrain.policy_gradient.value_head import ValuedPolicy
+from gpuherd.posttrain.policy_gradient.policy import ValuedPolicy
 
 TEMPERATURE = 0.8
 
@@ -50,17 +50,28 @@ def by_hand(how: Objective, items: Sequence[Item], module: Any) -> Tensor:
     for item in items:
         log_probs, entropies, values = told(item, module)
         losses = []
+        gaps = [
+            now - (now.detach() if item.old is None else before)
+            for place, now in enumerate(log_probs)
+            if item.rollout.by_policy[place]
+            for before in [now.detach() if item.old is None else item.old[place]]
+            if before is not None
+        ]
         for place, chosen in enumerate(item.rollout.by_policy):
             old = None if item.old is None else item.old[place]
             if not chosen or (item.old is not None and old is None):
                 continue
             now, advantage = log_probs[place], item.advantages[place]
             ratio = (now - (now.detach() if old is None else old)).exp()
+            if how.loss_type == LossType.GSPO:
+                ratio = (torch.stack(gaps).sum() / len(gaps)).exp()
             if how.clip is None:
                 loss = -advantage * now
             else:
                 low, high = 1 - how.clip[0], 1 + how.clip[1]
                 loss = -min(ratio * advantage, ratio.clamp(low, high) * advantage)
+                if how.clip_most is not None and advantage < 0:
+                    loss = min(loss, torch.tensor(-how.clip_most * advantage, dtype=torch.float64))
             if how.kl_coef:
                 gap = item.reference[place] - now
                 loss = loss + how.kl_coef * (gap.exp() - gap - 1) * (ratio if how.kl_correction else 1)
@@ -74,8 +85,9 @@ def by_hand(how: Objective, items: Sequence[Item], module: Any) -> Tensor:
             losses.append(loss)
         if losses:
             added = torch.stack(losses).sum()
-            total = total + (added / len(losses) if how.loss_type == LossType.GRPO else added)
-        weight += {LossType.GRPO: 1, LossType.DAPO: len(losses), LossType.DR_GRPO: how.most_tokens}[how.loss_type]
+            total = total + (added / len(losses) if how.loss_type in (LossType.GRPO, LossType.GSPO) else added)
+        each_has = {LossType.DAPO: len(losses), LossType.DR_GRPO: how.most_tokens}
+        weight += each_has.get(how.loss_type, 1)
     return total / weight
 
 
@@ -132,6 +144,10 @@ def test_the_loss_of_grpo_and_its_gradient(model: Any, kind: LossType) -> None:
     how = Objective(model, "cpu", TEMPERATURE, kind, 7, (0.2, 0.28), kl_coef=0.05, entropy_coef=0.01)
     check(how, items(model))
     check(replace(how, kl_correction=True), items(model))
+    far = [replace(each, old=[None if old is None else old - 0.5 for old in each.old or ()]) for each in items(model)]
+    check(replace(how, clip_most=1.4), far)
+    bounded, free = (float(each.loss(far).detach()) for each in (replace(how, clip_most=1.4), how))
+    assert bounded < free
 
 
 def test_the_loss_of_reinforce_and_its_gradient(model: Any) -> None:

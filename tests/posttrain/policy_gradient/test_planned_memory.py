@@ -27,7 +27,7 @@ from gpuherd.posttrain.engine.trainee import Trainee
 from gpuherd.posttrain.learning import options
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.memory import job_of
-from gpuherd.posttrain.policy_gradient.learner import Learner
+from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 from gpuherd.posttrain.rollout.lengths import Lengths
 from gpuherd.posttrain.types import Problem, Sampling
 
@@ -68,18 +68,18 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
                 if moment:
                     peaks[moment] = max(peaks.get(moment, 0), meter.peak)
                 else:
-                    learner = given[0]
-                    others = [] if learner._reference is None else learner._reference.module.parameters()
-                    for tensor in (*learner.trainee.plain.parameters(), *learner.trainee.plain.buffers(), *others):
+                    trainer = given[0]
+                    others = [] if trainer._reference is None else trainer._reference.module.parameters()
+                    for tensor in (*trainer.trainee.plain.parameters(), *trainer.trainee.plain.buffers(), *others):
                         meter.add(tensor)
                 return made
 
             monkeypatch.setattr(kind, name, outside)
 
-        counted(Learner, "__init__", "")
-        counted(Learner, "rollouts", "generating")
-        counted(Learner, "weighed", "weighing")
-        counted(Learner, "referred", "weighing")
+        counted(RolloutTrainer, "__init__", "")
+        counted(RolloutTrainer, "rollouts", "generating")
+        counted(RolloutTrainer, "score", "weighing")
+        counted(RolloutTrainer, "ref_logprobs", "weighing")
         counted(Trainee, "step", "learning")
         yield peaks
 

@@ -25,6 +25,8 @@ SHARED = {
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "GRPO": {**SHARED, "num_iterations": 2, "reward_normalization": "batch"},
     "PPO": {**SHARED, "num_ppo_epochs": 2, "kl_target": 1.0},
+    "RLOO": {**SHARED, "num_iterations": 2},
+    "Distill": {name: value for name, value in SHARED.items() if name != "kl_coef"},
 }
 
 
@@ -41,10 +43,11 @@ def run(processes: int, trainings: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_processes_learn_what_one_learns(policy_model: Path, tmp_path: Path) -> None:
+def test_two_processes_learn_what_one_learns(policy_model: Path, value_model: Path, tmp_path: Path) -> None:
     def told(name: str, strategy: str, *, label: str | None = None, stop_after: int = 0) -> dict[str, Any]:
         folder = tmp_path / name / (label or strategy)
-        return {"algorithm": name, "options": ALGORITHMS[name], "model": str(policy_model), "folder": str(folder),
+        options = ALGORITHMS[name] | ({"teacher": str(value_model)} if name == "Distill" else {})
+        return {"algorithm": name, "options": options, "model": str(policy_model), "folder": str(folder),
                 "strategy": strategy, "stop_after": stop_after}  # fmt: skip
 
     run(1, [told(name, "single") for name in ALGORITHMS])

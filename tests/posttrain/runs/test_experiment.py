@@ -373,6 +373,41 @@ def test_a_proxy_is_looked_at_before_rounds_begin(make_settings: MakeSettings, t
         look(str(tmp_path / "adapter"))
 
 
+def test_a_teacher_is_looked_at_before_rounds_begin(
+    make_settings: MakeSettings, standin: Callable[..., SimulatedMachine], tmp_path: Path
+) -> None:
+    standin("1x80GB")
+    reference = make_settings().models["tiny"].reference
+
+    def settings(teacher: str) -> Settings:
+        return make_settings(algos={"Distill": {"teacher": teacher}}, rounds_of_training=1)
+
+    inputs = prepare(settings(reference)).inputs
+    assert inputs[f"algos.Distill: {reference}"] == inputs["models.tiny.reference"]
+    tiny.tiny_llama(tmp_path / "other", characters="abc")
+    with pytest.raises(UsageError, match=r"algos\.Distill, models\.tiny: .*other has another tokenizer than"):
+        prepare(settings(str(tmp_path / "other")))
+    with pytest.raises(MissingModel):
+        prepare(settings("./no-such-teacher"))
+
+    def memory_gb(teacher: str, phase: Phase = Phase.TRAIN) -> float:
+        share = {"teacher": teacher, "on_policy": 0.5}
+        plan = dry(make_settings(algos={"Distill": share}, rounds_of_training=1)).plan
+        return next(each.asked.memory_mb for each in plan if each.step.phase is phase) / 1024
+
+    large = llama_3b(tmp_path / "large", reference)
+    # It is the teacher that answers before; here everything that decodes is float32.
+    assert memory_gb(large, Phase.COLLECT) - memory_gb(reference, Phase.COLLECT) == pytest.approx(12.8, abs=1.5)
+    # The answers are scored by no model: the policy is tiny, and 3.2 billion numbers lie beside it in bfloat16.
+    assert memory_gb(large) - memory_gb(reference) == pytest.approx(6.4, abs=1)
+
+
+def test_a_data_set_without_right_and_wrong_is_no_ground_for_rlcr(make_settings: MakeSettings) -> None:
+    datasets = {"texts": {"task": "sentiment"}}
+    with pytest.raises(UsageError, match="knows no right and wrong"):
+        prepare(make_settings(algos={"RLCR": {}}, datasets=datasets))
+
+
 def begun(settings: Settings, now: datetime) -> RoundsDirectory:
     folder = new_folder(settings, now)
     record = RunRecord(settings, combinations_of(settings, prepare(settings), 1), settings.identity(), "/", {})

@@ -18,7 +18,7 @@ from gpuherd.posttrain.engine.options import Stopped
 from gpuherd.posttrain.eval.answers import read_answers
 from gpuherd.posttrain.eval.evaluation import ASKED, Evaluating, OtherEvaluation, evaluate
 from gpuherd.posttrain.eval.results import About, EvaluationOptions
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy, Rollout, Sampling, Training
 
 

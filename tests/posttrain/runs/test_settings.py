@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.algos.registry import ALGORITHMS, PostTrainingAlgorithms, ValueGuidedAlgorithms, algorithm_class
+from gpuherd.posttrain.algos.registry import PostTrainingAlgorithms, ValueGuidedAlgorithms, algorithm_class, algorithms
 from gpuherd.posttrain.config.composing import compose, said
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.runs.settings import NEUTRAL, Settings, absolute, settings_of
@@ -165,7 +165,7 @@ def test_settings_are_json_and_back() -> None:
 
 
 def test_the_two_kinds_of_algorithms() -> None:
-    for name in ALGORITHMS:
+    for name in algorithms():
         assert algorithm_class(name).guided == (name in ValueGuidedAlgorithms) != (name in PostTrainingAlgorithms)
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.posttrain import tiny
 from tests.posttrain.runs.conftest import MakeSettings
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.engine.curves import read_curves
 from gpuherd.posttrain.eval.results import read_result
 from gpuherd.posttrain.runs.folder import RoundsDirectory, RunRecord, begin, read_record, write_policy
 from gpuherd.posttrain.runs.plan import combinations_of
@@ -104,6 +106,36 @@ def test_the_reference_is_evaluated_in_shards(make_settings: MakeSettings, tmp_p
     one, other = (each.results / "reference" / "tiny" / "sums" for each in (whole, folder))
     assert (one / "scores.json").read_bytes() == (other / "scores.json").read_bytes()
     assert read_result(one).own.metrics == read_result(other).own.metrics
+
+
+def test_a_share_of_answers_is_the_teachers_and_the_policy_comes_nearer(
+    make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    teacher = tiny.tiny_llama(tmp_path / "teacher", seed=7)
+    told = {"teacher": str(teacher), "on_policy": 0.5, "batch_size": 6, "lr": 5e-3, "epochs": 3}
+    settings = make_settings(algos={"Distill": told}, rounds_of_training=1)
+    folder, record = begun(settings, tmp_path / "run")
+    for shard in range(2):
+        do(work(folder, record, f"Distill_sums_tiny_r0_collect_{shard}"))
+    do(work(folder, record, "Distill_sums_tiny_r0_train"))
+    lines = read_curves(folder.model("Distill", "sums", "tiny", 0))
+    assert len(lines) == 6 and lines[-1]["jsd"] < lines[0]["jsd"] and {line["own"] for line in lines} == {0.5}
+    do(work(folder, record, "Distill_sums_tiny_r0_evaluate"))
+
+
+def test_an_algorithm_is_evaluated_as_it_asks(make_settings: MakeSettings, tmp_path: Path) -> None:
+    settings = make_settings(algos={"RLCR": {"instruction": " sure?", "batch_size": 6}}, rounds_of_training=1)
+    folder, record = begun(settings, tmp_path / "run")
+    do(work(folder, record, "RLCR_sums_tiny_r0_train"))
+    assert [line["stated"] for line in read_curves(folder.model("RLCR", "sums", "tiny", 0))] == [0, 0]
+    do(work(folder, record, "RLCR_sums_tiny_r0_evaluate"))
+    do(work(folder, record, "reference_sums_tiny_evaluate"))
+    lengths = []
+    for name in ("RLCR", "reference"):
+        (path,) = (folder.results / name / "tiny" / "sums").rglob("*answers*.jsonl")
+        rows = [json.loads(line.partition("\t")[0]) for line in path.read_text().splitlines()]
+        lengths.append([len(row["prompt_ids"]) for row in rows])
+    assert [more - less for more, less in zip(*lengths, strict=True)] == [len(" sure?")] * 4  # tokens are characters
 
 
 def test_which_policy_a_step_asks(make_settings: MakeSettings, tmp_path: Path) -> None:

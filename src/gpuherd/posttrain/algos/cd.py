@@ -14,11 +14,12 @@ from typing import ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.guidance.collecting import reference_rollouts
 from gpuherd.posttrain.guidance.data import of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
 from gpuherd.posttrain.guidance.training import guided_policy, train_guide
-from gpuherd.posttrain.types import Collecting, Policy, Row, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Row, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +40,13 @@ class CDOptions(ValueOptions):
         return Mode.EXPECTATION
 
 
-class ControlledDecoding:
+@register
+class ControlledDecoding(Algorithm):
     """See the module."""
 
     name: ClassVar[str] = "CD"
     guided: ClassVar[bool] = True
-    on_policy: ClassVar[bool] = False
+    off_policy: ClassVar[bool] = True
     Options = CDOptions
 
     def __init__(self, options: CDOptions | None = None):

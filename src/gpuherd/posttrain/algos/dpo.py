@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
+from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.from_rows import (
     FittingOptions,
     placed_reference,
@@ -28,9 +29,10 @@ from gpuherd.posttrain.algos.from_rows import (
     rows_of_kind,
     trained_module,
 )
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.fit import TrainSetup, digest, fit
 from gpuherd.posttrain.preference.data import best_and_worst, by_problem, compared
-from gpuherd.posttrain.types import Collecting, Comparison, Policy, Rollout, Row, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -100,15 +102,16 @@ class Options(FittingOptions):
             raise UsageError(f"max_tries={self.max_tries}; the least is 1")
 
 
+@register
 @dataclass(frozen=True)
-class DPO:
+class DPO(Algorithm):
     """Learns from comparisons directly."""
 
     options: Options = field(default_factory=Options)
 
     name: ClassVar[str] = "DPO"
-    guided: ClassVar[bool] = False
-    on_policy: ClassVar[bool] = False
+    off_policy: ClassVar[bool] = True  # pairs may be of any policy
+    memory: ClassVar[Method] = Method.DPO
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:

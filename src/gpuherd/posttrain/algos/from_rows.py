@@ -117,7 +117,7 @@ def trained_module(work: Training, lora: Lora | None, longest: int, world: World
     """
     import torch
 
-    from gpuherd.posttrain.policy_gradient.loading import load_for_training
+    from gpuherd.posttrain.policy_gradient.policy import load_for_training
 
     torch.manual_seed(work.seed)  # of a new adapter's weights
     sharded = _shards(work)

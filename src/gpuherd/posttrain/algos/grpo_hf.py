@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.atomic import atomic_write, settle
 from gpuherd.errors import CannotWrite, UsageError
+from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.dpo import of_samples
 from gpuherd.posttrain.algos.from_rows import FittingOptions, identity_of, policy_in, rows_of_kind
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.fit import digest, is_finished, model_folder, refuse_another, save_every_for, steps_for
-from gpuherd.posttrain.policy_gradient import losses
-from gpuherd.posttrain.policy_gradient.options import Hooks, Roll
+from gpuherd.posttrain.policy_gradient import algorithm
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks, Roll
 from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
-from gpuherd.posttrain.types import Collecting, Comparison, Policy, Reward, Rollout, Row, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Reward, Rollout, Row, Training
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,15 +79,16 @@ class Options(FittingOptions, ProxyOptions):
             raise UsageError(f"kl_coef={self.kl_coef}; it is 0 or above")
 
 
+@register
 @dataclass(frozen=True)
-class GRPOFromHumanFeedback:
+class GRPOFromHumanFeedback(Algorithm):
     """A proxy reward model, then GRPO against it."""
 
     options: Options = field(default_factory=Options)
 
     name: ClassVar[str] = "GRPO-HF"
-    guided: ClassVar[bool] = False
     on_policy: ClassVar[bool] = True
+    memory: ClassVar[Method] = Method.GRPO
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:
@@ -150,7 +153,7 @@ class GRPOFromHumanFeedback:
                 batch_size=options.batch_size,
                 epochs=options.epochs,
                 max_steps=options.max_steps,
-                loss_type=losses.LossType(options.loss_type),
+                loss_type=algorithm.LossType(options.loss_type),
                 kl_coef=options.kl_coef,
                 kl_correction=False,
                 save_every=every,

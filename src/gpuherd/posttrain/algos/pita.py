@@ -15,11 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.guidance.collecting import comparisons
 from gpuherd.posttrain.guidance.data import of_comparisons
 from gpuherd.posttrain.guidance.options import ComparingOptions
 from gpuherd.posttrain.guidance.training import guided_policy, train_guide
-from gpuherd.posttrain.types import Collecting, Policy, Row, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Row, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +30,13 @@ class PITAOptions(ComparingOptions):
     warm_start: bool = True
 
 
-class PITA:
+@register
+class PITA(Algorithm):
     """See the module."""
 
     name: ClassVar[str] = "PITA"
     guided: ClassVar[bool] = True
-    on_policy: ClassVar[bool] = False
+    off_policy: ClassVar[bool] = True
     Options = PITAOptions
 
     def __init__(self, options: PITAOptions | None = None):

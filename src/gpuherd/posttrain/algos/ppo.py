@@ -11,20 +11,19 @@ is made smaller, until the passes are over or the policy is further than ``targe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
+from gpuherd.models.memory.training_job import Method
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
-from gpuherd.posttrain.policy_gradient.collecting import collected
-from gpuherd.posttrain.policy_gradient.kl_control import KLControl
-from gpuherd.posttrain.policy_gradient.options import PolicyOptions
-from gpuherd.posttrain.policy_gradient.saving import is_finished, trained_policy
-from gpuherd.posttrain.types import Collecting, Policy, Rollout, Training
+from gpuherd.posttrain.policy_gradient.advantages import KLControl, estimated
+from gpuherd.posttrain.policy_gradient.algorithm import PolicyGradient, PolicyOptions
+from gpuherd.posttrain.types import Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.policy_gradient.learner import Learner
+    from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,63 +71,47 @@ class PPOOptions(PolicyOptions):
             raise UsageError(f"kl_target={self.kl_target}; it moves a kl_coef that is above 0, and kl_coef is 0")
 
 
-class PPO:
-    """See ``algorithm.Algorithm``."""
+@register
+class PPO(PolicyGradient):
+    """See the module."""
 
     name: ClassVar[str] = "PPO"
-    guided: ClassVar[bool] = False
-    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[PPOOptions]] = PPOOptions
+    memory: ClassVar[Method] = Method.PPO
+    options: PPOOptions
 
-    def __init__(self, options: PPOOptions = PPOOptions()):
-        self.options = options
+    def learning(self, work: Training) -> dict[str, Any]:
+        """With a value head."""
+        return {**super().learning(work), "passes": self.options.num_ppo_epochs, "valued": True}
 
-    def collect(self, work: Collecting) -> Iterator[Rollout]:
-        """Answers, to be learnt from with ``online=False``; nothing where the training samples itself."""
-        return collected(work, self.options)
-
-    def train(self, work: Training) -> Policy:
-        """See ``Algorithm.train``."""
-        from gpuherd.posttrain.policy_gradient.learner import Learner
-
-        if not is_finished(work.folder):
-            with Learner(work, self.options, self.name, passes=self.options.num_ppo_epochs, valued=True) as learner:
-                self._learn(learner)
-        return self.policy(work)
-
-    def policy(self, work: Training) -> Policy:
-        """See ``Algorithm.policy``."""
-        return trained_policy(work.folder, work.policy)
-
-    def _learn(self, learner: Learner) -> None:
-        from gpuherd.posttrain.policy_gradient.estimating import estimated
-
+    def learn(self, trainer: RolloutTrainer) -> None:
+        """See the module."""
         options = self.options
-        objective = learner.objective(
+        objective = trainer.objective(
             clip=(options.clip_range, options.clip_range),
             entropy_coef=options.entropy_coef,
             value_coef=options.value_loss_coef,
             value_clip=options.clip_range_vf,
         )
         control = KLControl(options.kl_coef, options.kl_target, options.kl_horizon)
-        control = KLControl(**learner.kept.get("control", asdict(control)))
-        for step in learner.steps():
-            rollouts = learner.rollouts(step)
-            own = [rollouts[place] for place in learner.mine(rollouts)]
-            now, values = learner.weighed(own)
+        control = KLControl(**trainer.kept.get("control", asdict(control)))
+        for step in trainer.steps():
+            rollouts = trainer.rollouts(step)
+            own = [rollouts[place] for place in trainer.mine(rollouts)]
+            now, values = trainer.score(own)
             drawn = now if options.online else [each.log_probs for each in own]
             items, told = estimated(
-                own, now, drawn, values, learner.referred(own), control.weight, learner.world,
+                own, now, drawn, values, trainer.ref_logprobs(own), control.weight, trainer.world,
                 gamma=options.gamma, lam=options.gae_lambda, normalise=options.normalize_advantages,
             )  # fmt: skip
             learnt = []
             for number in range(options.num_ppo_epochs):
-                for places in learner.minibatches(step, number, len(rollouts)):
+                for places in trainer.minibatches(step, number, len(rollouts)):
                     part = [items[place] for place in places]
-                    learnt.append(learner.trainee.step(part, objective.loss, objective.weight))
-                means = objective.means(learner.world)
+                    learnt.append(trainer.trainee.step(part, objective.loss, objective.weight))
+                means = objective.means(trainer.world)
                 if options.target_kl is not None and means["approx_kl"] > options.target_kl:
                     break
             told |= {"kl_coef": control.weight, "passes": number + 1.0}
             control = control.after(told.get("divergence", 0.0), len(rollouts))
-            learner.finish(step, rollouts, learnt, {**means, **told}, {"control": asdict(control)})
+            trainer.finish(step, rollouts, learnt, {**means, **told}, {"control": asdict(control)})

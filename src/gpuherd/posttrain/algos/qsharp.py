@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.guidance.collecting import switched_rollouts
 from gpuherd.posttrain.guidance.data import of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
 from gpuherd.posttrain.guidance.training import guided_policy, train_guide
-from gpuherd.posttrain.types import Collecting, Policy, Row, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Row, Training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +30,14 @@ class QSharpOptions(ValueOptions):
     loss_type: Loss | None = None
 
 
-class QSharp:
+@register
+class QSharp(Algorithm):
     """See the module."""
 
     name: ClassVar[str] = "QSharp"
+    aliases: ClassVar[tuple[str, ...]] = ("q#",)
     guided: ClassVar[bool] = True
-    on_policy: ClassVar[bool] = False
+    off_policy: ClassVar[bool] = True
     Options = QSharpOptions
 
     def __init__(self, options: QSharpOptions | None = None):

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, ClassVar
 from gpuherd.atomic import atomic_write
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Mode
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.guidance.collecting import comparisons
 from gpuherd.posttrain.guidance.data import of_comparisons, rows_of
 from gpuherd.posttrain.guidance.options import ComparingOptions, Loss
 from gpuherd.posttrain.guidance.training import guided_policy, refuse_value_model, train_guide
 from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
-from gpuherd.posttrain.types import Collecting, Comparison, Policy, Row, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Comparison, Policy, Row, Training
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.world import World
@@ -61,12 +62,14 @@ class QSharpHFOptions(ComparingOptions, ProxyOptions):
         return Mode.EXPECTATION
 
 
-class QSharpFromHumanFeedback:
+@register
+class QSharpFromHumanFeedback(Algorithm):
     """See the module."""
 
     name: ClassVar[str] = "QSharp-HF"
+    aliases: ClassVar[tuple[str, ...]] = ("q#-hf",)
     guided: ClassVar[bool] = True
-    on_policy: ClassVar[bool] = False
+    off_policy: ClassVar[bool] = True
     Options = QSharpHFOptions
 
     def __init__(self, options: QSharpHFOptions | None = None):

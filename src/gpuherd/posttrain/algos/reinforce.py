@@ -7,21 +7,21 @@ learnt from once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
-from gpuherd.posttrain.policy_gradient.collecting import collected
-from gpuherd.posttrain.policy_gradient.figures import mean
-from gpuherd.posttrain.policy_gradient.options import PolicyOptions
-from gpuherd.posttrain.policy_gradient.saving import is_finished, trained_policy
-from gpuherd.posttrain.types import Collecting, Policy, Rollout, Training
+from gpuherd.posttrain.policy_gradient.algorithm import PolicyGradient, PolicyOptions
+from gpuherd.posttrain.policy_gradient.objective import Item
+from gpuherd.posttrain.policy_gradient.plan import mean
+from gpuherd.posttrain.types import Training
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.policy_gradient.learner import Learner
+    from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
 
 class Baseline(StrEnum):
@@ -57,51 +57,39 @@ class ReinforceOptions(PolicyOptions):
             raise UsageError("greedy=true: there is one most probable answer; samples_per_prompt=1 and online=true")
 
 
-class Reinforce:
-    """See ``algorithm.Algorithm``."""
+@register
+class Reinforce(PolicyGradient):
+    """See the module."""
 
     name: ClassVar[str] = "REINFORCE"
-    guided: ClassVar[bool] = False
-    on_policy: ClassVar[bool] = True
     Options: ClassVar[type[ReinforceOptions]] = ReinforceOptions
+    options: ReinforceOptions
 
-    def __init__(self, options: ReinforceOptions = ReinforceOptions()):
-        self.options = options
+    @property
+    def draws(self) -> bool:
+        """Not where the most probable answer is taken."""
+        return not self.options.greedy
 
-    def collect(self, work: Collecting) -> Iterator[Rollout]:
-        """Answers, to be learnt from with ``online=False``; nothing where the training samples itself."""
-        return collected(work, self.options)
+    def learning(self, work: Training) -> dict[str, Any]:
+        """From the most probable answers, where that is asked for."""
+        return {**super().learning(work), "greedy": self.options.greedy}
 
-    def train(self, work: Training) -> Policy:
-        """See ``Algorithm.train``."""
-        from gpuherd.posttrain.policy_gradient.learner import Learner
-
-        if not is_finished(work.folder):
-            with Learner(work, self.options, self.name, greedy=self.options.greedy) as learner:
-                self._learn(learner)
-        return self.policy(work)
-
-    def policy(self, work: Training) -> Policy:
-        """See ``Algorithm.policy``."""
-        return trained_policy(work.folder, work.policy)
-
-    def _learn(self, learner: Learner) -> None:
-        from gpuherd.posttrain.policy_gradient.objective import Item
-
-        objective = learner.objective(
+    def learn(self, trainer: RolloutTrainer) -> None:
+        """See the module."""
+        objective = trainer.objective(
             clip=None, kl_coef=self.options.kl_coef, kl_correction=True, entropy_coef=self.options.entropy_coef
         )
-        for step in learner.steps():
-            rollouts = learner.rollouts(step)
+        for step in trainer.steps():
+            rollouts = trainer.rollouts(step)
             advantages = compared([each.reward for each in rollouts], self.options.baseline)
-            mine = learner.mine(rollouts)
+            mine = trainer.mine(rollouts)
             own = [rollouts[place] for place in mine]
             items = [
                 Item(each, [advantages[place]] * len(each.ids), None, reference)
-                for each, place, reference in zip(own, mine, learner.referred(own), strict=True)
+                for each, place, reference in zip(own, mine, trainer.ref_logprobs(own), strict=True)
             ]
-            learnt = [learner.trainee.step(items, objective.loss, objective.weight)]
-            learner.finish(step, rollouts, learnt, objective.means(learner.world), {})
+            learnt = [trainer.trainee.step(items, objective.loss, objective.weight)]
+            trainer.finish(step, rollouts, learnt, objective.means(trainer.world), {})
 
 
 def compared(rewards: Sequence[float], baseline: Baseline) -> list[float]:

@@ -19,11 +19,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
+from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.from_rows import FittingOptions, plan_of, policy_in, rows_of_kind, trained_module
+from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.data.packing import attention_mask, pack, refusal
 from gpuherd.posttrain.engine.fit import TrainSetup, digest, fit
 from gpuherd.posttrain.engine.options import check_range
-from gpuherd.posttrain.types import Collecting, Policy, Rollout, Row, Training
+from gpuherd.posttrain.types import Algorithm, Collecting, Policy, Rollout, Row, Training
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.trainee import Loss
@@ -105,15 +107,15 @@ class Options(FittingOptions):
         return Weights(1.0, 0.0) if self.mode == Imitated.BEHAVIORAL_CLONING else Weights(0.0, 1.0)
 
 
+@register
 @dataclass(frozen=True)
-class SFT:
+class SFT(Algorithm):
     """Imitates."""
 
     options: Options = field(default_factory=Options)
 
     name: ClassVar[str] = "SFT"
-    guided: ClassVar[bool] = False
-    on_policy: ClassVar[bool] = False
+    memory: ClassVar[Method] = Method.SFT
     Options: ClassVar[type[Options]] = Options
 
     def collect(self, work: Collecting) -> Iterator[Row]:

@@ -8,6 +8,7 @@ one that is none is told with the nearest.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from gpuherd.posttrain.config.yaml_strict import read_yaml
 
 CONF = Path(__file__).parent.parent / "conf"
 _EXTRAS = {"hydra": "posttrain", "omegaconf": "posttrain"}
+# Groups with choices that need no file: what is registered under a name, enabled with its defaults. By dotted names:
+# those rooms are above this one.
+_REGISTERED = {"algos": "gpuherd.posttrain.algos.registry:algorithms"}
 _OURS, _THEIRS = "gpuherd_experiment", "gpuherd_file"
 
 
@@ -71,12 +75,25 @@ def said(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def groups(folder: Path = CONF) -> dict[str, tuple[str, ...]]:
-    """The groups of a folder of configurations, and the choices in each."""
+    """The groups of a folder of configurations, and the choices in each: its files, and of those that ship with gpuherd
+    what is registered besides."""
     return {
-        each.name: tuple(sorted(file.stem for file in each.glob("*.yaml")))
+        each.name: tuple(sorted({*_files(each), *_registered(each.name, folder)}))
         for each in sorted(folder.iterdir())
         if each.is_dir() and any(each.glob("*.yaml"))
     }
+
+
+def _files(group: Path) -> list[str]:
+    return [file.stem for file in group.glob("*.yaml")]
+
+
+def _registered(group: str, folder: Path) -> list[str]:
+    """The names in a shipped group that are registered and not in files."""
+    if group not in _REGISTERED or folder != CONF:
+        return []
+    module, _, names = _REGISTERED[group].partition(":")
+    return list(getattr(importlib.import_module(module), names)())
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +181,9 @@ def _composed(values: Mapping[str, Any], words: Sequence[str], folder: Path) -> 
     store = ConfigStore.instance()
     store.store(name=_THEIRS, node=OmegaConf.create(dict(values)))
     store.store(name=_OURS, node={"defaults": ["config", _THEIRS, "_self_"]})
+    for group in _REGISTERED:
+        for name in set(_registered(group, folder)).difference(_files(folder / group)):
+            store.store(group=group, name=name, node={name: {"enabled": True}})
     with initialize_config_dir(str(folder.absolute()), version_base=None):
         yield hydra_compose(_OURS, list(words))
 

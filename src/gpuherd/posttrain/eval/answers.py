@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import starmap
@@ -99,6 +100,8 @@ def _read(path: Path, number: int, line: bytes) -> AnsweredProblem:
 
 # ---- which completions gave the same answer
 
+_CONFIDENCE = re.compile(r"<confidence>.*?</confidence>", re.IGNORECASE | re.DOTALL)  # stated beside an answer
+
 
 def asks_for_number(problem: Problem) -> bool:
     """Whether the right result of a problem is a number, so that answers to it are compared by theirs.
@@ -115,14 +118,16 @@ def answer_of(text: str, *, number: bool = False) -> str | None:
 
     What is marked as the result (``####``, ``\\boxed{}``) or said to be it ("the answer is"); else all of the text, or,
     where a number is asked for, the last one in it, as math answers are judged. Numbers are compared by their value,
-    all else without white space and case.
+    all else without white space and case. A confidence that is stated in its tag is no part of it.
 
     >>> answer_of("6 + 6 = 12, so the answer is 12.0"), answer_of("#### $1,200"), answer_of("3, 4,5"), answer_of(" ")
     ('12', '1200', '3,4,5', None)
     >>> answer_of("That makes 4 + 5 = 9 apples", number=True), answer_of("no idea", number=True)
     ('9', 'noidea')
+    >>> answer_of("9 <confidence>0.7</confidence>", number=True)
+    '9'
     """
-    text = answer_in(text)
+    text = _CONFIDENCE.sub("", answer_in(text))
     result = result_of(text) if number else None
     formula = formula_of(text) if result is None else result
     value = number_of(formula)

@@ -20,7 +20,7 @@ from gpuherd.models.place.training import TrainingRefusal, make_training_plan
 from gpuherd.posttrain.engine.options import Sharding
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.options import model_of, precision_of, rows_of_a_step, sampling_of, steps_of
-from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE
+from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths
 from gpuherd.units import gib
 

@@ -33,7 +33,7 @@ from gpuherd.posttrain.learning.data import Evaluation, make_environments, probl
 from gpuherd.posttrain.learning.folder import TrainDirectory, look_over, prepare
 from gpuherd.posttrain.learning.options import MODULE
 from gpuherd.posttrain.learning.preflight import check_data
-from gpuherd.posttrain.policy_gradient.options import Hooks
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, lengths_of
 from gpuherd.posttrain.runs.launch import StopRequest
 from gpuherd.posttrain.types import Policy, Problem, Row, Split, Training

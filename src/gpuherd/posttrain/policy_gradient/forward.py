@@ -1,6 +1,7 @@
-"""One pass of a policy over rollouts: log-probs at the sampling temperature, entropies, values. Gradients flow.
+"""Rollouts as tensors, and one pass of a policy over them: log-probs at the sampling temperature, entropies, values.
 
-Imports torch inside functions only. The one place here that calls a model.
+Prompts are padded at the left, what follows at the right, so that all answers begin together. Gradients flow. The one
+place here that calls a model. Torch inside functions only.
 """
 
 from __future__ import annotations
@@ -10,11 +11,54 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuherd.posttrain.policy_gradient.batch import Batch, batch_of
 from gpuherd.posttrain.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some rollouts.
+
+    Attributes:
+        ids, mask: (rows, prompt + tokens) int64: all tokens, and 1 for those that are none of padding.
+        answers: (rows, tokens) int64: what follows the prompts.
+        by_policy: (rows, tokens) bool: what the policy chose, padding false.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    answers: Tensor
+    by_policy: Tensor
+
+
+def batch_of(rollouts: Sequence[Rollout], device: str) -> Batch:
+    """These rollouts on a device. Padding is token 0, which the mask hides."""
+    import torch
+
+    left = max(len(each.prompt_ids) for each in rollouts)
+    right = max(len(each.ids) for each in rollouts)
+    ids, mask, chosen = [], [], []
+    for each in rollouts:
+        before, behind = left - len(each.prompt_ids), right - len(each.ids)
+        ids.append([*[0] * before, *each.prompt_ids, *each.ids, *[0] * behind])
+        mask.append([*[0] * before, *[1] * (len(each.prompt_ids) + len(each.ids)), *[0] * behind])
+        chosen.append([*each.by_policy, *[False] * behind])
+    tokens = torch.tensor(ids, device=device)
+    return Batch(
+        ids=tokens,
+        mask=torch.tensor(mask, device=device),
+        answers=tokens[:, left:],
+        by_policy=torch.tensor(chosen, dtype=torch.bool, device=device),
+    )
+
+
+def rectangle(rows: Sequence[Sequence[float]], width: int, device: str) -> Tensor:
+    """Numbers of each row, (rows, width) float32, 0 behind them."""
+    import torch
+
+    return torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float32, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +85,17 @@ def forward(module: Any, batch: Batch, temperature: float, *, entropy_gradient: 
     """
     import torch
 
+    logits, values = answer_logits(module, batch, temperature)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropies = entropies_of(logits if entropy_gradient else logits.detach())
+    return Pass(log_probs_of(logits, batch.answers), entropies, values)
+
+
+def answer_logits(module: Any, batch: Batch, temperature: float) -> tuple[Tensor, Tensor | None]:
+    """The logits, over the temperature, that each token of the answers is chosen by, (rows, tokens, vocabulary), and
+    the value before it, (rows, tokens), where the model has a value head."""
+    import torch
+
     places = batch.answers.shape[1]
     words: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask, "use_cache": False}
     names = _takes(module)
@@ -54,10 +109,7 @@ def forward(module: Any, batch: Batch, temperature: float, *, entropy_gradient: 
     logits = logits[:, -places - 1 : -1]
     if temperature != 1:
         logits = logits / temperature if torch.is_grad_enabled() else logits.div_(temperature)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropies = entropies_of(logits if entropy_gradient else logits.detach())
-    values = None if values is None else values[:, -places - 1 : -1]
-    return Pass(log_probs_of(logits, batch.answers), entropies, values)
+    return logits, None if values is None else values[:, -places - 1 : -1]
 
 
 def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
@@ -65,9 +117,9 @@ def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
     where these are narrower."""
     import torch
 
-    chosen = _wide(logits.gather(2, ids[..., None])[..., 0])
+    chosen = wide(logits.gather(2, ids[..., None])[..., 0])
     # Row by row: never more than one row's logits in float32 at once where they come in half precision.
-    return chosen - torch.stack([torch.logsumexp(_wide(row), dim=-1) for row in logits])
+    return chosen - torch.stack([torch.logsumexp(wide(row), dim=-1) for row in logits])
 
 
 def entropies_of(logits: Tensor) -> Tensor:
@@ -77,16 +129,17 @@ def entropies_of(logits: Tensor) -> Tensor:
 
     rows = []
     for row in logits:
-        log_probs = torch.log_softmax(_wide(row), dim=-1)
+        log_probs = torch.log_softmax(wide(row), dim=-1)
         rows.append(-(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(dim=-1))
     return torch.stack(rows)
 
 
-def _wide(numbers: Tensor) -> Tensor:
+def wide(numbers: Tensor) -> Tensor:
+    """In float32 where they are narrower."""
     return numbers.float() if numbers.itemsize < 4 else numbers
 
 
-def weighed(
+def score_rollouts(
     module: Any, rollouts: Sequence[Rollout], temperature: float, device: str, rows: int
 ) -> tuple[list[list[float]], list[list[float]]]:
     """Log-probs and values of all tokens behind the prompts, of each rollout a list, without gradients; values are

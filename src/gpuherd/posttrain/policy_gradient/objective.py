@@ -1,6 +1,9 @@
-"""The loss of some rollouts with their advantages, as an optimiser step asks for it. Torch inside functions only.
+"""The loss of some rollouts with their advantages, as an optimiser step asks for it: losses token by token, how they
+are added up, and figures of them.
 
-The one place where the parts of ``losses`` come together; GRPO, PPO and REINFORCE differ in which they use.
+Losses are pure functions of tensors of any float dtype; all take and return (rows, tokens), and what stands where the
+policy did not choose is left out by ``summed``. ``Objective`` is the one place where they come together: algorithms
+differ in which they use. Torch inside functions only.
 """
 
 from __future__ import annotations
@@ -11,25 +14,123 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.policy_gradient.batch import Batch, batch_of, rectangle
-from gpuherd.posttrain.policy_gradient.forward import Pass, forward
-from gpuherd.posttrain.policy_gradient.losses import (
-    LossType,
-    approximate_kl,
-    clipped_loss,
-    clipped_share,
-    kl_estimate,
-    summed,
-    total_weight,
-    value_loss,
-)
-from gpuherd.posttrain.policy_gradient.tally import Tally
+from gpuherd.posttrain.policy_gradient.algorithm import LossType
+from gpuherd.posttrain.policy_gradient.forward import Batch, Pass, batch_of, forward, rectangle
 from gpuherd.posttrain.types import Rollout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from gpuherd.posttrain.engine.world import World
+
+
+def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float, most: float | None = None) -> Tensor:
+    """``-min(rho A, clip(rho, 1 - low, 1 + high) A)`` (PPO, arXiv 1707.06347, eq. 7; two bounds: arXiv 2503.14476).
+
+    Args:
+        log_ratio: ln rho: the log-prob now less that under the policy that sampled.
+        most: rho counts as no more than this, which is above ``1 + high``: felt where A is negative alone, and then the
+            loss is ``-most A`` at most (dual clip, arXiv 1912.09729, eq. 5). None: without a bound.
+    """
+    import torch
+
+    ratio = log_ratio.exp()
+    bounded = ratio if most is None else ratio.clamp(max=most)
+    return -torch.minimum(bounded * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+
+
+def clipped_share(log_ratio: Tensor, advantages: Tensor, low: float, high: float, most: float | None = None) -> Tensor:
+    """1 where the clip has taken the gradient away, else 0; no gradient."""
+    ratio = log_ratio.detach().exp()
+    clipped = ((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))
+    if most is not None:
+        clipped = clipped | ((ratio > most) & (advantages < 0))
+    return clipped.to(log_ratio.dtype)
+
+
+def answer_log_ratio(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """The mean of ln rho over the tokens of each answer that count, at each of its tokens (GSPO, arXiv 2507.18071,
+    eq. 7). The gradient goes to all of them."""
+    chosen = mask.bool()
+    added = log_ratio.masked_fill(~chosen, 0.0).sum(dim=-1, keepdim=True)
+    return (added / chosen.sum(dim=-1, keepdim=True).clamp(min=1)).expand_as(log_ratio)
+
+
+def kl_estimate(log_probs: Tensor, reference: Tensor) -> Tensor:
+    """``exp(d) - d - 1`` with ``d = ln reference - ln policy``: an unbiased, never negative estimate of KL(policy ||
+    reference) from tokens of the policy (k3 of joschu.net/blog/kl-approx.html; GRPO, arXiv 2402.03300, eq. 4)."""
+    gap = reference - log_probs
+    return gap.exp() - gap - 1
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """``(rho - 1) - ln rho``: an estimate of KL(policy that sampled || policy now); no gradient."""
+    gap = log_ratio.detach()
+    return gap.exp() - 1 - gap
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> Tensor:
+    """``(V - R)^2 / 2``; with a clip the larger of it and that of V held within ``clip`` of what it was (the clipped
+    value loss of OpenAI's baselines, as arXiv 2005.12729, section 3, writes it down)."""
+    import torch
+
+    plain = (values - returns) ** 2
+    if clip is not None:
+        held = old_values + (values - old_values).clamp(-clip, clip)
+        plain = torch.maximum(plain, (held - returns) ** 2)
+    return 0.5 * plain
+
+
+def summed(per_token: Tensor, mask: Tensor, kind: LossType) -> Tensor:
+    """What the rows add to a step's loss, before it is divided by ``total_weight`` of all rows of the step: a scalar.
+
+    Rows without a token that counts add 0.
+    """
+    kept = per_token.masked_fill(~mask.bool(), 0.0).sum(dim=-1)
+    if kind in (LossType.GRPO, LossType.GSPO):
+        kept = kept / mask.sum(dim=-1).clamp(min=1)
+    return kept.sum()
+
+
+def total_weight(tokens: list[int], kind: LossType, most_tokens: int) -> float:
+    """What ``summed`` over these rows is divided by; sums over micro-batches and processes.
+
+    Args:
+        tokens: of each row, how many the policy chose.
+        most_tokens: the most that an answer may have.
+
+    >>> [total_weight([3, 5], kind, 10) for kind in LossType]
+    [2.0, 8.0, 20.0, 2.0]
+    """
+    if kind == LossType.DAPO:
+        return float(sum(tokens))
+    return float(len(tokens) * (most_tokens if kind == LossType.DR_GRPO else 1))
+
+
+class Tally:
+    """Sums of figures of tokens, over the micro-batches of this process and then over all processes."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, mask: Tensor, **figures: Tensor) -> None:
+        """Figures of each token, (rows, tokens); those that the mask leaves out don't count."""
+        chosen = mask.bool()
+        for name, each in {**figures, "tokens": chosen}.items():
+            added = each.detach().double().masked_fill(~chosen, 0.0).sum()
+            self._sums[name] = self._sums[name] + added if name in self._sums else added
+
+    def means(self, world: World, names: tuple[str, ...]) -> dict[str, float]:
+        """The mean of each figure over all tokens of all processes that were added; 0 where there were none.
+
+        All processes ask for the same names.
+        """
+        import torch
+
+        nothing = torch.zeros((), dtype=torch.float64)
+        mine = torch.stack([self._sums.get(name, nothing).cpu() for name in (*names, "tokens")])
+        *sums, tokens = world.sum(mine.to(world.device)).tolist()
+        return {name: total / max(tokens, 1.0) for name, total in zip(names, sums, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +169,7 @@ class Objective:
         loss_type: by what sums over tokens are divided.
         most_tokens: of an answer, for Dr. GRPO.
         clip: how far the ratio may go below and above 1; None: no ratio, ``-A ln p`` (REINFORCE).
+        clip_most: the largest ratio that counts where the advantage is negative; None: none.
         kl_coef: weight of the estimated KL divergence from the reference.
         kl_correction: that estimate is weighed by the ratio, as its tokens come from the policy that drew them: its
             gradient is then that of the divergence (arXiv 2512.02556, section 3.1). False: as in GRPO's paper.
@@ -82,6 +184,7 @@ class Objective:
     loss_type: LossType
     most_tokens: int
     clip: tuple[float, float] | None
+    clip_most: float | None = None
     kl_coef: float = 0.0
     kl_correction: bool = False
     entropy_coef: float = 0.0
@@ -99,17 +202,18 @@ class Objective:
         now = made.log_probs
         old = self._beside(now, mask, [None if each.old is None else _numbers(each.old) for each in items])
         advantages = self._numbers([each.advantages for each in items], batch)
+        log_ratio = answer_log_ratio(now - old, mask) if self.loss_type == LossType.GSPO else now - old
         told = {"entropy": made.entropies, "approx_kl": approximate_kl(now - old)}
         if self.clip is None:
             per_token = -advantages * now
         else:
-            per_token = clipped_loss(now - old, advantages, *self.clip)
-            told["clipped"] = clipped_share(now - old, advantages, *self.clip)
+            per_token = clipped_loss(log_ratio, advantages, *self.clip, self.clip_most)
+            told["clipped"] = clipped_share(log_ratio, advantages, *self.clip, self.clip_most)
         if any(each.reference for each in items):
             reference = self._beside(now, mask, [each.reference for each in items])
             told["kl"] = kl_estimate(now, reference)
             if self.kl_coef:
-                correction = (now - old).exp() if self.kl_correction else 1.0
+                correction = log_ratio.exp() if self.kl_correction else 1.0
                 per_token = per_token + self.kl_coef * correction * told["kl"]
         if self.entropy_coef:
             per_token = per_token - self.entropy_coef * made.entropies

@@ -22,7 +22,7 @@ from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
 from gpuherd.models.place.training import TrainingRefusal, make_training_plan
 from gpuherd.posttrain.guidance.options import ComparingOptions, Loss, ValueOptions
-from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE, PolicyOptions
+from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, PolicyOptions
 from gpuherd.posttrain.preference.proxy import ProxyOptions
 from gpuherd.posttrain.runs.blocks import ModelPair
 from gpuherd.posttrain.runs.plan import Phase, Step, StepRequest
@@ -33,15 +33,6 @@ from gpuherd.units import gib
 if TYPE_CHECKING:
     from gpuherd.posttrain.runs.settings import AlgorithmConfig
 
-# How each algorithm's training step is counted; those that train a classifier train the value model on given texts.
-_METHODS: Mapping[str, Method] = {
-    "SFT": Method.SFT,
-    "DPO": Method.DPO,
-    "GRPO": Method.GRPO,
-    "REINFORCE": Method.GRPO,
-    "GRPO-HF": Method.GRPO,
-    "PPO": Method.PPO,
-}
 # Reward models of unknown architecture are encoders of less than half a billion numbers, usually.
 _UNKNOWN_SCORER_MB = 2048
 # Of models whose GPU is not known there is no end of room.
@@ -101,6 +92,9 @@ class Memory:
             self._choices.get(step.algorithm),
             self._settings.system.dtype,
         )
+        other = choice.make().collected_from if choice is not None and step.phase is Phase.COLLECT else None
+        if other is not None:
+            return (_Held(other, dtype),)
         policy = _Held(family.reference, dtype)
         if step.policy_round is None or choice is None:
             return (policy,)
@@ -181,12 +175,24 @@ class Memory:
         elif job.method.generates:
             memory += self._scoring(step.dataset)
             self._refuse(memory, f"{architecture.model} and what scores it")
+        for frozen_model in choice.make().frozen_models:
+            memory += self._frozen(frozen_model, job)
+            self._refuse(memory, f"{architecture.model} and {frozen_model}")
         told = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
         if proxy is not None:
             first = self._learning(step, proxy, self._of_proxy(job))
             if first > memory:
                 memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
         return StepRequest(1, memory, f"{told}: {gib(memory * MIB)}")
+
+    def _frozen(self, model: str, job: TrainingJob) -> int:
+        """What a frozen model takes that reads the answers of a micro-batch, in MB: with its logits of all their tokens
+        and as many again in float32, of which one answer's at a time are needed."""
+        architecture, precision = read_with_precision(model, None)
+        load = Workload(job.batch, job.prompt_tokens + job.new_tokens, 1)
+        logits = _FLOAT32 * (job.batch + 1) * job.new_tokens * architecture.vocab_size
+        demand = resources_of(architecture, precision, load, self._cards, parallel="replica", most=1)
+        return _beside(demand) + -(-logits // MIB)
 
     def _width(self, choice: AlgorithmConfig, dataset: str) -> int:
         """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and
@@ -229,7 +235,7 @@ class Memory:
             precision, frozen: how weights lie in memory that are trained, and those that no step changes.
         """
         told, options = self._settings, choice.options
-        method = Method.SFT if choice.guided else _METHODS[choice.algorithm]
+        method = choice.make().memory
         lora = getattr(options, "lora", None)
         reference = None
         if getattr(options, "reference_free", False):

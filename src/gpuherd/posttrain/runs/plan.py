@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from gpuherd.posttrain.runs.prepare import Prepared
     from gpuherd.posttrain.runs.settings import Settings
 
-# Their data may come from another policy than the one that is trained on it: Q#, PITA and CD learn values under the
-# reference, DPO from pairs, whoever wrote them. Policy gradients may not.
-OFF_POLICY = frozenset({"QSharp", "QSharp-HF", "PITA", "CD", "DPO"})
-
 
 class Phase(StrEnum):
     """What a job does."""
@@ -239,7 +235,7 @@ def combinations_of(settings: Settings, prepared: Prepared, places: int) -> tupl
             dataset=name,
             family=family,
             collects=choice.collects,
-            off_policy=choice.algorithm in OFF_POLICY,
+            off_policy=choice.make().off_policy,
             shards=number_of_shards(prepared.problems[name], each, settings.data_collection.shards),
             evaluated_on=settings.evaluated_on(name),
             evaluation_shards={each: evaluation_shards[each] for each in settings.evaluated_on(name)},

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuherd.errors import BadModel, GpuherdError, UsageError
-from gpuherd.lm.guidance.guide import refuse_other_tokens
+from gpuherd.lm.guidance.guide import first_difference, refuse_other_tokens
 from gpuherd.models.load.identity import files_digest, model_files
 from gpuherd.models.load.identity import reference as model_reference
 from gpuherd.posttrain.algos.sft import Source
@@ -142,11 +142,14 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
         if task.verifiable:
             right_or_wrong.add(name)
         try:
+            as_asked = [each.make().evaluated(task) for each in choices]
             if name in settings.trained_on():
                 asked.append(found := training_problems(settings, name, task))
                 problems[name] = len(found)
                 inputs[f"datasets.{name}, training"] = _digest(found)
-                longest[name] = _longest(found, settings)
+                # Some algorithms ask for more in their prompts.
+                put = [training_problems(settings, name, each) for each in as_asked if each is not task]
+                longest[name] = max(_longest(each, settings) for each in (found, *put))
                 texts[name] = [Texts([each.prompt for each in found])]
                 shown = [each for each in found if each.answers] if imitates else []
                 texts[name].append(Texts([each.prompt for each in shown], [each.answers[0] for each in shown]))
@@ -154,7 +157,8 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
                 asked.append(found := evaluation_problems(settings, name, task))
                 evaluated[name] = len(found)
                 inputs[f"datasets.{name}, evaluation"] = _digest(found)
-                longest[name] = max(longest.get(name, 0), _longest(found, settings))
+                put = [evaluation_problems(settings, name, each) for each in as_asked if each is not task]
+                longest[name] = max(longest.get(name, 0), *(_longest(each, settings) for each in (found, *put)))
                 texts.setdefault(name, []).append(Texts([each.prompt for each in found]))
             if isinstance(task, FunctionTask):
                 inputs[reward_input(name)] = _checked_reward(name, task, asked)
@@ -173,6 +177,9 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
             add_model(f"models.{name}.value", family.value)
             _refuse_other_tokens(name, family.reference, family.value)
         for choice in choices:
+            for model in choice.make().frozen_models:
+                add_model(f"algos.{choice.name}: {model}", model)
+                _refuse_frozen(f"algos.{choice.name}, models.{name}", family.reference, model)
             if isinstance(choice.options, ProxyOptions):
                 proxy = choice.options.proxy_base(family.value, family.reference)
                 add_model(f"algos.{choice.name}.proxy_model, models.{name}", proxy)
@@ -184,7 +191,7 @@ def prepare(settings: Settings, recorded: Mapping[str, str] | None = None) -> Pr
         splits,
         longest,
         reward_models,
-        _short(settings, texts, guided=guided),
+        _short(settings, texts, [model for each in choices for model in each.make().frozen_models], guided=guided),
         frozenset(right_or_wrong),
         inputs,
     )
@@ -198,13 +205,16 @@ def _checked_reward(name: str, task: FunctionTask, asked: Sequence[Sequence[Prob
         raise UsageError(f"datasets.{name}: {problem}") from None
 
 
-def _short(settings: Settings, texts: Mapping[str, Sequence[Texts]], *, guided: bool) -> tuple[str, ...]:
+def _short(
+    settings: Settings, texts: Mapping[str, Sequence[Texts]], frozen: Sequence[str], *, guided: bool
+) -> tuple[str, ...]:
     """Warnings where prompt and answer together exceed a model's context length. Raises UsageError for prompts and
     answers to imitate that exceed it by themselves."""
     told = settings.generation
     found = []
     for name, family in settings.families().items():
-        for model in (family.reference, *([family.value] if guided and family.value is not None else [])):
+        value = [family.value] if guided and family.value is not None else []
+        for model in dict.fromkeys((family.reference, *value, *frozen)):
             for dataset, some in texts.items():
                 where = f"datasets.{dataset} with models.{name}"
                 try:
@@ -259,6 +269,17 @@ def _refuse_proxy(where: str, reference: str, proxy: str) -> None:
             refuse_other_proxy(ours, theirs, proxy)
     except (UsageError, BadModel) as problem:
         raise type(problem)(f"{where}: {problem}") from None
+
+
+def _refuse_frozen(where: str, reference: str, model: str) -> None:
+    """Raises UsageError where a model that an algorithm asks besides reads other tokens than the policy."""
+    ours, theirs = vocabulary(reference), vocabulary(model)
+    difference = None if ours is None or theirs is None else first_difference(ours, theirs)
+    if difference is not None:
+        raise UsageError(
+            f"{where}: {model} has another tokenizer than {reference}: {difference}. It reads the policy's tokens: "
+            "choose a model of the policy's family"
+        )
 
 
 def vocabulary(model: str) -> dict[str, int] | None:

@@ -92,9 +92,8 @@ def algorithm_configs(
         options = read(kind.Options, {**also, **given}, where)
         if ours.enabled:
             read_by |= fields
-            collects = not getattr(options, "online", False) and getattr(options, "preferences", None) is None
-            draws = kind.on_policy and not getattr(options, "greedy", False)
-            found.append(AlgorithmConfig(name, algorithm, options, bool(kind.guided), bool(draws), collects))
+            made = kind(options)
+            found.append(AlgorithmConfig(name, algorithm, options, made.guided, made.draws, made.collects))
     for where, key in ((where, key) for where, several in shared.items() for key in several):
         if found and key not in read_by:
             raise UsageError(f"{where}.{key}: none of {', '.join(each.name for each in found)} reads it")
@@ -124,7 +123,7 @@ class Settings:
         rounds_of_training: how many rounds of collecting, training and evaluating.
         parallel_generation: a round's data is collected by several jobs side by side.
         async_rounds: the data of the next round is collected while this one trains, with the policy before; for
-            algorithms whose data may come from another policy (``plan.OFF_POLICY``). It changes results.
+            algorithms whose data may come from another policy (``Algorithm.off_policy``). It changes results.
         job_priority: dotted name of a function: ``rounds.priority.JobDescription`` -> int, higher first; None: earlier
             rounds first.
         resume_from: the folder of a run that goes on, as ``--resume``.

@@ -24,7 +24,7 @@ from gpuherd import __version__
 from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
-from gpuherd.posttrain.eval.results import About
+from gpuherd.posttrain.eval.results import REFERENCE, About
 from gpuherd.posttrain.rewards.function import FunctionTask
 from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory, RunRecord, read_policy, write_policy
 from gpuherd.posttrain.runs.plan import Phase, Step
@@ -186,6 +186,7 @@ def _training(work: Work) -> Training:
     models = {"policy": work.policy, "reference": work.reference}
     if work.choice.guided and value_model is not None:
         models["value_model"] = Policy(value_model)
+    models |= {each: Policy(each) for each in work.choice.make().frozen_models}
     return Training(
         task=work.task,
         problems=work.problems,
@@ -235,7 +236,7 @@ def evaluate(work: Work) -> dict[str, Any]:
         about=About(step.algorithm, step.dataset, name, step.family, step.round, settings.training.seed),
         policy=work.policy,
         reference=work.reference,
-        task=work.task,
+        task=work.task if step.algorithm == REFERENCE else work.choice.make().evaluated(work.task),
         folder=work.folder.result(step.algorithm, step.family, step.dataset, step.round, name),
         root=work.folder.root,
         options=settings.evaluation.options(settings.data_collection.seed),

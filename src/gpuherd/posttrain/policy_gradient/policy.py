@@ -1,22 +1,87 @@
-"""The policy in training mode, and the reference that it must not go far from. Imports torch inside functions only."""
+"""The policy in training: loaded with what is trained, perhaps with a value head, beside its reference, and saved as a
+whole or not at all.
+
+Imports torch: imported only where a model is trained.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuherd.errors import UsageError, naming_extras
+import torch
+from torch import Tensor, nn
+
+from gpuherd import atomic
+from gpuherd.errors import BadModel, UsageError, naming_extras
+from gpuherd.posttrain.engine.fit import save_model
 from gpuherd.posttrain.engine.options import Lora
 from gpuherd.posttrain.engine.strategies import without_dropout
-from gpuherd.posttrain.policy_gradient.forward import weighed
+from gpuherd.posttrain.engine.trainee import Trainee
+from gpuherd.posttrain.policy_gradient.algorithm import MODEL
+from gpuherd.posttrain.policy_gradient.forward import score_rollouts
 from gpuherd.posttrain.rollout.loading import LoadedModel, load_anew, load_frozen
 from gpuherd.posttrain.types import Policy, Precision, Rollout
 
 logger = logging.getLogger(__name__)
+
+CRITIC = "critic"  # the folder of the value head, beside the model
+_FILE = "value_head.safetensors"
+
+
+class ValuedPolicy(nn.Module):
+    """A causal model (transformers' or PEFT's) and a linear value head over its last hidden states, in float32.
+
+    The head begins at 0: every value is 0, and the first advantages are the rewards themselves.
+    """
+
+    def __init__(self, policy: Any):
+        super().__init__()
+        self.policy = policy
+        inner = policy.get_base_model() if hasattr(policy, "peft_type") else policy
+        width = inner.config.get_text_config(decoder=True).hidden_size
+        self.value_head = nn.Linear(width, 1, device=inner.get_input_embeddings().weight.device, dtype=torch.float32)
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
+
+    @property
+    def config(self) -> Any:
+        """The policy's."""
+        return self.policy.config
+
+    def forward(self, **words: Any) -> tuple[Tensor, Tensor]:
+        """Logits as the policy makes them, and the value at every token read, (rows, tokens): of what is to come
+        behind it."""
+        made = self.policy(**words, output_hidden_states=True)
+        states = made.hidden_states[-1]
+        with torch.autocast(states.device.type, enabled=False):
+            # Its weight is float32, unless FSDP computes in another dtype.
+            return made.logits, self.value_head(states.to(self.value_head.weight.dtype))[..., 0]
+
+
+def save_value_head(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """Writes the head, of the weights of a ``ValuedPolicy``, into a folder."""
+    from safetensors.torch import save_file
+
+    prefix = "value_head."
+    save_file(
+        {name.removeprefix(prefix): each for name, each in state.items() if name.startswith(prefix)}, folder / _FILE
+    )
+
+
+def load_value_head(module: ValuedPolicy, folder: Path) -> None:
+    """Gives the module the head that was saved in a folder. Raises BadModel for one of another width."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        module.value_head.load_state_dict(load_file(folder / _FILE))
+    except (RuntimeError, OSError, SafetensorError) as problem:
+        raise BadModel(f"{folder / _FILE} is no value head of this model: {problem}") from None
 
 
 def load_for_training(
@@ -91,7 +156,7 @@ class Reference:
     def log_probs(self, rollouts: Sequence[Rollout], temperature: float, rows: int) -> list[list[float]]:
         """Of all tokens behind the prompts, at the sampling temperature."""
         with self.module.disable_adapter() if self.shared else nullcontext(), evaluating(self.module):
-            return weighed(self.module, rollouts, temperature, self.device, rows)[0]
+            return score_rollouts(self.module, rollouts, temperature, self.device, rows)[0]
 
 
 def reference_of(reference: Policy, policy: Policy, trained: Any, precision: Precision, device: str) -> Reference:
@@ -112,3 +177,22 @@ def evaluating(module: Any) -> Iterator[None]:
         yield
     finally:
         module.train(training)
+
+
+def critic_before(policy: Policy) -> Path | None:
+    """The folder of the value head that was trained with a policy; None where there is none."""
+    folder = Path(policy.adapter or policy.model)
+    critic = folder.parent / CRITIC
+    return critic if folder.name == MODEL and critic.is_dir() else None
+
+
+def save_policy(folder: Path, trainee: Trainee, tokenizer: Any) -> None:
+    """Writes ``folder/model`` (as transformers or PEFT save it, with the tokenizer), and ``folder/critic`` before it
+    where a value head was trained. All processes call it together. Raises CannotWrite."""
+    valued = isinstance(trainee.plain, ValuedPolicy)
+    if valued:
+        state = trainee.full_state()
+        if trainee.world.is_main:
+            with atomic.atomic_folder(folder / CRITIC) as critic:
+                save_value_head(critic, state)
+    save_model(trainee, folder / MODEL, tokenizer, part="policy" if valued else "")

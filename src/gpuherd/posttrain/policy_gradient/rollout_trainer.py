@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,19 +23,25 @@ from gpuherd.posttrain.engine.curves import Curves
 from gpuherd.posttrain.engine.options import StepOptions, Stopped
 from gpuherd.posttrain.engine.trainee import StepFigures, Trainee
 from gpuherd.posttrain.engine.world import World
-from gpuherd.posttrain.policy_gradient.batch import batch_of
-from gpuherd.posttrain.policy_gradient.figures import figures_of
-from gpuherd.posttrain.policy_gradient.forward import forward, weighed
-from gpuherd.posttrain.policy_gradient.loading import Reference, evaluating, load_for_training, reference_of
+from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, Hooks, SamplingOptions, plain_roll
+from gpuherd.posttrain.policy_gradient.forward import batch_of, forward, score_rollouts
 from gpuherd.posttrain.policy_gradient.objective import Objective
-from gpuherd.posttrain.policy_gradient.options import ASKED_AT_ONCE, Hooks, PolicyOptions, plain_roll
-from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, grouped, plan_of
-from gpuherd.posttrain.policy_gradient.saving import critic_before, save_policy
+from gpuherd.posttrain.policy_gradient.plan import Plan, digest_of, figures_of, grouped, plan_of
+from gpuherd.posttrain.policy_gradient.policy import (
+    Reference,
+    ValuedPolicy,
+    critic_before,
+    evaluating,
+    load_for_training,
+    load_value_head,
+    reference_of,
+    save_policy,
+)
 from gpuherd.posttrain.rollout.sampler import Sampler
-from gpuherd.posttrain.types import Rollout, Row, Training
+from gpuherd.posttrain.types import Problem, Rollout, Row, Training
 
 
-class Learner:
+class RolloutTrainer:
     """A training at work; a context manager that saves the policy at its end.
 
     Attributes:
@@ -49,30 +55,36 @@ class Learner:
     def __init__(
         self,
         work: Training,
-        options: PolicyOptions,
+        options: SamplingOptions,
         name: str,
         *,
+        online: bool,
+        kl_coef: float,
         passes: int = 1,
         valued: bool = False,
         greedy: bool = False,
+        identity: Mapping[str, Any] | None = None,
     ):
         """Loads policy and reference, and goes on from the newest checkpoint. Raises what loading raises, UsageError
         for a checkpoint of another training.
 
         Args:
+            online: the training samples; False: it learns from the rows that were collected.
+            kl_coef: above 0 a reference is loaded.
             passes: how often each step's rollouts are gone over.
             valued: the policy gets a value head.
             greedy: the most probable answer is taken, and none is drawn.
+            identity: what else decides what is learnt.
         """
         import torch
 
-        self.work, self.options = work, options
+        self.work, self.options, self.online = work, options, online
         self.world = World.from_environment(work.device)
         self.device, self.temperature = self.world.device, work.sampling.temperature
         self._hooks: Hooks = work.extra.get("hooks") or Hooks(save_every=options.save_every)
         self._steps: StepOptions = work.steps or StepOptions()
         self._greedy = greedy
-        self._collected = [] if options.online else grouped(_rollouts(work.rows[-1] if work.rows else ()))
+        self._collected = [] if online else grouped(_rollouts(work.rows[-1] if work.rows else ()))
         self.plan = self._planned(passes)
         torch.manual_seed(work.seed)  # of a new adapter, and of dropout
         sharded = self._steps.shards
@@ -82,8 +94,6 @@ class Learner:
         self._policy = loaded.module
         module = loaded.module
         if valued:
-            from gpuherd.posttrain.policy_gradient.value_head import ValuedPolicy, load_value_head
-
             module = ValuedPolicy(loaded.module)
             if (critic := critic_before(work.policy)) is not None:
                 load_value_head(module, critic)
@@ -96,13 +106,16 @@ class Learner:
             amp_dtype=work.precision.amp_dtype,
         )
         self._reference: Reference | None = None
-        if options.kl_coef > 0:
+        if kl_coef > 0:
             self._reference = reference_of(work.reference, work.policy, self._policy, work.precision, self.device)
         self.sampler = Sampler.over(
             self._policy, loaded.tokenizer, work.sampling, device=self.device, amp_dtype=work.precision.amp_dtype
         )
         self._checkpoints = Checkpoints(
-            work.folder / "checkpoints", self.world, identity=self._identity(name), keep=self._hooks.keep
+            work.folder / "checkpoints",
+            self.world,
+            identity={**self._identity(name), **(identity or {})},
+            keep=self._hooks.keep,
         )
         restored = self._checkpoints.restore(self.trainee)
         self.kept: Mapping[str, Any] = {} if restored is None else restored.extra
@@ -142,42 +155,56 @@ class Learner:
 
     def rollouts(self, step: int) -> list[Rollout]:
         """The rollouts of a step, of all processes, in the same order in each."""
-        units = self.plan.units(step)
-        if not self.options.online:
-            return [each for unit in units for each in self._collected[unit]]
+        if not self.online:
+            return [each for unit in self.plan.units(step) for each in self._collected[unit]]
+        return self.sampled(step, self.problems(step))
+
+    def problems(self, step: int) -> list[Problem]:
+        """The problems of a step that samples."""
+        return [self.work.problems[unit] for unit in self.plan.units(step)]
+
+    def sampled(self, step: int, problems: Sequence[Problem]) -> list[Rollout]:
+        """Answers of the policy as it is to these problems, of all processes, in the same order in each."""
         roll = self._hooks.roll or plain_roll(self.work.task, self.work.reward_batch_size, greedy=self._greedy)
-        mine = self.world.share([self.work.problems[unit] for unit in units])
+        mine = self.world.share(problems)
         stream = f"round {self.work.round} step {step}"
         with self._whole():
             made = roll(self.sampler, mine, self.options.samples_per_prompt, stream) if mine else []
         found = {(each.problem, each.sample): each for share in self.world.gather(made) for each in share}
         samples = range(self.options.samples_per_prompt)
-        return [found[self.work.problems[unit].id, sample] for unit in units for sample in samples]
+        return [found[each.id, sample] for each in problems for sample in samples]
 
     def mine(self, rollouts: Sequence[Rollout]) -> list[int]:
         """The places of the rollouts that this process learns from."""
         return list(self.world.share(range(len(rollouts))))
 
-    def weighed(self, rollouts: Sequence[Rollout]) -> tuple[list[list[float]], list[list[float]]]:
+    def of_all(self, mine: Sequence[float], count: int) -> list[float]:
+        """Numbers of all ``count`` rollouts, in their order, of those that each process has of ``mine``."""
+        found = [0.0] * count
+        for rank, each in enumerate(self.world.gather(list(mine))):
+            found[rank :: self.world.size] = each
+        return found
+
+    def score(self, rollouts: Sequence[Rollout]) -> tuple[list[list[float]], list[list[float]]]:
         """Log-probs of this process's rollouts under the policy as it is, and values, where it has a value head."""
         with self._whole(), evaluating(self.trainee.plain), self._autocast():
-            return weighed(self.trainee.plain, rollouts, self.temperature, self.device, self._rows)
+            return score_rollouts(self.trainee.plain, rollouts, self.temperature, self.device, self._rows)
 
-    def referred(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
+    def ref_logprobs(self, rollouts: Sequence[Rollout]) -> list[list[float]]:
         """Log-probs of this process's rollouts under the reference; empty lists where ``kl_coef`` is 0."""
         if self._reference is None:
             return [[] for _ in rollouts]
         with self._whole() if self._reference.shared else nullcontext(), self._autocast():
             return self._reference.log_probs(rollouts, self.temperature, self._rows)
 
-    def when_drawn(self, step: int, rollouts: Sequence[Rollout]) -> Sequence[Sequence[float | None] | None]:
+    def old_logprobs(self, step: int, rollouts: Sequence[Rollout]) -> Sequence[Sequence[float | None] | None]:
         """Log-probs of this process's rollouts under the policy that drew them, before it learns from them: as they
         were recorded, where they were collected. None each where a step has one update alone: it is its own."""
-        if not self.options.online:
+        if not self.online:
             return [each.log_probs for each in rollouts]
         if self.plan.updates_of(step) == 1:
             return [None] * len(rollouts)
-        return self.weighed(rollouts)[0]
+        return self.score(rollouts)[0]
 
     def objective(self, **how: Any) -> Objective:
         """The loss of the policy in training; ``how``: what ``Objective`` asks for besides."""
@@ -201,7 +228,7 @@ class Learner:
         step: int,
         rollouts: Sequence[Rollout],
         learnt: Sequence[StepFigures],
-        figures: Mapping[str, float],
+        figures: Mapping[str, float | None],
         keep: Mapping[str, Any],
     ) -> None:
         """Ends a step: its figures, an evaluation and a checkpoint where they are due.
@@ -229,13 +256,13 @@ class Learner:
 
     @property
     def _rows(self) -> int:
-        """Rollouts that are weighed at once."""
+        """Rollouts that are scored at once."""
         return ASKED_AT_ONCE * self._steps.micro_batch_size
 
     def _planned(self, passes: int) -> Plan:
         options = self.options
         samples = options.samples_per_prompt
-        sizes = [samples] * len(self.work.problems) if options.online else [len(each) for each in self._collected]
+        sizes = [samples] * len(self.work.problems) if self.online else [len(each) for each in self._collected]
         return plan_of(
             sizes,
             batch_size=options.batch_size,
@@ -251,7 +278,7 @@ class Learner:
         work = self.work
         return {
             "algorithm": name,
-            "options": {name: each for name, each in asdict(self.options).items() if name != "save_every"},
+            "options": deciding(self.options),
             "policy": work.named(work.policy),
             "reference": work.named(work.reference),
             DIGESTS: dict(work.digests),
@@ -283,6 +310,13 @@ class Learner:
         amp = self.work.precision.amp_dtype
         dtype = None if amp is None else getattr(torch, amp)
         return torch.autocast(self.device.partition(":")[0], dtype, enabled=dtype is not None)
+
+
+def deciding(options: SamplingOptions) -> dict[str, Any]:
+    """The options that decide what is learnt, as checkpoints of all versions know them."""
+    values = asdict(options)
+    later = {each.name for each in fields(options) if each.metadata.get("later") and values[each.name] == each.default}
+    return {name: each for name, each in values.items() if name != "save_every" and name not in later}
 
 
 def _rollouts(rows: Sequence[Row]) -> list[Rollout]:
