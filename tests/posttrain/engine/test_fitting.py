@@ -174,6 +174,8 @@ with World.from_environment("cpu"):
     )
     adapter = Lora(r=4, target_modules=("q_proj", "up_proj"))
     DPO(DPO.Options(**words, lora=adapter)).train(training(model, comparisons(), folder / "adapter", steps=steps))
+    one = DPO.Options(**{**words, "batch_size": 1, "max_steps": 3}, rpo_weight=1.0)  # nothing for the second process
+    DPO(one).train(training(model, comparisons(), folder / "lonely", steps=steps))
     DPO(DPO.Options(**{**words, "batch_size": 5})).train(training(model, comparisons(), folder / "uneven", steps=steps))
 """
 
@@ -220,7 +222,7 @@ def test_two_processes_are_one(policy_model: Path, tmp_path: Path) -> None:
     for strategy, several in (("single", []), ("ddp", torchrun), ("fsdp", torchrun)):
         told = [str(script), str(policy_model), str(tmp_path / strategy), strategy]
         subprocess.run([sys.executable, *several, *told], check=True, env={**os.environ, **ENVIRONMENT})
-    steps = {"rpo": 6, "behavioral_cloning": 5, "combined": 5, "reward": 4, "adapter": 6, "uneven": 5}
+    steps = {"rpo": 6, "behavioral_cloning": 5, "combined": 5, "reward": 4, "adapter": 6, "lonely": 3, "uneven": 5}
     for part, many in steps.items():
         one = read_curves(tmp_path / "single" / part)
         assert len(one) == many

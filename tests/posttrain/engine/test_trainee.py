@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Strategy
 from gpuherd.posttrain.engine.strategies import transformer_layers
-from gpuherd.posttrain.engine.trainee import MicroBatch, NotFinite, cuts, passes, pieces_needed
+from gpuherd.posttrain.engine.trainee import Loss, MicroBatch, NotFinite, cuts, passes, pieces_needed
 from gpuherd.posttrain.engine.world import World
 
 ADAMW = OptimiserOptions(0.05, weight_decay=0.1, max_grad_norm=0.5)
@@ -111,6 +111,30 @@ def test_where_memory_runs_out_the_step_is_done_with_half(caplog: pytest.LogCapt
     assert figures.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-5)
     assert figures.micro_batch == 2 and limited.seen == [8, 4, 2, 2, 2, 2]
     assert "memory ran out with 8 items at once; going on with 4" in caplog.text
+
+
+@pytest.mark.parametrize("micro", [1, 3, 8])
+def test_figures_are_means_over_the_step_however_it_is_cut(micro: int) -> None:
+    """Where memory runs out in the midst of a step, what was added up before does not count."""
+    one = trainee(steps=StepOptions(micro_batch_size=micro, dynamic_batch_size=True))
+    limited, batch = Full(one.plain, most=2), items(8)
+    second = [each for each in batch if each.label]  # a figure of some items alone
+
+    def loss(some: Sequence[Item]) -> Loss:
+        counted = [each for each in some if each.label]
+        figures: dict[str, Any] = {
+            "weight": (torch.tensor(weight(some)), len(some)),
+            "label": (sum(each.label for each in counted), len(counted)),
+            "never": (0.0, 0),
+        }
+        return Loss(limited(some), figures)
+
+    means = one.step(batch, loss, weight).means
+    assert means == {
+        "weight": pytest.approx(weight(batch) / 8),
+        "label": pytest.approx(sum(each.label for each in second) / len(second)),
+    }
+    assert one.step(batch, limited, weight).means == {}
 
 
 def test_without_dynamic_batch_size_it_is_told() -> None:
