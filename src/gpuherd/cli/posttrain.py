@@ -58,8 +58,7 @@ def run_posttrain(args: argparse.Namespace) -> int:
     console = console_for(args)
     if args.test_setup:
         return _test_setup(args, options, console)
-    from gpuherd.posttrain.runs.experiment import as_json
-    from gpuherd.posttrain.runs.guide_names import experiment_of
+    from gpuherd.posttrain.runs.experiment import as_json, experiment_of
 
     simulate = args.simulate is not None
     experiment = experiment_of(args.overrides, options, console=console, simulate=simulate, engine_is_said=True)
