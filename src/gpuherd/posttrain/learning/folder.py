@@ -95,7 +95,7 @@ _FREE_INSIDE = {
 def look_over(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> None:
     """Checks that the folder is free for this training, or holds it already. Writes nothing.
 
-    Raises UsageError: another training lies there, or this one without ``resume``, or something else.
+    Raises UsageError: the folder holds another training, or this one without ``resume``, or something else.
     """
     if folder.config.exists():
         if not resume:
@@ -111,7 +111,7 @@ def look_over(folder: TrainDirectory, config: TrainConfig, *, resume: bool) -> N
 
 
 def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool, simulate: bool = False) -> None:
-    """Begins the folder, or goes on with it. Raises as ``look_over``, and CannotWrite.
+    """Begins the folder, or resumes it. Raises as ``look_over``, and CannotWrite.
 
     Args:
         simulate: its GPUs are simulated, which is recorded.

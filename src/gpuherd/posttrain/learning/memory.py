@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gpuherd.batch.options import RunOptions
 from gpuherd.errors import JobCannotFit
 from gpuherd.jobs.gpu.watch import GpuWatch
 from gpuherd.models.describe.reading import read_for_training
 from gpuherd.models.memory.kv_cache import MIB, Workload
-from gpuherd.models.memory.training_job import LoraShape, Method, Optimiser, Strategy, TrainingJob, TrainingPrecision
+from gpuherd.models.memory.training_job import Method, TrainingJob
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.inventory import idle_gpus
 from gpuherd.models.place.resources import read_with_precision, resources_of
 from gpuherd.models.place.training import TrainingRefusal, make_training_plan
-from gpuherd.posttrain.engine.options import Sharding
 from gpuherd.posttrain.learning.config import TrainConfig
-from gpuherd.posttrain.learning.options import model_of, precision_of, rows_of_a_step, sampling_of, steps_of
-from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE
+from gpuherd.posttrain.learning.options import (
+    algorithm_options,
+    model_of,
+    on_policy,
+    precision_of,
+    rows_of_a_step,
+    sampling_of,
+    steps_of,
+)
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths
+from gpuherd.posttrain.runs.memory import training_job
+from gpuherd.posttrain.runs.plan import StepRequest
 from gpuherd.units import gib
 
 logger = logging.getLogger(__name__)
@@ -30,20 +38,7 @@ logger = logging.getLogger(__name__)
 _BOUNDLESS = 1 << 60
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What a training takes of each GPU.
-
-    Attributes:
-        memory_mb: free memory on each.
-        sentence: in words.
-    """
-
-    memory_mb: int
-    sentence: str
-
-
-def need_of(config: TrainConfig, cards: Sequence[GpuSpec], world_size: int, lengths: Lengths = UNKNOWN) -> Need:
+def need_of(config: TrainConfig, cards: Sequence[GpuSpec], world_size: int, lengths: Lengths = UNKNOWN) -> StepRequest:
     """What each of so many processes takes of its GPU.
 
     Args:
@@ -72,7 +67,7 @@ def need_of(config: TrainConfig, cards: Sequence[GpuSpec], world_size: int, leng
         alone = resources_of(architecture, precision, load, known, parallel="replica", most=1).memory_mb
         if alone > memory:
             memory, said = alone, f"{load.batch} answers at once of {architecture.model}, beside {said}"
-    return Need(memory, f"{said}: {gib(memory * MIB)} on each GPU")
+    return StepRequest(here, memory, f"{said}: {gib(memory * MIB)} on each GPU")
 
 
 def foretell(config: TrainConfig, here: int, world_size: int, lengths: Lengths = UNKNOWN) -> None:
@@ -101,43 +96,22 @@ def job_of(
         precision: how trained weights lie in memory.
         frozen: the same of those that no step changes, under an adapter or of the reference; None: as trained ones.
     """
-    told, model, steps = config.training, config.model, steps_of(config, world_size)
-    online = told.algorithm in ("ppo", "grpo")
-    held = precision if frozen is None else frozen
-    kl = config.ppo.kl_coef if told.algorithm == "ppo" else config.grpo.kl_coef
-    free = config.dpo.reference_free if told.algorithm == "dpo" else not (online and kl > 0)
-    return TrainingJob(
-        method=Method(told.algorithm),
-        strategy=Strategy(steps.strategy),
-        precision=_training_precision(config, precision),
-        optimiser=Optimiser(told.optimizer),
-        lora=LoraShape(model.lora_r, model.lora_target_modules or ("all-linear",)) if model.use_lora else None,
-        base=held if model.use_lora else None,
-        batch=steps.micro_batch_size,
+    told, model = config.training, config.model
+    options = algorithm_options(config, told.num_rollouts_per_iteration)  # as if there were enough problems
+    return training_job(
+        Method(told.algorithm),
+        options,
+        steps_of(config, world_size),
+        processes=world_size,
+        sequences=rows_of_a_step(config),
+        precision=precision,
+        frozen=precision if frozen is None else frozen,
+        loaded=precision_of(config),
         prompt_tokens=lengths.prompt,
         new_tokens=lengths.answer or lengths.turns * min(model.max_new_tokens, told.max_episode_length),
-        accumulation=-(-rows_of_a_step(config) // (world_size * steps.micro_batch_size)),
-        samples=config.grpo.group_size,
-        checkpointing=model.gradient_checkpointing,
-        attention="eager" if model.attn_implementation == "eager" else "sdpa",
-        reference=None if told.algorithm == "sft" else not free,
-        reference_in=held,
-        wide=model.use_lora and held is not precision and not steps.shards,
-        sampled=_sampled(config, world_size) if online else None,
-        weighed=ASKED_AT_ONCE if online and (kl > 0 or _updates_often(config)) else 0,
-        gathers=online,
-        reshard=config.distributed.fsdp_sharding_strategy == Sharding.FULL_SHARD,
-        bucket_view=True,
+        sampled=_sampled(config, world_size),
+        weighs=on_policy(config) and (options.kl_coef > 0 or _updates_often(config)),
     )
-
-
-def _training_precision(config: TrainConfig, precision: Precision) -> TrainingPrecision:
-    mixed = config.training.use_bf16 or config.training.use_fp16
-    if precision is Precision.FP32:
-        return TrainingPrecision.MIXED if mixed else TrainingPrecision.FP32
-    if config.model.use_lora and mixed:
-        return TrainingPrecision.MIXED
-    return TrainingPrecision.BF16
 
 
 def _sampled(config: TrainConfig, world_size: int) -> int:

@@ -258,7 +258,7 @@ def placed(config: TrainConfig, where: Where, engine: str = LOCAL) -> TrainConfi
     ``--gpu-ids`` and ``--num-gpus`` stand above both keys of the file, and ``enabled`` follows them.
 
     Args:
-        engine: what starts the machines. Only where that is the user, one by one, they must be told of each other.
+        engine: what starts the machines. Only where that is the user, one by one, each needs the address of the others.
 
     Raises UsageError.
     """

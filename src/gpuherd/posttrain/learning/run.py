@@ -44,7 +44,7 @@ from gpuherd.models.place.inventory import idle_gpus, node_gpus
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.config_file import read_config
 from gpuherd.posttrain.learning.folder import TrainDirectory, look_over, prepare, refuse_another
-from gpuherd.posttrain.learning.memory import Need, need_of
+from gpuherd.posttrain.learning.memory import need_of
 from gpuherd.posttrain.learning.options import (
     Processes,
     check_port,
@@ -60,6 +60,7 @@ from gpuherd.posttrain.learning.preflight import check_data
 from gpuherd.posttrain.rollout.lengths import Texts, check_lengths, lengths_of
 from gpuherd.posttrain.runs.launch import environment, job_environment
 from gpuherd.posttrain.runs.options import TrainOptions
+from gpuherd.posttrain.runs.plan import StepRequest
 
 _LOOK_S = 0.2
 _SHOW_AFTER_S = 2.0
@@ -83,7 +84,7 @@ class Plan:
     folder: TrainDirectory
     processes: Processes
     on_cpu: bool
-    need: Need | None
+    need: StepRequest | None
     argv: Sequence[str]
     engine: str = LOCAL
     asks: str | None = None
@@ -157,11 +158,11 @@ class TrainRun:
             MissingModel, BadModel, CannotWrite, QueueBusy.
         """
         config, folder = self._config()
-        self._refuse_other_hands(folder)
+        self._refuse_other_engine(folder)
         if folder.done.exists() and folder.config.exists() and self.options.resume:
             refuse_another(folder, config)
             self.summary = folder.summary()
-            self._tell([f"the training in {folder.root} has ended; nothing is left to do"])
+            self._print([f"the training in {folder.root} has ended; nothing is left to do"])
             return ExitCode.OK
         processes = processes_of(config)
         steps_of(config, processes.size)
@@ -175,9 +176,9 @@ class TrainRun:
         waiter, need, on_cpu = self._waiter(config, processes, texts)
         argv = command(processes, config, folder.root, on_cpu=on_cpu)
         self.plan = Plan(config, folder, processes, on_cpu, need, argv, source=_source(texts), short=short)
-        self._tell(self.plan.lines())
+        self._print(self.plan.lines())
         if self.options.dry_run:
-            self._tell(["nothing was started"])
+            self._print(["nothing was started"])
             return ExitCode.OK
         first = config.distributed.node_rank == 0  # the folder is the first machine's business
         if first:
@@ -191,7 +192,7 @@ class TrainRun:
             folder.stop.unlink(missing_ok=True)  # of a start before
         code = self._started(self.plan, taken)
         self.summary = folder.summary()
-        self._tell(self._end(code, folder))
+        self._print(self._end(code, folder))
         return code
 
     def _on_a_cluster(self, config: TrainConfig, folder: TrainDirectory, processes: Processes) -> int:
@@ -208,12 +209,12 @@ class TrainRun:
         short, source = _short(texts, config), _source(texts)
         self.plan = Plan(config, folder, processes, processes.on_cpu, need, argv, engine, source=source, short=short)
         job = job_of(config, processes, argv, folder)
-        self._tell([*self.plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
+        self._print([*self.plan.lines(), *([] if unknown is None else [f"whether it fits isn't known: {unknown}"])])
         if self.options.dry_run:
-            asks, never = asked(job, options)
+            asks, never = engine_request(job, options)
             self.plan = replace(self.plan, asks=asks, never=never)
             reasons = [] if never is None else [f"never: {never}"]
-            self._tell([f"asks {engine} for {asks}", *reasons, "nothing was started"])
+            self._print([f"asks {engine} for {asks}", *reasons, "nothing was started"])
             return ExitCode.OK if never is None else ExitCode.FAILED
         look_over(folder, config, resume=self.options.resume)
 
@@ -225,7 +226,7 @@ class TrainRun:
         code = code_of(outcome)
         self.summary = folder.summary()
         told = "cancelled" if outcome.cancelled else "stopped" if outcome.waiting else None
-        self._tell(self._end(code, folder, told))
+        self._print(self._end(code, folder, told))
         return code
 
     def _is_inside(self, processes: Processes, config: TrainConfig, folder: TrainDirectory) -> bool:
@@ -242,7 +243,7 @@ class TrainRun:
         )
         return place_inside(lambda: [wanted], options.dispatch, RunDirectory(folder.root)) is not None
 
-    def _refuse_other_hands(self, folder: TrainDirectory) -> None:
+    def _refuse_other_engine(self, folder: TrainDirectory) -> None:
         """Raises UsageError where the training is in the hands of another engine than is asked for now."""
         run = RunDirectory(folder.root)
         if run.queue.exists():
@@ -265,7 +266,7 @@ class TrainRun:
 
     def _waiter(
         self, config: TrainConfig, processes: Processes, texts: Texts | None
-    ) -> tuple[Waiter | None, Need | None, bool]:
+    ) -> tuple[Waiter | None, StepRequest | None, bool]:
         """Who takes the GPUs, what is needed of each, and whether it computes on the CPU."""
         if processes.on_cpu:
             return None, None, True
@@ -279,14 +280,14 @@ class TrainRun:
                     f"{processes.here} GPUs are asked for, and here are none ({watch.problem}); train on the CPU by "
                     "--device cpu"
                 )
-            self._tell([f"no GPUs: {watch.problem}; training on the CPU"])
+            self._print([f"no GPUs: {watch.problem}; training on the CPU"])
             return None, None, True
         if len(watch.gpus) < processes.here:
             raise JobCannotFit(f"{processes.here} GPUs are asked for, and this machine has {len(watch.gpus)} for us")
         lengths = lengths_of(texts, model_of(config), chat=config.model.use_chat_template)
         need = need_of(config, idle_gpus(watch.gpus), processes.size, lengths)
         wanted = self.options.run_options(processes.here, processes.gpu_ids, need.memory_mb)
-        return Waiter(wanted, lambda sentence: self._tell([sentence]), self.settings), need, self.simulate
+        return Waiter(wanted, lambda sentence: self._print([sentence]), self.settings), need, self.simulate
 
     def _started(self, plan: Plan, taken: Taken) -> int:
         """The processes' exit code, or that of the signal by which we were asked to end."""
@@ -312,10 +313,10 @@ class TrainRun:
                     lease.close()
 
     def _end(self, code: int, folder: TrainDirectory, ended: str | None = None) -> list[str]:
-        """What is told last. ``ended``: a word for an end that is no failure."""
+        """The last lines. ``ended``: a word for an end that is no failure."""
         if code == ExitCode.OK and self.summary is not None:
             last = self.summary.get("last", {})
-            return [f"at the end: {told_figures(last)}"]  # the worker has said how long it took, and where the model is
+            return [f"at the end: {last_figures(last)}"]  # the worker has said how long it took, and where the model is
         if ended is None and code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
             ended = "stopped"
         if ended is not None:
@@ -323,7 +324,7 @@ class TrainRun:
             return [f"{ended}: gpuherd train --resume --output {folder.root}{engine} goes on from there"]
         return [f"the training has failed (exit code {code}); see {folder.run_log}"]
 
-    def _tell(self, lines: Sequence[str]) -> None:
+    def _print(self, lines: Sequence[str]) -> None:
         for line in lines:
             self.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
@@ -343,10 +344,10 @@ def _short(texts: Texts | None, config: TrainConfig) -> str | None:
 _TOLD = ("loss", "reward", "correct", "kl", "learning_rate")
 
 
-def told_figures(last: Mapping[str, float]) -> str:
-    """A training's last figures, those that are told when it ends.
+def last_figures(last: Mapping[str, float]) -> str:
+    """A training's last figures, those that are printed when it ends.
 
-    >>> told_figures({"reward": 0.9375, "kl": -4e-08, "updates": 3.0})
+    >>> last_figures({"reward": 0.9375, "kl": -4e-08, "updates": 3.0})
     'reward 0.9375, kl 0'
     """
     shown = {name: beyond_rounding(value) if name == "kl" else value for name, value in last.items() if name in _TOLD}
@@ -441,7 +442,7 @@ def job_of(config: TrainConfig, processes: Processes, argv: Sequence[str], folde
     )
 
 
-def asked(job: Job, options: DispatchOptions) -> tuple[str, str | None]:
+def engine_request(job: Job, options: DispatchOptions) -> tuple[str, str | None]:
     """What the engine would be asked for, for people, and why it can never give it, None where it can. Raises as
     ``Engine.check``."""
     (never,) = feasibility.never([job], options)

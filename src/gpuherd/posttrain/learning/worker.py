@@ -103,7 +103,7 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: StopReques
         asked.listen(folder.stop)
         if world.is_main:
             stack.enter_context(logged_to(folder.run_log, shown=True))
-            if asked.alone and (warning := options.cut(config)) is not None:  # gpuherd train has told its own
+            if asked.alone and (warning := options.cut(config)) is not None:  # gpuherd train has printed it
                 logger.warning("%s", warning)
             if asked.alone and world.device != "cpu":
                 from gpuherd.posttrain.learning.memory import foretell
@@ -118,8 +118,8 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: StopReques
 def _begun(
     config: TrainConfig | None, args: argparse.Namespace, stack: ExitStack, asked: StopRequest
 ) -> tuple[TrainConfig, TrainDirectory, Lengths] | GpuherdError:
-    """The configuration, the folder locked and prepared, and how long what is learnt from is, where nobody has looked
-    before; or what is wrong, for all to say."""
+    """The configuration, the folder locked and prepared, and how long what is learnt from is, where that was not
+    read before; or what is wrong, for all to say."""
     lengths = UNKNOWN
     try:
         if config is None:
@@ -291,7 +291,7 @@ def _evaluated(
 def finish(
     config: TrainConfig, folder: TrainDirectory, world: World, policy: Policy, seconds: float
 ) -> Mapping[str, Any]:
-    """Writes what is told at the end; done.json last, and when it is there checkpoints go. Raises CannotWrite."""
+    """Writes the summary; done.json last, and when it is there checkpoints go. Raises CannotWrite."""
     memory = memory_summary(of_world(world))
     lines = read_curves(folder.root) if world.is_main else []
     summary: dict[str, Any] = {

@@ -11,6 +11,7 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.data.options import REWARD_TIMEOUT_S
+from gpuherd.posttrain.engine.options import Strategy
 from gpuherd.posttrain.eval.results import EvaluationOptions
 from gpuherd.posttrain.types import BackendName, Precision, Sampling
 from gpuherd.runs.records import jsonable
@@ -51,6 +52,7 @@ class System:
         amp_dtype: of autocast while training, over weights in float32; None: none.
         clear_cache_interval: the GPU's cache is cleared every so many steps of a training; None: never.
         use_parallel_execution: False: one job at a time.
+        strategy: of trainings on several GPUs (``algos.NAME.gpus``), where the algorithm's block sets none.
     """
 
     attn_impl: Literal["eager", "sdpa", "flash_attention_2"] = "eager"
@@ -58,6 +60,11 @@ class System:
     amp_dtype: Dtype | None = None
     clear_cache_interval: int | None = 10
     use_parallel_execution: bool = True
+    strategy: Strategy = Strategy.DDP
+
+    def __post_init__(self) -> None:
+        if self.strategy == Strategy.SINGLE:
+            raise UsageError("strategy=single: of trainings on several GPUs it is ddp or fsdp")
 
     @property
     def precision(self) -> Precision:
@@ -101,7 +108,7 @@ class DataCollection:
 
     Attributes:
         samples_per_example, bradley_terry_sampling, bradley_terry_beta: for all algorithms that have such an option and
-            were not told themselves; None: each algorithm's own.
+            set none themselves; None: each algorithm's own.
         seed: of all draws, those of evaluations too, and of the order of problems.
         max_examples: problems of the training split that are asked, the first ones in the seed's order; 0: all.
         reward_batch_size: completions that are scored at once.

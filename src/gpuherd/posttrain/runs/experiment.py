@@ -1,4 +1,4 @@
-"""An experiment from its settings to done.json: what is looked at first, which jobs run, what is told at the end.
+"""An experiment from its settings to done.json: the checks before it, its jobs, its summary.
 
 Knows the order of things. What a round is, what algorithms do and what runs when are other modules' business.
 """
@@ -85,7 +85,7 @@ class RoundsExperiment:
         simulate: the GPUs are pretended: all is computed on the CPU.
         going_on: the folder of a run that goes on. None: the newest unfinished one of the experiment, or a new one.
         only: the steps that are done now, such that none needs one that is not among them; a later start without it
-            goes on with the others. None: all.
+            resumes with the others. None: all.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class RoundsExperiment:
         self.prepared: Prepared | None = None
         self.plan: list[PlannedStep] = []
         self.outcome: RoundsOutcome | None = None
-        self._outlook: feasibility.Feasibility | None = None
+        self._feasibility: feasibility.Feasibility | None = None
 
     def run(self) -> RoundsOutcome:
-        """Runs to the end, or goes on with a run that was stopped.
+        """Runs to the end, or resumes a run that was stopped.
 
         Raises:
             UsageError: settings that make no sense, or name what is not there.
@@ -128,8 +128,8 @@ class RoundsExperiment:
         record = self._record()
         self.plan = self._plan([step for step in record.steps() if self.only is None or self.only(step)])
         if self.options.dry_run:
-            self._tell_plan()
-            never = () if self._outlook is None else self._outlook.never
+            self._print_plan()
+            never = () if self._feasibility is None else self._feasibility.never
             self.outcome = RoundsOutcome(None, complete=False, never=never)
             return self.outcome
         if not self.goes_on:
@@ -138,13 +138,13 @@ class RoundsExperiment:
         record = replace(begin(self.folder, record), settings=self.settings)
         with logged_to(self.folder.run_log):
             self.outcome = self._run(record)
-        self._tell_end()
+        self._print_end()
         return self.outcome
 
     def to_dict(self) -> dict[str, Any]:
         """Plan or outcome as plain JSON values, for ``--json``."""
         done = self._done()
-        asks = {} if self._outlook is None else self._outlook.asks
+        asks = {} if self._feasibility is None else self._feasibility.asks
         told: dict[str, Any] = {
             "experiment": self.settings.experiment.name,
             "folder": str(self.folder.root),
@@ -166,8 +166,8 @@ class RoundsExperiment:
                 for each in self.plan
             ],
         }
-        if self._outlook is not None:
-            told |= self._outlook.to_dict()
+        if self._feasibility is not None:
+            told |= self._feasibility.to_dict()
         if self.outcome is not None and not self.options.dry_run:
             jobs = self.outcome.jobs
             told |= {
@@ -218,7 +218,7 @@ class RoundsExperiment:
         for line in notices(self.settings, self.prepared):
             logger.info("%s", line)
         if self.simulate:
-            logger.info("the GPUs are simulated, and so is what is said of their memory and utilization")
+            logger.info("the GPUs are simulated, and so are the figures of their memory and utilization")
         self.console.print(f"run: {self.folder.root}", markup=False, highlight=False, soft_wrap=True)
         jobs = make_jobs(
             self.plan,
@@ -258,7 +258,7 @@ class RoundsExperiment:
     def _complete(self) -> RoundsOutcome:
         said = f"run {self.folder.root} is complete; nothing is left to do"
         self.console.print(said, markup=False, highlight=False, soft_wrap=True)
-        self._tell_results()
+        self._print_results()
         self.outcome = RoundsOutcome(None, complete=True)
         return self.outcome
 
@@ -279,31 +279,31 @@ class RoundsExperiment:
         inside = [path for place in made for path in (place, *place.rglob("*")) if path.is_dir()]
         tidy(self.folder, [self.folder.root, *inside], began)
 
-    # --- telling ------------------------------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------------------------
 
-    def _tell_plan(self) -> None:
+    def _print_plan(self) -> None:
         assert self.prepared is not None  # noqa: S101 - as above
         done = self._done()
         title = headline(self.settings, self.prepared, self.plan, done)
         print_tree(self.console, plan_tree(title, self.plan, done, self.prepared))
-        self._outlook = feasibility.of_like(
+        self._feasibility = feasibility.of_like(
             [each.asked.gpus for each in self.plan if each.step.name not in done], self.options, self.folder
         )
-        for line in self._outlook.lines:
+        for line in self._feasibility.lines:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         goes = f"would go on in {self.folder.root}" if self.goes_on else f"would go to {self.folder.root}"
         self.console.print(f"nothing was started; it {goes}", markup=False, highlight=False, soft_wrap=True)
 
-    def _tell_end(self) -> None:
+    def _print_end(self) -> None:
         assert self.outcome is not None and self.outcome.jobs is not None  # noqa: S101 - as above
-        self._tell_results()
+        self._print_results()
         lines = end_lines(self.outcome.jobs, self.folder.root)
         if self.only is None:
             lines += [f"log: {self.folder.run_log}", f"next: gpuherd report {self.folder.root}"]
         for line in lines:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _tell_results(self) -> None:
+    def _print_results(self) -> None:
         for line in result_lines(self._gathered(), window(self.console)):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -126,7 +126,7 @@ class GpuWatcher:
     def write(self) -> list[str]:
         """Writes the lines to the log. Returns those of the memory, for people."""
         here = {gpu.label: gpu.total_mb * _MIB for gpu in self._look() if gpu.label in self._seen}
-        # On a cluster nobody can look from here: there a job's own word counts for the whole of its GPU too.
+        # A cluster's GPUs can't be read from here: a job's own record of the whole of its GPU counts there.
         labels = [*here, *sorted(self._seen - {*here})]
         lines = memory_summary([self._memory(label, here.get(label)) for label in labels])
         for line in (*lines, *utilisation_lines(self._looks.found())):
@@ -139,15 +139,19 @@ class GpuWatcher:
         return GpuMemory(label, allocated, reserved, self._totals.get(label) if total is None else total)
 
     def _note(self, job: str, labels: Sequence[str]) -> None:
-        """What a finished job says that it took of its GPU."""
+        """Notes what a finished job recorded of its GPUs."""
         try:
             told: Any = json.loads(self._folder.usage_of(job).read_bytes())
-            allocated, reserved = told["peak_allocated"], told["peak_reserved"]
+            one = {"allocated": told["peak_allocated"], "reserved": told["peak_reserved"], "total": told.get("total")}
+            peaks = [(each["allocated"], each["reserved"], each["total"]) for each in told.get("gpus") or [one]]
         except (OSError, ValueError, KeyError, TypeError):
             return  # it is for people; a run doesn't end for it
-        if len(labels) != 1 or not isinstance(allocated, int) or not isinstance(reserved, int):
+        if len(labels) != len(peaks):
             return
-        if isinstance(told.get("total"), int):
-            self._totals[labels[0]] = told["total"]
-        before = self._used.get(labels[0], (0, 0))
-        self._used[labels[0]] = max(before[0], allocated), max(before[1], reserved)
+        for label, (allocated, reserved, total) in zip(labels, peaks, strict=True):
+            if not isinstance(allocated, int) or not isinstance(reserved, int):
+                continue
+            if isinstance(total, int):
+                self._totals[label] = total
+            before = self._used.get(label, (0, 0))
+            self._used[label] = max(before[0], allocated), max(before[1], reserved)

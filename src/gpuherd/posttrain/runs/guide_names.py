@@ -55,11 +55,11 @@ class GPUManager:
         return self._gpu(gpu_id).total_mb / _MB_IN_GB
 
     def get_free_memory(self, gpu_id: int = 0) -> float:
-        """What nobody uses of it, as the driver says, in GB. Raises NoSuchGpu."""
+        """Memory of it that no process uses, as the driver says, in GB. Raises NoSuchGpu."""
         return self._gpu(gpu_id).free_mb / _MB_IN_GB
 
     def can_fit_model(self, model: str, gpu_id: int = 0, *, dtype: str | None = None) -> bool:
-        """Whether a model fits on this GPU as it is when nobody uses it, decoding one short answer, by its plan.
+        """Whether a model fits on this GPU when no process uses it, decoding one short answer, by its plan.
 
         Raises NoSuchGpu, MissingModel, BadModel.
         """
@@ -152,7 +152,7 @@ class ParallelJobExecutor:
         self.experiment = experiment_of(overrides, told, console=console, simulate=simulate)
 
     def run(self) -> RoundsOutcome:
-        """Runs it to the end, or goes on with a run that was stopped. Raises what ``RoundsExperiment.run`` raises."""
+        """Runs it to the end, or resumes a run that was stopped. Raises what ``RoundsExperiment.run`` raises."""
         return self.experiment.run()
 
 
@@ -171,7 +171,7 @@ class Collected:
 
 class ParallelDataGenerator(ParallelJobExecutor):
     """Collects the first round's data, each GPU a part of the problems. The arguments are those of
-    ``ParallelJobExecutor``; run later, that goes on with what was collected here."""
+    ``ParallelJobExecutor``; run later, that resumes with what was collected here."""
 
     def generate(self) -> Collected:
         """Collects, or goes on where it was stopped. Raises NotCollected; what ``RoundsExperiment.run`` raises."""

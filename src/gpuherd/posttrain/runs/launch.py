@@ -7,6 +7,7 @@ can help.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -25,6 +26,7 @@ STARTER = "GPUHERD_TRAIN_STARTER"  # pid of the gpuherd train that waits for us
 ALONE = ("--standalone",)  # one machine: a free port is found
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 _LONGEST_GRACE_S = 3600
+_PDEATHSIG = 1  # linux/prctl.h
 
 
 def command(module: str, words: Sequence[str], processes: int, rendezvous: Sequence[str] | None = ALONE) -> list[str]:
@@ -44,8 +46,26 @@ def _options(module: str, words: Sequence[str], processes: int, rendezvous: Sequ
 
 
 def launch(module: str, words: Sequence[str], processes: int) -> int:
-    """Runs a module in so many processes of this machine, and waits for them. Returns their exit code."""
+    """Runs a module in so many processes of this machine, and waits for them. Returns their exit code.
+
+    Each of them is to call ``end_with_launcher``.
+    """
+    os.environ[STARTER] = str(os.getpid())
+    if sys.flags.safe_path:  # python -P, which torchrun doesn't pass on
+        os.environ["PYTHONSAFEPATH"] = "1"
     return torchrun(_options(module, words, processes, ALONE))
+
+
+def end_with_launcher() -> None:
+    """From now on this process is killed when the one that launched it ends, however that ends (Linux alone).
+
+    torchrun gives each process a session of its own: a kill of the launcher's process group would leave them at work in
+    a folder where the next attempt begins.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+        if str(os.getppid()) != os.environ.get(STARTER):  # it has ended before
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def torchrun(argv: Sequence[str]) -> int:

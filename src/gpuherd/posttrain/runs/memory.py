@@ -1,6 +1,7 @@
-"""What a job of an experiment asks its queue for: one GPU, and so much of its memory by the plans of its models.
+"""What a job of an experiment asks its queue for: GPUs, and so much memory on each by the plans of its models.
 
-Every job computes on one GPU, where the models that it holds lie whole. Which those are depends on its phase: a
+A job computes on one GPU, where the models that it holds lie whole; a training on as many as its algorithm is given,
+each with the whole model (DDP) or a part of each layer (FSDP). Which models those are depends on its phase: a
 collection has the policy (a guided one is two models), a training what the algorithm trains, an evaluation both.
 Algorithms from human feedback train a proxy first: the larger of both trainings counts.
 """
@@ -9,18 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import BadModel, JobCannotFit, MissingModel
 from gpuherd.lm.guidance.guide import Kind
 from gpuherd.models.describe.description import Architecture
 from gpuherd.models.describe.reading import read_for_training
 from gpuherd.models.memory.kv_cache import MIB, Reserve, Workload
-from gpuherd.models.memory.training_job import LoraShape, Method, Optimiser, TrainingJob, TrainingPrecision
+from gpuherd.models.memory.training_job import (
+    ALL_LINEAR,
+    LoraShape,
+    Method,
+    Optimiser,
+    Strategy,
+    TrainingJob,
+    TrainingPrecision,
+)
 from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
 from gpuherd.models.place.training import TrainingRefusal, make_training_plan
+from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions
 from gpuherd.posttrain.guidance.options import ComparingOptions, Loss, ValueOptions
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, PolicyOptions
 from gpuherd.posttrain.preference.proxy import ProxyOptions
@@ -28,6 +38,7 @@ from gpuherd.posttrain.runs.blocks import ModelPair
 from gpuherd.posttrain.runs.plan import Phase, Step, StepRequest
 from gpuherd.posttrain.runs.prepare import Prepared
 from gpuherd.posttrain.runs.settings import Settings
+from gpuherd.posttrain.types import Precision as Loading
 from gpuherd.units import gib
 
 if TYPE_CHECKING:
@@ -115,8 +126,8 @@ class Memory:
             load = self._load(dataset, each.guiding)
             demands.append(resources_of(architecture, precision, load, self._cards, parallel="replica", most=1))
             if each.guiding is not None:
-                heads += _asked_head(each.guiding, each.width, architecture, precision, load.batch)
-        total = demands[0].memory_mb + sum(_beside(each) for each in demands[1:]) + self._scoring(dataset)
+                heads += _decoding_head(each.guiding, each.width, architecture, precision, load.batch)
+        total = demands[0].memory_mb + sum(_additional(each) for each in demands[1:]) + self._scoring(dataset)
         total += -(-heads // MIB)
         said = " and ".join(each.sentence.partition(":")[0] for each in demands)
         if dataset in self._reward_models:
@@ -134,7 +145,7 @@ class Memory:
         return Workload(told.batch_size, max(prompt, top_k), told.max_new_tokens + top_k)
 
     def _scoring(self, dataset: str) -> int:
-        """What the model that scores takes beside the others, in MB; 0 where none does. Raises MissingModel."""
+        """Memory of the model that scores next to the others, in MB; 0 where none does. Raises MissingModel."""
         model = self._reward_models.get(dataset)
         if model is None:
             return 0
@@ -146,7 +157,7 @@ class Memory:
             raise
         except BadModel:
             return _UNKNOWN_SCORER_MB  # an encoder of an architecture whose shapes the planner doesn't know
-        return _beside(resources_of(architecture, precision, load, self._cards, parallel="replica", most=1))
+        return _additional(resources_of(architecture, precision, load, self._cards, parallel="replica", most=1))
 
     def _training(self, step: Step, family: ModelPair) -> StepRequest:
         choice = self._choices[step.algorithm]
@@ -162,28 +173,31 @@ class Memory:
         if isinstance(choice.options, ProxyOptions):
             base = choice.options.proxy_base(family.value, family.reference)
             proxy = read_with_precision(base, "fp32", read_for_training)[0]
-        # The policy's answers are scored while it trains: by the proxy, which lies beside it, or by the task's model.
+        # The policy's answers are scored while it trains: by the proxy, on the same GPU, or by the task's model.
         scored_by = proxy if job.method.generates else None
         memory = self._learning(step, architecture, job, scored_by)
         if isinstance(choice.options, ValueOptions):
             width = self._width(choice, step.dataset)
             memory += -(-_learnt_head(choice.options, width, architecture, job) // MIB)
-            self._refuse(memory, f"{architecture.model} and the classifier's head")
+            self._refuse(memory, f"{architecture.model} and the classifier's head", choice.gpus)
         elif scored_by is not None:
             memory += -(-_BEYOND_16_BITS * scored_by.parameters // MIB)
-            self._refuse(memory, f"{architecture.model} and its proxy in float32")
+            self._refuse(memory, f"{architecture.model} and its proxy in float32", choice.gpus)
         elif job.method.generates:
             memory += self._scoring(step.dataset)
-            self._refuse(memory, f"{architecture.model} and what scores it")
+            self._refuse(memory, f"{architecture.model} and what scores it", choice.gpus)
         for frozen_model in choice.make().frozen_models:
             memory += self._frozen(frozen_model, job)
-            self._refuse(memory, f"{architecture.model} and {frozen_model}")
-        told = f"{job.method.upper()} of {architecture.model} in {job.precision}, {job.batch} at once"
+            self._refuse(memory, f"{architecture.model} and {frozen_model}", choice.gpus)
+        shared = "" if choice.gpus == 1 else f" by {job.strategy} on {choice.gpus} GPUs"
+        told = f"{job.method.upper()} of {architecture.model}{shared} in {job.precision}, {job.batch} at once"
         if proxy is not None:
             first = self._learning(step, proxy, self._of_proxy(job))
             if first > memory:
                 memory, told = first, f"the proxy's training of {proxy.model} in float32, before {told}"
-        return StepRequest(1, memory, f"{told}: {gib(memory * MIB)}")
+        each = "" if choice.gpus == 1 else " on each"
+        gpus = choice.gpus if self._cards else 1  # on a machine without GPUs all processes are on the CPU
+        return StepRequest(gpus, memory, f"{told}: {gib(memory * MIB)}{each}")
 
     def _frozen(self, model: str, job: TrainingJob) -> int:
         """What a frozen model takes that reads the answers of a micro-batch, in MB: with its logits of all their tokens
@@ -192,7 +206,7 @@ class Memory:
         load = Workload(job.batch, job.prompt_tokens + job.new_tokens, 1)
         logits = _FLOAT32 * (job.batch + 1) * job.new_tokens * architecture.vocab_size
         demand = resources_of(architecture, precision, load, self._cards, parallel="replica", most=1)
-        return _beside(demand) + -(-logits // MIB)
+        return _additional(demand) + -(-logits // MIB)
 
     def _width(self, choice: AlgorithmConfig, dataset: str) -> int:
         """How many numbers a classifier predicts of a token: where its loss is left to the data, one of right and
@@ -204,15 +218,23 @@ class Memory:
     def _learning(
         self, step: Step, architecture: Architecture, job: TrainingJob, reward: Architecture | None = None
     ) -> int:
-        """What one training takes, in MB. Raises JobCannotFit."""
-        roomiest = max(self._cards, key=lambda card: card.free, default=_BOUNDLESS)
-        found = make_training_plan(architecture, [roomiest], job, count=1, reward=reward)
+        """What one training takes on each of its GPUs, in MB. Raises JobCannotFit."""
+        gpus = self._choices[step.algorithm].gpus
+        found = make_training_plan(architecture, self._roomiest(gpus, step.name), job, count=gpus, reward=reward)
         if isinstance(found, TrainingRefusal):
             raise JobCannotFit(f"{step.name}: {found.reason}; {_what_helps(found)}")
-        return -(-found.loads[0].usage.total // MIB)
+        return -(-max(load.usage.total for load in found.loads) // MIB)
+
+    def _roomiest(self, count: int, job: str) -> list[GpuSpec]:
+        """So many GPUs, the emptiest; where none are known, such without an end of room. Raises JobCannotFit."""
+        if not self._cards:
+            return [replace(_BOUNDLESS, label=str(number)) for number in range(count)]
+        if len(self._cards) < count:
+            raise JobCannotFit(f"{job}: it trains on {count} GPUs together, and there are {len(self._cards)}")
+        return sorted(self._cards, key=lambda card: -card.free)[:count]
 
     def _of_proxy(self, job: TrainingJob) -> TrainingJob:
-        """A proxy's training: pairs, of whose tokens no word is predicted, and all its weights."""
+        """A proxy's training: pairs, without next-token prediction, and all its weights."""
         mixed = self._settings.system.amp_dtype is not None
         return replace(
             job,
@@ -229,46 +251,34 @@ class Memory:
         )
 
     def _job(self, choice: AlgorithmConfig, precision: Precision, frozen: Precision, prompt_tokens: int) -> TrainingJob:
-        """How an algorithm trains, by its options where it has such.
-
-        Args:
-            precision, frozen: how weights lie in memory that are trained, and those that no step changes.
-        """
-        told, options = self._settings, choice.options
-        method = choice.make().memory
-        lora = getattr(options, "lora", None)
-        reference = None
-        if getattr(options, "reference_free", False):
-            reference = False
-        elif getattr(options, "kl_coef", None):
-            reference = True
-        return TrainingJob(
-            method=method,
-            precision=_training_precision(precision, mixed=told.system.amp_dtype is not None),
-            optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
-            lora=None if lora is None else LoraShape(lora.r),
-            base=None if lora is None else frozen,
-            # Of a comparison both sides are read.
-            batch=told.training.micro_batch_size * (2 if isinstance(options, ComparingOptions) else 1),
+        """How an algorithm trains. ``precision``, ``frozen``: as in ``training_job``."""
+        told = self._settings
+        job = training_job(
+            choice.make().memory,
+            choice.options,
+            told.steps_of(choice, choice.gpus),
+            processes=choice.gpus,
+            sequences=choice.sequences_per_step,
+            precision=precision,
+            frozen=frozen,
+            loaded=told.system.training,
             prompt_tokens=prompt_tokens,
             new_tokens=told.generation.max_new_tokens,
-            accumulation=-(-_sequences(choice) // told.training.micro_batch_size),
-            samples=getattr(options, "samples_per_prompt", 8),
-            checkpointing=told.training.gradient_checkpointing,
-            attention="eager" if told.system.attn_impl == "eager" else "sdpa",
-            reference=reference,
-            reference_in=frozen,
-            wide=lora is not None and frozen is not precision,
-            sampled=told.generation.batch_size if method.generates else None,
-            weighed=ASKED_AT_ONCE if isinstance(options, PolicyOptions) else 0,
-            loss="chunked" if choice.guided else "whole",  # a classifier predicts no next token
+            sampled=told.generation.batch_size,
+            weighs=isinstance(choice.options, PolicyOptions),
         )
+        if isinstance(choice.options, ComparingOptions):
+            job = replace(job, batch=2 * job.batch)  # of a comparison both sides are read
+        return replace(job, loss="chunked") if choice.guided else job  # a classifier predicts no next token
 
-    def _refuse(self, memory_mb: int, said: str) -> None:
-        most = max((card.free for card in self._cards), default=_BOUNDLESS.free)
+    def _refuse(self, memory_mb: int, said: str, gpus: int = 1) -> None:
+        most = min(card.free for card in self._roomiest(gpus, said))
         if memory_mb * MIB > most:
+            place = (
+                "one GPU, and the roomiest here has" if gpus == 1 else f"each of {gpus} GPUs, and of those here one has"
+            )
             raise JobCannotFit(
-                f"{said} together take {gib(memory_mb * MIB)} on one GPU, and the roomiest here has {gib(most)}; lower "
+                f"{said} together take {gib(memory_mb * MIB)} on {place} {gib(most)}; lower "
                 "generation.batch_size or generation.max_new_tokens, or choose a smaller models.<name>.value"
             )
 
@@ -279,7 +289,9 @@ def _head_numbers(options: ValueOptions, width: int, architecture: Architecture)
     return width * tokens * (architecture.hidden_size + 1)
 
 
-def _asked_head(options: ValueOptions, width: int, architecture: Architecture, precision: Precision, rows: int) -> int:
+def _decoding_head(
+    options: ValueOptions, width: int, architecture: Architecture, precision: Precision, rows: int
+) -> int:
     """Bytes of a head that is asked, and of kind Q of the candidates' rows of it, in float32 too."""
     number = _FLOAT32 if precision is Precision.FP32 else 2
     weights = number * _head_numbers(options, width, architecture)
@@ -299,8 +311,8 @@ def _learnt_head(options: ValueOptions, width: int, architecture: Architecture, 
     return learnt + 2 * _FLOAT32 * tokens * width * architecture.hidden_size
 
 
-def _beside(demand: PlannedRequest) -> int:
-    """What a model takes beside another one, in MB: without the context and what is kept free, which are there once."""
+def _additional(demand: PlannedRequest) -> int:
+    """Memory of a model next to another one, in MB: without the context and what is kept free, which are there once."""
     kept = Reserve()
     if demand.plan is None:  # on no GPU that is known: the part that is kept free was put on top
         alone = demand.memory_mb * (1 - kept.share)
@@ -309,18 +321,71 @@ def _beside(demand: PlannedRequest) -> int:
     return max(1, demand.memory_mb - (kept.context + kept.on(total)) // MIB)
 
 
-def _sequences(choice: AlgorithmConfig) -> int:
-    """Of an optimiser step; at least so many of those whose rows are counted otherwise."""
-    options = choice.options
-    if (minibatch := getattr(options, "minibatch_size", None)) is not None:
-        return int(minibatch)
-    return int(getattr(options, "batch_size", 1) * getattr(options, "samples_per_prompt", 1))
+def training_job(
+    method: Method,
+    options: Any,
+    steps: StepOptions,
+    *,
+    processes: int,
+    sequences: int,
+    precision: Precision,
+    frozen: Precision,
+    loaded: Loading,
+    prompt_tokens: int,
+    new_tokens: int,
+    sampled: int,
+    weighs: bool,
+) -> TrainingJob:
+    """A training in the planner's words, of rounds and of ``gpuherd train``.
+
+    Args:
+        options: of the algorithm; those that it doesn't have are left at the planner's defaults.
+        steps: micro-batches and strategy of each process.
+        sequences: of an optimiser step, over all processes.
+        precision, frozen: how weights lie in memory that are trained, and those that no step changes, under an adapter
+            or of the reference.
+        loaded: autocast and attention.
+        sampled: answers that a process draws at once, where the method does.
+        weighs: log-probs are computed without gradients before a step's first update.
+    """
+    lora: Lora | None = getattr(options, "lora", None)
+    return TrainingJob(
+        method=method,
+        strategy=Strategy(steps.strategy),
+        precision=_training_precision(precision, mixed=loaded.amp_dtype is not None, lora=lora is not None),
+        optimiser=Optimiser(getattr(options, "optimizer", Optimiser.ADAMW)),
+        lora=None if lora is None else LoraShape(lora.r, lora.target_modules or (ALL_LINEAR,)),
+        base=None if lora is None else frozen,
+        batch=steps.micro_batch_size,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        accumulation=-(-sequences // (processes * steps.micro_batch_size)),
+        samples=getattr(options, "samples_per_prompt", 8),
+        checkpointing=steps.gradient_checkpointing,
+        attention="eager" if loaded.attention == "eager" else "sdpa",
+        reference=_reference(options),
+        reference_in=frozen,
+        wide=lora is not None and frozen is not precision and not steps.shards,
+        sampled=sampled if method.generates else None,
+        weighed=ASKED_AT_ONCE if weighs else 0,
+        gathers=method.generates,
+        reshard=steps.fsdp_sharding_strategy == Sharding.FULL_SHARD,
+        bucket_view=True,
+    )
 
 
-def _training_precision(precision: Precision, *, mixed: bool) -> TrainingPrecision:
+def _reference(options: Any) -> bool | None:
+    """Whether a reference is loaded, by the algorithm's options; None where they don't say."""
+    if (free := getattr(options, "reference_free", None)) is not None:
+        return not free
+    kl = getattr(options, "kl_coef", None)
+    return None if kl is None else bool(kl > 0)
+
+
+def _training_precision(precision: Precision, *, mixed: bool, lora: bool = False) -> TrainingPrecision:
     if precision is Precision.FP32:
         return TrainingPrecision.MIXED if mixed else TrainingPrecision.FP32
-    return TrainingPrecision.BF16
+    return TrainingPrecision.MIXED if lora and mixed else TrainingPrecision.BF16
 
 
 def _what_helps(refusal: TrainingRefusal) -> str:

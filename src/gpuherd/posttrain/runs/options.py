@@ -47,7 +47,7 @@ class RoundsOptions(DispatchOptions):
         object.__setattr__(self, "gpu_list", tuple(self.gpu_list))
         if self.gpus_per_job != 1:
             raise UsageError(
-                "--gpus-per-job: a job of an experiment computes on 1 GPU; 'gpuherd train' trains one model on several"
+                "--gpus-per-job: a job of an experiment computes on 1 GPU, and a training on as many as algos.NAME.gpus"
             )
         if self.resume is not None and self.config is not None:
             raise UsageError("--resume goes on with the configuration of its run; leave --config out")
@@ -166,7 +166,7 @@ class TrainOptions(EngineOptions):
         )
 
     def run_options(self, gpus: int, ids: tuple[int, ...] | None, memory_mb: int | None) -> RunOptions:
-        """What a command in the foreground is told that needs these GPUs."""
+        """Options of a command in the foreground that needs these GPUs."""
         return RunOptions(
             num_gpus=gpus,
             mem=memory_mb,

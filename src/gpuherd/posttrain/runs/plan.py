@@ -342,7 +342,7 @@ WORKER = "gpuherd.posttrain.runs.worker"
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """The resources that a step's job asks for.
+    """The GPUs and memory that a job asks for: a step of rounds, or a training of ``gpuherd train`` on each machine.
 
     Attributes:
         gpus: how many; 0 of a job that joins what others have made.

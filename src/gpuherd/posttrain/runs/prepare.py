@@ -55,17 +55,17 @@ def reward_input(dataset: str) -> str:
 def training_problems(settings: Settings, name: str, task: Task) -> list[Problem]:
     """The problems that every round asks. Raises UsageError where there are not so many."""
     told = settings.data_collection
-    return list(_asked(task, Split.TRAIN, told.max_examples, told.seed, f"data_collection.max_examples, {name}"))
+    return list(_problems(task, Split.TRAIN, told.max_examples, told.seed, f"data_collection.max_examples, {name}"))
 
 
 def evaluation_problems(settings: Settings, name: str, task: Task) -> list[Problem]:
     """The problems that every evaluation on this data set asks. Raises UsageError where there are not so many."""
     told = settings.evaluation
     seed = settings.data_collection.seed
-    return list(_asked(task, Split(told.split), told.max_examples, seed, f"evaluation.max_examples, {name}"))
+    return list(_problems(task, Split(told.split), told.max_examples, seed, f"evaluation.max_examples, {name}"))
 
 
-def _asked(task: Task, split: Split, count: int, seed: int, where: str) -> list[Problem]:
+def _problems(task: Task, split: Split, count: int, seed: int, where: str) -> list[Problem]:
     try:
         found = list(task.problems(split, count or None, seed))
     except UsageError as problem:

@@ -103,8 +103,9 @@ def _lines(phase: Phase, steps: Sequence[PlannedStep], done: Collection[str], pr
 
 
 def _asks(each: PlannedStep) -> str:
-    gpus = "1 GPU" if each.asked.gpus == 1 else f"{each.asked.gpus} GPUs"
-    return f"{gpus} with {gib(each.asked.memory_mb * MIB)}, priority {each.priority}"
+    gpus, memory = each.asked.gpus, gib(each.asked.memory_mb * MIB)
+    room = f"1 GPU with {memory}" if gpus == 1 else f"{gpus} GPUs with {memory} each"
+    return f"{room}, priority {each.priority}"
 
 
 def _state(steps: Sequence[PlannedStep], done: Collection[str]) -> str:
@@ -130,7 +131,7 @@ def end_lines(outcome: Outcome, folder: Path) -> list[str]:
 
 def print_tree(console: Console, tree: Tree) -> None:
     """Prints it: what a window has no room for goes on below, where a file's line is as long as it must be. (Rich cuts
-    the lines of trees that it is told not to wrap.)"""
+    the lines of trees that are not to be wrapped.)"""
     width = window(console) or _FILE_WIDTH
     for line in console.render_lines(tree, console.options.update(width=width), pad=False):
         text = "".join(segment.text for segment in line).rstrip()

@@ -1,7 +1,7 @@
 """The configuration of an experiment, typed and checked. Light: no torch, no Hydra.
 
 ``settings_of`` makes it of composed values and checks what one key alone can't say: that the names in it are algorithms
-and that no option is given that nobody reads. ``absolute`` resolves its paths. The blocks are in ``blocks``.
+and that every option given is read. ``absolute`` resolves its paths. The blocks are in ``blocks``.
 
 An algorithm's module is imported here, and is light: none imports torch with its options.
 """
@@ -20,7 +20,7 @@ from typing import Any
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class, canonical
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.engine.options import StepOptions
+from gpuherd.posttrain.engine.options import StepOptions, Strategy
 from gpuherd.posttrain.rewards.function import FunctionName
 from gpuherd.posttrain.runs.blocks import (
     DataCollection,
@@ -36,7 +36,7 @@ from gpuherd.posttrain.types import BackendName
 from gpuherd.runs.records import jsonable
 
 # Keys of a block under ``algos`` that are the experiment's and not the algorithm's.
-_OURS = ("enabled", "algorithm")
+_OURS = ("enabled", "algorithm", "gpus", "strategy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class AlgorithmConfig:
         draws: whether it learns by the log-probs of what was drawn for it.
         collects: whether it learns from rows that are collected before. With ``online`` it samples while it trains,
             with ``preferences`` it learns from a file.
+        gpus: of each training, one process a GPU.
+        strategy: by which these processes share it.
     """
 
     name: str
@@ -59,20 +61,32 @@ class AlgorithmConfig:
     guided: bool
     draws: bool
     collects: bool
+    gpus: int = 1
+    strategy: Strategy = Strategy.SINGLE
 
     def make(self) -> Any:
         """The algorithm itself."""
         return algorithm_class(self.algorithm)(self.options)
 
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences of an optimiser step, over all processes; at least so many where rows are counted otherwise."""
+        if (minibatch := getattr(self.options, "minibatch_size", None)) is not None:
+            return int(minibatch)
+        return int(getattr(self.options, "batch_size", 1) * getattr(self.options, "samples_per_prompt", 1))
+
 
 def algorithm_configs(
-    blocks: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Mapping[str, Any]]
+    blocks: Mapping[str, Mapping[str, Any]],
+    shared: Mapping[str, Mapping[str, Any]],
+    strategy: Strategy = Strategy.DDP,
 ) -> tuple[AlgorithmConfig, ...]:
     """The enabled algorithms of ``algos`` in order.
 
     Args:
         shared: by block of the configuration, options for all algorithms that have them and set none of this name
             themselves.
+        strategy: of trainings on several GPUs, where an algorithm's block sets none.
 
     Raises UsageError: a name that is no algorithm, an option that is none; something shared that no algorithm reads.
     """
@@ -93,7 +107,8 @@ def algorithm_configs(
         if ours.enabled:
             read_by |= fields
             made = kind(options)
-            found.append(AlgorithmConfig(name, algorithm, options, made.guided, made.draws, made.collects))
+            config = AlgorithmConfig(name, algorithm, options, made.guided, made.draws, made.collects)
+            found.append(_with_gpus(config, ours, strategy))
     for where, key in ((where, key) for where, several in shared.items() for key in several):
         if found and key not in read_by:
             raise UsageError(f"{where}.{key}: none of {', '.join(each.name for each in found)} reads it")
@@ -104,6 +119,27 @@ def algorithm_configs(
 class _Block:
     enabled: bool = True
     algorithm: str | None = None
+    gpus: int = 1
+    strategy: Strategy | None = None
+
+
+def _with_gpus(config: AlgorithmConfig, block: _Block, strategy: Strategy) -> AlgorithmConfig:
+    """The algorithm with the GPUs of its block. Raises UsageError where so many can't share its steps."""
+    where = f"algos.{config.name}"
+    if block.gpus < 1:
+        raise UsageError(f"{where}.gpus={block.gpus}; the least is 1")
+    if block.gpus == 1:
+        if block.strategy is not None:
+            raise UsageError(f"{where}.strategy={block.strategy}: on 1 GPU nothing is shared; set {where}.gpus too")
+        return config
+    if block.strategy == Strategy.SINGLE:
+        raise UsageError(f"{where}.strategy=single with {where}.gpus={block.gpus}; choose ddp or fsdp")
+    rows = config.sequences_per_step
+    if rows % block.gpus:
+        raise UsageError(
+            f"{where}.gpus={block.gpus}: a step has {rows} sequences, no multiple of it; choose one that is"
+        )
+    return dataclasses.replace(config, gpus=block.gpus, strategy=block.strategy or strategy)
 
 
 # Where and when things run, not what comes out: a run that goes on may have others.
@@ -173,9 +209,13 @@ class Settings:
 
     def choices(self) -> tuple[AlgorithmConfig, ...]:
         """The enabled algorithms with their options. Raises UsageError."""
-        return algorithm_configs(
-            self.algos, {"training": self.training.shared(), "data_collection": self.data_collection.shared()}
-        )
+        shared = {"training": self.training.shared(), "data_collection": self.data_collection.shared()}
+        return algorithm_configs(self.algos, shared, self.system.strategy)
+
+    def steps_of(self, choice: AlgorithmConfig, processes: int) -> StepOptions:
+        """How a training step of an algorithm is fitted into memory and shared by so many processes. Raises UsageError
+        for settings that contradict each other."""
+        return self.steps if processes == 1 else dataclasses.replace(self.steps, strategy=choice.strategy)
 
     def families(self) -> dict[str, ModelPair]:
         """The enabled ones."""
@@ -200,6 +240,8 @@ class Settings:
     def identity(self) -> str:
         """All that the results depend on, as one digest."""
         values = jsonable(self)
+        if self.system.strategy == Strategy.DDP:
+            del values["system"]["strategy"]  # runs that were begun before there was this key keep their identity
         for key in NEUTRAL:
             *path, last = key.split(".")
             place = values
@@ -235,6 +277,10 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
                 f"{', '.join(settings.trained_on())}"
             )
     for choice in choices:
+        try:
+            settings.steps_of(choice, choice.gpus)
+        except UsageError as problem:
+            raise UsageError(f"algos.{choice.name}.gpus={choice.gpus}: {problem}") from None
         for name, family in settings.families().items():
             if choice.guided and family.value is None:
                 raise UsageError(f"models.{name}.value is missing: algos.{choice.name} trains a classifier from it")

@@ -33,7 +33,7 @@ class Checked:
 def check_setup(
     options: RoundsOptions, gpus: Sequence[Gpu], console: Console, *, simulate: bool
 ) -> tuple[Checked, ...]:
-    """Looks at the GPUs and collects data on them, in a temporary folder. What fails is told and raises nothing.
+    """Looks at the GPUs and collects data on them, in a temporary folder. A failure is returned, not raised.
 
     Args:
         gpus: those that are visible here.

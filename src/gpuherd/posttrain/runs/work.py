@@ -15,15 +15,16 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
 from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
+from gpuherd.posttrain.engine.curves import of_world
 from gpuherd.posttrain.eval.results import REFERENCE, About
 from gpuherd.posttrain.rewards.function import FunctionTask
 from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory, RunRecord, read_policy, write_policy
@@ -43,6 +44,9 @@ from gpuherd.posttrain.types import (
     Training,
 )
 from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.engine.world import World
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ def collect(work: Work) -> dict[str, Any]:
             now, rows = now + len(batch), rows + sum(map(len, found))
             progress.report(before + now, items, Phase.COLLECT.value)
         figures = {"problems": items, "problems_last_start": now, "rows_last_start": rows}
-        # While the file is ours: nobody can be taken to be done who isn't.
+        # While the file is ours: a shard that is not done can't be taken to be.
         _write(folder.rows_done(data, step.shard), figures | {"seconds_last_start": time.monotonic() - started})
     return figures
 
@@ -172,15 +176,22 @@ def train(work: Work) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise CannotWrite(f"can't make {folder}: {problem.strerror}") from None
+    from gpuherd.posttrain.engine.world import World
+
     started = time.monotonic()
     progress.report(0, None, Phase.TRAIN.value)
-    policy = work.choice.make().train(_training(work))
-    write_policy(work.folder.policy(folder), policy, work.folder.root)
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    return {"seconds_last_start": time.monotonic() - started}
+    with World.from_environment(work.device) as world:
+        policy = work.choice.make().train(_training(work, world))
+        gpus = [] if world.size == 1 else [asdict(each) for each in of_world(world)]
+        if world.is_main:
+            write_policy(work.folder.policy(folder), policy, work.folder.root)
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        world.barrier()
+    figures: dict[str, Any] = {"seconds_last_start": time.monotonic() - started}
+    return figures | {"gpus": gpus} if gpus else figures
 
 
-def _training(work: Work) -> Training:
+def _training(work: Work, world: World) -> Training:
     step, settings = work.step, work.settings
     value_model = settings.families()[step.family].value
     models = {"policy": work.policy, "reference": work.reference}
@@ -198,11 +209,11 @@ def _training(work: Work) -> Training:
         round=work.round,
         sampling=work.sampling(f"training {work.round}"),
         precision=settings.system.training,
-        device=work.device,
+        device=work.device if world.size == 1 else work.device.partition(":")[0],
         seed=seed_for(settings.training.seed, f"training {work.round}"),
-        steps=settings.steps,
+        steps=settings.steps_of(work.choice, world.size),
         root=work.folder.root,
-        digests={name: each.sha256 for name, each in models.items()},
+        digests=world.broadcast({name: each.sha256 for name, each in models.items()} if world.is_main else {}),
         reward_batch_size=settings.data_collection.reward_batch_size,
     )
 
@@ -266,6 +277,13 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
+
+
+def processes_of(settings: Settings, step: Step) -> int:
+    """The processes that do a step: of a training as many as its algorithm has GPUs."""
+    if step.phase is not Phase.TRAIN:
+        return 1
+    return next(each.gpus for each in settings.choices() if each.name == step.algorithm)
 
 
 def step_named(record: RunRecord, name: str) -> Step:

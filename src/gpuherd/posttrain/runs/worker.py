@@ -19,8 +19,11 @@ from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
 from gpuherd.gpus.visible import CUDA, described, naming_in, value_in
 from gpuherd.options import option
 from gpuherd.posttrain.engine.curves import measured
+from gpuherd.posttrain.engine.world import leave, place_told
 from gpuherd.posttrain.runs.folder import RoundsDirectory, read_record
-from gpuherd.posttrain.runs.work import Work, do, step_named
+from gpuherd.posttrain.runs.launch import STARTER, end_with_launcher, launch
+from gpuherd.posttrain.runs.plan import Phase
+from gpuherd.posttrain.runs.work import Work, do, processes_of, step_named
 from gpuherd.runs.worker import run_worker, unbuffered
 
 MODULE = "gpuherd.posttrain.runs.worker"
@@ -53,28 +56,46 @@ class JobOptions:
     simulate: bool = option(False, help="the GPUs are pretended: all is computed on the CPU")
 
 
-def work(options: JobOptions, _: Sequence[str]) -> None:
-    """Does the job."""
+def work(options: JobOptions, words: Sequence[str]) -> None:
+    """Does the job: in this process, or in one for each GPU of a training that has several, which it starts."""
     folder = RoundsDirectory(options.folder)
     record = read_record(folder)
-    given = value_in(os.environ)
-    print(f"Job: {printable(options.job)}")
-    print(described(os.environ))
-    device = device_here(given, simulate=options.simulate)
-    print(f"Device: {device}")
     try:
-        figures = do(Work(folder, record, step_named(record, options.job), device))
+        step = step_named(record, options.job)
+        place = place_told(os.environ) if step.phase is Phase.TRAIN else None
+        if place is None:
+            print(f"Job: {printable(options.job)}")
+            print(described(os.environ))
+            if (processes := processes_of(record.settings, step)) > 1:
+                print(f"Processes: {processes}", flush=True)
+                _launched(launch(words[0], words[1:], processes))
+                return
+        elif STARTER in os.environ:
+            end_with_launcher()
+        given = value_in(os.environ)
+        device = device_here(given, simulate=options.simulate, number=0 if place is None else place.local_rank)
+        print(f"Device: {device}")
+        figures = do(Work(folder, record, step, device))
     except UsageError as problem:
         # Of a program's own words an exit code of 2 would speak, and be tried again.
         raise CannotBeDone(str(problem)) from problem
+    if place is not None and place.rank != 0:
+        return
     usage = memory_used(device)
     print(json.dumps({**figures, **usage}))
     folder.usage.mkdir(exist_ok=True)
-    atomic_write(folder.usage_of(options.job), json.dumps({"visible": given, **usage}).encode() + b"\n")
+    told = {"visible": given, **usage, **{name: figures[name] for name in ("gpus",) if name in figures}}
+    atomic_write(folder.usage_of(options.job), json.dumps(told).encode() + b"\n")
 
 
-def device_here(visible: str | None, *, simulate: bool) -> str:
-    """Where this job computes: on the GPU that it was given, else on the CPU.
+def _launched(code: int) -> None:
+    """Ends this process by the exit code of the processes that it has launched, where they have failed."""
+    if code != ExitCode.OK:
+        raise SystemExit(code)
+
+
+def device_here(visible: str | None, *, simulate: bool, number: int = 0) -> str:
+    """Where this process computes: on the GPU that it was given, the ``number``-th of several, else on the CPU.
 
     Raises NoCuda where it was given one and torch can't use it: it would compute on the CPU without a word.
     """
@@ -88,7 +109,7 @@ def device_here(visible: str | None, *, simulate: bool) -> str:
             f"{name}={visible}, and torch {torch.__version__} finds no {'CUDA' if name == CUDA else 'GPU'}: install a "
             f"torch for it, or run without GPUs ({name}=)"
         )
-    return "cuda:0"
+    return f"cuda:{number}"
 
 
 def memory_used(device: str) -> dict[str, Any]:
@@ -106,4 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 if __name__ == "__main__":
     unbuffered()
-    sys.exit(main())
+    code = main()
+    if "RANK" in os.environ:
+        leave(code)
+    sys.exit(code)
