@@ -18,9 +18,8 @@ from gpuherd.atomic import atomic_write
 from gpuherd.lm.guidance.guide import Kind
 from gpuherd.posttrain.algos import cd, dpo, grpo, pita, ppo, qsharp, reinforce, sft
 from gpuherd.posttrain.engine.options import Scheduler, StepOptions
-from gpuherd.posttrain.eval.evaluating import Evaluating, evaluate
-from gpuherd.posttrain.eval.options import EvaluationOptions
-from gpuherd.posttrain.eval.result import REFERENCE, About, Point
+from gpuherd.posttrain.eval.evaluation import Evaluating, evaluate
+from gpuherd.posttrain.eval.results import REFERENCE, About, EvaluationOptions, Point
 from gpuherd.posttrain.guidance.options import Guidance
 from gpuherd.posttrain.types import (
     Algorithm,

@@ -253,6 +253,24 @@ def test_killed_five_times_equals_undisturbed(adders: tuple[str, str], machine: 
     assert "is complete; nothing is left to do" in ended(start(machine, "posttrain", "--resume", str(killed)))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_evaluations_in_shards_equal_undivided_ones(adders: tuple[str, str], machine: Path, tmp_path: Path) -> None:
+    """One run whose evaluations are a job each, and one of three shards each that is killed with its workers."""
+    training = ["algos=[GRPO]", "algos.GRPO={batch_size:8,lr:1e-3}", "rounds_of_training=1"]
+    training += ["generation.batch_size=2", "--max-gpus=4", *FAST]  # a problem a batch
+    ended(start(machine, *words(adders, tmp_path / "whole", *training)))
+    command = words(adders, tmp_path / "shards", *training, "evaluation.shards=3")
+    process = start(machine, *command)
+    kill_at(process, tmp_path / "shards" / "first", 1, 0, workers=True)
+    ended(start(machine, *command))
+    (whole,), (shards,) = ((tmp_path / name / "first").iterdir() for name in ("whole", "shards"))
+    one, other = made(whole), made(shards)
+    assert one.keys() == other.keys() and sum(name.endswith("result.json") for name in one) == 2
+    assert [name for name in one if one[name] != other[name]] == []
+    in_order(shards)
+
+
 def divergences(root: Path, dataset: str) -> list[float]:
     """KL of the guided policies to their base, of all rounds and etas."""
     results = [json.loads(path.read_bytes()) for path in root.glob(f"results/QSharp/tiny/{dataset}/*/result.json")]

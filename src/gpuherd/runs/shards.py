@@ -315,16 +315,26 @@ def gather(folder: ShardedDirectory, shards: Sequence[Shard], target: Path) -> W
 
 def gathered_lines(folder: ShardedDirectory, shards: Sequence[Shard]) -> Iterator[bytes]:
     """The lines of all shards in the order of the items, without line breaks. Raises Damaged."""
+    return lines_in_order(
+        [(folder.shard(number), shard) for number, shard in enumerate(shards)],
+        lambda number: f"remove {folder.shard_done(number)} and start the same command again, which makes the others",
+    )
+
+
+def lines_in_order(parts: Sequence[tuple[Path, Shard]], remedy: Callable[[int], str]) -> Iterator[bytes]:
+    """The lines of files, each of a shard, in the order of the items, without line breaks and checksums.
+
+    Args:
+        remedy: what to do where the shard of this number lacks lines, in words.
+
+    Raises Damaged.
+    """
     places: dict[int, tuple[Path, int, int]] = {}
-    for number, shard in enumerate(shards):
-        path = folder.shard(number)
+    for number, (path, shard) in enumerate(parts):
         items = shard.items
         ends = line_ends(path) if path.exists() else []
         if len(ends) != len(items):
-            raise Damaged(
-                f"{path} has {len(ends)} whole lines and should have {len(items)}; remove "
-                f"{folder.shard_done(number)} and start the same command again, which makes the others"
-            )
+            raise Damaged(f"{path} has {len(ends)} whole lines and should have {len(items)}; {remedy(number)}")
         for item, start, end in zip(items, [0, *ends], ends, strict=False):
             places[item] = path, start, end
     for item in sorted(places):

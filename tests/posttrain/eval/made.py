@@ -7,12 +7,18 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuherd.posttrain.eval.answered import AnsweredProblem, Completion, line_of
-from gpuherd.posttrain.eval.files import write_result, write_scores
+from gpuherd.posttrain.eval.answers import AnsweredProblem, Completion, Scores, line_of, write_scores
 from gpuherd.posttrain.eval.metrics import metrics_of
-from gpuherd.posttrain.eval.options import EvaluationOptions
-from gpuherd.posttrain.eval.result import REFERENCE, About, Cost, Estimator, Evaluation, Point
-from gpuherd.posttrain.eval.scores import Scores
+from gpuherd.posttrain.eval.results import (
+    REFERENCE,
+    About,
+    Cost,
+    Estimator,
+    Evaluation,
+    EvaluationOptions,
+    Point,
+    write_result,
+)
 
 
 def made_scores(

@@ -23,8 +23,7 @@ from gpuherd.posttrain.eval.metrics import (
     ratios,
     vote,
 )
-from gpuherd.posttrain.eval.options import EvaluationOptions, Tie
-from gpuherd.posttrain.eval.result import Estimator
+from gpuherd.posttrain.eval.results import Estimator, EvaluationOptions, Tie
 
 EIGHT = EvaluationOptions(samples=8, pass_at=(2, 8), majority_at=(4, 8))
 

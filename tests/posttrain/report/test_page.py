@@ -16,7 +16,7 @@ from tests.posttrain.report.made_runs import made_run, made_training, made_wide_
 
 from gpuherd.cli.main import run as command
 from gpuherd.errors import CannotWrite, UsageError
-from gpuherd.posttrain.eval.answered import AnsweredProblem, Completion
+from gpuherd.posttrain.eval.answers import AnsweredProblem, Completion
 from gpuherd.posttrain.report.completions import LEVELS, chunks_of
 from gpuherd.posttrain.report.page import make_page
 from gpuherd.posttrain.report.plot import run_figure

@@ -15,7 +15,7 @@ from gpuherd.posttrain.data.star_graph import make as make_star_graph
 from gpuherd.posttrain.envs.math import Settings, attempt
 from gpuherd.posttrain.envs.tools import Turn, read_turn
 from gpuherd.posttrain.envs.turns import Turns
-from gpuherd.posttrain.eval.voting import answer_of
+from gpuherd.posttrain.eval.answers import answer_of
 from gpuherd.posttrain.rewards.code import program_of
 from gpuherd.posttrain.rewards.math import MathRewards
 from gpuherd.posttrain.rewards.words import WordRewards

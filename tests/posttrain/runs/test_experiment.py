@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -34,7 +35,7 @@ from gpuherd.posttrain.runs.options import RoundsOptions
 from gpuherd.posttrain.runs.plan import Phase, combinations_of
 from gpuherd.posttrain.runs.prepare import prepare, refuse_others, vocabulary
 from gpuherd.posttrain.runs.render import end_lines
-from gpuherd.posttrain.runs.settings import Settings
+from gpuherd.posttrain.runs.settings import NEUTRAL, Settings
 from gpuherd.standin.machine import SimulatedMachine
 
 DRY = RoundsOptions(dry_run=True)
@@ -245,6 +246,59 @@ def test_places_are_divided_among_those_that_collect(make_settings: MakeSettings
     assert [each.shards for each in combinations_of(alone, prepared, 8)][:2] == [1, 1]
     three = replace(settings, data_collection=replace(settings.data_collection, shards=3))
     assert {each.shards for each in combinations_of(three, prepared, 8)} == {3}
+
+
+def test_places_are_divided_among_evaluations(make_settings: MakeSettings) -> None:
+    datasets = {"sums": {"task": "arithmetic", "settings": {"digits": 2, "train": 12, "test": 100}}}
+    evaluation = {"num_samples": 2, "resamples": 100}
+    settings = make_settings(
+        datasets=datasets, evaluation=evaluation, algos={"QSharp": {}, "GRPO": {}}, data_collection={}
+    )
+    prepared = prepare(settings)
+
+    def shards(settings: Settings, places: int) -> set[int]:
+        return {each.evaluation_shards["sums"] for each in combinations_of(settings, prepared, places)}
+
+    assert shards(settings, 8) == {4} and shards(settings, 1) == {1}
+    assert shards(replace(settings, parallel_generation=False), 8) == {1}
+    five = replace(settings, evaluation=replace(settings.evaluation, shards=5))
+    assert shards(five, 1) == {5}
+    # A problem is a batch here (3 rows of 2 samples): so many shards at most.
+    assert shards(replace(settings, evaluation=replace(settings.evaluation, shards=1000)), 8) == {100}
+    plan = dry(five).plan
+    joins = [each for each in plan if each.step.joins]
+    assert [(each.asked.gpus, each.asked.memory_mb) for each in joins] == [(0, 0)] * (2 * 2 + 1)
+    assert sum(each.step.phase is Phase.EVALUATE for each in plan) == 6 * (2 * 2 + 1)
+
+
+def test_the_plan_says_how_an_evaluation_is_divided(make_settings: MakeSettings) -> None:
+    printed = io.StringIO()
+    settings = make_settings(evaluation={"num_samples": 2, "shards": 2}, rounds_of_training=1)
+    RoundsExperiment(settings, DRY, console=Console(file=printed, width=300), simulate=True).run()
+    assert printed.getvalue().count("evaluate on sums: 4 problems, 2 jobs, each 1 GPU with ") == 2
+    assert printed.getvalue().count(", and one that joins them") == 2
+
+
+def test_a_run_of_a_version_without_shards_of_evaluations_goes_on(make_settings: MakeSettings) -> None:
+    settings = make_settings()
+    folder = begun(settings, datetime(2026, 1, 1))
+    values = json.loads(folder.run_json.read_bytes())
+    del values["settings"]["evaluation"]["shards"]
+    for each in values["combinations"]:
+        del each["evaluation_shards"]
+    folder.run_json.write_text(json.dumps(values))
+    record = read_record(folder)
+    assert record.settings == settings and record.identity == settings.identity()
+    evaluations = [step for step in record.steps() if step.phase is Phase.EVALUATE]
+    assert len(evaluations) == 3 and all(step.shards == 1 and not step.joins for step in evaluations)
+    # As that version has computed it.
+    kept = values["settings"]
+    for name in NEUTRAL - {"system.use_parallel_execution"}:
+        del kept[name]
+    del kept["system"]["use_parallel_execution"]
+    assert settings.identity() == hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    divided = make_settings(evaluation={"num_samples": 2, "etas": [1, 0.1], "resamples": 100, "shards": 2})
+    assert divided.identity() != settings.identity()
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from tests.posttrain.eval.first_letter import FirstLetter
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.options import Stopped
-from gpuherd.posttrain.eval.answered import read_answers
-from gpuherd.posttrain.eval.evaluating import ASKED, Evaluating, OtherEvaluation, evaluate
-from gpuherd.posttrain.eval.options import EvaluationOptions
-from gpuherd.posttrain.eval.result import About
+from gpuherd.posttrain.eval.answers import read_answers
+from gpuherd.posttrain.eval.evaluation import ASKED, Evaluating, OtherEvaluation, evaluate
+from gpuherd.posttrain.eval.results import About, EvaluationOptions
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy, Rollout, Sampling, Training
 

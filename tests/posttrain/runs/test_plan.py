@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 
 from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
-from gpuherd.posttrain.eval.result import REFERENCE
+from gpuherd.posttrain.eval.results import REFERENCE
+from gpuherd.posttrain.runs.folder import RoundsDirectory
 from gpuherd.posttrain.runs.plan import (
     Combination,
     JobDescription,
     Phase,
     Step,
+    StepRequest,
     description_of,
     earlier_rounds_first,
+    make_jobs,
     plan_steps,
+    planned,
     priority_named,
 )
 
@@ -135,6 +139,43 @@ def test_names_and_needs_as_written() -> None:
     )
     assert needs["PITA_gsm8k_llama32_r1_evaluate_aime"] == ("PITA_gsm8k_llama32_r1_train",)
     assert steps[0].algorithm == REFERENCE and steps[0].round is None and steps[0].needs == ()
+
+
+def test_an_evaluation_in_shards_has_a_job_that_joins_them(tmp_path: Path) -> None:
+    divided = one(evaluated_on=("gsm8k", "aime"), evaluation_shards={"gsm8k": 2})
+    steps = plan_steps([divided], 1)
+    names = [step.name for step in steps]
+    assert names == [
+        "reference_gsm8k_llama32_evaluate_0",
+        "reference_gsm8k_llama32_evaluate_1",
+        "reference_gsm8k_llama32_evaluate",
+        "reference_aime_llama32_evaluate",
+        "PITA_gsm8k_llama32_r0_collect",
+        "PITA_gsm8k_llama32_r0_train",
+        "PITA_gsm8k_llama32_r0_evaluate_0",
+        "PITA_gsm8k_llama32_r0_evaluate_1",
+        "PITA_gsm8k_llama32_r0_evaluate",
+        "PITA_gsm8k_llama32_r0_evaluate_aime",
+    ]
+    by_name = {step.name: step for step in steps}
+    assert by_name["PITA_gsm8k_llama32_r0_evaluate_1"].needs == ("PITA_gsm8k_llama32_r0_train",)
+    assert by_name["PITA_gsm8k_llama32_r0_evaluate"].needs == (
+        "PITA_gsm8k_llama32_r0_evaluate_0",
+        "PITA_gsm8k_llama32_r0_evaluate_1",
+    )
+    asked = [StepRequest(0, 0, "") if step.joins else StepRequest(1, 100, "") for step in steps]
+    folder = RoundsDirectory(tmp_path)
+    jobs = make_jobs(planned(steps, asked, earlier_rounds_first, 1), folder, identity="x", cwd="/", share=True)
+    results = {job.name: Path(str(job.result)).relative_to(folder.results) for job in jobs if "evaluate" in job.name}
+    place = Path("PITA/llama32/gsm8k/r0")
+    assert results["PITA_gsm8k_llama32_r0_evaluate_1"] == place / "shards" / "00001.json"
+    assert results["PITA_gsm8k_llama32_r0_evaluate"] == place / "result.json"
+    assert results["PITA_gsm8k_llama32_r0_evaluate_aime"] == place / "on_aime" / "result.json"
+    assert len(set(results.values())) == len(results)
+    shard, joining = (jobs[names.index(f"PITA_gsm8k_llama32_r0_evaluate{end}")] for end in ("_1", ""))
+    assert (shard.gpus, shard.memory_mb, shard.share) == (1, 100, True)
+    assert (joining.gpus, joining.memory_mb, joining.share) == (0, None, False)
+    assert shard.family != joining.family  # what a shard takes says nothing of the other
 
 
 def test_asynchronous_rounds_collect_while_the_one_before_trains() -> None:

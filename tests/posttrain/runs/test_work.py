@@ -13,7 +13,7 @@ from tests.posttrain.runs.conftest import MakeSettings
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.eval.files import read_result
+from gpuherd.posttrain.eval.results import read_result
 from gpuherd.posttrain.runs.folder import RoundsDirectory, RunRecord, begin, read_record, write_policy
 from gpuherd.posttrain.runs.plan import combinations_of
 from gpuherd.posttrain.runs.prepare import prepare
@@ -105,6 +105,20 @@ def test_an_algorithm_is_evaluated_as_it_asks(make_settings: MakeSettings, tmp_p
         rows = [json.loads(line.partition("\t")[0]) for line in path.read_text().splitlines()]
         lengths.append([len(row["prompt_ids"]) for row in rows])
     assert [more - less for more, less in zip(*lengths, strict=True)] == [len(" sure?")] * 4  # tokens are characters
+
+
+def test_the_reference_is_evaluated_in_shards(make_settings: MakeSettings, tmp_path: Path) -> None:
+    evaluation = {"num_samples": 2, "resamples": 100}
+    whole, record = begun(make_settings(evaluation=evaluation), tmp_path / "whole")
+    do(work(whole, record, "reference_sums_tiny_evaluate"))
+    folder, record = begun(make_settings(evaluation={**evaluation, "shards": 3}), tmp_path / "run")
+    figures = [do(work(folder, record, f"reference_sums_tiny_evaluate_{number}")) for number in (2, 0, 1)]
+    assert [each["problems"] for each in figures] == [1, 2, 1]
+    assert not list(folder.results.rglob("result.json"))
+    do(work(folder, record, "reference_sums_tiny_evaluate"))
+    one, other = (each.results / "reference" / "tiny" / "sums" for each in (whole, folder))
+    assert (one / "scores.json").read_bytes() == (other / "scores.json").read_bytes()
+    assert read_result(one).own.metrics == read_result(other).own.metrics
 
 
 def test_which_policy_a_step_asks(make_settings: MakeSettings, tmp_path: Path) -> None:

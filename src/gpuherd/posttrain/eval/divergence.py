@@ -1,10 +1,12 @@
-"""How far a policy is from its reference along completions that it drew: KL(policy || reference), by teacher forcing.
+"""How far a policy is from its reference along completions that it drew: KL(policy || reference).
+
+A guided decode records it while it draws, and the reference itself has none. All other completions are read again, by
+teacher forcing, and the figures kept in a file, a line a problem, resumed like answers.
 
 Exactly: both models read the completion, and at each of its positions the divergence of their laws of the next token is
 summed over the vocabulary, at temperature 1. The mean over completions of the sum over positions is, by the chain rule,
 an unbiased estimate of the divergence of the laws of whole completions, where the completions were drawn at temperature
-1 without top-p and top-k; of other draws it is the divergence along the paths that were taken. A guided decode records
-the same while it draws.
+1 without top-p and top-k; of other draws it is the divergence along the paths that were taken.
 
 By estimators, where only the reference is to be in memory: with p the probability of the sampled token under the law
 that sampled and q under the reference's at the same temperature (Schulman 2020, "Approximating KL divergence"),
@@ -14,17 +16,28 @@ divergence as their mean at each position.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gpuherd.engines.progress import report
 from gpuherd.errors import UsageError
 from gpuherd.lm.forward import BatchReading, CausalModel, causal_model, halved, padded, pieces
-from gpuherd.posttrain.eval.result import Estimator
+from gpuherd.posttrain.eval.answers import AnsweredProblem, BadAnswers, Completion
+from gpuherd.posttrain.eval.results import Divergence, Estimator
+from gpuherd.runs import records
+from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
 from gpuherd.runs.worker import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
+
+    from gpuherd.posttrain.rollout.sampler import Sampler
+
+# ---- of completions, with the models in memory
 
 Found = TypeVar("Found")
 
@@ -99,8 +112,8 @@ def forced_log_probs(
 
         rows: list[list[float]] = [[] for _ in some]
         for (logits,), targets, counts in _walk(models, [prompts[at] for at in some], [answers[at] for at in some]):
-            told = torch.log_softmax(logits.float() / temperature, dim=-1)
-            values = told.gather(2, targets.to(told.device)[..., None])[..., 0].tolist()
+            log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
+            values = log_probs.gather(2, targets.to(log_probs.device)[..., None])[..., 0].tolist()
             for row, more, used in zip(rows, values, counts.tolist(), strict=True):
                 row += [value for value, each in zip(more, used, strict=True) if each]
         return [tuple(value if math.isfinite(value) else None for value in row) for row in rows]
@@ -173,3 +186,135 @@ def _halving(count: int, work: Callable[[Sequence[int]], Sequence[Found]], most:
 
 def _vocabulary(model: CausalModel) -> int:
     return int(model.module.config.get_text_config(decoder=True).vocab_size)
+
+
+# ---- of an evaluation
+
+Table = tuple[tuple[float | None, ...], ...]
+_ESTIMATORS = {Divergence.EXACT: Estimator.EXACT, Divergence.K1: Estimator.K1, Divergence.K3: Estimator.K3}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A divergence a completion, (problems, samples), None where it was not measured, and how; or None both."""
+
+    kl: Table | None
+    estimator: Estimator | None
+
+
+def measure_kl(
+    path: Path,
+    shard: Shard,
+    answered: Callable[[], Mapping[int, AnsweredProblem]],
+    *,
+    how: Divergence,
+    most: int | None,
+    temperature: float,
+    policy: Callable[[], Sampler],
+    release: Callable[[], None],
+    reference: Callable[[], Sampler],
+) -> None:
+    """Adds the divergences that are not in the file yet, a line a problem; loads models only where some are missing.
+
+    Args:
+        path: the file.
+        shard: the problems whose completions are read together.
+        answered: reads the problems of the shard with their completions, by the problems' places.
+        how: EXACT, K1 or K3.
+        most: of how many completions a problem; None: of all.
+        temperature: of the draws; the estimators are of the laws at it.
+        policy, reference: load the models.
+        release: lets the policy go.
+
+    Raises UsageError where the two have other tokenizers; CannotWrite, ShardBusy.
+    """
+    with ShardFile(path, shard, sealed=True) as file:
+        if not file.todo:
+            return
+        rows, measure = answered(), _measure(_ESTIMATORS[how], temperature, policy, release, reference)
+        items = len(shard.items)
+        done = items - sum(map(len, file.todo))
+        for batch in file.todo:
+            report(done, items, "divergence from the reference")
+            found = _measured_batch([rows[item] for item in batch], most, measure)
+            file.append([json.dumps({"kl": row}, allow_nan=False) for row in found])
+            done += len(batch)
+
+
+def read_kl(path: Path, answered: Sequence[AnsweredProblem], how: Divergence, most: int | None) -> Measured:
+    """The divergences of all completions, from the file that ``measure_kl`` wrote. Raises BadAnswers."""
+    read = _read(path, [len(row.completions[:most]) for row in answered])
+    kl = tuple((*row, *[None] * (len(each.completions) - len(row))) for row, each in zip(read, answered, strict=True))
+    return Measured(kl, _ESTIMATORS[how])
+
+
+def recorded_kl(answered: Sequence[AnsweredProblem]) -> Measured:
+    """The divergences that a guided decode has recorded."""
+    return Measured(tuple(tuple(each.kl for each in row.completions) for row in answered), Estimator.EXACT)
+
+
+def no_kl(answered: Sequence[AnsweredProblem]) -> Measured:
+    """The divergences of the reference from itself."""
+    return Measured(tuple((0.0,) * len(row.completions) for row in answered), Estimator.EXACT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    kl: tuple[float | None, ...]
+
+
+def _read(path: Path, counts: Sequence[int]) -> list[tuple[float | None, ...]]:
+    """The file's rows, each of so many figures. Raises BadAnswers."""
+    found = []
+    try:
+        for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+            if (content := unsealed(line)) is None:
+                raise ValueError(f"line {number} is incomplete or has changed")
+            row: _Line = records.read(_Line, json.loads(content))
+            found.append(row.kl)
+    except (TypeError, ValueError, KeyError, RecursionError) as problem:
+        raise BadAnswers(f"{path} is damaged ({problem}); move it away") from None
+    if [len(row) for row in found] != list(counts):
+        raise BadAnswers(f"{path} is not of these completions; move it away")
+    return found
+
+
+Measure = Callable[[Sequence[Sequence[int]], Sequence[Completion]], Sequence[float | None]]
+
+
+def _measure(
+    estimator: Estimator,
+    temperature: float,
+    policy: Callable[[], Sampler],
+    release: Callable[[], None],
+    reference: Callable[[], Sampler],
+) -> Measure:
+    """Prompts and completions -> their divergences."""
+    from gpuherd.lm.guidance.guide import tokens_digest
+
+    if estimator is Estimator.EXACT:
+        mine, theirs = policy(), reference()
+        if tokens_digest(mine.tokenizer.get_vocab()) != tokens_digest(theirs.tokenizer.get_vocab()):
+            raise UsageError(
+                "evaluation: policy and reference have other tokenizers, so that their laws can't be compared; "
+                "name the model that the policy was made from as reference"
+            )
+        modules = mine.model.module, theirs.model.module
+        return lambda prompts, completions: exact(*modules, prompts, [each.ids for each in completions])
+    release()
+    only = reference().model.module
+
+    def by_estimator(prompts: Sequence[Sequence[int]], completions: Sequence[Completion]) -> list[float | None]:
+        forced = forced_log_probs(only, prompts, [each.ids for each in completions], temperature)
+        pairs = zip(completions, forced, strict=True)
+        return [estimated(each.log_probs, log_probs, estimator) for each, log_probs in pairs]
+
+    return by_estimator
+
+
+def _measured_batch(rows: Sequence[AnsweredProblem], most: int | None, measure: Measure) -> list[list[float | None]]:
+    """A list of divergences for each problem of a batch, whose completions are read together."""
+    taken = [row.completions[:most] for row in rows]
+    prompts = [row.prompt_ids for row, some in zip(rows, taken, strict=True) for _ in some]
+    values = iter(measure(prompts, [each for some in taken for each in some]))
+    return [[next(values) for _ in some] for some in taken]

@@ -1,24 +1,33 @@
-"""The metrics of a policy's completions, with their intervals. Pure; numpy, no torch.
+"""The metrics of a policy's completions with their intervals, of one run and over several seeds. Pure; numpy, no torch.
 
 Every metric here is a ratio of two sums over problems (a mean is one whose lower sum is their number), so that a
 resample of the problems is a product of matrices, and a metric's interval and its difference to another policy's on the
 same problems come from one set of numbers.
+
+Over several runs that differ in their seed alone, a resample draws runs, and problems in them. Of S runs S - 1 are
+drawn (Rao and Wu 1988, JASA 83:231): with S draws the variance between runs would come out too small by (S - 1) / S, a
+third of it at three seeds. Runs on the same problems are resampled with the same draw of problems (problems and seeds
+are crossed: Owen 2007, "The pigeonhole bootstrap"), others each with their own. With as few as two or three seeds no
+interval can be trusted far: the runs' own values always stand next to it.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import comb
 
 import numpy as np
 
-from gpuherd.posttrain.eval.options import EvaluationOptions, Tie
-from gpuherd.posttrain.eval.result import AtK, Metrics, TokenKL
-from gpuherd.posttrain.eval.scores import Scores, kl_pairs
-from gpuherd.qa.bootstrap import NO_SPREAD, BootstrapPlan, Floats, Weights, figures
+from gpuherd.posttrain.eval.answers import Scores, kl_pairs
+from gpuherd.posttrain.eval.results import AtK, EvaluationOptions, Metrics, Tie, TokenKL
+from gpuherd.qa.bootstrap import NO_SPREAD, BootstrapPlan, Floats, Weights, figure_of, figures, resamples
 from gpuherd.qa.intervals import Figure, wilson
+
+# ---- of one run
 
 REWARD, PASS_1, FIRST, KL, KL_TOKEN, TOKENS, FINISHED = (
     "reward", "pass@1", "first", "kl", "kl a token", "tokens", "finished",
@@ -41,9 +50,9 @@ class Ratio:
 
     def weighted(self, weights: Weights | Floats) -> Floats:
         """Under each weighting of the problems, (rows, problems): (rows,), NaN where the lower sum is 0."""
-        told = weights.astype(np.float64, copy=False)
+        exact = weights.astype(np.float64, copy=False)
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray((told @ self.top) / (told @ self.bottom))
+            return np.asarray((exact @ self.top) / (exact @ self.bottom))
 
 
 def pass_at(n: int, right: int, k: int) -> float:
@@ -170,3 +179,52 @@ def _pass_ks(scores: Scores, options: EvaluationOptions) -> tuple[int, ...]:
 
 def _row_means(table: Sequence[Sequence[float]]) -> Floats:
     return np.asarray(np.array(table, dtype=np.float64).mean(axis=1))
+
+
+# ---- over several seeds
+
+_MOST_KEPT = 2_000_000  # weights: 16 MB
+
+
+def over_seeds(runs: Sequence[Ratio], same_problems: bool, plan: BootstrapPlan) -> Figure:
+    """The mean over the runs of a metric, with its percentile interval.
+
+    Args:
+        runs: two or more, a run's metric each; with ``same_problems`` the rows are of the same problems in one order.
+        plan: ``method`` is not looked at.
+    """
+    values = [each.value for each in runs]
+    if not np.all(np.isfinite(values)):
+        return Figure(None, note="not defined for every seed")
+    return figure_of(float(np.mean(values)), drawn_means(runs, same_problems, plan), None, plan)
+
+
+def drawn_means(runs: Sequence[Ratio], same_problems: bool, plan: BootstrapPlan, seeds: Sequence[int] = ()) -> Floats:
+    """The resampled means, (resamples,): of the runs that were drawn, on the problems that were drawn. NaN where one is
+    not defined. The draws depend on the plan's seed, the number of runs and their seeds, and the numbers of problems
+    alone: two methods with runs of the same seeds are resampled alike, those of others on their own."""
+    each = np.stack([_weighted(run, plan, 0 if same_problems else at + 1) for at, run in enumerate(runs)], axis=1)
+    if len(runs) == 1:
+        return np.asarray(each[:, 0])
+    return np.asarray((each * _seed_weights(len(runs), plan, seeds)).sum(axis=1) / (len(runs) - 1))
+
+
+def _weighted(run: Ratio, plan: BootstrapPlan, place: int) -> Floats:
+    """A run's metric under each draw of problems; place 0: the draw that all runs share."""
+    n, seed = run.top.size, plan.seed + 7919 * place
+    if n * plan.resamples <= _MOST_KEPT:
+        return run.weighted(_kept(n, plan.resamples, seed))
+    return np.concatenate([run.weighted(weights) for weights in resamples(n, plan.resamples, seed)])
+
+
+@lru_cache(maxsize=4)
+def _kept(n: int, count: int, seed: int) -> Floats:
+    """All draws of n problems: the same few are asked for again and again."""
+    return np.concatenate(list(resamples(n, count, seed))).astype(np.float64)
+
+
+def _seed_weights(runs: int, plan: BootstrapPlan, seeds: Sequence[int]) -> Floats:
+    """How often each run was drawn, (resamples, runs); each row sums to runs - 1."""
+    draw = np.random.default_rng([plan.seed, runs, zlib.crc32(repr(tuple(seeds)).encode())])
+    drawn = draw.integers(0, runs, size=(plan.resamples, runs - 1))
+    return np.stack([np.sum(drawn == run, axis=1) for run in range(runs)], axis=1).astype(np.float64)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuherd.errors import printable
 from gpuherd.lm.backend import beyond_rounding
-from gpuherd.posttrain.eval.answered import AnsweredProblem, Completion
+from gpuherd.posttrain.eval.answers import AnsweredProblem, Completion
 from gpuherd.posttrain.report.reading import Samples
 from gpuherd.report.nodes import Node, card, choose, element, figure, given, missing, note, repeat, step
 from gpuherd.report.page import packed_json

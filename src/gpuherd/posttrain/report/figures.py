@@ -8,12 +8,10 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from gpuherd.posttrain.eval.comparing import Comparison
-from gpuherd.posttrain.eval.equal_kl import DifferenceAtKL
-from gpuherd.posttrain.eval.gathering import Row
-from gpuherd.posttrain.eval.paired import Difference
-from gpuherd.posttrain.eval.result import REFERENCE
-from gpuherd.posttrain.eval.telling import divergence
+from gpuherd.posttrain.eval.compare import Difference, DifferenceAtKL
+from gpuherd.posttrain.eval.results import REFERENCE
+from gpuherd.posttrain.eval.summary import divergence
+from gpuherd.posttrain.eval.tables import Comparison, Row
 from gpuherd.posttrain.report.reading import RunReport
 from gpuherd.qa.intervals import Figure, Interval
 from gpuherd.report.charts import Stroke, stroke

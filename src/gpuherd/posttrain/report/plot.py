@@ -10,9 +10,8 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.eval.comparing import Comparison
-from gpuherd.posttrain.eval.gathering import Gathered, Row
-from gpuherd.posttrain.eval.result import REFERENCE
+from gpuherd.posttrain.eval.results import REFERENCE
+from gpuherd.posttrain.eval.tables import Comparison, Gathered, Row
 from gpuherd.posttrain.report.reading import RunReport, Training
 from gpuherd.report.charts import BLUE, RED, blank_figure, plain_text
 

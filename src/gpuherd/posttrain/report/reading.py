@@ -13,9 +13,8 @@ from gpuherd.errors import QueueUnreadable, UsageError
 from gpuherd.jobs.job import JobState
 from gpuherd.jobs.queue.reader import SIMULATED_GPUS, notes_on_gpus
 from gpuherd.posttrain.engine.curves import FILE, read_curves
-from gpuherd.posttrain.eval.answered import AnsweredProblem, BadAnswers, read_answers
-from gpuherd.posttrain.eval.found import Found, find_results
-from gpuherd.posttrain.eval.gathering import Gathered, Row, gathered
+from gpuherd.posttrain.eval.answers import AnsweredProblem, BadAnswers, read_answers
+from gpuherd.posttrain.eval.tables import Found, Gathered, Row, find_results, gathered
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.report.kinds import OutputKind, json_object, output_kind
 from gpuherd.posttrain.report.timeline import Timeline, read_timeline

@@ -18,7 +18,7 @@ from gpuherd.jobs.queue.reader import QueueReader
 from gpuherd.jobs.run_dir import safe_name
 
 # Behind the round, which only a reference's evaluation has not.
-_PHASE = re.compile(r"_r\d+_(collect|train|evaluate)(?:_|$)|_(evaluate)$")
+_PHASE = re.compile(r"_r\d+_(collect|train|evaluate)(?:_|$)|_(evaluate)(?:_\d+)?$")
 MOST_BARS = 5000
 
 
@@ -110,6 +110,8 @@ def phase_of(job: str) -> str:
     ('collect', 'evaluate', '')
     >>> phase_of("CD_a_tiny_r0_evaluate_train"), phase_of("CD_train_tiny_r0_collect")  # data sets may be called so
     ('evaluate', 'collect')
+    >>> phase_of("reference_a_tiny_evaluate_7"), phase_of("CD_a_tiny_r0_evaluate_7_b")  # shards
+    ('evaluate', 'evaluate')
     """
     found = _PHASE.search(job)
     return (found[1] or found[2]) if found else ""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from gpuherd.lm.backend import beyond_rounding
-from gpuherd.posttrain.eval.comparing import Comparison
-from gpuherd.posttrain.eval.gathering import Row
-from gpuherd.posttrain.eval.result import REFERENCE
+from gpuherd.posttrain.eval.results import REFERENCE
+from gpuherd.posttrain.eval.tables import Comparison, Row
 from gpuherd.posttrain.report.completions import samples_view
 from gpuherd.posttrain.report.figures import (
     DIVERGENCES,

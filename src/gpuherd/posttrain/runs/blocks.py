@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gpuherd.errors import UsageError
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.posttrain.config.typed import read
-from gpuherd.posttrain.eval.options import EvaluationOptions
+from gpuherd.posttrain.eval.results import EvaluationOptions
 from gpuherd.posttrain.types import Precision, Sampling
 from gpuherd.runs.records import jsonable
 
@@ -172,6 +172,8 @@ class EvaluationSettings:
         num_samples, max_examples: completions a problem; problems of the split, 0: all.
         split, greedy, pass_at, majority_at, tie, kl, kl_samples, resamples, confidence: as in ``EvaluationOptions``.
         base: evaluate the reference models too.
+        shards: jobs that share an evaluation's problems; None: as many as there are GPUs for. Results don't depend on
+            it. Kept when a run goes on.
     """
 
     etas: tuple[float, ...] = ()
@@ -188,10 +190,13 @@ class EvaluationSettings:
     resamples: int = 1000
     confidence: float = 0.95
     base: bool = True
+    shards: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_examples < 0:
             raise UsageError(f"max_examples={self.max_examples}; the least is 0, for all")
+        if self.shards is not None and self.shards < 1:
+            raise UsageError(f"shards={self.shards}; the least is 1")
         for name in ("etas", "pass_at", "majority_at"):
             if len(set(getattr(self, name))) < len(getattr(self, name)):
                 raise UsageError(f"{name}={list(getattr(self, name))}: each is there once")

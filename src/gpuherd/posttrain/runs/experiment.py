@@ -31,7 +31,7 @@ from gpuherd.jobs.remote.dispatcher import settled
 from gpuherd.jobs.run import run_jobs
 from gpuherd.models.load.jobs import resources_for
 from gpuherd.posttrain.config.composing import compose, said
-from gpuherd.posttrain.eval.telling import json_values
+from gpuherd.posttrain.eval.summary import json_values
 from gpuherd.posttrain.runs.folder import (
     FORMAT,
     RoundsDirectory,
@@ -63,7 +63,7 @@ from gpuherd.runs.console import logged_to
 from gpuherd.runs.stage import StageOutcome, tidy
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.eval.gathering import Gathered
+    from gpuherd.posttrain.eval.tables import Gathered
 
 logger = logging.getLogger(__name__)
 
@@ -263,7 +263,7 @@ class RoundsExperiment:
         return self.outcome
 
     def _gathered(self) -> Gathered:
-        from gpuherd.posttrain.eval.gathering import gather
+        from gpuherd.posttrain.eval.tables import gather
 
         return gather(self.folder.results)
 

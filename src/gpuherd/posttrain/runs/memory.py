@@ -73,6 +73,8 @@ class Memory:
 
     def of(self, step: Step) -> StepRequest:
         """Of one step. Raises JobCannotFit where it fits on no GPU here; MissingModel, BadModel."""
+        if step.joins:
+            return StepRequest(0, 0, "joins shards")
         name = step.evaluated_on if step.evaluated_on is not None else step.dataset
         if step.phase is Phase.TRAIN:
             key: tuple[object, ...] = (step.algorithm, step.family, name)

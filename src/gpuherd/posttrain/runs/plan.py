@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,8 @@ from gpuherd.errors import UsageError
 from gpuherd.jobs.job import Job
 from gpuherd.jobs.run_dir import safe_name
 from gpuherd.models.load.jobs import HEARTBEAT_S
-from gpuherd.posttrain.eval.result import REFERENCE, RESULT
+from gpuherd.posttrain.eval.parts import number_of_parts, shard_done
+from gpuherd.posttrain.eval.results import REFERENCE, RESULT
 from gpuherd.runs.shards import number_of_shards
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Combination:
         off_policy: whether what it learns from may come from an older policy.
         shards: jobs that collect a round's rows.
         evaluated_on: names of data sets.
+        evaluation_shards: jobs that share an evaluation's problems, by data set; 1 where it says nothing, as in runs of
+            earlier versions.
     """
 
     algorithm: str
@@ -56,6 +59,7 @@ class Combination:
     off_policy: bool
     shards: int
     evaluated_on: tuple[str, ...]
+    evaluation_shards: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,8 @@ class Step:
     Attributes:
         algorithm: the name in the experiment; REFERENCE for the evaluation of a model as it came.
         round: from 0; None of a reference.
-        shard, shards: of a collection: which, of how many.
+        shard, shards: of a collection or an evaluation: which, of how many.
+        joins: of an evaluation in several shards: the job that makes their result of them.
         evaluated_on: of an evaluation: the data set whose problems are asked.
         policy_round: the round whose policy is asked, or gone on from; None: the reference.
         needs: names of steps that must have succeeded.
@@ -81,6 +86,7 @@ class Step:
     evaluated_on: str | None = None
     policy_round: int | None = None
     needs: tuple[str, ...] = ()
+    joins: bool = False
 
     @property
     def name(self) -> str:
@@ -92,7 +98,7 @@ class Step:
         parts = [safe_name(self.algorithm), safe_name(self.dataset), safe_name(self.family)]
         parts += [] if self.round is None else [f"r{self.round}"]
         parts.append(self.phase.value)
-        if self.phase is Phase.COLLECT and self.shards > 1:
+        if self.shards > 1 and not self.joins:
             parts.append(str(self.shard))
         if self.evaluated_on is not None and self.evaluated_on != self.dataset:
             parts.append(safe_name(self.evaluated_on))
@@ -163,13 +169,14 @@ def _round(of: Combination, number: int, *, asynchronous: bool) -> list[Step]:
             of.dataset,
             of.family,
             number,
+            shards=of.evaluation_shards.get(name, 1),
             evaluated_on=name,
             policy_round=number,
             needs=(train.name,),
         )
         for name in of.evaluated_on
     ]
-    return [*collected, train, *evaluations]
+    return [*collected, train, *_divided(evaluations)]
 
 
 def _train(of: Combination, number: int) -> Step:
@@ -177,8 +184,25 @@ def _train(of: Combination, number: int) -> Step:
 
 
 def _references(combinations: Sequence[Combination]) -> list[Step]:
-    pairs = dict.fromkeys((each.family, name) for each in combinations for name in each.evaluated_on)
-    return [Step(Phase.EVALUATE, REFERENCE, name, family, None, evaluated_on=name) for family, name in pairs]
+    pairs = {
+        (each.family, name): each.evaluation_shards.get(name, 1) for each in combinations for name in each.evaluated_on
+    }
+    return _divided(
+        Step(Phase.EVALUATE, REFERENCE, name, family, None, shards=shards, evaluated_on=name)
+        for (family, name), shards in pairs.items()
+    )
+
+
+def _divided(evaluations: Iterable[Step]) -> list[Step]:
+    """Each evaluation's shards, then the job that joins them; one that is not divided as it is."""
+    found = []
+    for whole in evaluations:
+        if whole.shards == 1:
+            found.append(whole)
+            continue
+        parts = [replace(whole, shard=number) for number in range(whole.shards)]
+        found += [*parts, replace(whole, joins=True, needs=tuple(part.name for part in parts))]
+    return found
 
 
 def _of(step: Step) -> str:
@@ -189,7 +213,8 @@ def _of(step: Step) -> str:
 def combinations_of(settings: Settings, prepared: Prepared, places: int) -> tuple[Combination, ...]:
     """Every algorithm on every data set with every pair of models.
 
-    The places of the machine are divided among those that collect: so many jobs each as fill it together.
+    The places of the machine are divided among those that collect, and among their evaluations: so many jobs each as
+    fill it together.
 
     Args:
         places: how many jobs can run side by side.
@@ -197,6 +222,13 @@ def combinations_of(settings: Settings, prepared: Prepared, places: int) -> tupl
     data, models = settings.trained_on(), tuple(settings.families())
     collecting = sum(choice.collects for choice in prepared.choices) * len(data) * len(models)
     each = max(1, places // max(1, collecting)) if settings.parallel_generation else 1
+    evaluations = sum(len(settings.evaluated_on(name)) for name in data) * len(prepared.choices) * len(models)
+    evaluating = max(1, places // max(1, evaluations)) if settings.parallel_generation else 1
+    options, rows = settings.evaluation.options(settings.data_collection.seed), settings.generation.batch_size
+    evaluation_shards = {
+        name: number_of_parts(problems, options, rows, evaluating, settings.evaluation.shards)
+        for name, problems in prepared.evaluated.items()
+    }
     return tuple(
         Combination(
             algorithm=choice.name,
@@ -206,6 +238,7 @@ def combinations_of(settings: Settings, prepared: Prepared, places: int) -> tupl
             off_policy=choice.make().off_policy,
             shards=number_of_shards(prepared.problems[name], each, settings.data_collection.shards),
             evaluated_on=settings.evaluated_on(name),
+            evaluation_shards={each: evaluation_shards[each] for each in settings.evaluated_on(name)},
         )
         for choice in prepared.choices
         for name in data
@@ -227,7 +260,7 @@ class JobDescription:
         algorithm, dataset, family: the combination; of a reference the algorithm is "reference".
         round_idx: from 0; 0 for the evaluation of a reference.
         rounds: how many there are.
-        shard: of a collection.
+        shard: of a collection or an evaluation.
     """
 
     name: str
@@ -312,8 +345,8 @@ class StepRequest:
     """The resources that a step's job asks for.
 
     Attributes:
-        gpus: how many.
-        memory_mb: free memory that it needs on each.
+        gpus: how many; 0 of a job that joins what others have made.
+        memory_mb: free memory that it needs on each; 0 without GPUs.
         sentence: what for, in words.
     """
 
@@ -345,9 +378,8 @@ def result_of(step: Step, folder: RoundsDirectory) -> Path:
         return folder.rows_done(folder.data(step.algorithm, step.dataset, step.family, number), step.shard)
     if step.phase is Phase.TRAIN:
         return folder.policy(folder.model(step.algorithm, step.dataset, step.family, number))
-    return (
-        folder.result(step.algorithm, step.family, step.dataset, step.round, step.evaluated_on or step.dataset) / RESULT
-    )
+    made = folder.result(step.algorithm, step.family, step.dataset, step.round, step.evaluated_on or step.dataset)
+    return made / RESULT if step.joins or step.shards == 1 else shard_done(made, step.shard)
 
 
 def make_jobs(
@@ -370,11 +402,12 @@ def make_jobs(
                 *(["--simulate"] if simulate else []),
             ),
             gpus=each.asked.gpus,
-            memory_mb=each.asked.memory_mb,
-            share=share,
+            memory_mb=each.asked.memory_mb or None,
+            share=share and each.asked.gpus > 0,
             priority=each.priority,
             needs=each.step.needs,
-            family=f"{each.step.algorithm} {each.step.dataset} {each.step.family} {each.step.phase}",
+            family=f"{each.step.algorithm} {each.step.dataset} {each.step.family} "
+            f"{'join' if each.step.joins else each.step.phase}",
             heartbeat_s=heartbeat_s or HEARTBEAT_S,
             retries=retries,
             cwd=cwd,

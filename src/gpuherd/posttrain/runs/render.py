@@ -10,9 +10,9 @@ from gpuherd.columns import window
 from gpuherd.errors import ExitCode, printable
 from gpuherd.jobs.records import Outcome
 from gpuherd.models.memory.kv_cache import MIB
-from gpuherd.posttrain.eval.result import REFERENCE
-from gpuherd.posttrain.eval.telling import clear_differences, summary_table, unmoved_lines
-from gpuherd.posttrain.eval.telling import headline as summary_headline
+from gpuherd.posttrain.eval.results import REFERENCE
+from gpuherd.posttrain.eval.summary import clear_differences, summary_table, unmoved_lines
+from gpuherd.posttrain.eval.summary import headline as summary_headline
 from gpuherd.posttrain.runs.plan import Phase, PlannedStep
 from gpuherd.posttrain.runs.prepare import Prepared
 from gpuherd.posttrain.runs.settings import Settings
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
 
-    from gpuherd.posttrain.eval.gathering import Gathered
+    from gpuherd.posttrain.eval.tables import Gathered
 
 _FILE_WIDTH = 1000
 
@@ -83,18 +83,23 @@ def _round(each: PlannedStep) -> int:
 
 
 def _lines(phase: Phase, steps: Sequence[PlannedStep], done: Collection[str], prepared: Prepared) -> list[str]:
-    """The jobs of one phase of a round: shards together, evaluations each."""
+    """The jobs of one phase of a round: shards together, trainings and whole evaluations each."""
     if phase is Phase.COLLECT:
         many = "1 job" if len(steps) == 1 else f"{len(steps)} jobs"
         problems = prepared.problems.get(steps[0].step.dataset)
         return [f"collect: {problems} problems, {many}, each {_asks(steps[0])}{_state(steps, done)}"]
     if phase is Phase.TRAIN:
         return [f"train: {_asks(each)}{_state([each], done)}" for each in steps]
-    return [
-        f"evaluate on {printable(str(each.step.evaluated_on))}: "
-        f"{prepared.evaluated.get(str(each.step.evaluated_on))} problems, {_asks(each)}{_state([each], done)}"
-        for each in steps
-    ]
+    lines = []
+    for name, group in groupby(steps, lambda each: str(each.step.evaluated_on)):
+        jobs = list(group)
+        asks = _asks(jobs[0])
+        if len(jobs) > 1:
+            asks = f"{len(jobs) - 1} jobs, each {asks}, and one that joins them"
+        lines.append(
+            f"evaluate on {printable(name)}: {prepared.evaluated.get(name)} problems, {asks}{_state(jobs, done)}"
+        )
+    return lines
 
 
 def _asks(each: PlannedStep) -> str:

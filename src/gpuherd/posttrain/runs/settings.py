@@ -199,6 +199,8 @@ class Settings:
             for part in path:
                 place = place[part]
             del place[last]
+        if self.evaluation.shards is None:  # a run of an earlier version, which had no such key, is the same run
+            del values["evaluation"]["shards"]
         text = json.dumps(values, sort_keys=True)
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -24,7 +24,7 @@ from gpuherd import __version__
 from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
-from gpuherd.posttrain.eval.result import REFERENCE, About
+from gpuherd.posttrain.eval.results import REFERENCE, About
 from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory, RunRecord, read_policy, write_policy
 from gpuherd.posttrain.runs.plan import Phase, Step
 from gpuherd.posttrain.runs.prepare import make_dataset
@@ -219,32 +219,37 @@ def rows_of_rounds(work: Work) -> list[tuple[Row, ...]]:
 
 
 def evaluate(work: Work) -> dict[str, Any]:
-    """The policy's figures on the problems of an evaluation, at each eta; ``result.json`` comes last."""
-    from gpuherd.posttrain.eval.evaluating import Evaluating
-    from gpuherd.posttrain.eval.evaluating import evaluate as evaluated
+    """The policy's figures on the problems of an evaluation, at each eta; ``result.json`` comes last. Of an evaluation
+    that is divided: one shard of it, or the result of all."""
+    from gpuherd.posttrain.eval import evaluation
 
     step, settings = work.step, work.settings
     name = step.evaluated_on if step.evaluated_on is not None else step.dataset
     started = time.monotonic()
     progress.report(0, None, Phase.EVALUATE.value)
-    evaluated(
-        Evaluating(
-            about=About(step.algorithm, step.dataset, name, step.family, step.round, settings.training.seed),
-            policy=work.policy,
-            reference=work.reference,
-            task=work.task if step.algorithm == REFERENCE else work.choice.make().evaluated(work.task),
-            folder=work.folder.result(step.algorithm, step.family, step.dataset, step.round, name),
-            root=work.folder.root,
-            options=settings.evaluation.options(settings.data_collection.seed),
-            sampling=work.sampling("evaluation"),
-            precision=settings.system.precision,
-            device=work.device,
-            gpus=0 if work.device == "cpu" else 1,
-            reward_batch_size=settings.data_collection.reward_batch_size,
-            versions=versions(),
-        )
+    evaluating = evaluation.Evaluating(
+        about=About(step.algorithm, step.dataset, name, step.family, step.round, settings.training.seed),
+        policy=work.policy,
+        reference=work.reference,
+        task=work.task if step.algorithm == REFERENCE else work.choice.make().evaluated(work.task),
+        folder=work.folder.result(step.algorithm, step.family, step.dataset, step.round, name),
+        root=work.folder.root,
+        options=settings.evaluation.options(settings.data_collection.seed),
+        sampling=work.sampling("evaluation"),
+        precision=settings.system.precision,
+        device=work.device,
+        gpus=0 if work.device == "cpu" else 1,
+        reward_batch_size=settings.data_collection.reward_batch_size,
+        versions=versions(),
     )
-    return {"seconds_last_start": time.monotonic() - started}
+    figures: dict[str, Any] = {}
+    if step.shards == 1:
+        evaluation.evaluate(evaluating)
+    elif step.joins:
+        evaluation.join_shards(evaluating, step.shards)
+    else:
+        figures |= evaluation.evaluate_shard(evaluating, step.shard, step.shards)
+    return {**figures, "seconds_last_start": time.monotonic() - started}
 
 
 def versions() -> dict[str, str]:

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from tests.posttrain.eval.made import made_experiment, made_result
 
-from gpuherd.posttrain.eval.files import BadResult, read_result, read_scores, write_result
-from gpuherd.posttrain.eval.gathering import Gathered, gather
-from gpuherd.posttrain.eval.result import REFERENCE, About
-from gpuherd.posttrain.eval.telling import (
+from gpuherd.posttrain.eval.answers import read_scores
+from gpuherd.posttrain.eval.results import REFERENCE, About, BadResult, read_result, write_result
+from gpuherd.posttrain.eval.summary import (
     clear_differences,
     headline,
     json_values,
     summary_table,
     unmoved_lines,
 )
+from gpuherd.posttrain.eval.tables import Gathered, gather
 from gpuherd.posttrain.report.reading import RunReport
 from gpuherd.posttrain.report.views import views_of
 from gpuherd.qa.intervals import Figure, Interval

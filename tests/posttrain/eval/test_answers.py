@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuherd.posttrain.eval.voting import answer_of, asks_for_number, numbered
+from gpuherd.posttrain.eval.answers import answer_of, asks_for_number, numbered
 from gpuherd.posttrain.types import Problem
 
 

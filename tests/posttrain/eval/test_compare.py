@@ -12,10 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from gpuherd.posttrain.eval.equal_kl import SweepPoint, at_equal_kl, shared_kls, unmoved
-from gpuherd.posttrain.eval.metrics import Ratio
-from gpuherd.posttrain.eval.over_seeds import drawn_means, over_seeds
-from gpuherd.posttrain.eval.paired import Run, differences
+from gpuherd.posttrain.eval.compare import Run, SweepPoint, at_equal_kl, differences, shared_kls, unmoved
+from gpuherd.posttrain.eval.metrics import Ratio, drawn_means, over_seeds
 from gpuherd.qa.bootstrap import BootstrapPlan, Floats
 
 PLAN = BootstrapPlan(resamples=400, confidence=0.95, method="percentile")

@@ -14,11 +14,9 @@ from tests.posttrain.eval.first_letter import FirstLetter
 
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Guide, Mode
-from gpuherd.posttrain.eval.answered import BadAnswers, read_answers
-from gpuherd.posttrain.eval.evaluating import Evaluating, OtherEvaluation, evaluate
-from gpuherd.posttrain.eval.files import read_result, read_scores
-from gpuherd.posttrain.eval.options import Divergence, EvaluationOptions
-from gpuherd.posttrain.eval.result import About, Estimator
+from gpuherd.posttrain.eval.answers import BadAnswers, read_answers, read_scores
+from gpuherd.posttrain.eval.evaluation import Evaluating, OtherEvaluation, evaluate
+from gpuherd.posttrain.eval.results import About, Divergence, Estimator, EvaluationOptions, read_result
 from gpuherd.posttrain.types import Policy, Precision, Sampling
 
 SAMPLING = Sampling(max_new_tokens=5, batch_size=6)

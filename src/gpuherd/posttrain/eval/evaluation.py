@@ -1,46 +1,58 @@
 """A policy is evaluated: completions of a task's problems, how far they are from the reference, and what both come to.
 
 Each eta of a guided policy is a point with files of its own; each batch of problems is written as it is done, so that a
-killed evaluation goes on with the next batch, and one that is done loads no model. What is drawn depends on the seed,
-the problem and the sample's number alone: the same at every eta (common random numbers), in any batches.
+killed evaluation resumes at the next batch, and one that is done loads no model. What is drawn depends on the seed, the
+problem and the sample's number alone: the same at every eta (common random numbers), in any batches. The last bits of
+log-probs and divergences can depend on which completions a model reads together: so batches are fixed by the order of
+the problems, and an evaluation that is divided into shards deals whole batches to them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuherd.atomic import atomic_write
 from gpuherd.engines.progress import report
 from gpuherd.errors import ExitCode, GpuherdError
-from gpuherd.posttrain.eval.answered import (
+from gpuherd.posttrain.eval.answers import (
     AnsweredProblem,
     BadAnswers,
     Completion,
     line_of,
     read_answers,
     scores_of,
+    write_scores,
 )
-from gpuherd.posttrain.eval.files import without_infinity, write_result, write_scores
-from gpuherd.posttrain.eval.measuring_kl import Measured, measured_kl
-from gpuherd.posttrain.eval.options import Divergence, EvaluationOptions
-from gpuherd.posttrain.eval.result import RESULT, About, Cost, Evaluation, Point
+from gpuherd.posttrain.eval.divergence import Measured, measure_kl, no_kl, read_kl, recorded_kl
+from gpuherd.posttrain.eval.parts import Part, parts_of, shard_done
+from gpuherd.posttrain.eval.results import (
+    RESULT,
+    About,
+    Cost,
+    Divergence,
+    Evaluation,
+    EvaluationOptions,
+    Point,
+    read_values,
+    without_infinity,
+    write_result,
+    write_values,
+)
 from gpuherd.posttrain.types import Policy, Precision, Problem, Sampling, Task
 from gpuherd.runs import records
-from gpuherd.runs.shard_file import ShardFile
-from gpuherd.runs.shards import in_batches
+from gpuherd.runs.files import create_file, write_lines
+from gpuherd.runs.shard_file import Shard, ShardFile, line_ends, sealed
+from gpuherd.runs.shards import lines_in_order
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.rollout.sampler import Sampler
-
-logger = logging.getLogger(__name__)
 
 ASKED = "asked.json"
 SamplerOf = Callable[[Policy], "Sampler"]
@@ -50,6 +62,10 @@ class OtherEvaluation(GpuherdError):
     """The folder holds the answers of an evaluation that was asked otherwise."""
 
     exit_code = ExitCode.BAD_INPUT
+
+
+class LackingShards(GpuherdError):
+    """Shards of an evaluation are not whole. Another start of the run makes them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +101,7 @@ class Evaluating:
 
 
 def evaluate(work: Evaluating, sampler_of: SamplerOf | None = None) -> Evaluation:
-    """Evaluates and writes ``work.folder/result.json``; goes on with what lies there. Returns what it wrote.
+    """Evaluates and writes ``work.folder/result.json``, resuming the evaluation that is there. Returns the result.
 
     Args:
         sampler_of: makes the sampler of a policy, the policy's own loaded by default. For models in memory already.
@@ -94,33 +110,159 @@ def evaluate(work: Evaluating, sampler_of: SamplerOf | None = None) -> Evaluatio
         OtherEvaluation: the folder was begun with another policy, problems or settings.
         CannotWrite; what the task, loading and sampling raise.
     """
+    problems = _begin(work, digested=sampler_of is None and not (work.folder / RESULT).exists())
+    (whole,) = _parts(work, problems, 1)
+    _fill(work, problems, replace(whole, folder=work.folder), _Loaded(work, sampler_of))
+    return _conclude(work, problems, work.gpus)
+
+
+# ---- shards
+
+
+def evaluate_shard(work: Evaluating, number: int, shards: int, sampler_of: SamplerOf | None = None) -> dict[str, int]:
+    """Answers one shard's problems and measures their divergences, resuming where a killed process stopped; the file
+    ``shard_done`` is written last. Any number of shards give the same lines, to the bit: which problems share a batch
+    is fixed by the whole evaluation. Returns what that file says, for people.
+
+    Raises as ``evaluate``; ShardBusy where another process works on the shard.
+    """
+    started, done = time.monotonic(), shard_done(work.folder, number)
+    problems = _begin(work, digested=sampler_of is None and not done.exists())
+    part = _parts(work, problems, shards)[number]
+    now = _fill(work, problems, part, _Loaded(work, sampler_of))
+    figures = {"problems": len(part.answers.items), "answers_last_start": now, "gpus": work.gpus}
+    write_values(done, figures | {"seconds_last_start": time.monotonic() - started}, indent=1)
+    return figures
+
+
+def join_shards(work: Evaluating, shards: int) -> Evaluation:
+    """Puts the lines of all shards together in the order of the problems, and writes and returns the same result as
+    ``evaluate`` in one process. Loads no model. The shards' own lines are removed then.
+
+    Raises LackingShards where a shard is not done, or its lines are not as they were written; as ``evaluate``.
+    """
+    problems = _begin(work, digested=False)
+    parts = _parts(work, problems, shards)
+    names = [name for policy in _policies(work) for name in _files(work, policy)]
+    missing = [name for name in names if not _is_whole(work.folder / name, len(problems))]
+    lacking = [
+        number
+        for number, part in enumerate(parts)
+        if not shard_done(work.folder, number).exists()
+        or not all(_is_whole(part.folder / name, len(part.answers.items)) for name in missing)
+    ]
+    if lacking:
+        for number in lacking:
+            shard_done(work.folder, number).unlink(missing_ok=True)
+        raise LackingShards(
+            f"{work.folder}: lines of shards {', '.join(map(str, lacking))} are missing or have changed; "
+            "start the same command again, which makes them again"
+        )
+    for name in missing:
+        lines = lines_in_order([(part.folder / name, part.answers) for part in parts], lambda _: "start again")
+        write_lines(work.folder / name, map(sealed, lines))
+    made = [read_values(shard_done(work.folder, number), _Shard) for number in range(shards)]
+    evaluation = _conclude(work, problems, max(each.gpus for each in made))
+    for part in parts:
+        shutil.rmtree(part.folder, ignore_errors=True)
+    return evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    """What is read of a shard's ``shard_done``."""
+
+    gpus: int
+
+
+def _parts(work: Evaluating, problems: Sequence[Problem], shards: int) -> list[Part]:
+    return parts_of(work.folder, len(problems), work.options, work.sampling.batch_size, shards)
+
+
+def _is_whole(path: Path, lines: int) -> bool:
+    """Whether a file has so many lines, all as they were written."""
+    ends = line_ends(path) if path.exists() else []
+    return path.exists() and len(ends) == lines and path.stat().st_size == (ends[-1] if ends else 0)
+
+
+# ---- the work
+
+
+def _begin(work: Evaluating, *, digested: bool) -> Sequence[Problem]:
+    """The problems, once it is sure that the folder is of this evaluation.
+
+    Args:
+        digested: compare the models' files too.
+    """
+    problems = work.task.problems(work.options.split, work.options.problems, work.options.problem_seed)
+    _claim(work, problems, {"policy": work.policy.sha256, "reference": work.reference.sha256} if digested else {})
+    return problems
+
+
+def _policies(work: Evaluating) -> list[Policy]:
+    """The policy at each of its etas, its own among them, the largest, which guides least, first."""
+    if work.policy.guide is None:
+        return [work.policy]
+    return [work.policy.at(eta) for eta in sorted({*work.options.etas, work.policy.guide.eta}, reverse=True)]
+
+
+def _file(kind: str, policy: Policy, suffix: str = "jsonl") -> str:
+    """The name of a file of a policy at its eta."""
+    return f"{kind}.{suffix}" if policy.guide is None else f"{kind}-eta{policy.guide.eta!r}.{suffix}"
+
+
+def _files(work: Evaluating, policy: Policy) -> list[str]:
+    """The names of the files that have a line a problem."""
+    return [_file("answers", policy), *([_file("kl", policy)] if _read_again(work, policy) else [])]
+
+
+def _read_again(work: Evaluating, policy: Policy) -> bool:
+    """Whether completions are read again to measure their divergence: of a guided policy decoding has recorded it, and
+    that of the reference is 0."""
+    return policy.guide is None and policy != work.reference and work.options.kl is not Divergence.NONE
+
+
+def _fill(work: Evaluating, problems: Sequence[Problem], part: Part, loaded: _Loaded) -> int:
+    """Adds the lines that are not in the part's files yet. Returns how many answers were."""
+    now = 0
+    for policy in _policies(work):
+        path = part.folder / _file("answers", policy)
+        stage = "evaluating" if policy.guide is None else f"evaluating, eta {policy.guide.eta:g}"
+        now += _answer(work, problems, path, part.answers, partial(loaded.at, policy), stage)
+        if _read_again(work, policy):
+            measure_kl(
+                part.folder / _file("kl", policy),
+                part.divergence,
+                partial(_answers_by_place, path, problems, part.answers),
+                how=work.options.kl,
+                most=work.options.kl_samples,
+                temperature=work.sampling.temperature,
+                policy=partial(loaded.at, policy),
+                release=loaded.release,
+                reference=partial(loaded.fresh, work.reference),
+            )
+    return now
+
+
+def _conclude(work: Evaluating, problems: Sequence[Problem], gpus: int) -> Evaluation:
+    """The result of the files in ``work.folder``, written there."""
     from gpuherd.posttrain.eval.metrics import metrics_of
 
-    problems = work.task.problems(work.options.split, work.options.problems, work.options.problem_seed)
-    digests: dict[str, str] = {}
-    if sampler_of is None and not (work.folder / RESULT).exists():
-        digests = {"policy": work.policy.sha256, "reference": work.reference.sha256}
-    _claim(work, problems, digests)
     points, lost = [], []
-    loaded = _Loaded(work, sampler_of)
-    for policy in [work.policy.at(eta) for eta in _etas(work)] or [work.policy]:
-        label = "" if policy.guide is None else f"-eta{policy.guide.eta!r}"
-        stage = "evaluating" if policy.guide is None else f"evaluating, eta {policy.guide.eta:g}"
-        path = work.folder / f"answers{label}.jsonl"
-        _answer(work, problems, path, partial(loaded.at, policy), stage)
-        answered = _read_all(path, problems)
-        measured = _divergence(work, policy, answered, label, loaded)
+    for policy in _policies(work):
+        answered = _read_all(work.folder / _file("answers", policy), problems)
+        measured = _divergence(work, policy, answered)
         scores = scores_of(answered, problems, measured.kl, measured.estimator)
         lost += _lost(policy, measured, None if policy.guide is not None else work.options.kl_samples)
-        write_scores(work.folder / f"scores{label}.json", scores)
+        write_scores(work.folder / _file("scores", policy, "json"), scores)
         points.append(
             Point(
                 eta=None if policy.guide is None or policy.guide.eta == float("inf") else policy.guide.eta,
                 own=policy == work.policy,
                 metrics=metrics_of(scores, work.options),
-                cost=_cost(answered, work.gpus),
-                answers=path.name,
-                scores=f"scores{label}.json",
+                cost=_cost(answered, gpus),
+                answers=_file("answers", policy),
+                scores=_file("scores", policy, "json"),
             )
         )
     evaluation = Evaluation(
@@ -162,18 +304,12 @@ class _Loaded:
         self._sampler = self._policy = None
 
     def fresh(self, policy: Policy) -> Sampler:
-        """Another sampler, beside the one that is held."""
+        """Another sampler, next to the one that is held."""
         if self._make is not None:
             return self._make(policy)
         from gpuherd.posttrain.rollout.sampler import Sampler
 
         return Sampler(policy, self._work.precision, self._work.device, self._work.sampling)
-
-
-def _etas(work: Evaluating) -> list[float]:
-    """At which the policy is evaluated, its own among them, the largest, which guides least, first; none of one that is
-    not guided."""
-    return [] if work.policy.guide is None else sorted({*work.options.etas, work.policy.guide.eta}, reverse=True)
 
 
 def _claim(work: Evaluating, problems: Sequence[Problem], digests: Mapping[str, str]) -> None:
@@ -200,13 +336,10 @@ def _claim(work: Evaluating, problems: Sequence[Problem], digests: Mapping[str, 
     if digests:
         asked["models_sha256"] = dict(digests)
     text = json.dumps(without_infinity(asked), indent=1)
-    work.folder.mkdir(parents=True, exist_ok=True)
-    path = work.folder / ASKED
-    if not path.exists():
-        atomic_write(path, text.encode())
-        return
+    # Of shards that begin at the same time the first one's stays.
+    there = create_file(work.folder / ASKED, text.encode())
     try:
-        earlier = json.loads(path.read_bytes())
+        earlier = json.loads(there)
     except ValueError:
         earlier = {}
     if not isinstance(earlier, dict):
@@ -222,13 +355,14 @@ def _claim(work: Evaluating, problems: Sequence[Problem], digests: Mapping[str, 
 
 
 def _answer(
-    work: Evaluating, problems: Sequence[Problem], path: Path, sampler: Callable[[], Sampler], stage: str
-) -> None:
-    """Adds the answers that are not in the file yet."""
-    shard = in_batches(len(problems), max(1, work.sampling.batch_size // work.options.samples))
+    work: Evaluating, problems: Sequence[Problem], path: Path, shard: Shard, sampler: Callable[[], Sampler], stage: str
+) -> int:
+    """Adds the answers to the shard's problems that are not in the file yet. Returns how many."""
+    items = len(shard.items)
     with ShardFile(path, shard, sealed=True) as file:
+        before = done = items - sum(map(len, file.todo))
         for batch in file.todo:
-            report(batch[0], len(problems), stage)
+            report(done, items, stage)
             some = [problems[item] for item in batch]
             loaded = sampler()
             began = time.monotonic()
@@ -240,7 +374,9 @@ def _answer(
                     for problem, (prompt, completions) in zip(some, found, strict=True)
                 ]
             )
-    report(len(problems), len(problems), stage)
+            done += len(batch)
+    report(items, items, stage)
+    return items - before
 
 
 def _answered(
@@ -288,25 +424,18 @@ def _read_all(path: Path, problems: Sequence[Problem]) -> list[AnsweredProblem]:
     return answered
 
 
-def _divergence(
-    work: Evaluating, policy: Policy, answered: Sequence[AnsweredProblem], label: str, loaded: _Loaded
-) -> Measured:
-    """How far the completions are from the reference, or that nobody asked."""
+def _divergence(work: Evaluating, policy: Policy, answered: Sequence[AnsweredProblem]) -> Measured:
+    """How far the completions are from the reference, or that it was not measured."""
     if work.options.kl is Divergence.NONE:
         return Measured(None, None)
-    return measured_kl(
-        answered,
-        guided=policy.guide is not None,
-        is_reference=policy == work.reference,
-        how=work.options.kl,
-        most=work.options.kl_samples,
-        temperature=work.sampling.temperature,
-        at_once=work.sampling.batch_size,
-        path=work.folder / f"kl{label}.jsonl",
-        policy=partial(loaded.at, policy),
-        release=loaded.release,
-        reference=partial(loaded.fresh, work.reference),
-    )
+    if _read_again(work, policy):
+        return read_kl(work.folder / _file("kl", policy), answered, work.options.kl, work.options.kl_samples)
+    return no_kl(answered) if policy.guide is None else recorded_kl(answered)
+
+
+def _answers_by_place(path: Path, problems: Sequence[Problem], shard: Shard) -> dict[int, AnsweredProblem]:
+    items = shard.items
+    return dict(zip(items, _read_all(path, [problems[item] for item in items]), strict=True))
 
 
 def _cost(answered: Sequence[AnsweredProblem], gpus: int) -> Cost:

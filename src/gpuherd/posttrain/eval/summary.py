@@ -9,8 +9,8 @@ from typing import Any
 from gpuherd.columns import Column, Fitted, fitted
 from gpuherd.errors import printable
 from gpuherd.lm.backend import beyond_rounding
-from gpuherd.posttrain.eval.gathering import Gathered, Row
-from gpuherd.posttrain.eval.result import FORMAT, Estimator
+from gpuherd.posttrain.eval.results import FORMAT, Estimator
+from gpuherd.posttrain.eval.tables import Gathered, Row
 from gpuherd.qa.intervals import Figure, Interval
 from gpuherd.runs import records
 
