@@ -271,6 +271,26 @@ def test_evaluations_in_shards_equal_undivided_ones(adders: tuple[str, str], mac
     in_order(shards)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_trainings_on_two_gpus_killed_equal_undisturbed(adders: tuple[str, str], machine: Path, tmp_path: Path) -> None:
+    """Two processes a training: none outlives a kill, and weights, scores and figures are the same to the bit."""
+
+    def command(output: str) -> list[str]:
+        grpo = "algos.GRPO={batch_size:8,lr:1e-3,epochs:4,save_every:2,gpus:2}"
+        return words(adders, tmp_path / output, "algos=[GRPO]", grpo, "--max-gpus=4", *FAST)
+
+    assert "started on GPU 0, 1" in ended(start(machine, *command("quiet")))
+    for jobs, workers in ((0, True), (2, False)):
+        kill_at(start(machine, *command("killed")), tmp_path / "killed" / "first", jobs, 1.0, workers=workers)
+    ended(start(machine, *command("killed")))
+    (quiet,), (killed,) = ((tmp_path / each / "first").iterdir() for each in ("quiet", "killed"))
+    one, other = made(quiet), made(killed)
+    assert one.keys() == other.keys() and any(name.endswith("result.json") for name in one)
+    assert [name for name in one if one[name] != other[name]] == []
+    in_order(killed)
+
+
 def divergences(root: Path, dataset: str) -> list[float]:
     """KL of the guided policies to their base, of all rounds and etas."""
     results = [json.loads(path.read_bytes()) for path in root.glob(f"results/QSharp/tiny/{dataset}/*/result.json")]

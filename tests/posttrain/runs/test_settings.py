@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from copy import deepcopy
 from dataclasses import replace
 from functools import cache
@@ -237,17 +235,26 @@ def test_what_vllm_could_not_collect_is_refused() -> None:
         composed(*lora, "rounds_of_training=2")
 
 
-def test_runs_of_versions_with_one_backend_go_on() -> None:
-    """Their record has no such key: with the backend that there was, the identity is the same as without it."""
-    settings = composed("algos=[SFT]")
-    values = jsonable(settings)
-    del values["generation"]["backend"]
-    for key in NEUTRAL:
-        *path, last = key.split(".")
-        place = values
-        for part in path:
-            place = place[part]
-        del place[last]
-    text = json.dumps(values, sort_keys=True)
-    assert settings.identity() == hashlib.sha256(text.encode()).hexdigest()
-    assert composed("algos=[SFT]", "generation.backend=vllm").identity() != settings.identity()
+@pytest.mark.parametrize(
+    ("words", "identity"),
+    [
+        ((), "b8f32fca4c325c32b92a1c0127c2f20104d9c91c279a4a5dafcfa5a4fa1c27ad"),
+        (("generation.top_p=0.9",), "e53bc528004b03dca0998ba40aca8ed13cd93220d80eadc0742bb3e3371d90bf"),
+        (
+            ("algos=[GRPO,DPO,QSharp,PPO,SFT,GRPO-HF,REINFORCE,PITA,CD]",),
+            "6df1af1612891dac3097b272769bf6f66ecc7debf3171a233e64560fc624dfd2",
+        ),
+        (
+            ("datasets.x.task=arithmetic", "training.datasets=[x]"),
+            "f360fe3f9c53cf3b1341322135e64a1aad895698831e6c8da473d0ae27208b9b",
+        ),
+    ],
+)
+def test_runs_of_earlier_versions_go_on(words: tuple[str, ...], identity: str) -> None:
+    """Computed by a version without several GPUs a training, shards of evaluations, vLLM and reward functions."""
+    assert settings_of(compose(["experiment.name=a", *words])).identity() == identity
+
+
+@pytest.mark.parametrize("word", ["generation.backend=vllm", "evaluation.shards=2", "algos.SFT.gpus=2"])
+def test_what_changes_results_changes_the_identity(word: str) -> None:
+    assert composed("algos=[SFT]", word).identity() != composed("algos=[SFT]").identity()
