@@ -143,3 +143,10 @@ def test_problems_ask_for_a_confidence_wherever_answers_are_drawn(policy_model: 
     (line,) = curves(tmp_path)
     assert line["stated"] == 0 and line["reward"] == -1 and "ece" not in line
     assert {prompt for prompt, _ in sums.seen} <= {each.prompt for each in Sums().problems(Split.TRAIN, 8, 0)}
+
+
+def test_a_conversation_is_asked_in_its_last_message() -> None:
+    turns = (("user", "one"), ("assistant", "two"), ("user", "three"))
+    asked = Calibrated(Sums(), " sure?").asked(Problem("p", "one two three", ("x",), messages=turns))
+    assert asked.messages == (*turns[:2], ("user", "three sure?")) and asked.prompt == "one two three sure?"
+    assert Calibrated(Sums(), " sure?").asked(Problem("p", "one", ("x",))).messages == ()

@@ -106,8 +106,10 @@ class Calibrated:
         return [self.asked(each) for each in self._task.problems(split, count, seed)]
 
     def asked(self, problem: Problem) -> Problem:
-        """A problem of the task, followed by the instruction."""
-        return replace(problem, prompt=problem.prompt + self._instruction)
+        """A problem of the task, followed by the instruction; in a conversation its last message is."""
+        *before, last = problem.messages or [("", "")]
+        messages = (*before, (last[0], last[1] + self._instruction)) if problem.messages else ()
+        return replace(problem, prompt=problem.prompt + self._instruction, messages=messages)
 
     def rewards(self, problems: Sequence[Problem], completions: Sequence[str]) -> list[Reward]:
         """What each completion earns. Raises what the task raises."""
