@@ -81,6 +81,12 @@ def test_what_is_ended_time_and_again_by_nobody_knows_whom_rests_in_between(end:
     assert isinstance(found, Known) and found.no_fault is NoFault.MADE_ROOM and found.rest_s > 0
 
 
+def test_another_of_its_nodes_that_was_lost_is_the_reason_though_the_engine_only_says_that_it_failed() -> None:
+    report = EndReport(at=1.0, ran_s=1.0, code=1, problem="node 1 (b): lost", interrupted=True, lost=True)
+    found = meaning(claim=Claim(at=1.0), report=report, sighting=ended(End.FAILED))
+    assert isinstance(found, Known) and found.no_fault is NoFault.NODE_LOST and found.rest_s > 0
+
+
 @given(everything)
 def test_no_end_is_without_a_reason(facts: dict[str, Any]) -> None:
     found = meaning(**facts)

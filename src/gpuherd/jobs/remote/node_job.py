@@ -309,6 +309,7 @@ class NodePart:
             found = Exit(started=True, code=failure.code, signal=failure.signal)
         started = found.code == 0 or read_exit(order.status, order.tag).started
         passed = supervision.passed
+        lost = failure is not None and failure.lost
         ended = EndReport(
             at=at,
             ran_s=ran_s,
@@ -320,7 +321,8 @@ class NodePart:
             limit=None if passed is None else passed.kind.value,
             limit_s=None if passed is None else passed.limit_s,
             stage=None if passed is None else passed.stage,
-            interrupted=supervision.interrupted or (failure is not None and failure.lost),
+            interrupted=supervision.interrupted or lost,
+            lost=lost,
             peak_mb=peak_mb,
         )
         try:

@@ -260,7 +260,8 @@ def _reported(attempt: RemoteAttempt, report: EndReport, at: float, *, late: boo
         return by_engine
     if report.interrupted:
         # The reason is unknown: what has ended it may end it again at once, and that must not go round and round.
-        return attempt.ended(found, at, no_fault=NoFault.MADE_ROOM, note=note, rests=True)
+        why = NoFault.NODE_LOST if report.lost else NoFault.MADE_ROOM
+        return attempt.ended(found, at, no_fault=why, note=note, rests=True)
     if attempt.end is None and (unseen or attempt.unknown):
         return attempt.ended(found, at, no_fault=NoFault.NODE_LOST, rests=True)
     return attempt.ended(found, at, note=note)

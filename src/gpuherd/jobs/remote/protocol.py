@@ -233,6 +233,7 @@ class EndReport:
         has_result: whether the job's result existed on the node, which wrote it (True for a job without one).
         limit, limit_s, stage: the limit for which the node ended it (words of ``timelimits.LimitKind``).
         interrupted: it was ended to make room, because its time is nearly up, or because its agent was lost.
+        lost: it was ended because another of its nodes was lost; it is ``interrupted`` too.
         peak_mb: the most memory that it used on one GPU, None where not measured.
     """
 
@@ -247,6 +248,7 @@ class EndReport:
     limit_s: float | None = None
     stage: str | None = None
     interrupted: bool = False
+    lost: bool = False
     peak_mb: int | None = None
 
     @property
