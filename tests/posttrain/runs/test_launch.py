@@ -62,6 +62,20 @@ if how == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 if how == "waits":
     time.sleep(60)
+if how == "71":
+    with open("new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("new", "fails")
+if how == "1":  # as one that loses the other does
+    while not os.path.exists("fails"):
+        time.sleep(0.01)
+    with open("fails") as file:
+        other = f"/proc/{file.read()}/stat"
+    while os.path.exists(other):
+        with open(other) as file:
+            if file.read().rpartition(")")[2].split()[0] == "Z":
+                break
+        time.sleep(0.01)
 print(f"error: {rank} ends by {how}", file=sys.stderr, flush=True)
 sys.exit(int(how))
 """
