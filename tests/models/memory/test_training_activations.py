@@ -72,7 +72,7 @@ def beyond_states(usage: TrainingUsage) -> int:
     return max(moment.total - moment.parameters - moment.quantisation - moment.optimiser for moment in learning)
 
 
-# Llama in bfloat16 is one of every family, below, where it is held to less.
+# Llama in bfloat16 is one of every family, below, and its bounds are narrower there.
 OFTEN_MEASURED = {("llama", "mixed", True)}
 
 
