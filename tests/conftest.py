@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests import warming
+from tests import browsing, warming
 from tests.forking import Forking
 
 from gpuherd import cli
@@ -88,6 +88,12 @@ def forking_gpuherd() -> Iterator[Forking]:
     libraries = str(driver.library_folder())
     with Forking(*commands, OPENBLAS_NUM_THREADS="1", LD_LIBRARY_PATH=libraries) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[browsing.Window]:
+    """The window in which ``browsing.Opened`` opens pages. A module's: its driver leaves no other event loop room."""
+    yield from browsing.one_window()
 
 
 @pytest.fixture

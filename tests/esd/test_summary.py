@@ -88,21 +88,22 @@ def test_a_start_that_was_refused_leaves_no_convention(tmp_path: Path, make_mode
     assert run([*words, "--device-map", "cpu", "--fix-fingers", "DKS"]) == ExitCode.OK
 
 
-@pytest.mark.parametrize("content", [b"", b"model_id,fit_status\n", b"a\nb\n", b"\xff", b'model_id\n"cut'])
 def test_a_done_model_whose_file_is_damaged_is_told(
-    tmp_path: Path, make_model: MakeModel, capsys: pytest.CaptureFixture[str], content: bytes
+    tmp_path: Path, make_model: MakeModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, out = make_model("a", layers=1), tmp_path / "out"
     words = ["esd", "--single-model", str(model), "--output-dir", str(out), "--device-map", "cpu"]
     assert run(words) == ExitCode.OK
     stats = ESDDirectory(out).stats_file(str(model))
-    stats.write_bytes(content)
-    capsys.readouterr()
-    assert run([*words, "--json"]) == ExitCode.FAILED
-    (failure,) = json.loads(capsys.readouterr().out)["failures"]
-    assert failure["model"] == str(model)
-    assert str(stats) in failure["reason"]
-    assert "remove it to make it anew" in failure["reason"]
+    for content in (b"", b"model_id,fit_status\n", b"a\nb\n", b"\xff", b'model_id\n"cut'):
+        stats.write_bytes(content)
+        capsys.readouterr()
+        assert run([*words, "--json"]) == ExitCode.FAILED, content
+        (failure,) = json.loads(capsys.readouterr().out)["failures"]
+        assert failure["model"] == str(model)
+        assert str(stats) in failure["reason"]
+        assert "remove it to make it anew" in failure["reason"]
+        assert stats.read_bytes() == content
 
 
 def test_a_start_killed_before_its_jobs_are_in_the_queue_takes_no_other_results_for_its_own(

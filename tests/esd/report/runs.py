@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,13 @@ def put_model(
     options = options or AnalysisOptions(fix_fingers="DKS")
     names = [*weights, *skipped]
     with ModelResultFiles(ESDDirectory(folder), model_id, names, evals_thresh=1e-5, save_eigs=False) as files:
-        rows = []
+        rows, analysed = [], {}
         for index, (name, W) in enumerate(weights.items()):
-            files.keep_spectrum(index, layer_spectrum([W]))
-            rows.append(analyse_layer(name, [W], options))
+            if id(W) not in analysed:  # one matrix under many names is analysed once
+                analysed[id(W)] = layer_spectrum([W]), analyse_layer(name, [W], options)
+            spectrum, row = analysed[id(W)]
+            files.keep_spectrum(index, spectrum)
+            rows.append(replace(row, longname=name))
         for name in skipped:
             rows.append(LayerRow(longname=name, M=9, N=9, params=81, fit_status="not analysed: embedding"))
         files.write(Origin(model_id, source, relation, options.convention_columns, version), rows, "tensor\n")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from tests.browsing import IN_A_BROWSER, Opened, Window
 from tests.esd.report.runs import AddModel, heavy
 
 from gpuherd.esd.config import AnalysisOptions
@@ -20,71 +18,34 @@ from gpuherd.esd.results import stored_spectra
 from gpuherd.esd.selection import TensorCoverage, coverage_text
 from gpuherd.esd.views import read_table, table_text
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
+pytestmark = IN_A_BROWSER
 HOSTILE = "a</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
+def shown(small_folder: Path) -> RunResults:
+    """The small run, for tests that only look."""
+    return read_results(small_folder)
 
 
-class Opened:
-    """A page in the browser, with all that it complained of and asked for."""
-
-    def __init__(self, browser: Browser, path: Path, width: int = 1280, height: int = 900, scheme: str = "light"):
-        context = browser.new_context(
-            viewport={"width": width, "height": height},
-            color_scheme=scheme,  # type: ignore[arg-type]
-            offline=True,
-        )
-        self.page: Page = context.new_page()
-        self.complaints: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("body[data-ready]")
-
-    def go(self, where: str) -> None:
-        """Shows a view."""
-        self.page.evaluate("where => { location.hash = where; }", where)
-        self.page.wait_for_function("where => document.body.dataset.shown === where", arg=where)
-
-    def fine(self, path: Path) -> bool:
-        """No error, and nothing was asked for but the page itself."""
-        assert self.complaints == []
-        assert [url for url in self.requests if not url.startswith((path.as_uri(), "data:"))] == []
-        return True
-
-
-@pytest.fixture
-def page_file(small_run: RunResults, tmp_path: Path) -> Path:
-    path = tmp_path / "page.html"
-    path.write_bytes(make_page(small_run).html)
+@pytest.fixture(scope="module")
+def page_file(shown: RunResults, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("shown") / "page.html"
+    path.write_bytes(make_page(shown).html)
     return path
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_every_view_fits_and_complains_of_nothing(browser: Browser, page_file: Path, width: int, scheme: str) -> None:
+def test_every_view_fits_and_complains_of_nothing(browser: Window, page_file: Path, width: int, scheme: str) -> None:
     opened = Opened(browser, page_file, width=width, scheme=scheme)
     for view in ("models", "lineage", "outliers", "failures", "model/0", "model/3/1", "model/3/vs/0", "model/99", "?"):
-        opened.go(f"#/{view}")
+        opened.go(view)
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
         assert opened.page.locator("main section").count() >= 1
-    assert opened.fine(page_file)
+    assert opened.fine()
 
 
-def test_the_table_sorts_and_filters(browser: Browser, page_file: Path) -> None:
+def test_the_table_sorts_and_filters(browser: Window, page_file: Path) -> None:
     opened = Opened(browser, page_file)
     names = opened.page.locator("td.name a")
     assert names.all_inner_texts() == ["org/base", "org/other", "org/spoilt", "org/tuned"]
@@ -95,10 +56,10 @@ def test_the_table_sorts_and_filters(browser: Browser, page_file: Path) -> None:
     assert names.all_inner_texts() == ["org/tuned"]
     opened.page.get_by_role("searchbox").fill("nobody")
     assert opened.page.get_by_text("nothing matches").is_visible()
-    assert opened.fine(page_file)
+    assert opened.fine()
 
 
-def test_models_are_laid_over_each_other(browser: Browser, page_file: Path) -> None:
+def test_models_are_laid_over_each_other(browser: Window, page_file: Path) -> None:
     opened = Opened(browser, page_file)
     curves = opened.page.locator("main section").first.locator(".mark-line path")
     curves.nth(4).wait_for()  # the run, and at first all four models
@@ -106,13 +67,13 @@ def test_models_are_laid_over_each_other(browser: Browser, page_file: Path) -> N
     curves.nth(4).wait_for(state="detached")
     curves.nth(3).wait_for()
     assert curves.count() == 4
-    assert opened.fine(page_file)
+    assert opened.fine()
 
 
-def test_a_layer_is_chosen_by_mouse_and_by_keys(browser: Browser, page_file: Path, small_run: RunResults) -> None:
+def test_a_layer_is_chosen_by_mouse_and_by_keys(browser: Window, page_file: Path, shown: RunResults) -> None:
     opened = Opened(browser, page_file)
-    opened.go("#/model/3")
-    names = small_run.models[3].names
+    opened.go("model/3")
+    names = shown.models[3].names
     heading = opened.page.locator("h2").nth(1)
     assert heading.inner_text() == names[0]
     opened.page.locator(".heat").focus()
@@ -130,48 +91,48 @@ def test_a_layer_is_chosen_by_mouse_and_by_keys(browser: Browser, page_file: Pat
     opened.page.get_by_role("button", name="Previous").click()
     assert heading.inner_text() == names[1]
     assert opened.page.evaluate("location.hash") == "#/model/3/1"
-    assert opened.fine(page_file)
+    assert opened.fine()
 
 
-def test_the_spectrum_shows_the_fit(browser: Browser, page_file: Path, small_run: RunResults) -> None:
+def test_the_spectrum_shows_the_fit(browser: Window, page_file: Path, shown: RunResults) -> None:
     opened = Opened(browser, page_file)
-    opened.go("#/model/0/1")
-    model = small_run.models[0]
+    opened.go("model/0/1")
+    model = shown.models[0]
     text = opened.page.locator("main").inner_text()
     assert f"alpha {model.alpha[1]:.3f}" in text
     assert opened.page.get_by_role("img", name="share of eigenvalues").is_visible()
     assert opened.page.get_by_role("img", name="density of eigenvalues").is_visible()
-    opened.go("#/model/2/3")
+    opened.go("model/2/3")
     assert "1 of 1152 weights are NaN or infinite" in opened.page.locator("main").inner_text()
-    assert opened.fine(page_file)
+    assert opened.fine()
 
 
-def test_the_change_against_the_base(browser: Browser, page_file: Path, small_run: RunResults) -> None:
+def test_the_change_against_the_base(browser: Window, page_file: Path, shown: RunResults) -> None:
     opened = Opened(browser, page_file)
-    opened.go("#/lineage")
+    opened.go("lineage")
     opened.page.locator("svg.strip rect").nth(3).wait_for(state="attached")
     assert opened.page.locator("svg.strip rect").count() == 4
     opened.page.get_by_role("link", name="median |Δalpha|").click()
     opened.page.get_by_role("heading", name="alpha minus that of org/base").wait_for()
     assert opened.page.get_by_role("combobox").input_value() == "0"
-    base, tuned = small_run.models[0].alpha[:4], small_run.models[3].alpha
+    base, tuned = shown.models[0].alpha[:4], shown.models[3].alpha
     told = opened.page.locator(".heat ~ .bar .note").inner_text()
     assert float(told.split()[2].rstrip(".")) == pytest.approx(float(np.median(np.abs(tuned - base))), abs=6e-5)
-    assert opened.fine(page_file)
+    assert opened.fine()
 
 
-def test_light_and_dark(browser: Browser, page_file: Path) -> None:
+def test_light_and_dark(browser: Window, page_file: Path) -> None:
     opened = Opened(browser, page_file, scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = opened.page.evaluate(background)
     opened.page.get_by_role("button", name="Light").click()
     assert opened.page.evaluate(background) != dark
-    assert opened.fine(page_file)
+    assert opened.fine()
 
 
-def test_the_link_to_the_content_goes_there(browser: Browser, page_file: Path) -> None:
+def test_the_link_to_the_content_goes_there(browser: Window, page_file: Path) -> None:
     opened = Opened(browser, page_file)
-    opened.go("#/failures")
+    opened.go("failures")
     opened.page.keyboard.press("Tab")
     opened.page.keyboard.press("Enter")
     assert opened.page.evaluate("document.activeElement.id") == "main"
@@ -179,27 +140,27 @@ def test_the_link_to_the_content_goes_there(browser: Browser, page_file: Path) -
 
 
 def test_without_models_and_without_fits(
-    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+    browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
     (run_folder / "failures.jsonl").write_text('{"title": "org/x", "class": "crash", "reason": "gone"}\n')
     path = tmp_path / "page.html"
     path.write_bytes(make_page(read_results(run_folder)).html)
     opened = Opened(browser, path)
     for view in ("models", "lineage", "outliers", "failures"):
-        opened.go(f"#/{view}")
+        opened.go(view)
     assert opened.page.get_by_text("gone").is_visible()
-    assert opened.fine(path)
+    assert opened.fine()
     add_model("org/nothing", {name: 0 * W for name, W in heavy(1).items()})
     path.write_bytes(make_page(read_results(run_folder)).html)
     opened = Opened(browser, path)
     for view in ("models", "lineage", "outliers", "failures", "model/0", "model/0/3"):
-        opened.go(f"#/{view}")
+        opened.go(view)
     assert "all weights are zero" in opened.page.locator("main").inner_text()
-    assert opened.fine(path)
+    assert opened.fine()
 
 
 def test_hostile_names_are_shown_as_they_are(
-    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+    browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
     add_model(f"org/{HOSTILE}", {f"{HOSTILE}.{name}": W for name, W in heavy(1).items()}, source=HOSTILE)
     (run_folder / "failures.jsonl").write_text('{"title": "<img src=x onerror=\\"window.hit=1\\">", "reason": "<b>"}\n')
@@ -207,15 +168,15 @@ def test_hostile_names_are_shown_as_they_are(
     path.write_bytes(make_page(read_results(run_folder)).html)
     opened = Opened(browser, path)
     for view in ("models", "lineage", "outliers", "failures", "model/0", "model/0/2"):
-        opened.go(f"#/{view}")
+        opened.go(view)
         assert opened.page.locator("img, main b b").count() == 0
     assert HOSTILE in opened.page.locator("main").inner_text()
     assert opened.page.evaluate("window.hit") is None
-    assert opened.fine(path)
+    assert opened.fine()
 
 
 def test_long_names_do_not_widen_the_page(
-    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+    browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
     base, absent = "org/" + "L" * 90, "org/" + "Q" * 90
     add_model(base, heavy(1), source=absent, relation="finetune")
@@ -225,20 +186,20 @@ def test_long_names_do_not_widen_the_page(
     path.write_bytes(make_page(read_results(run_folder)).html)
     opened = Opened(browser, path, width=390)
     for view in ("models", "lineage", "outliers", "failures", "model/0", "model/1", "model/1/vs/0"):
-        opened.go(f"#/{view}")
+        opened.go(view)
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390, view
-    assert opened.fine(path)
+    assert opened.fine()
 
 
 def test_a_tall_map_keeps_its_headings_and_scrolls_to_the_chosen_cell(
-    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+    browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
     W = heavy(1)["model.layers.0.self_attn.q_proj"]
     add_model("org/moe", {f"h.{layer}.experts.{at}.w": W for layer in range(2) for at in range(400)})
     path = tmp_path / "page.html"
     path.write_bytes(make_page(read_results(run_folder)).html)
     opened = Opened(browser, path)
-    opened.go("#/model/0/799")
+    opened.go("model/0/799")
     heat = opened.page.locator(".heat")
     assert heat.evaluate("each => each.scrollTop") > 4000
     assert heat.locator(".row .front").is_visible()
@@ -250,21 +211,19 @@ def test_a_tall_map_keeps_its_headings_and_scrolls_to_the_chosen_cell(
     opened.page.mouse.click(tops[1]["x"] + tops[1]["width"] - 20, tops[0]["y"] + 45)
     chosen = opened.page.locator("h2").nth(1).inner_text()
     assert chosen.startswith("h.1.experts.") and int(chosen.split(".")[3]) > 300
-    assert opened.fine(path)
+    assert opened.fine()
 
 
-def test_the_law_begins_at_xmin_with_the_share_of_the_tail(
-    browser: Browser, page_file: Path, small_run: RunResults
-) -> None:
+def test_the_law_begins_at_xmin_with_the_share_of_the_tail(browser: Window, page_file: Path, shown: RunResults) -> None:
     opened = Opened(browser, page_file)
-    opened.go("#/model/0/1")
-    figures = {name: values[1] for name, values in small_run.models[0].figures.items()}
+    opened.go("model/0/1")
+    figures = {name: values[1] for name, values in shown.models[0].figures.items()}
     lines = opened.page.get_by_role("img", name="share of eigenvalues").locator(".mark-line path")
     curve, law = lines.nth(0).get_attribute("d"), lines.nth(1).get_attribute("d")
     assert law is not None and curve is not None
     (x0, y0), (x1, y1) = _ends(law)
     (left, high), (right, low) = _ends(curve)  # the least eigenvalue, and the largest: shares 1 and 1 / n
-    sketch = stored_spectra(small_run.directory, "org--base").layers[1].sketch
+    sketch = stored_spectra(shown.directory, "org--base").layers[1].sketch
     a_decade = (right - left) / float(sketch.log10_lambda[-1] - sketch.log10_lambda[0])
     a_tenth = (low - high) / np.log10(figures["num_evals"])
     assert x0 == pytest.approx(left + a_decade * (np.log10(figures["xmin"]) - sketch.log10_lambda[0]), abs=0.3)
@@ -273,7 +232,7 @@ def test_the_law_begins_at_xmin_with_the_share_of_the_tail(
     assert (y1 - y0) / a_tenth == pytest.approx((figures["alpha"] - 1) * (x1 - x0) / a_decade, rel=0.02)
 
 
-def test_every_shown_digit_is_right(browser: Browser, run_folder: Path, add_model: AddModel) -> None:
+def test_every_shown_digit_is_right(browser: Window, run_folder: Path, add_model: AddModel) -> None:
     add_model("org/a", heavy(1, width=40), options=AnalysisOptions(mp_fit=True, randomize=True))
     file = run_folder / "stats" / "org--a.csv"
     rows = read_table(file)
@@ -283,19 +242,19 @@ def test_every_shown_digit_is_right(browser: Browser, run_folder: Path, add_mode
     path.write_bytes(make_page(read_results(run_folder)).html)
     opened = Opened(browser, path)
     for at, row in enumerate(rows):
-        opened.go(f"#/model/0/{at}")
+        opened.go(f"model/0/{at}")
         names = opened.page.locator(".figures dt").all_inner_texts()
         shown = dict(zip(names, opened.page.locator(".figures dd").all_inner_texts(), strict=True))
         for name in row.keys() & shown.keys():
             assert abs(float(shown[name]) - float(row[name])) <= 0.51 * _last_digit(shown[name]), (name, row[name])
     assert len(shown.keys() & rows[0].keys()) > 25
-    opened.go("#/model/0/0")
+    opened.go("model/0/0")
     assert ", xmin 0.00449" in opened.page.locator("main").inner_text()
-    assert opened.fine(path)
+    assert opened.fine()
 
 
 def test_a_view_that_is_ready_late_does_not_replace_a_later_one(
-    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+    browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
     for seed in range(5):
         add_model(f"org/{seed}", heavy(seed))
@@ -310,32 +269,33 @@ def test_a_view_that_is_ready_late_does_not_replace_a_later_one(
     opened.page.wait_for_timeout(500)
     assert opened.page.get_by_role("heading", name="Models without a result").is_visible()
     assert opened.page.locator("a[aria-current]").inner_text().startswith("Failures")
-    assert opened.fine(path)
+    assert opened.fine()
 
 
-def test_an_address_of_no_matrix_shows_the_model(browser: Browser, page_file: Path, small_run: RunResults) -> None:
+def test_an_address_of_no_matrix_shows_the_model(browser: Window, page_file: Path, shown: RunResults) -> None:
     opened = Opened(browser, page_file)
-    for where in ("#/model/0/0.5", "#/model/0/99", "#/model/0/x", "#/model/0/-1"):
+    for where in ("model/0/0.5", "model/0/99", "model/0/x", "model/0/-1"):
         opened.go(where)
-        assert opened.page.locator("h2").nth(1).inner_text() == small_run.models[0].names[0]
-    assert opened.fine(page_file)
+        assert opened.page.locator("h2").nth(1).inner_text() == shown.models[0].names[0]
+    assert opened.fine()
 
 
-def test_every_relative_can_be_compared_with(browser: Browser, small_run: RunResults, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_every_relative_can_be_compared_with(browser: Window, small_run: RunResults, tmp_path: Path) -> None:
     base = small_run.models[1]
     many = tuple(replace(base, model_id=f"org/{number:03}") for number in range(410))
     child = replace(base, model_id="org/child", source_model="org/409", relation="finetune")
     path = tmp_path / "page.html"
     path.write_bytes(make_page(replace(small_run, models=(*many, child))).html)
     opened = Opened(browser, path)
-    opened.go("#/model/410/vs/409")
+    opened.go("model/410/vs/409")
     assert opened.page.get_by_role("combobox").input_value() == "409"
     assert opened.page.get_by_role("option", name="org/409 (stated base)").count() == 1
-    assert opened.fine(path)
+    assert opened.fine()
 
 
 def test_every_reason_for_leaving_out_is_told(
-    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+    browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
     add_model("org/a", heavy(1), skipped=[f"left{at}" for at in range(60)])
     file = run_folder / "stats" / "org--a.csv"
@@ -346,26 +306,26 @@ def test_every_reason_for_leaving_out_is_told(
     path = tmp_path / "page.html"
     path.write_bytes(make_page(read_results(run_folder)).html)
     opened = Opened(browser, path)
-    opened.go("#/failures")
+    opened.go("failures")
     assert opened.page.get_by_text("not analysed: same as tensor 59").is_visible()
-    opened.go("#/model/0/0")
+    opened.go("model/0/0")
     opened.page.get_by_text("What these figures mean").click()
     assert "function" not in opened.page.locator(".meanings").inner_text()
-    assert opened.fine(path)
+    assert opened.fine()
 
 
 def test_layers_are_numbered_also_where_all_numbers_are_odd(
-    browser: Browser, run_folder: Path, add_model: AddModel, tmp_path: Path
+    browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
     W = heavy(1)["model.layers.0.self_attn.q_proj"]
     add_model("org/a", {f"h.{layer}.w": W for layer in range(1, 81, 2)})
     path = tmp_path / "page.html"
     path.write_bytes(make_page(read_results(run_folder)).html)
     opened = Opened(browser, path, width=390)
-    opened.go("#/model/0")
+    opened.go("model/0")
     headings = opened.page.locator(".heat .head .cell").all_inner_texts()
     assert {"1", "5", "9"} <= set(headings)  # every other one, for want of room
-    assert opened.fine(path)
+    assert opened.fine()
 
 
 def _last_digit(number: str) -> float:
@@ -375,7 +335,7 @@ def _last_digit(number: str) -> float:
 
 
 def test_shares_are_whole_only_where_all_or_nothing_is(
-    browser: Browser, run_folder: Path, small_run: RunResults, tmp_path: Path
+    browser: Window, run_folder: Path, small_run: RunResults, tmp_path: Path
 ) -> None:
     for model, analysed in zip(small_run.models, (0, 1, 9_996, 10_000), strict=True):
         line = TensorCoverage("a", "100x100", "F32", 10_000, 1, analysed, "analysed", None)
@@ -385,7 +345,7 @@ def test_shares_are_whole_only_where_all_or_nothing_is(
     opened = Opened(browser, path)
     shown = opened.page.locator("tbody tr td:nth-child(6)").all_inner_texts()
     assert shown == ["0 %", "< 0.1 %", "> 99.9 %", "100 %"]
-    assert opened.fine(path)
+    assert opened.fine()
 
 
 def _ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -394,7 +354,7 @@ def _ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
     return (points[0][0], points[0][1]), (points[-1][0], points[-1][1])
 
 
-def test_the_verdict_on_a_base_is_told_at_any_width(browser: Browser, run_folder: Path, add_model: AddModel) -> None:
+def test_the_verdict_on_a_base_is_told_at_any_width(browser: Window, run_folder: Path, add_model: AddModel) -> None:
     add_model("org/a", heavy(1))
     add_model("org/b", heavy(2))
     add_model("org/t", heavy(1, change=0.001), source="org/b", relation="finetune")
@@ -402,18 +362,18 @@ def test_the_verdict_on_a_base_is_told_at_any_width(browser: Browser, run_folder
     path.write_bytes(make_page(read_results(run_folder)).html)
     for width in (1280, 390):
         opened = Opened(browser, path, width=width)
-        opened.go("#/lineage")
+        opened.go("lineage")
         row = opened.page.locator("tbody tr").first  # what is doubtful stands first
         assert "org/t" in row.inner_text()
         assert "the stated base is probably wrong" in row.inner_text()
         assert "1: the stated base is probably wrong" in opened.page.locator("main").inner_text()
-        assert opened.fine(path)
+        assert opened.fine()
 
 
-def test_every_figure_is_explained_without_a_mouse(browser: Browser, page_file: Path) -> None:
+def test_every_figure_is_explained_without_a_mouse(browser: Window, page_file: Path) -> None:
     opened = Opened(browser, page_file, width=390)
-    opened.go("#/model/0/1")
+    opened.go("model/0/1")
     shown = set(opened.page.locator(".figures dt").all_inner_texts()) - {"M × N", "weights"}
     opened.page.get_by_text("What these figures mean").click()
     assert shown <= set(opened.page.locator(".meanings dt").all_inner_texts())
-    assert opened.fine(page_file)
+    assert opened.fine()

@@ -72,7 +72,8 @@ def beyond_states(usage: TrainingUsage) -> int:
     return max(moment.total - moment.parameters - moment.quantisation - moment.optimiser for moment in learning)
 
 
-OFTEN_MEASURED = {("llama", "bf16", False), ("llama", "mixed", True)}
+# Llama in bfloat16 is one of every family, below, and its bounds are narrower there.
+OFTEN_MEASURED = {("llama", "mixed", True)}
 
 
 @pytest.mark.parametrize(

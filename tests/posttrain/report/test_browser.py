@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.browsing import IN_A_BROWSER, Opened, Window
 from tests.posttrain.report.made_runs import made_run, made_training, made_wide_run
-from tests.qa.report.opened import IN_A_BROWSER, Opened
 
 from gpuherd.posttrain.report.page import write_page
 from gpuherd.posttrain.report.reading import read_run
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 pytestmark = IN_A_BROWSER
 VIEWS = ("summary", "rounds", "kl", "learning", "jobs", "samples", "?")
@@ -30,9 +26,11 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "dark")])
-def test_every_view_fits_and_complains_of_nothing(browser: Browser, page: Path, width: int, scheme: str) -> None:
-    opened = Opened(browser, page, None, width, scheme)
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), pytest.param(1280, "dark", marks=pytest.mark.slow), (390, "dark")]
+)
+def test_every_view_fits_and_complains_of_nothing(browser: Window, page: Path, width: int, scheme: str) -> None:
+    opened = Opened(browser, page, width, scheme)
     for view in VIEWS:
         opened.go(view)
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
@@ -40,7 +38,7 @@ def test_every_view_fits_and_complains_of_nothing(browser: Browser, page: Path, 
     assert opened.fine()
 
 
-def test_the_table_says_what_the_results_say(browser: Browser, page: Path) -> None:
+def test_the_table_says_what_the_results_say(browser: Window, page: Path) -> None:
     opened = Opened(browser, page)
     shown = read_run(page.parent)
     assert opened.page.get_by_role("table", name="policies").locator("tbody tr").count() == 7
@@ -72,7 +70,7 @@ def test_the_table_says_what_the_results_say(browser: Browser, page: Path) -> No
     assert opened.fine()
 
 
-def test_in_short_it_says_what_is_better_at_what_cost_and_what_failed(browser: Browser, page: Path) -> None:
+def test_in_short_it_says_what_is_better_at_what_cost_and_what_failed(browser: Window, page: Path) -> None:
     opened = Opened(browser, page)
     (comparison,) = read_run(page.parent).gathered.comparisons
     (clear,) = [each for each in comparison.differences if each.p_holm is not None and each.p_holm < 0.05]
@@ -95,12 +93,12 @@ def test_in_short_it_says_what_is_better_at_what_cost_and_what_failed(browser: B
     assert opened.fine()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_one_round_of_many_methods_with_long_names(browser: Browser, tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize("width", [pytest.param(1280, marks=pytest.mark.slow), 390])
+def test_one_round_of_many_methods_with_long_names(browser: Window, tmp_path: Path, width: int) -> None:
     root = made_wide_run(tmp_path / "run")
     shown = read_run(root)
     write_page(shown, root / "report.html")
-    opened = Opened(browser, root / "report.html", None, width)
+    opened = Opened(browser, root / "report.html", width)
     assert opened.page.locator("nav a").all_inner_texts() == ["Summary", "KL", "Learning", "Samples"]
     table = opened.page.get_by_role("table", name="policies")
     lines = table.locator("tbody tr td .key-line line").evaluate_all(
@@ -122,7 +120,7 @@ def test_one_round_of_many_methods_with_long_names(browser: Browser, tmp_path: P
     assert opened.fine()
 
 
-def test_curves_are_read_off_by_keys_and_mouse(browser: Browser, page: Path) -> None:
+def test_curves_are_read_off_by_keys_and_mouse(browser: Window, page: Path) -> None:
     opened = Opened(browser, page)
     opened.go("kl")
     scatter = opened.page.get_by_role("img", name=re.compile("pass@1 against KL"))
@@ -160,7 +158,7 @@ def test_curves_are_read_off_by_keys_and_mouse(browser: Browser, page: Path) -> 
 
 
 @pytest.mark.parametrize("view", ["kl", "jobs"])
-def test_the_marks_of_a_figure_are_walked_through(browser: Browser, page: Path, view: str) -> None:
+def test_the_marks_of_a_figure_are_walked_through(browser: Window, page: Path, view: str) -> None:
     opened = Opened(browser, page)
     opened.go(view)
     figure = opened.page.locator("main svg[role=img][tabindex]").first
@@ -181,7 +179,7 @@ def test_the_marks_of_a_figure_are_walked_through(browser: Browser, page: Path, 
     assert tip.is_hidden() and opened.fine()
 
 
-def test_jobs_and_failures(browser: Browser, page: Path) -> None:
+def test_jobs_and_failures(browser: Window, page: Path) -> None:
     opened = Opened(browser, page)
     opened.go("jobs")
     bars = opened.page.get_by_role("img", name=re.compile("9 attempts of jobs on 2 devices"))
@@ -204,7 +202,7 @@ def test_jobs_and_failures(browser: Browser, page: Path) -> None:
     assert opened.fine()
 
 
-def test_completions_are_walked_through_beside_each_other(browser: Browser, page: Path) -> None:
+def test_completions_are_walked_through_beside_each_other(browser: Window, page: Path) -> None:
     opened = Opened(browser, page)
     opened.go("samples")
     assert opened.page.locator("main h2").inner_text() == "Problem p0"
@@ -223,7 +221,7 @@ def test_completions_are_walked_through_beside_each_other(browser: Browser, page
     assert opened.fine()
 
 
-def test_what_strangers_wrote_stays_text(browser: Browser, tmp_path: Path) -> None:
+def test_what_strangers_wrote_stays_text(browser: Window, tmp_path: Path) -> None:
     texts = (HOSTILE, ODD, "", "x" * 9000)
     root = made_run(tmp_path / "run", name=HOSTILE, texts=lambda _, sample: texts[sample])
     write_page(read_run(root), root / "report.html")
@@ -240,7 +238,7 @@ def test_what_strangers_wrote_stays_text(browser: Browser, tmp_path: Path) -> No
     assert opened.fine()
 
 
-def test_a_training_alone(browser: Browser, tmp_path: Path) -> None:
+def test_a_training_alone(browser: Window, tmp_path: Path) -> None:
     root = made_training(tmp_path / "out")
     write_page(read_run(root), root / "report.html")
     opened = Opened(browser, root / "report.html")
@@ -251,8 +249,8 @@ def test_a_training_alone(browser: Browser, tmp_path: Path) -> None:
     assert opened.fine()
 
 
-def test_light_and_dark(browser: Browser, page: Path) -> None:
-    opened = Opened(browser, page, None, 1280, "dark")
+def test_light_and_dark(browser: Window, page: Path) -> None:
+    opened = Opened(browser, page, 1280, "dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = opened.page.evaluate(background)
     opened.page.get_by_role("button", name="Light").click()

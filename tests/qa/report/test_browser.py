@@ -6,12 +6,12 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.browsing import IN_A_BROWSER, Opened, Window
 from tests.qa.evaluation.evaluable import judge, make_run, score
 from tests.qa.report.made_runs import generation, made_audits, made_evaluation, made_run
-from tests.qa.report.opened import IN_A_BROWSER, Opened
+from tests.qa.report.opened import OpenedRun
 
 from gpuherd.cli.main import run as command
 from gpuherd.qa.evaluation.result import Histogram, HolmCorrected
@@ -19,9 +19,6 @@ from gpuherd.qa.grading.files import JudgeKind
 from gpuherd.qa.grading.verdicts import Judgment, Verdict
 from gpuherd.qa.record import Answered, Prompted, Question
 from gpuherd.qa.report.reading import Judged, ReportedRun
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 pytestmark = IN_A_BROWSER
 HOSTILE = "a</script><script>window.hit=1</script><img src=x onerror='window.hit=1'>"
@@ -33,11 +30,13 @@ def run() -> ReportedRun:
     return made_run(400, samples=3, weightings=5)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (800, "dark"), (390, "dark")])
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), pytest.param(800, "dark", marks=pytest.mark.slow), (390, "dark")]
+)
 def test_every_view_fits_and_complains_of_nothing(
-    browser: Browser, run: ReportedRun, tmp_path: Path, width: int, scheme: str
+    browser: Window, run: ReportedRun, tmp_path: Path, width: int, scheme: str
 ) -> None:
-    opened = Opened(browser, run, tmp_path, width, scheme)
+    opened = OpenedRun(browser, run, tmp_path, width, scheme)
     for view in VIEWS:
         opened.go(view)
         assert opened.page.evaluate("document.documentElement.scrollWidth") <= width, view
@@ -45,8 +44,8 @@ def test_every_view_fits_and_complains_of_nothing(
     assert opened.fine()
 
 
-def test_the_table_says_what_the_evaluation_says(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_the_table_says_what_the_evaluation_says(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     evaluation = run.evaluation
     assert evaluation is not None
     measures = [each for each in evaluation.judges[0].measures if each.weighting is None]
@@ -69,13 +68,13 @@ def test_the_table_says_what_the_evaluation_says(browser: Browser, run: Reported
 
 
 def test_p_and_interval_of_a_difference_are_corrected_alike_for_the_measures_shown(
-    browser: Browser, tmp_path: Path
+    browser: Window, tmp_path: Path
 ) -> None:
     run = made_run(100, weightings=8)
     evaluation = run.evaluation
     assert evaluation is not None
     differences = {each.name: each for each in evaluation.judges[0].differences}
-    opened = Opened(browser, run, tmp_path)
+    opened = OpenedRun(browser, run, tmp_path)
 
     def told() -> dict[str, list[str]]:
         """For each measure in the table the p and the interval of its difference."""
@@ -102,11 +101,10 @@ def test_p_and_interval_of_a_difference_are_corrected_alike_for_the_measures_sho
     assert told() == among_all and among_all.keys() > among_measures.keys()
     # A filter hides lines, and is no other family: what looked best would else be corrected for too few.
     opened.page.get_by_placeholder("filter by name").fill("eigv")
-    opened.settled()
-    assert 0 < len(told()) < len(among_all) and told().items() <= among_all.items()
+    assert opened.soon(lambda: 0 < len(told()) < len(among_all)) and told().items() <= among_all.items()
     opened.page.get_by_placeholder("filter by name").fill("")
     weightings.uncheck()
-    assert told() == among_measures
+    assert opened.soon(lambda: told() == among_measures)
     # The table of the weightings alone is corrected for all measures, whatever the other one shows.
     opened.go("tokens")
     names = {each.weighting: each.name for each in evaluation.judges[0].measures if each.weighting is not None}
@@ -114,8 +112,8 @@ def test_p_and_interval_of_a_difference_are_corrected_alike_for_the_measures_sho
     assert opened.fine()
 
 
-def test_curves_are_chosen_and_read_off_by_mouse_and_keys(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_curves_are_chosen_and_read_off_by_mouse_and_keys(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     roc = opened.page.get_by_role("img", name="ROC curves")
     before = roc.locator(".mark-line path").count()
     opened.page.get_by_label("draw u-eigv").check()
@@ -146,8 +144,8 @@ def test_curves_are_chosen_and_read_off_by_mouse_and_keys(browser: Browser, run:
     assert opened.fine()
 
 
-def test_light_and_dark(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path, scheme="dark")
+def test_light_and_dark(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path, scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = opened.page.evaluate(background)
     opened.page.get_by_role("button", name="Light").click()
@@ -155,8 +153,8 @@ def test_light_and_dark(browser: Browser, run: ReportedRun, tmp_path: Path) -> N
     assert opened.fine()
 
 
-def test_labels_show_where_judges_part_and_lead_there(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_labels_show_where_judges_part_and_lead_there(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     opened.go("labels")
     card = opened.page.locator("main section").first
     assert "llm_some-judge-01234567 is doubtful" in opened.page.locator("header").inner_text()
@@ -168,16 +166,16 @@ def test_labels_show_where_judges_part_and_lead_there(browser: Browser, run: Rep
     assert opened.fine()
 
 
-def test_without_evaluation_judge_or_scores(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
+def test_without_evaluation_judge_or_scores(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
     bare = replace(run, judgings=(), audits=(), scores=(), evaluation=None, relevance={}, clusters={})
-    opened = Opened(browser, bare, tmp_path)
+    opened = OpenedRun(browser, bare, tmp_path)
     assert opened.page.locator(".line").count() > 5
     for view in VIEWS:
         opened.go(view)
     opened.go("measures")
     assert opened.page.get_by_text("gpuherd evaluate makes the figures").is_visible()
     assert opened.fine()
-    opened = Opened(browser, ReportedRun("run", (), (), ()), tmp_path)
+    opened = OpenedRun(browser, ReportedRun("run", (), (), ()), tmp_path)
     for view in VIEWS:
         opened.go(view)
     assert opened.fine()
@@ -220,10 +218,10 @@ def hostile_run() -> ReportedRun:
     return ReportedRun(HOSTILE, pairs, pairs, answers, judgings, audits=made_audits(judgings), notes=(HOSTILE,))
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-def test_hostile_text_is_shown_as_text(browser: Browser, tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.slow)])
+def test_hostile_text_is_shown_as_text(browser: Window, tmp_path: Path, width: int) -> None:
     shown = hostile_run()
-    opened = Opened(browser, shown, tmp_path, width)
+    opened = OpenedRun(browser, shown, tmp_path, width)
     for view in ("labels", "answers", *(f"answers/{number}" for number in range(len(shown.answers)))):
         opened.go(view)
         assert opened.page.locator("img, main b b, main i").count() == 0
@@ -261,7 +259,7 @@ def test_hostile_text_is_shown_as_text(browser: Browser, tmp_path: Path, width: 
     assert opened.fine()
 
 
-def test_what_the_command_writes_is_what_the_browser_shows(browser: Browser, tmp_path: Path) -> None:
+def test_what_the_command_writes_is_what_the_browser_shows(browser: Window, tmp_path: Path) -> None:
     letters = "0" * 30 + "+" * 40 + "-" * 30
     folder = make_run(tmp_path, letters)
     judge(folder, letters)
@@ -295,23 +293,23 @@ def test_what_the_command_writes_is_what_the_browser_shows(browser: Browser, tmp
     assert opened.fine()
 
 
-def test_one_class_says_that_there_are_no_curves_and_why(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
+def test_one_class_says_that_there_are_no_curves_and_why(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
     evaluation = made_evaluation(run.scores, [Verdict.CORRECT] * 400, run.judgings)
-    opened = Opened(browser, replace(run, evaluation=evaluation), tmp_path)
+    opened = OpenedRun(browser, replace(run, evaluation=evaluation), tmp_path)
     main = opened.page.locator("main")
     assert main.get_by_text("There are no curves: no measure has both right and wrong answers.").is_visible()
     assert main.locator(".scores").get_by_text("one class only").count() > 3
     assert opened.fine()
 
 
-def test_one_huge_score_leaves_room_for_the_others(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
+def test_one_huge_score_leaves_room_for_the_others(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
     evaluation = run.evaluation
     assert evaluation is not None
     edges = (0.0, *(float(at) for at in range(1, 20)), 1e9)
     huge = Histogram(edges, (5,) * 20, (2,) * 20)
     measures = tuple(replace(each, histogram=huge) for each in evaluation.judges[0].measures)
     judges = (replace(evaluation.judges[0], measures=measures),)
-    opened = Opened(browser, replace(run, evaluation=replace(evaluation, judges=judges)), tmp_path)
+    opened = OpenedRun(browser, replace(run, evaluation=replace(evaluation, judges=judges)), tmp_path)
     bins = opened.page.locator('svg[aria-label*="scores of right"]')
     opened.page.get_by_text("The last bin reaches up to 1000000000.").or_(
         opened.page.get_by_text("The last bin reaches up to 1.00e+9.")

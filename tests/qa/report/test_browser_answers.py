@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.browsing import IN_A_BROWSER, Window
 from tests.qa.report.made_runs import answered, made_run
-from tests.qa.report.opened import IN_A_BROWSER, Opened
+from tests.qa.report.opened import OpenedRun
 
 from gpuherd.qa.grading.verdicts import Verdict
 from gpuherd.qa.report.answers import VERDICT_WORDS, VERDICTS
 from gpuherd.qa.report.reading import ReportedRun
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
 
 pytestmark = IN_A_BROWSER
 
@@ -26,54 +25,49 @@ def run() -> ReportedRun:
     return made_run(400, samples=3, weightings=5)
 
 
-def test_the_list_filters_by_verdict_words_and_score(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_the_list_filters_by_verdict_words_and_score(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     opened.go("answers")
     judged = run.judgings[0].judgments
     wrong = [n for n, one in enumerate(run.answers) if judged[(one.question.id, "greedy")].verdict is Verdict.INCORRECT]
     opened.page.get_by_role("button", name=f"incorrect {len(wrong)}").click()
-    assert opened.lines() == wrong[: len(opened.lines())]
+    assert opened.begins_with(wrong)
     assert opened.page.get_by_text(f"{len(wrong)} of 400 answers").is_visible()
     search = opened.page.get_by_role("searchbox")
     search.fill("question 12")
-    opened.settled()
     some = [number for number in wrong if "12" in run.answers[number].question.question]
-    assert sorted(opened.lines()) == some[: len(opened.lines())]
+    assert opened.soon(lambda: opened.begins_with(some))
     search.fill("no such word anywhere")
-    opened.settled()
-    assert opened.lines() == []
+    assert opened.soon(lambda: opened.lines() == [])
     opened.page.get_by_role("button", name="show all").click()
     opened.page.get_by_label("sort by").select_option(label="nll")
     opened.page.get_by_label("score from").fill("20")
-    opened.settled()
     values = run.scores[0].values
     above = sorted(
         (n for n, value in enumerate(values) if value is not None and value >= 20), key=lambda n: values[n] or 0
     )
-    assert opened.lines() == above[: len(opened.lines())]
+    assert opened.soon(lambda: opened.begins_with(above))
     assert opened.page.get_by_text(f"{len(above)} of 400 answers").is_visible()
     assert opened.fine()
 
 
-def test_the_list_sorts_and_what_has_no_score_comes_last(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_the_list_sorts_and_what_has_no_score_comes_last(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     opened.go("answers")
     values = run.scores[3].values
     holes = {number for number, value in enumerate(values) if value is None}
     opened.page.get_by_label("sort by").select_option(label="semantic-entropy:rao")
     for way in (1, -1):
         known = sorted((n for n in range(400) if n not in holes), key=lambda n: way * (values[n] or 0.0))
-        assert opened.lines() == known[: len(opened.lines())]
+        opened.soon(partial(opened.begins_with, known))
         opened.page.get_by_role("listbox").press("End")
-        opened.settled()
-        assert holes.issuperset(opened.lines()[-10:])
+        opened.soon(lambda: holes.issuperset(opened.lines()[-10:]))
         opened.page.get_by_label("descending").click()
-        opened.settled()
     assert opened.fine()
 
 
-def test_verdicts_of_another_judge(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_verdicts_of_another_judge(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     opened.go("answers")
     opened.page.get_by_label("verdicts of").select_option(label="exact-89abcdef")
     judged = run.judgings[1].judgments
@@ -82,8 +76,8 @@ def test_verdicts_of_another_judge(browser: Browser, run: ReportedRun, tmp_path:
     assert opened.fine()
 
 
-def test_an_answer_shows_all_that_is_known_of_it(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_an_answer_shows_all_that_is_known_of_it(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     number = next(n for n, one in enumerate(run.answers) if n % 12 == 0 and len(one.main.token_ids) > 4)
     one = run.answers[number]
     opened.go(f"answers/{number}")
@@ -100,8 +94,8 @@ def test_an_answer_shows_all_that_is_known_of_it(browser: Browser, run: Reported
     assert opened.fine()
 
 
-def test_each_judgment_of_an_answer_has_its_own_verdict(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_each_judgment_of_an_answer_has_its_own_verdict(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     keys = [(one.question.id, "greedy") for one in run.answers]
     verdicts = [[judged.judgments[key].verdict for judged in run.judgings] for key in keys]
     number = next(n for n, some in enumerate(verdicts) if len(set(some)) > 1)
@@ -111,8 +105,8 @@ def test_each_judgment_of_an_answer_has_its_own_verdict(browser: Browser, run: R
     assert opened.fine()
 
 
-def test_tokens_are_coloured_and_walked_through(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_tokens_are_coloured_and_walked_through(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     number = max(range(400), key=lambda n: len(run.answers[n].main.token_ids))
     one = run.answers[number]
     opened.go(f"answers/{number}")
@@ -141,8 +135,8 @@ def test_tokens_are_coloured_and_walked_through(browser: Browser, run: ReportedR
     assert opened.fine()
 
 
-def test_by_keys_alone(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_by_keys_alone(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     opened.go("answers/0")
     opened.page.get_by_role("listbox").focus()
     heading = opened.page.locator(".question")
@@ -157,8 +151,8 @@ def test_by_keys_alone(browser: Browser, run: ReportedRun, tmp_path: Path) -> No
     assert opened.fine()
 
 
-def test_a_held_key_does_not_write_the_address_each_time(browser: Browser, run: ReportedRun, tmp_path: Path) -> None:
-    opened = Opened(browser, run, tmp_path)
+def test_a_held_key_does_not_write_the_address_each_time(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
+    opened = OpenedRun(browser, run, tmp_path)
     opened.go("answers/0")
     opened.page.evaluate(
         """() => {
@@ -176,13 +170,13 @@ def test_a_held_key_does_not_write_the_address_each_time(browser: Browser, run: 
 
 
 def test_on_a_narrow_screen_an_answer_is_a_place_to_come_back_from(
-    browser: Browser, run: ReportedRun, tmp_path: Path
+    browser: Window, run: ReportedRun, tmp_path: Path
 ) -> None:
-    opened = Opened(browser, run, tmp_path, width=390)
+    opened = OpenedRun(browser, run, tmp_path, width=390)
     opened.go("answers")
     assert not opened.page.locator("article").is_visible()
     opened.page.get_by_role("listbox").evaluate("each => { each.scrollTop = 6800; }")
-    opened.settled()
+    opened.soon(lambda: opened.lines()[0] > 50)
     opened.page.locator(".line").nth(10).click()
     opened.page.locator("article").wait_for()
     assert not opened.page.get_by_role("listbox").is_visible()
@@ -193,11 +187,11 @@ def test_on_a_narrow_screen_an_answer_is_a_place_to_come_back_from(
 
 
 def test_a_filter_stays_in_sight_under_a_judge_that_has_no_such_verdict(
-    browser: Browser, run: ReportedRun, tmp_path: Path
+    browser: Window, run: ReportedRun, tmp_path: Path
 ) -> None:
     name = run.judgings[1].meta.name
     right = {key: replace(each, verdict=Verdict.CORRECT) for key, each in run.judgings[1].judgments.items()}
-    opened = Opened(
+    opened = OpenedRun(
         browser, replace(run, judgings=(run.judgings[0], replace(run.judgings[1], judgments=right))), tmp_path
     )
     opened.go("answers")
@@ -214,7 +208,8 @@ def test_a_filter_stays_in_sight_under_a_judge_that_has_no_such_verdict(
     assert opened.fine()
 
 
-def test_two_thousand_answers_scroll_smoothly(browser: Browser, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_two_thousand_answers_scroll_smoothly(browser: Window, tmp_path: Path) -> None:
     """A step of scrolling draws the lines that come into view and no others: its cost is that of a screen of lines, on
     any machine and for any number of answers."""
     draw = random.Random(5)
@@ -222,7 +217,7 @@ def test_two_thousand_answers_scroll_smoothly(browser: Browser, tmp_path: Path) 
     many = replace(
         many, answers=[answered(n, draw, samples=10, words=40) for n in range(2_000)], relevance={}, clusters={}
     )
-    opened = Opened(browser, many, tmp_path)
+    opened = OpenedRun(browser, many, tmp_path)
     assert opened.path.stat().st_size < 10_000_000
     opened.go("answers")
     found: dict[str, Any] = opened.page.evaluate(
@@ -260,6 +255,5 @@ def test_two_thousand_answers_scroll_smoothly(browser: Browser, tmp_path: Path) 
     assert found["jump"] <= screen
     assert found["slow"] <= 4  # by three lines: the others stay as they are
     opened.page.get_by_role("listbox").press("End")
-    opened.settled()
-    assert opened.lines()[-1] == 1_999
+    assert opened.soon(lambda: opened.lines()[-1] == 1_999)
     assert opened.fine()
