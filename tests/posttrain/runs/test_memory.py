@@ -32,7 +32,7 @@ def llama() -> Any:
 
 
 @pytest.mark.parametrize("precision", list(TrainingPrecision))
-@pytest.mark.parametrize("method", [Method.SFT, Method.GRPO])
+@pytest.mark.parametrize("method", [Method.SFT, Method.DPO, Method.GRPO])
 @pytest.mark.parametrize("positions", [24, 1000])  # many chunks, or one that is kept for the backward pass
 def test_a_chunked_loss_holds_what_is_planned(
     positions: int, method: Method, precision: TrainingPrecision, monkeypatch: pytest.MonkeyPatch
@@ -41,32 +41,36 @@ def test_a_chunked_loss_holds_what_is_planned(
 
     monkeypatch.setattr(log_probs, "CHUNK_NUMBERS", positions * VOCABULARY)
     config = llama()
-    model = AutoModelForCausalLM.from_config(config)
+    models = [AutoModelForCausalLM.from_config(config) for _ in range(2 if method is Method.DPO else 1)]
     if precision is TrainingPrecision.BF16:
-        model = model.to(torch.bfloat16)
+        models = [each.to(torch.bfloat16) for each in models]
     ids = torch.randint(0, VOCABULARY, (ROWS, PROMPT + NEW))
     mask = torch.ones_like(ids)
     wanted = mask.bool()
     wanted[:, : PROMPT if method.generates else 0] = False
     mixed = precision is TrainingPrecision.MIXED
 
-    def forward() -> torch.Tensor:
+    def forward(model: Any) -> torch.Tensor:
         return token_log_probs(model, ids, mask, wanted, entropy_gradient=True).log_probs.sum()
 
     with torch.no_grad():
-        forward()  # the head is looked at once
+        for model in models:
+            forward(model)  # the head is looked at once
     with Meter() as meter:
-        for tensor in (*model.parameters(), *model.buffers(), ids, mask, wanted):
+        for tensor in (*(each for model in models for each in model.parameters()), ids, mask, wanted):
             meter.add(tensor)
         with autocast() if mixed else nullcontext():
-            loss = forward()
+            loss = forward(models[0])
+            with torch.no_grad():
+                for reference in models[1:]:
+                    forward(reference)
         loss.backward()  # type: ignore[no-untyped-call]
         real = meter.peak
 
     def planned(**loss: Any) -> int:
         job = TrainingJob(
-            method=method, precision=precision, batch=ROWS, prompt_tokens=PROMPT, new_tokens=NEW,
-            checkpointing=False, reference=False, sampled=1, **loss,
+            method=method, precision=precision, batch=ROWS // len(models), prompt_tokens=PROMPT, new_tokens=NEW,
+            checkpointing=False, reference=len(models) > 1, sampled=1, **loss,
         )  # fmt: skip
         found = training_usage(architecture(config), job, NOTHING, BIG)
         learning = [each for each in found.moments if each.name not in ("generating", "optimiser step")]

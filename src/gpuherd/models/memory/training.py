@@ -339,8 +339,8 @@ class Step:
         ]
         if job.asks_reference_last and (job.loss == "whole" or job.chunk is not None):
             asked = replace(before, name="reference", activations=activations, copies=self._copies_of_reference(job))
-            kept = self._kept_scores(job) if job.loss == "whole" else self._kept_chunk(job)
-            loss.append(replace(asked, logits=kept + forward))
+            waits = self._kept_scores(job) if job.loss == "whole" else self._kept_chunk(job)
+            loss.append(replace(asked, logits=waits + forward))
         top = replace(
             self._always("backward, last layer", gradients=waiting),
             activations=activations + again,
