@@ -13,7 +13,7 @@ import torch
 from tests.posttrain.preference.vowels import comparisons, training
 
 from gpuherd.posttrain.algos.dpo import DPO
-from gpuherd.posttrain.engine.options import StepOptions, Stopped
+from gpuherd.posttrain.engine.options import StepOptions, Stopped, Strategy
 from gpuherd.posttrain.engine.world import leave
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 
@@ -32,7 +32,7 @@ def train(model: str, folder: str, strategy: str, stop_after: int = 0) -> None:
     """DPO by a strategy; with ``stop_after`` it is asked to stop behind that step."""
     asked = iter([False] * (stop_after - 1) + [True])
     hooks = Hooks(save_every=2, stopping=asked.__next__ if stop_after else None)
-    steps = StepOptions(micro_batch_size=1, strategy=strategy)
+    steps = StepOptions(micro_batch_size=1, strategy=Strategy(strategy))
     work = training(Path(model), comparisons(), Path(folder), steps=steps, extra={"hooks": hooks})
     with suppress(Stopped):
         DPO(DPO.Options(**OPTIONS)).train(work)
