@@ -389,7 +389,8 @@ class Algorithm(ABC):
         guided: its policies are the reference with a classifier, evaluated at each of several etas.
         on_policy: it learns by the log-probs of what it drew: see ``cut_draws``.
         off_policy: the rows of a round may have been collected with an older policy than the one that is trained.
-        memory: how the planner counts its training step.
+        memory: how the planner counts its training step; ``whole_logits``: its loss compares whole distributions, so
+            that the logits of all positions lie in memory.
         Options: the class of its options.
         options: those that it was made with.
     """
@@ -400,6 +401,7 @@ class Algorithm(ABC):
     on_policy: ClassVar[bool] = False
     off_policy: ClassVar[bool] = False
     memory: ClassVar[Method] = Method.SFT
+    whole_logits: ClassVar[bool] = False
     Options: ClassVar[type[Any]]
     options: Any
 

@@ -78,7 +78,7 @@ def test_loss_and_gradient_are_those_of_a_plain_loop(
         AutoModelForCausalLM.from_pretrained(each, dtype=torch.float64) for each in (policy_model, teacher)
     )
     how = Distillation(module, other.requires_grad_(False), "cpu", 0.8, kind, 7, beta)
-    ours = how.loss(MIXED) / how.weight(MIXED)
+    ours = how.loss(MIXED).total / how.weight(MIXED)
     ours.backward()  # type: ignore[no-untyped-call]
     found = {name: each.grad.clone() for name, each in module.named_parameters() if each.grad is not None}
     module.zero_grad()

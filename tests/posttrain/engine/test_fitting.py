@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.posttrain.engine.fitted import train
 from tests.posttrain.preference.vowels import comparisons, training
 
 from gpuherd.engines import progress
@@ -35,9 +36,14 @@ def one_thread() -> None:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Of the model, or of the adapter, that a training left in a folder."""
+    return weights_of(folder / "model")
+
+
+def weights_of(model: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    (file,) = (folder / "model").glob("*.safetensors")  # of a model, or of an adapter
+    (file,) = model.glob("*.safetensors")
     found: dict[str, torch.Tensor] = load_file(file)
     return found
 
@@ -143,6 +149,7 @@ import json, os, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
+from tests.posttrain.engine.fitted import train
 from tests.posttrain.preference.vowels import comparisons, training
 from gpuherd.posttrain.algos.dpo import DPO
 from gpuherd.posttrain.engine.options import Optimizer, StepOptions
@@ -235,3 +242,51 @@ def test_two_processes_are_one(policy_model: Path, tmp_path: Path) -> None:
             kept = weights(tmp_path / strategy / part)
             for name, tensor in weights(tmp_path / "single" / part).items():
                 torch.testing.assert_close(tensor, kept[name], rtol=1e-3, atol=1e-4)
+
+
+def in_two_processes(trainings: list[dict[str, Any]]) -> None:
+    """All of these one after the other."""
+    root = Path(__file__).parents[3]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*torchrun, "-m", "tests.posttrain.engine.fitted", json.dumps(trainings)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{root / 'src'}:{root}"},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_several_processes_go_on_exactly_and_others_go_on_from_theirs(policy_model: Path, tmp_path: Path) -> None:
+    """To the bit by as many processes; by one instead of two, or two instead of one, but for the order of additions."""
+
+    def told(name: str, strategy: str, stop_after: int = 0) -> dict[str, Any]:
+        return {"model": str(policy_model), "folder": str(tmp_path / name), "strategy": strategy,
+                "stop_after": stop_after}  # fmt: skip
+
+    names = ("ddp", "fsdp")
+    train(**told("one", "single"))
+    for name in names:
+        train(**told(f"{name} widened", "single", stop_after=3))
+    halted = [told(f"{name} {way}", name, stop_after=3) for name in names for way in ("resumed", "narrowed")]
+    in_two_processes([*(told(f"{name} straight", name) for name in names), *halted])
+    for each in halted:
+        assert not (Path(each["folder"]) / "model").exists()
+    in_two_processes([told(f"{name} {way}", name) for name in names for way in ("resumed", "widened")])
+    one = weights(tmp_path / "one")
+    begun = weights_of(policy_model)
+    moved = max(float((each - begun[name]).abs().max()) for name, each in one.items())
+    for name in names:
+        assert_equal(tmp_path / f"{name} straight", tmp_path / f"{name} resumed")
+        train(**told(f"{name} narrowed", "single"))
+        for way in ("straight", "narrowed", "widened"):
+            found = weights(tmp_path / f"{name} {way}")
+            apart = max(float((each - found[weight]).abs().max()) for weight, each in one.items())
+            assert apart < 1e-4 * moved, (name, way, apart, moved)
+            lines = zip(read_curves(tmp_path / "one"), read_curves(tmp_path / f"{name} {way}"), strict=True)
+            for mine, theirs in lines:
+                assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-6), (name, way)

@@ -14,8 +14,9 @@ from tests.posttrain.policy_gradient.rollouts import MIXED, rollout
 from torch import Tensor
 
 from gpuherd.errors import UsageError
-from gpuherd.posttrain.engine.world import World
+from gpuherd.posttrain.engine import log_probs
 from gpuherd.posttrain.policy_gradient.algorithm import LossType
+from gpuherd.posttrain.policy_gradient.forward import answer_logits, batch_of, forward
 from gpuherd.posttrain.policy_gradient.objective import Item, Objective
 from gpuherd.posttrain.policy_gradient.policy import ValuedPolicy
 
@@ -127,7 +128,7 @@ def gradients(loss: Tensor, module: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def check(how: Objective, some: Sequence[Item]) -> None:
-    ours = how.loss(some) / how.weight(some)
+    ours = how.loss(some).total / how.weight(some)
     hand = by_hand(how, some, how.module)
     assert float(ours.detach()) == pytest.approx(float(hand.detach()), rel=1e-6)
     wanted = dict(gradients(hand, how.module))
@@ -146,7 +147,7 @@ def test_the_loss_of_grpo_and_its_gradient(model: Any, kind: LossType) -> None:
     check(replace(how, kl_correction=True), items(model))
     far = [replace(each, old=[None if old is None else old - 0.5 for old in each.old or ()]) for each in items(model)]
     check(replace(how, clip_most=1.4), far)
-    bounded, free = (float(each.loss(far).detach()) for each in (replace(how, clip_most=1.4), how))
+    bounded, free = (float(each.loss(far).total.detach()) for each in (replace(how, clip_most=1.4), how))
     assert bounded < free
 
 
@@ -170,17 +171,17 @@ def test_micro_batches_make_the_same_sum(model: Any) -> None:
     some = items(model)
     for kind in LossType:
         how = Objective(model, "cpu", TEMPERATURE, kind, 7, (0.2, 0.2), kl_coef=0.1)
-        apart = math.fsum(float(how.loss([each]).detach()) for each in some)
-        assert apart == pytest.approx(float(how.loss(some).detach()), rel=1e-9)
+        apart = math.fsum(float(how.loss([each]).total.detach()) for each in some)
+        assert apart == pytest.approx(float(how.loss(some).total.detach()), rel=1e-9)
         assert math.fsum(how.weight([each]) for each in some) == how.weight(some)
 
 
 def test_figures_are_means_over_the_tokens_that_count(model: Any) -> None:
     some = items(model)
     how = Objective(model, "cpu", TEMPERATURE, LossType.DAPO, 7, (0.2, 0.2), kl_coef=0.1)
-    how.loss(some[:1])
-    how.loss(some[1:])
-    figures = how.means(World.single())
+    parts = [how.loss(some[:1]).figures, how.loss(some[1:]).figures]
+    figures = {name: sum(float(each[name][0]) for each in parts) for name in parts[0]}
+    tokens = sum(float(each["entropy"][1]) for each in parts)
 
     rows = [(item, told(item, model)) for item in some]
     entropies = [
@@ -189,18 +190,44 @@ def test_figures_are_means_over_the_tokens_that_count(model: Any) -> None:
         for place, counts in enumerate(item.counts)
         if counts
     ]
-    assert figures["entropy"] == pytest.approx(math.fsum(entropies) / len(entropies), rel=1e-6)
+    assert tokens == len(entropies)
+    assert figures["entropy"] == pytest.approx(math.fsum(entropies), rel=1e-6)
     assert figures.keys() == {"entropy", "approx_kl", "clipped", "kl"}
-    assert 0 < figures["clipped"] < 1 and figures["approx_kl"] > 0 and figures["kl"] > 0
-    assert how.means(World.single()) == dict.fromkeys(figures, 0.0)
+    assert 0 < figures["clipped"] < tokens and figures["approx_kl"] > 0 and figures["kl"] > 0
+
+
+def test_a_pass_is_that_over_whole_logits(policy_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To float32 rounding, with the logits of a few positions at a time, and with all of them kept."""
+    from transformers import AutoModelForCausalLM
+
+    module = AutoModelForCausalLM.from_pretrained(policy_model, dtype=torch.float32)
+    batch = batch_of(MIXED, "cpu")
+
+    def slopes(log_probs: Tensor, entropies: Tensor) -> dict[str, Tensor]:
+        kept = batch.by_policy
+        return dict(gradients((log_probs[kept].exp() - 0.1 * entropies[kept]).sum(), module))
+
+    laws = torch.log_softmax(answer_logits(module, batch, TEMPERATURE), dim=-1)
+    whole = laws.gather(2, batch.answers[..., None])[..., 0], -(laws.exp() * laws).sum(dim=-1)
+    wanted = slopes(*whole)
+    vocabulary = laws.shape[-1]
+    for positions in (3, 1000):
+        monkeypatch.setattr(log_probs, "CHUNK_NUMBERS", positions * vocabulary)
+        made = forward(module, batch, TEMPERATURE, batch.by_policy, entropy_gradient=True)
+        for mine, theirs in zip((made.log_probs, made.entropies), whole, strict=True):
+            assert torch.allclose(mine[batch.by_policy], theirs[batch.by_policy], rtol=1e-5, atol=1e-6)
+            assert not mine[~batch.by_policy].any()
+        found = slopes(made.log_probs, made.entropies)
+        assert found.keys() == wanted.keys()
+        for name, each in found.items():
+            assert torch.allclose(each, wanted[name], rtol=1e-4, atol=1e-6), name
 
 
 def test_what_is_impossible_for_the_reference_outside_of_the_mask_harms_nothing(model: Any) -> None:
     far = rollout((5, 6), (7, 8), by_policy=(True, False))
     item = Item(far, [1.0, 1.0], [-2.0, -1e9], [-2.0, 1e9])
-    loss = Objective(model, "cpu", 1.0, LossType.DAPO, 2, (0.2, 0.2), kl_coef=1.0).loss(
-        [item, Item(MIXED[0], [1.0] * 4)]
-    )
+    how = Objective(model, "cpu", 1.0, LossType.DAPO, 2, (0.2, 0.2), kl_coef=1.0)
+    loss = how.loss([item, Item(MIXED[0], [1.0] * 4)]).total
     assert math.isfinite(float(loss.detach()))
     assert all(bool(each.isfinite().all()) for _, each in gradients(loss, model))
 

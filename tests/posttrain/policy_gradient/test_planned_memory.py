@@ -29,6 +29,7 @@ from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.memory import job_of
 from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 from gpuherd.posttrain.rollout.lengths import Lengths
+from gpuherd.posttrain.runs.memory import PLAIN_HEADS
 from gpuherd.posttrain.types import Problem, Sampling
 
 pytestmark = [
@@ -148,5 +149,6 @@ def planned(told: TrainConfig) -> TrainingUsage:
     name = options.model_of(told)
     architecture, trained = read_with_precision(name, precision.dtype, read_for_training)
     frozen = read_with_precision(name, precision.frozen.dtype)[1]
-    job = job_of(told, trained, 1, Lengths(PROMPT, None, 1, ""), frozen)
+    chunked = architecture.model_type in PLAIN_HEADS
+    job = job_of(told, trained, 1, Lengths(PROMPT, None, 1, ""), frozen, chunked=chunked)
     return training_usage(architecture, job, Reserve(0, 0, 0.0), GpuSpec("0", "big", 1 << 50, 1 << 50))

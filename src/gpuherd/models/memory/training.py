@@ -296,6 +296,10 @@ class Step:
             return []
         scores = self.task.architecture.vocab_size * (job.new_tokens + 1)
         logits = scores * (product_bytes(job) * job.weighed * job.batch + _SCORED)
+        if job.loss == "chunked" and job.chunk is not None:
+            hidden, answers = self.task.architecture.hidden_size, job.weighed * job.batch * (job.new_tokens + 1)
+            chunk = self._chunk(job, answers)
+            logits = 2 * chunk + answers * hidden * stream_bytes(job)
         always = self._always("weighing", gradients=False)
         copies, architecture = self._copies_without_gradients(job), self.task.architecture
         states = 0  # a value head reads the last of all layers' results
@@ -333,9 +337,10 @@ class Step:
             replace(before, activations=activations, logits=forward + chunk, copies=all_copies),
             replace(before, activations=activations, logits=backward + chunk, copies=self._alive_copies(job)),
         ]
-        if job.asks_reference_last and job.loss == "whole":
+        if job.asks_reference_last and (job.loss == "whole" or job.chunk is not None):
             asked = replace(before, name="reference", activations=activations, copies=self._copies_of_reference(job))
-            loss.append(replace(asked, logits=self._kept_scores(job) + forward))
+            waits = self._kept_scores(job) if job.loss == "whole" else self._kept_chunk(job)
+            loss.append(replace(asked, logits=waits + forward))
         top = replace(
             self._always("backward, last layer", gradients=waiting),
             activations=activations + again,
@@ -439,9 +444,32 @@ class Step:
         if job.loss == "whole":
             copy = _FLOAT32 if number != _FLOAT32 else 0
             return (number + copy + _FLOAT32) * vocab * positions, 3 * _FLOAT32 * vocab * positions, 0
+        if job.chunk is not None:
+            return self._by_positions(job)
         tile = min(positions, _TOKEN_TILE) * min(vocab, _VOCAB_TILE) * number
         head = 0 if job.lora is not None else vocab * self.task.architecture.hidden_size * _FLOAT32
         return 0, 0, tile + head + positions * self.task.architecture.hidden_size * _FLOAT32
+
+    def _by_positions(self, job: TrainingJob) -> tuple[int, int, int]:
+        """``_logits`` of a loss by chunks of positions: a chunk's logits and their shares; the hidden states that are
+        read, and in the backward pass their gradient; the head's gradient, added up in float32 beside each chunk's."""
+        hidden, number = self.task.architecture.hidden_size, product_bytes(job)
+        read = job.scored_tokens * hidden * stream_bytes(job)
+        head = self.task.architecture.vocab_size * hidden
+        learnt = 0 if job.lora is not None else head * (_FLOAT32 + (number if number != _FLOAT32 else 0))
+        two = 2 * self._chunk(job, job.scored_tokens)
+        return two + read, two + 2 * read + learnt, 0
+
+    def _chunk(self, job: TrainingJob, positions: int) -> int:
+        """Bytes of a chunk of logits in float32: of one position at least."""
+        vocab = self.task.architecture.vocab_size
+        return _FLOAT32 * vocab * min(positions, max(1, (job.chunk or 0) // vocab))
+
+    def _kept_chunk(self, job: TrainingJob) -> int:
+        """What waits for a chunked loss's backward pass: the hidden states, and a batch's only chunk."""
+        only = job.scored_tokens * self.task.architecture.vocab_size <= (job.chunk or 0)
+        kept = self._chunk(job, job.scored_tokens) if only else 0
+        return kept + job.scored_tokens * self.task.architecture.hidden_size * stream_bytes(job)
 
     def _stepping(self) -> StepMemory:
         """Adafactor makes float32 copies of one tensor after the other; the others work in place."""

@@ -91,6 +91,8 @@ class TrainingJob:
         attention: ``sdpa`` (flash and memory-efficient kernels) or ``eager``, which keeps every score.
         loss: ``whole``: logits of all positions at once; ``chunked``: a part of them after the other, as TRL 1.16 and
             Liger do.
+        chunk: of a chunked loss, how many logits exist at once, in float32 and of whole rows of the vocabulary, as
+            ``gpuherd.posttrain`` computes them; None: TRL's tiles.
         reference: whether a frozen copy of the model is asked too; None: as the method needs it (``dpo`` and ``ppo``
             yes; ``grpo`` no, as its KL weight is 0 unless one is set). With ``lora`` it costs nothing: the adapter is
             switched off instead.
@@ -123,6 +125,7 @@ class TrainingJob:
     checkpointing: bool = True
     attention: Literal["sdpa", "eager"] = "sdpa"
     loss: Literal["whole", "chunked"] = "whole"
+    chunk: int | None = None
     reference: bool | None = None
     reference_in: Precision | None = None
     wide: bool = False
@@ -142,6 +145,7 @@ class TrainingJob:
             samples=self.samples,
             sampled=1 if self.sampled is None else self.sampled,
             weighed=self.weighed or 1,
+            chunk=1 if self.chunk is None else self.chunk,
         )
         for name, words in (("attention", _ATTENTIONS), ("loss", _LOSSES), ("value", _VALUES)):
             if getattr(self, name) not in words:

@@ -16,22 +16,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
 from gpuherd.posttrain.policy_gradient.algorithm import LossType, PolicyGradient, SamplingOptions, collected
-from gpuherd.posttrain.policy_gradient.forward import answer_logits, batch_of, wide
-from gpuherd.posttrain.policy_gradient.objective import Tally, summed, total_weight
+from gpuherd.posttrain.policy_gradient.forward import answer_logits, batch_of
+from gpuherd.posttrain.policy_gradient.objective import summed, sums_of, total_weight
 from gpuherd.posttrain.policy_gradient.plan import digest_of, grouped
 from gpuherd.posttrain.types import Collecting, Policy, Problem, Rollout, Row, Training
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.trainee import Loss
     from gpuherd.posttrain.policy_gradient.rollout_trainer import RolloutTrainer
 
 
@@ -66,6 +66,7 @@ class Distill(PolicyGradient):
     aliases: ClassVar[tuple[str, ...]] = ("distillation", "gkd")
     on_policy: ClassVar[bool] = False  # no log-prob of a draw has a part in the loss
     off_policy: ClassVar[bool] = True
+    whole_logits: ClassVar[bool] = True
     Options: ClassVar[type[DistillOptions]] = DistillOptions
     options: DistillOptions
 
@@ -132,8 +133,7 @@ class Distill(PolicyGradient):
                 trainer.trainee.step([rollouts[mine[place]] for place in places], objective.loss, objective.weight)
                 for places in trainer.minibatches(step, 0, len(rollouts))
             ]
-            figures = {**objective.means(trainer.world), "own": len(own) / len(problems)}
-            trainer.finish(step, rollouts, learnt, figures, {})
+            trainer.finish(step, rollouts, learnt, {"own": len(own) / len(problems)}, {})
 
     def _kept(self, known: Mapping[str, Sequence[Rollout]], problem: Problem, sample: int) -> Rollout:
         """A collected answer. Raises UsageError where there are too few."""
@@ -153,7 +153,6 @@ class Distillation:
     Attributes:
         temperature: of the sampling, for both.
         most_tokens: of an answer, for Dr. GRPO's divisor.
-        tally: means over tokens since they were last asked for.
     """
 
     module: Any
@@ -163,35 +162,31 @@ class Distillation:
     loss_type: LossType
     most_tokens: int
     beta: float
-    tally: Tally = field(default_factory=Tally)
 
-    def loss(self, rollouts: Sequence[Rollout]) -> Tensor:
-        """The sum over these rollouts that ``Trainee.step`` divides by the sum of ``weight``."""
+    def loss(self, rollouts: Sequence[Rollout]) -> Loss:
+        """The sum over these rollouts that ``Trainee.step`` divides by the sum of ``weight``; its figure ``jsd`` is the
+        mean over tokens, in nats."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
+        from gpuherd.posttrain.engine.trainee import Loss
+
         batch = batch_of(rollouts, self.device)
         with torch.no_grad():
-            theirs, _ = answer_logits(self.teacher, batch, self.temperature)
-        ours, _ = answer_logits(self.module, batch, self.temperature)
+            theirs = answer_logits(self.teacher, batch, self.temperature)
+        ours = answer_logits(self.module, batch, self.temperature)
         # Row by row, and computed again for the gradient: never more than one answer's laws in float32 at once.
         rows = [
             checkpoint(generalised_jsd, mine, other, self.beta, use_reentrant=False, preserve_rng_state=False)
             for mine, other in zip(ours, theirs, strict=True)
         ]
         per_token = torch.stack(rows)
-        self.tally.add(batch.by_policy, jsd=per_token)
-        return summed(torch.where(batch.by_policy, per_token, 0.0), batch.by_policy, self.loss_type)
+        total = summed(torch.where(batch.by_policy, per_token, 0.0), batch.by_policy, self.loss_type)
+        return Loss(total, sums_of(batch.by_policy, jsd=per_token))
 
     def weight(self, rollouts: Sequence[Rollout]) -> float:
         """What ``loss`` of these rollouts is divided by."""
         return total_weight([sum(each.by_policy) for each in rollouts], self.loss_type, self.most_tokens)
-
-    def means(self, world: World) -> dict[str, float | None]:
-        """``jsd``, the mean over tokens since it was last asked for, in nats."""
-        found = self.tally.means(world, ("jsd",))
-        self.tally = Tally()
-        return {**found}
 
 
 def generalised_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
@@ -202,8 +197,8 @@ def generalised_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     import torch
 
     width = min(student.shape[-1], teacher.shape[-1])
-    log_q = torch.log_softmax(wide(student[..., :width]), dim=-1)
-    log_p = torch.log_softmax(wide(teacher[..., :width]), dim=-1)
+    log_q = torch.log_softmax(_wide(student[..., :width]), dim=-1)
+    log_p = torch.log_softmax(_wide(teacher[..., :width]), dim=-1)
     if beta == 0:
         return _kl(log_p, log_q)
     if beta == 1:
@@ -211,6 +206,11 @@ def generalised_jsd(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
     weights = torch.tensor([beta, 1 - beta], dtype=log_q.dtype, device=log_q.device).log()
     log_m = torch.logaddexp(log_p + weights[0], log_q + weights[1])
     return beta * _kl(log_p, log_m) + (1 - beta) * _kl(log_q, log_m)
+
+
+def _wide(numbers: Tensor) -> Tensor:
+    """In float32 where they are narrower."""
+    return numbers.float() if numbers.itemsize < 4 else numbers
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:

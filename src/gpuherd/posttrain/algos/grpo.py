@@ -120,8 +120,7 @@ class GRPO(PolicyGradient):
                 for places in trainer.minibatches(step, number, len(rollouts)):
                     part = [items[place] for place in places]
                     learnt.append(trainer.trainee.step(part, objective.loss, objective.weight))
-            figures = {**objective.means(trainer.world), **self.figures(rollouts)}
-            trainer.finish(step, rollouts, learnt, figures, {"moments": asdict(moments)})
+            trainer.finish(step, rollouts, learnt, self.figures(rollouts), {"moments": asdict(moments)})
 
     def figures(self, rollouts: Sequence[Rollout]) -> Mapping[str, float | None]:  # noqa: ARG002 - for those made of it
         """Further figures of a step's rollouts, for the curves."""

@@ -18,6 +18,7 @@ from gpuherd.errors import UsageError
 from gpuherd.models.memory.training_job import Method
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.options import check_range
+from gpuherd.posttrain.engine.trainee import StepFigures, pooled_means
 from gpuherd.posttrain.policy_gradient.advantages import KLControl, estimated
 from gpuherd.posttrain.policy_gradient.algorithm import PolicyGradient, PolicyOptions
 from gpuherd.posttrain.types import Training
@@ -104,13 +105,15 @@ class PPO(PolicyGradient):
                 own, now, drawn, values, trainer.ref_logprobs(own), control.weight, trainer.world,
                 gamma=options.gamma, lam=options.gae_lambda, normalise=options.normalize_advantages,
             )  # fmt: skip
-            learnt = []
+            learnt: list[StepFigures] = []
             for number in range(options.num_ppo_epochs):
-                for places in trainer.minibatches(step, number, len(rollouts)):
-                    part = [items[place] for place in places]
-                    learnt.append(trainer.trainee.step(part, objective.loss, objective.weight))
-                means = objective.means(trainer.world)
-                if options.target_kl is not None and means["approx_kl"] > options.target_kl:
+                one_pass = [
+                    trainer.trainee.step([items[place] for place in places], objective.loss, objective.weight)
+                    for places in trainer.minibatches(step, number, len(rollouts))
+                ]
+                learnt += one_pass
+                means = pooled_means(one_pass)
+                if options.target_kl is not None and means.get("approx_kl", 0.0) > options.target_kl:
                     break
             told |= {"kl_coef": control.weight, "passes": number + 1.0}
             control = control.after(told.get("divergence", 0.0), len(rollouts))

@@ -89,7 +89,7 @@ class Reinforce(PolicyGradient):
                 for each, place, reference in zip(own, mine, trainer.ref_logprobs(own), strict=True)
             ]
             learnt = [trainer.trainee.step(items, objective.loss, objective.weight)]
-            trainer.finish(step, rollouts, learnt, objective.means(trainer.world), {})
+            trainer.finish(step, rollouts, learnt, {}, {})
 
 
 def compared(rewards: Sequence[float], baseline: Baseline) -> list[float]:

@@ -94,9 +94,7 @@ class RLOO(PolicyGradient):
                 for places in trainer.minibatches(step, number, len(rollouts)):
                     part = [items[place] for place in places]
                     learnt.append(trainer.trainee.step(part, objective.loss, objective.weight))
-            figures: dict[str, float | None] = {**objective.means(trainer.world)}
-            if options.kl_coef:
-                figures["divergence"] = math.fsum(divergences) / len(divergences)
+            figures = {"divergence": math.fsum(divergences) / len(divergences)} if options.kl_coef else {}
             trainer.finish(step, rollouts, learnt, figures, {})
 
 

@@ -2,8 +2,9 @@
 
 The logits of a sequence of 4,096 tokens over a vocabulary of 152,000 are 2.5 GB in float32, and a plain backward pass
 holds them several times. Here the language-model head reads a chunk of hidden states at a time, forward and again
-backward, so that no more than a chunk of logits exists; only positions whose tokens are wanted are read at all. The
-numbers are those of the whole logits but for rounding.
+backward, so that no more than a chunk of logits exists; only positions whose tokens are wanted are read at all. A batch
+that is one chunk keeps it for its backward pass, and a larger one computes each chunk again. The numbers are those of
+the whole logits but for rounding.
 
 The head is read inside the model's own forward pass, in the place of its ``forward``: there DDP and FSDP have its
 weight, and everything the model does around it stays. A model that does more to its logits (soft-capping in Gemma 2,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Numbers of a chunk of logits by default: 128 MiB in float32, 220 positions of a vocabulary of 152,000.
-_CHUNK_NUMBERS = 1 << 25
+CHUNK_NUMBERS = 1 << 25
 
 _plain_heads: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()  # of heads, whether their model ends with them
 
@@ -94,23 +95,40 @@ def forward_log_probs(
     """``token_log_probs``, and what the model's forward pass returned besides: for models that have another head
     besides the language model's. Its logits have no meaning."""
     reading = _Reading(input_ids, attention_mask, wanted, temperature, entropy_gradient, chunk)
+    head = _head_of(model)
+    if _ends_with(model, head):
+        with _reads_in_chunks(head, reading):
+            made = model(**model_inputs(model, input_ids, attention_mask, packing=packing))
+        packed = _logits_of(made)
+    else:
+        made = model(**model_inputs(model, input_ids, attention_mask, packing=packing, last=reading.places))
+        packed = reading.of_logits(_logits_of(made))
+    return TokenLogProbs(*packed.unbind(dim=-1)), made
+
+
+def model_inputs(
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    *,
+    packing: tuple[Tensor, Tensor] | None = None,
+    last: int | None = None,
+) -> dict[str, Any]:
+    """The arguments of a forward pass without a cache, by the names that the model takes.
+
+    Args:
+        packing: as in ``token_log_probs``.
+        last: logits of so many last positions are enough; models that can't leave others out return all.
+    """
     words: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
-    names = _takes(model)
+    names = frozenset(inspect.signature(type(_causal(model)).forward).parameters)
     if packing is not None:
         words["position_ids"], words["attention_mask"] = packing
     elif "position_ids" in names:
         words["position_ids"] = (attention_mask.cumsum(dim=-1) - 1).clamp_(min=0)
-    head = _head_of(model)
-    if _ends_with(model, head):
-        with _reads_in_chunks(head, reading):
-            made = model(**words)
-        packed = _logits_of(made)
-    else:
-        if "logits_to_keep" in names:
-            words["logits_to_keep"] = reading.places
-        made = model(**words)
-        packed = reading.of_logits(_logits_of(made))
-    return TokenLogProbs(*packed.unbind(dim=-1)), made
+    if last is not None and "logits_to_keep" in names:
+        words["logits_to_keep"] = last
+    return words
 
 
 def padded(rows: Sequence[Sequence[int]], device: str, fill: int = 0) -> tuple[Tensor, Tensor]:
@@ -159,11 +177,12 @@ class _Reading:
     def _packed(self, flat: Tensor, weight: Tensor | None, bias: Tensor | None, vocabulary: int) -> Tensor:
         import torch
 
-        chunk = self._chunk or max(1, _CHUNK_NUMBERS // vocabulary)
+        chunk = self._chunk or max(1, CHUNK_NUMBERS // vocabulary)
         kind = flat.device.type
         mixed = torch.is_autocast_enabled(kind) and flat.dtype != torch.float64  # autocast leaves float64 as it is
         compute = torch.get_autocast_dtype(kind) if mixed else flat.dtype
-        how = (self._temperature, self._entropy_gradient, chunk, compute)
+        keeps = torch.is_grad_enabled() and len(flat) <= chunk
+        how = (self._temperature, self._entropy_gradient, chunk, compute, keeps)
         with torch.autocast(kind, enabled=False):
             found = _function().apply(flat, weight, bias, self._targets, how)
         places = (self._rows, self._columns + 1)
@@ -186,7 +205,8 @@ def _function() -> Any:
         def forward(
             ctx: Any, flat: Tensor, weight: Tensor | None, bias: Tensor | None, targets: Tensor, how: Any
         ) -> Tensor:
-            _, _, chunk, compute = how
+            _, _, chunk, compute, keeps = how
+            ctx.log_shares = None
             cast = None if weight is None else weight.to(compute)
             made = torch.zeros((len(flat), 3), dtype=_wide(flat.dtype), device=flat.device)
             sums = made.new_zeros(len(flat))
@@ -199,7 +219,9 @@ def _function() -> Any:
                 made[part, 0] = scores.gather(1, at)[:, 0] - sums[part]
                 scores.clamp_(min=torch.finfo(scores.dtype).min)  # a token that can't be has no part in the entropy
                 shares = torch.sub(scores, sums[part, None]).exp_()
-                made[part, 1] = sums[part] - torch.linalg.vecdot(shares, scores)
+                made[part, 1] = sums[part] - shares.mul_(scores).sum(dim=-1)
+                if keeps:
+                    ctx.log_shares = scores.sub_(sums[part, None])
                 del scores, shares
             ctx.save_for_backward(flat, weight, bias, targets, sums, made[:, 1].clone())
             ctx.how = how
@@ -208,7 +230,7 @@ def _function() -> Any:
         @staticmethod
         def backward(ctx: Any, *slopes: Tensor) -> tuple[Any, ...]:
             flat, weight, bias, targets, sums, entropies = ctx.saved_tensors
-            temperature, entropy_gradient, chunk, compute = ctx.how
+            temperature, entropy_gradient, chunk, compute, _ = ctx.how
             (slope,) = slopes
             cast = None if weight is None else weight.to(compute)
             of_flat = torch.zeros_like(flat)
@@ -216,7 +238,9 @@ def _function() -> Any:
             of_bias = _zeros(bias) if ctx.needs_input_grad[2] else None
             for start in range(0, len(flat), chunk):
                 part = slice(start, start + chunk)
-                scores = _scores(flat[part], cast, bias, ctx.how).sub_(sums[part, None])  # ln p
+                scores, ctx.log_shares = ctx.log_shares, None  # overwritten below: a second backward pass has none
+                if scores is None:
+                    scores = _scores(flat[part], cast, bias, ctx.how).sub_(sums[part, None])  # ln p
                 if entropy_gradient:
                     scores.clamp_(min=torch.finfo(scores.dtype).min)
                     shares = scores.exp()
@@ -251,7 +275,7 @@ def _scores(flat: Tensor, weight: Tensor | None, bias: Tensor | None, how: Any) 
     """The logits of a chunk over the temperature, anew, in float32 or wider; without a weight they are given."""
     import torch
 
-    temperature, _, _, compute = how
+    temperature, _, _, compute, _ = how
     if weight is None:
         made = flat.clone()
     else:
@@ -335,8 +359,3 @@ def _causal(model: Any) -> Any:
 
 def _head_of(model: Any) -> Any:
     return _causal(model).get_output_embeddings()
-
-
-def _takes(model: Any) -> frozenset[str]:
-    """The names of what the model's forward pass takes."""
-    return frozenset(inspect.signature(type(_causal(model)).forward).parameters)

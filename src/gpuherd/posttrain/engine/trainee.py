@@ -60,7 +60,7 @@ class StepFigures:
         micro_batch: items at once at most, in this process.
         items: of all processes.
         skipped: the weights were not changed: nothing to learn, or float16 overflowed and the scale was lowered.
-        means: of the figures of ``Loss``, by name; those that nothing had a part in are left out.
+        sums: of the figures of ``Loss`` over all processes: by name the sum and what it is divided by.
     """
 
     loss: float | None
@@ -69,7 +69,27 @@ class StepFigures:
     micro_batch: int
     items: int
     skipped: bool = False
-    means: Mapping[str, float] = field(default_factory=dict)
+    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each figure, by name; those that nothing had a part in are left out."""
+        return pooled_means([self])
+
+
+def pooled_means(steps: Sequence[StepFigures]) -> dict[str, float]:
+    """The mean of each figure over all that these steps learnt from; those that nothing had a part in are left out.
+
+    >>> pooled_means([StepFigures(1.0, 1.0, 0.1, 1, 1, sums={"kl": (each, each)}) for each in (1.0, 3.0)])
+    {'kl': 1.0}
+    """
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for step in steps for name in step.sums):
+        parts = [step.sums.get(name, (0.0, 0.0)) for step in steps]
+        weight = math.fsum(each[1] for each in parts)
+        if weight > 0:
+            found[name] = math.fsum(each[0] for each in parts) / weight
+    return found
 
 
 class Trainee:
@@ -151,9 +171,11 @@ class Trainee:
         self.module.train()
         own, sums = self._gradients(items, loss_sum, total, [many for many, _ in of_all])
         loss = self.world.total(own)
-        means = self._means(sums)
+        of_all_processes = self._summed(sums)
         norm = self._update(loss / total, rate)
-        figures = StepFigures(loss / total, norm, rate, self.micro.size, count, skipped=norm is None, means=means)
+        figures = StepFigures(
+            loss / total, norm, rate, self.micro.size, count, skipped=norm is None, sums=of_all_processes
+        )
         self.steps_done += 1
         if self.steps.dynamic_batch_size:
             self.micro = self.micro.after_step()
@@ -218,17 +240,15 @@ class Trainee:
             sums[name] = (before[0] + _number(added), before[1] + _number(weight)) if one.counts else before
         return float(loss.detach()) if one.counts else 0.0
 
-    def _means(self, sums: Sums) -> dict[str, float]:
-        """Of the figures of all processes; each asks with the same names, as each has done a pass."""
+    def _summed(self, sums: Sums) -> Sums:
+        """The figures of all processes; each calls with the same names, as each has done a pass."""
         if not sums:
             return {}
-        found: dict[str, float] = {}
         of_all = self.world.gather(sums)
-        for name in sums:
-            weight = math.fsum(each[name][1] for each in of_all)
-            if weight > 0:
-                found[name] = math.fsum(each[name][0] for each in of_all) / weight
-        return found
+        return {
+            name: (math.fsum(each[name][0] for each in of_all), math.fsum(each[name][1] for each in of_all))
+            for name in sums
+        }
 
     def _syncing(self, last: bool) -> AbstractContextManager[Any]:
         from torch.nn.parallel import DistributedDataParallel

@@ -28,7 +28,7 @@ from gpuherd.posttrain.learning.options import (
     steps_of,
 )
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths
-from gpuherd.posttrain.runs.memory import training_job
+from gpuherd.posttrain.runs.memory import PLAIN_HEADS, training_job
 from gpuherd.posttrain.runs.plan import StepRequest
 from gpuherd.units import gib
 
@@ -49,7 +49,9 @@ def need_of(config: TrainConfig, cards: Sequence[GpuSpec], world_size: int, leng
     """
     loaded = precision_of(config)
     architecture, precision = read_with_precision(model_of(config), loaded.dtype, read_for_training)
-    job = job_of(config, precision, world_size, lengths, read_with_precision(model_of(config), loaded.frozen.dtype)[1])
+    frozen = read_with_precision(model_of(config), loaded.frozen.dtype)[1]
+    chunked = architecture.model_type in PLAIN_HEADS
+    job = job_of(config, precision, world_size, lengths, frozen, chunked=chunked)
     here = min(config.distributed.gpu_count, world_size)
     known = cards if len(cards) >= here else [GpuSpec(str(n), "", total=0, free=_BOUNDLESS) for n in range(here)]
     found = make_training_plan(architecture, known, job, count=here)
@@ -89,12 +91,15 @@ def job_of(
     world_size: int,
     lengths: Lengths = UNKNOWN,
     frozen: Precision | None = None,
+    *,
+    chunked: bool = False,
 ) -> TrainingJob:
     """The training in the planner's words.
 
     Args:
         precision: how trained weights lie in memory.
         frozen: the same of those that no step changes, under an adapter or of the reference; None: as trained ones.
+        chunked: as in ``training_job``.
     """
     told, model = config.training, config.model
     options = algorithm_options(config, told.num_rollouts_per_iteration)  # as if there were enough problems
@@ -111,6 +116,7 @@ def job_of(
         new_tokens=lengths.answer or lengths.turns * min(model.max_new_tokens, told.max_episode_length),
         sampled=_sampled(config, world_size),
         weighs=on_policy(config) and (options.kl_coef > 0 or _updates_often(config)),
+        chunked=chunked,
     )
 
 

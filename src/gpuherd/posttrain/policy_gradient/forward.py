@@ -1,16 +1,17 @@
 """Rollouts as tensors, and one pass of a policy over them: log-probs at the sampling temperature, entropies, values.
 
 Prompts are padded at the left, what follows at the right, so that all answers begin together. Gradients flow. The one
-place here that calls a model. Torch inside functions only.
+place here that calls a model, and no more than a chunk of its logits is in memory (``engine.log_probs``). Torch inside
+functions only.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpuherd.posttrain.engine.log_probs import forward_log_probs, model_inputs
 from gpuherd.posttrain.types import Rollout
 
 if TYPE_CHECKING:
@@ -63,12 +64,13 @@ def rectangle(rows: Sequence[Sequence[float]], width: int, device: str) -> Tenso
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What a model says of the tokens of answers, (rows, tokens) each; padding has numbers without meaning.
+    """What a model says of the tokens of answers, (rows, tokens) each.
 
     Attributes:
-        log_probs: of each token, in the softmax of the logits over the temperature.
-        entropies: of that softmax, nats; with a gradient only where it was asked for.
-        values: of the value head before each token is chosen; None where the model has none.
+        log_probs: of each token, in the softmax of the logits over the temperature; 0 where it is not wanted.
+        entropies: of that softmax, nats, 0 where it is not wanted; with a gradient only where it was asked for.
+        values: of the value head before each token is chosen, padding has numbers without meaning; None where the model
+            has none.
     """
 
     log_probs: Tensor
@@ -76,67 +78,39 @@ class Pass:
     values: Tensor | None
 
 
-def forward(module: Any, batch: Batch, temperature: float, *, entropy_gradient: bool = False) -> Pass:
+def forward(
+    module: Any, batch: Batch, temperature: float, wanted: Tensor | None = None, *, entropy_gradient: bool = False
+) -> Pass:
     """A pass over a batch.
 
     Args:
         module: transformers' or PEFT's causal model, or ``ValuedPolicy``; wrapped or not.
         temperature: of the sampling: logits are divided by it, as when the tokens were drawn.
+        wanted: (rows, tokens) bool, the tokens of the answers whose log-probs are computed; all by default.
     """
     import torch
 
-    logits, values = answer_logits(module, batch, temperature)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropies = entropies_of(logits if entropy_gradient else logits.detach())
-    return Pass(log_probs_of(logits, batch.answers), entropies, values)
+    places = batch.answers.shape[1]
+    answers = batch.mask[:, -places:].bool()
+    of_prompts = torch.zeros_like(batch.mask[:, :-places], dtype=torch.bool)
+    chosen = torch.cat([of_prompts, answers if wanted is None else answers & wanted], dim=1)
+    found, made = forward_log_probs(
+        module, batch.ids, batch.mask, chosen, temperature=temperature, entropy_gradient=entropy_gradient
+    )
+    values = made[1][:, -places - 1 : -1] if isinstance(made, tuple) else None
+    return Pass(found.log_probs[:, -places:], found.entropies[:, -places:], values)
 
 
-def answer_logits(module: Any, batch: Batch, temperature: float) -> tuple[Tensor, Tensor | None]:
-    """The logits, over the temperature, that each token of the answers is chosen by, (rows, tokens, vocabulary), and
-    the value before it, (rows, tokens), where the model has a value head."""
+def answer_logits(module: Any, batch: Batch, temperature: float) -> Tensor:
+    """The whole logits, over the temperature, that each token of the answers is chosen by, (rows, tokens, vocabulary):
+    for losses that compare whole distributions."""
     import torch
 
     places = batch.answers.shape[1]
-    words: dict[str, Any] = {"input_ids": batch.ids, "attention_mask": batch.mask, "use_cache": False}
-    names = _takes(module)
-    if "position_ids" in names:
-        words["position_ids"] = (batch.mask.cumsum(dim=-1) - 1).clamp_(min=0)
-    if "logits_to_keep" in names:
-        words["logits_to_keep"] = places + 1
-    made = module(**words)
-    logits, values = made if isinstance(made, tuple) else (made.logits, None)
-    del made  # it would hold the logits beside those over the temperature
-    logits = logits[:, -places - 1 : -1]
+    logits: Tensor = module(**model_inputs(module, batch.ids, batch.mask, last=places + 1)).logits[:, -places - 1 : -1]
     if temperature != 1:
         logits = logits / temperature if torch.is_grad_enabled() else logits.div_(temperature)
-    return logits, None if values is None else values[:, -places - 1 : -1]
-
-
-def log_probs_of(logits: Tensor, ids: Tensor) -> Tensor:
-    """The natural log of each token's probability: (rows, places) of logits (rows, places, vocabulary), in float32
-    where these are narrower."""
-    import torch
-
-    chosen = wide(logits.gather(2, ids[..., None])[..., 0])
-    # Row by row: never more than one row's logits in float32 at once where they come in half precision.
-    return chosen - torch.stack([torch.logsumexp(wide(row), dim=-1) for row in logits])
-
-
-def entropies_of(logits: Tensor) -> Tensor:
-    """The entropy of each softmax, nats: (rows, places) of logits (rows, places, vocabulary), in float32 where these
-    are narrower."""
-    import torch
-
-    rows = []
-    for row in logits:
-        log_probs = torch.log_softmax(wide(row), dim=-1)
-        rows.append(-(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(dim=-1))
-    return torch.stack(rows)
-
-
-def wide(numbers: Tensor) -> Tensor:
-    """In float32 where they are narrower."""
-    return numbers.float() if numbers.itemsize < 4 else numbers
+    return logits
 
 
 def score_rollouts(
@@ -163,14 +137,3 @@ def score_rollouts(
 
 def _length(rollout: Rollout) -> int:
     return len(rollout.prompt_ids) + len(rollout.ids)
-
-
-def _takes(module: Any) -> frozenset[str]:
-    """The names of what the model inside all wrappers takes."""
-    inner = module
-    while (deeper := getattr(inner, "module", None)) is not None:  # DDP
-        inner = deeper
-    inner = getattr(inner, "policy", inner)  # ValuedPolicy
-    if hasattr(inner, "peft_type"):
-        inner = inner.get_base_model()
-    return frozenset(inspect.signature(type(inner).forward).parameters)

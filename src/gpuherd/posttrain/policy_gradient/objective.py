@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuherd.errors import UsageError
@@ -21,7 +21,7 @@ from gpuherd.posttrain.types import Rollout
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gpuherd.posttrain.engine.world import World
+    from gpuherd.posttrain.engine.trainee import Loss
 
 
 def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float, most: float | None = None) -> Tensor:
@@ -107,30 +107,11 @@ def total_weight(tokens: list[int], kind: LossType, most_tokens: int) -> float:
     return float(len(tokens) * (most_tokens if kind == LossType.DR_GRPO else 1))
 
 
-class Tally:
-    """Sums of figures of tokens, over the micro-batches of this process and then over all processes."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-
-    def add(self, mask: Tensor, **figures: Tensor) -> None:
-        """Figures of each token, (rows, tokens); those that the mask leaves out don't count."""
-        chosen = mask.bool()
-        for name, each in {**figures, "tokens": chosen}.items():
-            added = each.detach().double().masked_fill(~chosen, 0.0).sum()
-            self._sums[name] = self._sums[name] + added if name in self._sums else added
-
-    def means(self, world: World, names: tuple[str, ...]) -> dict[str, float]:
-        """The mean of each figure over all tokens of all processes that were added; 0 where there were none.
-
-        All processes ask for the same names.
-        """
-        import torch
-
-        nothing = torch.zeros((), dtype=torch.float64)
-        mine = torch.stack([self._sums.get(name, nothing).cpu() for name in (*names, "tokens")])
-        *sums, tokens = world.sum(mine.to(world.device)).tolist()
-        return {name: total / max(tokens, 1.0) for name, total in zip(names, sums, strict=True)}
+def sums_of(mask: Tensor, **figures: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """As ``Loss`` has figures: of each the sum over the tokens that the mask has, and their number."""
+    chosen = mask.bool()
+    count = chosen.sum()
+    return {name: (each.detach().double().masked_fill(~chosen, 0.0).sum(), count) for name, each in figures.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +156,6 @@ class Objective:
             gradient is then that of the divergence (arXiv 2512.02556, section 3.1). False: as in GRPO's paper.
         entropy_coef: weight of the entropy.
         value_coef, value_clip: of the value head's loss.
-        tally: means over tokens since it was last made new.
     """
 
     module: Any
@@ -190,15 +170,17 @@ class Objective:
     entropy_coef: float = 0.0
     value_coef: float = 0.0
     value_clip: float | None = None
-    tally: Tally = field(default_factory=Tally)
 
-    def loss(self, items: Sequence[Item]) -> Tensor:
-        """The sum over these items that ``Trainee.step`` divides by the sum of ``weight``."""
+    def loss(self, items: Sequence[Item]) -> Loss:
+        """The sum over these items that ``Trainee.step`` divides by the sum of ``weight``; its figures are means over
+        the tokens that count."""
         import torch
 
+        from gpuherd.posttrain.engine.trainee import Loss
+
         batch = batch_of([each.rollout for each in items], self.device)
-        made = forward(self.module, batch, self.temperature, entropy_gradient=self.entropy_coef != 0)
         mask = self._mask(items, batch)
+        made = forward(self.module, batch, self.temperature, mask, entropy_gradient=self.entropy_coef != 0)
         now = made.log_probs
         old = self._beside(now, mask, [None if each.old is None else _numbers(each.old) for each in items])
         advantages = self._numbers([each.advantages for each in items], batch)
@@ -209,33 +191,21 @@ class Objective:
         else:
             per_token = clipped_loss(log_ratio, advantages, *self.clip, self.clip_most)
             told["clipped"] = clipped_share(log_ratio, advantages, *self.clip, self.clip_most)
-        if any(each.reference for each in items):
+        if self.kl_coef:
             reference = self._beside(now, mask, [each.reference for each in items])
             told["kl"] = kl_estimate(now, reference)
-            if self.kl_coef:
-                correction = log_ratio.exp() if self.kl_correction else 1.0
-                per_token = per_token + self.kl_coef * correction * told["kl"]
+            correction = log_ratio.exp() if self.kl_correction else 1.0
+            per_token = per_token + self.kl_coef * correction * told["kl"]
         if self.entropy_coef:
             per_token = per_token - self.entropy_coef * made.entropies
         if self.value_coef:
             told["value_loss"] = self._value_loss(items, made, batch)
             per_token = per_token + self.value_coef * told["value_loss"]
-        self.tally.add(mask, **told)
-        return summed(torch.where(mask, per_token, 0.0), mask, self.loss_type)
+        return Loss(summed(torch.where(mask, per_token, 0.0), mask, self.loss_type), sums_of(mask, **told))
 
     def weight(self, items: Sequence[Item]) -> float:
         """What ``loss`` of these items is divided by."""
         return total_weight([sum(each.counts) for each in items], self.loss_type, self.most_tokens)
-
-    def means(self, world: World) -> dict[str, float]:
-        """The mean over tokens of each figure since the tally was last made new; the tally is then new."""
-        names = ["entropy", "approx_kl"]
-        names += ["clipped"] if self.clip is not None else []
-        names += ["value_loss"] if self.value_coef else []
-        names += ["kl"] if self.kl_coef else []
-        told = self.tally.means(world, tuple(names))
-        self.tally = Tally()
-        return told
 
     def _mask(self, items: Sequence[Item], batch: Batch) -> Tensor:
         import torch
@@ -253,7 +223,7 @@ class Objective:
         import torch
 
         given = rectangle([row or () for row in rows], now.shape[1], self.device)
-        there = mask & torch.tensor([[row is not None] for row in rows], device=self.device)
+        there = mask & torch.tensor([[bool(row)] for row in rows], device=self.device)
         return torch.where(there, given, now.detach())
 
     def _value_loss(self, items: Sequence[Item], made: Pass, batch: Batch) -> Tensor:

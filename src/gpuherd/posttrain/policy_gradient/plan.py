@@ -12,14 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.engine.trainee import StepFigures, pooled_means
 from gpuherd.posttrain.policy_gradient.advantages import RunningMoments, constant_groups
 from gpuherd.posttrain.types import Problem, Rollout
-
-if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.trainee import StepFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,8 @@ def grouped(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
 def figures_of(rollouts: Sequence[Rollout], learnt: Sequence[StepFigures]) -> dict[str, float | None]:
     """Of one step, by name; None where there is nothing to take a mean of.
 
-    ``constant_groups`` is the share of groups whose rewards are all equal: all right, all wrong.
+    ``constant_groups`` is the share of groups whose rewards are all equal: all right, all wrong. The loss's own figures
+    are means over all tokens that the step's updates learnt from.
     """
     rewards = [each.reward for each in rollouts]
     groups = groups_of(rollouts)
@@ -151,6 +149,7 @@ def figures_of(rollouts: Sequence[Rollout], learnt: Sequence[StepFigures]) -> di
         "learning_rate": learnt[-1].learning_rate if learnt else None,
         "micro_batch": float(learnt[-1].micro_batch) if learnt else None,
         "updates": float(len(learnt)),
+        **pooled_means(learnt),
     }
 
 

@@ -30,6 +30,7 @@ from gpuherd.models.memory.weights import Precision
 from gpuherd.models.place.gpus import GpuSpec
 from gpuherd.models.place.resources import PlannedRequest, read_with_precision, resources_of
 from gpuherd.models.place.training import TrainingRefusal, make_training_plan
+from gpuherd.posttrain.engine.log_probs import CHUNK_NUMBERS
 from gpuherd.posttrain.engine.options import Lora, Sharding, StepOptions
 from gpuherd.posttrain.guidance.options import ComparingOptions, Loss, ValueOptions
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, PolicyOptions
@@ -52,6 +53,11 @@ _BOUNDLESS = GpuSpec("0", "", total=0, free=1 << 60)
 
 _FLOAT32 = 4
 _BEYOND_16_BITS = 2  # bytes a number: planners count a reward model in 16 bits, and a proxy scores in 32
+# Types of models whose logits are what their head answers, as ``engine.log_probs`` needs it to compute them in chunks.
+# All others are planned with whole logits, which are never less.
+PLAIN_HEADS = frozenset(
+    {"gemma", "gpt2", "gpt_neox", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen2_moe", "qwen3"}
+)
 # Bytes of an optimiser's states for each number in float32.
 _STATES: Mapping[str, int] = {Optimiser.ADAMW: 8, Optimiser.ADAMW_8BIT: 2, Optimiser.SGD: 0}
 
@@ -168,7 +174,7 @@ class Memory:
         frozen = (
             precision if choice.guided else read_with_precision(model, self._settings.system.training.frozen.dtype)[1]
         )
-        job = self._job(choice, precision, frozen, self._prompts[step.dataset])
+        job = self._job(choice, architecture, precision, frozen, self._prompts[step.dataset])
         proxy = None
         if isinstance(choice.options, ProxyOptions):
             base = choice.options.proxy_base(family.value, family.reference)
@@ -248,13 +254,21 @@ class Memory:
             batch=self._settings.training.micro_batch_size,
             reference=False,
             loss="chunked",
+            chunk=None,
         )
 
-    def _job(self, choice: AlgorithmConfig, precision: Precision, frozen: Precision, prompt_tokens: int) -> TrainingJob:
+    def _job(
+        self,
+        choice: AlgorithmConfig,
+        architecture: Architecture,
+        precision: Precision,
+        frozen: Precision,
+        prompt_tokens: int,
+    ) -> TrainingJob:
         """How an algorithm trains. ``precision``, ``frozen``: as in ``training_job``."""
-        told = self._settings
+        told, algorithm = self._settings, choice.make()
         job = training_job(
-            choice.make().memory,
+            algorithm.memory,
             choice.options,
             told.steps_of(choice, choice.gpus),
             processes=choice.gpus,
@@ -266,10 +280,12 @@ class Memory:
             new_tokens=told.generation.max_new_tokens,
             sampled=told.generation.batch_size,
             weighs=isinstance(choice.options, PolicyOptions),
+            chunked=architecture.model_type in PLAIN_HEADS and not algorithm.whole_logits,
         )
         if isinstance(choice.options, ComparingOptions):
             job = replace(job, batch=2 * job.batch)  # of a comparison both sides are read
-        return replace(job, loss="chunked") if choice.guided else job  # a classifier predicts no next token
+        # A classifier predicts no next token.
+        return replace(job, loss="chunked", chunk=None) if choice.guided else job
 
     def _refuse(self, memory_mb: int, said: str, gpus: int = 1) -> None:
         most = min(card.free for card in self._roomiest(gpus, said))
@@ -335,6 +351,7 @@ def training_job(
     new_tokens: int,
     sampled: int,
     weighs: bool,
+    chunked: bool,
 ) -> TrainingJob:
     """A training in the planner's words, of rounds and of ``gpuherd train``.
 
@@ -347,8 +364,12 @@ def training_job(
         loaded: autocast and attention.
         sampled: answers that a process draws at once, where the method does.
         weighs: log-probs are computed without gradients before a step's first update.
+        chunked: logits of all positions are never there at once, unless the head is under an adapter.
     """
     lora: Lora | None = getattr(options, "lora", None)
+    chunked = chunked and not (
+        lora and any("head" in each or "embed_out" in each for each in lora.target_modules or ())
+    )
     return TrainingJob(
         method=method,
         strategy=Strategy(steps.strategy),
@@ -363,6 +384,8 @@ def training_job(
         samples=getattr(options, "samples_per_prompt", 8),
         checkpointing=steps.gradient_checkpointing,
         attention="eager" if loaded.attention == "eager" else "sdpa",
+        loss="chunked" if chunked else "whole",
+        chunk=CHUNK_NUMBERS if chunked else None,
         reference=_reference(options),
         reference_in=frozen,
         wide=lora is not None and frozen is not precision and not steps.shards,

@@ -1,0 +1,94 @@
+"""Losses by chunked log-probs hold no more than is planned for them, and far less than whole logits."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from tests.models.memory.training_meter import Meter, autocast
+from tests.models.memory.training_models import architecture
+
+from gpuherd.models.memory.kv_cache import Reserve
+from gpuherd.models.memory.training import training_usage
+from gpuherd.models.memory.training_job import Method, TrainingJob, TrainingPrecision
+from gpuherd.models.place.gpus import GpuSpec
+from gpuherd.posttrain.engine import log_probs
+from gpuherd.posttrain.engine.log_probs import _ends_with, _head_of, token_log_probs
+from gpuherd.posttrain.runs.memory import PLAIN_HEADS
+
+NOTHING, BIG = Reserve(0, 0, 0.0), GpuSpec("0", "big", 1 << 50, 1 << 50)
+VOCABULARY, HIDDEN, PROMPT, NEW, ROWS = 8000, 64, 16, 48, 4
+
+
+def llama() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=2 * HIDDEN, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=PROMPT + NEW, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", list(TrainingPrecision))
+@pytest.mark.parametrize("method", [Method.SFT, Method.DPO, Method.GRPO])
+@pytest.mark.parametrize("positions", [24, 1000])  # many chunks, or one that is kept for the backward pass
+def test_a_chunked_loss_holds_what_is_planned(
+    positions: int, method: Method, precision: TrainingPrecision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(log_probs, "CHUNK_NUMBERS", positions * VOCABULARY)
+    config = llama()
+    models = [AutoModelForCausalLM.from_config(config) for _ in range(2 if method is Method.DPO else 1)]
+    if precision is TrainingPrecision.BF16:
+        models = [each.to(torch.bfloat16) for each in models]
+    ids = torch.randint(0, VOCABULARY, (ROWS, PROMPT + NEW))
+    mask = torch.ones_like(ids)
+    wanted = mask.bool()
+    wanted[:, : PROMPT if method.generates else 0] = False
+    mixed = precision is TrainingPrecision.MIXED
+
+    def forward(model: Any) -> torch.Tensor:
+        return token_log_probs(model, ids, mask, wanted, entropy_gradient=True).log_probs.sum()
+
+    with torch.no_grad():
+        for model in models:
+            forward(model)  # the head is looked at once
+    with Meter() as meter:
+        for tensor in (*(each for model in models for each in model.parameters()), ids, mask, wanted):
+            meter.add(tensor)
+        with autocast() if mixed else nullcontext():
+            loss = forward(models[0])
+            with torch.no_grad():
+                for reference in models[1:]:
+                    forward(reference)
+        loss.backward()  # type: ignore[no-untyped-call]
+        real = meter.peak
+
+    def planned(**loss: Any) -> int:
+        job = TrainingJob(
+            method=method, precision=precision, batch=ROWS // len(models), prompt_tokens=PROMPT, new_tokens=NEW,
+            checkpointing=False, reference=len(models) > 1, sampled=1, **loss,
+        )  # fmt: skip
+        found = training_usage(architecture(config), job, NOTHING, BIG)
+        learning = [each for each in found.moments if each.name not in ("generating", "optimiser step")]
+        return max(each.total - each.optimiser for each in learning)
+
+    ours, whole = planned(loss="chunked", chunk=positions * VOCABULARY), planned(loss="whole")
+    assert real <= ours
+    assert ours - real < whole - real
+    assert ours < 1.35 * real
+
+
+def test_logits_of_the_types_that_are_planned_so_are_what_their_head_answers() -> None:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    small: dict[str, Any] = {
+        "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "intermediate_size": 16, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+    }  # fmt: skip
+    for name in sorted(PLAIN_HEADS):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[name](**small))
+        assert _ends_with(model, _head_of(model)), name
