@@ -231,10 +231,6 @@ def _sft(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-_QUIET = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-_LONGEST_GRACE_S = 3600
-
-
 @dataclass(frozen=True, slots=True)
 class Processes:
     """The processes of this machine, among all.

@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -26,6 +26,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.posttrain.engine.curves import of_world
 from gpuherd.posttrain.eval.results import REFERENCE, About
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.rewards.function import FunctionTask
 from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory, RunRecord, read_policy, write_policy
 from gpuherd.posttrain.runs.plan import Phase, Step
@@ -51,12 +52,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """One step of a run, on a device."""
+    """One step of a run, on a device. ``stopping``: asked after each step of a training; where it says so, that ends by
+    ``Stopped`` behind a checkpoint."""
 
     folder: RoundsDirectory
     record: RunRecord
     step: Step
     device: str
+    stopping: Callable[[], bool] | None = None
 
     @property
     def settings(self) -> Settings:
@@ -215,6 +218,7 @@ def _training(work: Work, world: World) -> Training:
         root=work.folder.root,
         digests=world.broadcast({name: each.sha256 for name, each in models.items()} if world.is_main else {}),
         reward_batch_size=settings.data_collection.reward_batch_size,
+        extra={"hooks": Hooks(stopping=work.stopping)},
     )
 
 
