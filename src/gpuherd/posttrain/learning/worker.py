@@ -6,7 +6,6 @@ Data, algorithm, evaluation and summary are the same in each process. What runs 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -36,6 +35,7 @@ from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, lengths_of
 from gpuherd.posttrain.runs.launch import StopRequest
 from gpuherd.posttrain.types import Policy, Problem, Row, Split, Training
 from gpuherd.runs.console import logged_to
+from gpuherd.runs.files import write_values
 from gpuherd.runs.worker import run_worker
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ def _begun(
         if asked.alone and not folder.done.exists():
             # Else whoever started us has looked.
             lengths = lengths_of(check_data(config), options.model_of(config), chat=config.model.use_chat_template)
-        folder.create()
-        lock = DispatcherLock(folder.lock)
+        folder.create_root()
+        lock = DispatcherLock(folder.train_lock)
         stack.callback(lock.close)
         prepare(folder, config, resume=told.resume)
         if asked.alone:  # else it may be meant for us
@@ -296,7 +296,7 @@ def finish(
     if world.is_main:
         for line in memory:
             logger.info("%s", line)
-        folder.write(folder.done, json.dumps(summary, indent=2) + "\n")
+        write_values(folder.done, summary)
         # Not before: what is killed here would train from its beginning again.
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
     world.barrier()

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
-from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.posttrain.engine.curves import of_world
@@ -44,6 +43,7 @@ from gpuherd.posttrain.types import (
     Task,
     Training,
 )
+from gpuherd.runs.files import write_file
 from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
 
 if TYPE_CHECKING:
@@ -298,11 +298,8 @@ def step_named(record: RunRecord, name: str) -> Step:
     raise UsageError(f"this run has no job {name!r}")
 
 
-def _write(path: Any, values: Mapping[str, Any]) -> None:
-    try:
-        atomic_write(path, json.dumps({"format": FORMAT, **values}, indent=1).encode() + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    write_file(path, json.dumps({"format": FORMAT, **values}, indent=1).encode() + b"\n")
 
 
 _KINDS: dict[str, type[Rollout] | type[Comparison]] = {"rollout": Rollout, "comparison": Comparison}

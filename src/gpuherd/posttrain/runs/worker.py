@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuherd.atomic import atomic_write
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
 from gpuherd.gpus.visible import CUDA, described, naming_in, value_in
 from gpuherd.options import option
@@ -23,6 +22,7 @@ from gpuherd.posttrain.runs.folder import RoundsDirectory, read_record
 from gpuherd.posttrain.runs.launch import STARTER, StopRequest, end_with_launcher, launch, run_process
 from gpuherd.posttrain.runs.plan import Phase
 from gpuherd.posttrain.runs.work import Work, do, processes_of, step_named
+from gpuherd.runs.files import write_file
 from gpuherd.runs.worker import run_worker
 
 MODULE = "gpuherd.posttrain.runs.worker"
@@ -87,9 +87,8 @@ def work(options: JobOptions, words: Sequence[str]) -> None:
         return
     usage = memory_used(device)
     print(json.dumps({**figures, **usage}))
-    folder.usage.mkdir(exist_ok=True)
     told = {"visible": given, **usage, **{name: figures[name] for name in ("gpus",) if name in figures}}
-    atomic_write(folder.usage_of(options.job), json.dumps(told).encode() + b"\n")
+    write_file(folder.usage_of(options.job), json.dumps(told).encode() + b"\n")
 
 
 def _launched(code: int) -> None:
