@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +32,8 @@ def run_worker(
     options: type[OptionsT],
     work: Callable[[OptionsT, Sequence[str]], object],
     argv: Sequence[str] | None = None,
+    *,
+    overrides: str | None = None,
 ) -> int:
     """Runs a worker. Returns its exit code, which says whether another try can help.
 
@@ -39,15 +42,23 @@ def run_worker(
         options: a dataclass of options.
         work: does it; given the options, and the words that start the same again (the module and its arguments).
         argv: the words, those of the command line by default.
+        overrides: what ``KEY=VALUE`` words between the flags do, for ``--help``; the field ``overrides`` of the options
+            holds them. None: such words are refused.
     """
     parser = Parser(prog=f"python -m {module}", description=description)
     add_options(parser, options)
+    if overrides is not None:
+        parser.intermixed = True
+        parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=overrides)
     args, unknown = parser.parse_known_args(argv)
     parser.reject_unknown(unknown)
 
     def start() -> None:
         configure_console()
-        work(build(options, args), [module, *(sys.argv[1:] if argv is None else argv)])
+        given = build(options, args)
+        if overrides is not None:
+            given = replace(given, overrides=tuple(args.overrides))  # type: ignore[type-var]
+        work(given, [module, *(sys.argv[1:] if argv is None else argv)])
 
     return exit_code_of(start)
 
@@ -56,20 +67,18 @@ def exit_code_of(
     work: Callable[[], object],
     *,
     log: Callable[[str], object] = lambda text: print(text, file=sys.stderr),
-    interrupted: Callable[[], ExitCode] = lambda: ExitCode.INTERRUPTED,
 ) -> int:
     """Does a worker's work, and returns its exit code. The reason of a failure is the last line that is logged: people
     are shown that line of a failed job's log.
 
     Args:
         log: writes an error, or a traceback.
-        interrupted: the exit code for a ``GpuherdError`` that says INTERRUPTED: the signal may have been SIGTERM.
     """
     try:
         work()
     except GpuherdError as problem:
         log(f"error: {problem}")
-        return interrupted() if problem.exit_code is ExitCode.INTERRUPTED else problem.exit_code
+        return problem.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except Exception as problem:

@@ -46,6 +46,10 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
+def proxy_steps(folder: Path) -> int:
+    return len(read_curves(folder / "proxy"))
+
+
 def test_its_name() -> None:
     assert algorithm_class("grpo_hf") is GRPOFromHumanFeedback
 
@@ -53,12 +57,14 @@ def test_its_name() -> None:
 @pytest.mark.slow
 def test_phases(policy_model: Path, tmp_path: Path) -> None:
     """The proxy is learnt once; a stopped second phase goes on as if it had not been stopped."""
-    algorithm = GRPOFromHumanFeedback(Options(lr=1e-3, epochs=2, batch_size=4, proxy_epochs=2))
+    algorithm = GRPOFromHumanFeedback(Options(lr=1e-3, epochs=2, batch_size=4, proxy_epochs=2, proxy_batch_size=2))
     rows = list(algorithm.collect(collecting(policy_model)))
     whole, halved = tmp_path / "whole", tmp_path / "halved"
     algorithm.train(training(policy_model, rows, whole))
-    asked = iter([False, True])
+    asked = iter([True, *[False] * (proxy_steps(whole) - 1), False, True])
     hooks = Hooks(save_every=100, stopping=lambda: next(asked))
+    with pytest.raises(Stopped, match="stopped after step 1 of "):  # the proxy stops too
+        algorithm.train(training(policy_model, rows, halved, extra={"hooks": hooks}))
     with pytest.raises(Stopped, match="stopped after step 2 of 4"):
         algorithm.train(training(policy_model, rows, halved, extra={"hooks": hooks}))
     proxy = (halved / "proxy" / "model" / "model.safetensors").stat().st_mtime_ns

@@ -21,10 +21,10 @@ from tests.posttrain.guidance.rows import comparison, rollout
 from gpuherd.errors import UsageError
 from gpuherd.lm.guidance.guide import Kind, read_form
 from gpuherd.posttrain.engine.curves import read_curves
-from gpuherd.posttrain.engine.options import Optimizer, Stopped, Watching
+from gpuherd.posttrain.engine.options import Optimizer, Stopped, Watching, hooks_of
 from gpuherd.posttrain.guidance.data import Example, LabelledSequence, of_comparisons, of_rollouts
 from gpuherd.posttrain.guidance.options import Loss, ValueOptions
-from gpuherd.posttrain.guidance.training import planned, train_guide, watching
+from gpuherd.posttrain.guidance.training import planned, train_guide
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.types import Policy, Rollout
 
@@ -295,7 +295,7 @@ def test_the_form_says_how_it_was_trained_in_plain_json(reference: Path, small: 
 
 def test_hooks_come_through_and_without_them_the_options_say_how_often(tmp_path: Path) -> None:
     work = training("m", "v", tmp_path, [])
-    assert watching(work, 7) == Watching(7)
+    assert hooks_of(work, Watching(7)) == Watching(7)
 
     def stopping() -> bool:
         return False
@@ -303,4 +303,8 @@ def test_hooks_come_through_and_without_them_the_options_say_how_often(tmp_path:
     hooks = Hooks(
         save_every=3, keep=1, log_every=2, report_to=("tensorboard",), run_name="n", project="p", stopping=stopping
     )
-    assert watching(replace(work, extra={"hooks": hooks}), 7) == Watching(3, 1, 2, ("tensorboard",), "n", "p", stopping)
+    asked = replace(work, extra={"hooks": hooks})
+    assert hooks_of(asked, Watching(7)) == hooks
+    unsaid = replace(asked, extra={"hooks": replace(hooks, save_every=None)})
+    assert hooks_of(unsaid, Watching(7)) == replace(hooks, save_every=7)
+    assert [Watching(2).saves(step) for step in (1, 2)] == [False, True] and Watching().saves(10)

@@ -35,6 +35,7 @@ from gpuherd.posttrain.learning.options import (
 from gpuherd.posttrain.runs.options import Where
 from gpuherd.posttrain.runs.settings import settings_of
 from gpuherd.posttrain.types import Rollout
+from gpuherd.runs.records import jsonable
 
 NAMES = {"ppo": "PPO", "grpo": "GRPO", "dpo": "DPO", "sft": "SFT"}
 
@@ -54,6 +55,27 @@ def test_every_algorithm_takes_its_options(algorithm: str) -> None:
     options: Any = read(algorithm_class(NAMES[algorithm]).Options, options_of(told, 500), algorithm)
     assert (options.lr, options.max_steps, options.scheduler, options.grad_clip) == (1e-4, 7, "linear", 1.0)
     assert (options.lora.r, options.lora.target_modules) == (3, ("c_attn",))
+
+
+# Keys of an algorithm's block that are no options of it, and why.
+NOT_OPTIONS = {
+    "ppo": set(),
+    "grpo": {"group_size", "gamma", "normalize_rewards", "temperature"},  # another name; episodes; another; sampling
+    "dpo": {"samples_per_prompt"},  # another name
+    "sft": {"collect_every", "max_trajectories"},  # refused; how many problems
+}
+
+
+@pytest.mark.parametrize("algorithm", NAMES)
+def test_every_key_of_a_block_is_an_option_of_its_name_or_said_not_to_be(algorithm: str) -> None:
+    told = config(training={"algorithm": algorithm, "data_file": "x"})
+    block, options = jsonable(getattr(told, algorithm)), options_of(told, 500)
+    assert block.keys() - options.keys() == NOT_OPTIONS[algorithm]
+    assert {name: options[name] for name in block.keys() & options.keys()} == {
+        name: value for name, value in block.items() if name in options
+    }
+    unclipped = replace(told, training=replace(told.training, max_grad_norm=None))
+    assert options_of(unclipped, 500)["grad_clip"] is None and "lr" not in options and "scheduler" not in options
 
 
 def test_sft_is_told_of_packing() -> None:

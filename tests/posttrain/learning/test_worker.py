@@ -125,7 +125,7 @@ def test_bad_input_is_refused_before_anything_is_loaded(
     assert main(written(tmp_path, policy_model, training={"seed": "x"})) == ExitCode.USAGE
     words = written(tmp_path, policy_model, policy_env=ENV)
     (tmp_path / "grpo").mkdir()
-    lock = DispatcherLock(TrainDirectory(tmp_path / "grpo").lock)
+    lock = DispatcherLock(TrainDirectory(tmp_path / "grpo").train_lock)
     assert main(words) == ExitCode.BUSY
     lock.close()
     more = written(tmp_path, policy_model, policy_env=ENV, training={"num_rollouts_per_iteration": 64})

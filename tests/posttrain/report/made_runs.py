@@ -14,9 +14,8 @@ from tests.posttrain.eval.made import made_experiment, made_result
 from gpuherd.jobs import FailureClass, Job, JobState, Queue
 from gpuherd.jobs.records import AttemptState, StartRecord
 from gpuherd.posttrain.eval.results import REFERENCE, About
-from gpuherd.posttrain.learning.folder import KIND as TRAIN_KIND
 from gpuherd.posttrain.learning.folder import TrainDirectory
-from gpuherd.posttrain.runs.folder import FORMAT, KIND, RoundsDirectory
+from gpuherd.posttrain.runs.folder import RoundsDirectory
 
 
 def made_run(
@@ -29,22 +28,18 @@ def made_run(
     """A run of three methods in two rounds with curves, jobs, failures and completions."""
     place = RoundsDirectory(root)
     place.create()
-    place.run_json.write_text(
-        json.dumps(
-            {
-                "format": FORMAT,
-                "kind": KIND,
-                "experiment": name,
-                "started": "2026-11-22T04:30:00+00:00",
-                "command": ["gpuherd", "posttrain", f"experiment.name={name}"],
-                "settings": {
-                    "rounds_of_training": 2,
-                    "algos": {"QSharp": {"lr": 2e-5}},
-                    "datasets": ["star"],
-                    "x": [{"y": 1}],
-                },
-            }
-        )
+    place.write_record(
+        {
+            "experiment": name,
+            "started": "2026-11-22T04:30:00+00:00",
+            "command": ["gpuherd", "posttrain", f"experiment.name={name}"],
+            "settings": {
+                "rounds_of_training": 2,
+                "algos": {"QSharp": {"lr": 2e-5}},
+                "datasets": ["star"],
+                "x": [{"y": 1}],
+            },
+        }
     )
     made_experiment(place.results, seeds=seeds, texts=texts)
     for algorithm, figures in (("QSharp", ("loss", "accuracy")), ("DPO", ("loss", "reward", "kl", "entropy"))):
@@ -58,7 +53,7 @@ def made_wide_run(root: Path) -> Path:
     """A run of one round and ten methods with long names, seldom right, as the reference; one training has one step."""
     place = RoundsDirectory(root)
     place.create()
-    place.run_json.write_text(json.dumps({"format": FORMAT, "kind": KIND, "experiment": "wide", "settings": {}}))
+    place.write_record({"experiment": "wide", "settings": {}})
     data = "d" * 90
     rates = {REFERENCE: (0.05, 0.0), **{f"{'M' * 60}{number}": (0.05, 7.06e-6) for number in range(10)}}
     for place_of, (algorithm, rate) in enumerate(rates.items()):
@@ -133,7 +128,7 @@ def made_training(root: Path) -> Path:
     """An output of ``gpuherd train`` that has ended."""
     place = TrainDirectory(root)
     place.create()
-    place.run_json.write_text(json.dumps({"format": 1, "kind": TRAIN_KIND, "name": "sums"}))
+    place.write_record({"name": "sums"})
     place.config.write_text("training:\n  algorithm: ppo\n  learning_rate: 0.001\npolicy_env:\n  env_type: math\n")
     place.done.write_text(json.dumps({"algorithm": "ppo", "steps": 60, "last": {"reward": 0.9, "loss": 0.1}}))
     made_curves(root, ("loss", "reward", "value_loss"), steps=60)

@@ -12,6 +12,7 @@ import pytest
 from tests.gpus.machines import gpu
 
 from gpuherd.errors import ExitCode
+from gpuherd.posttrain.engine.options import Stopped
 from gpuherd.posttrain.runs.launch import MODULE, StopRequest, command, environment
 
 
@@ -28,19 +29,21 @@ import signal, sys
 from pathlib import Path
 from gpuherd.posttrain.runs.launch import StopRequest
 stop = Path(sys.argv[1])
-StopRequest().listen(stop)
-stop.touch()
-signal.raise_signal(signal.SIGTERM)
-print("still here")
+with StopRequest().listen(stop):
+    stop.touch()
+    signal.raise_signal(signal.SIGTERM)
+    print("still here")
 """
 
 
 def test_a_second_request_ends_it_at_once(tmp_path: Path) -> None:
     """The first one to gpuherd train is a file; torchrun and its processes hear of the second one alone."""
     asked = StopRequest()
-    asked.listen(tmp_path / "stop")
-    signal.raise_signal(signal.SIGTERM)
-    assert asked.stopping() and asked.code == ExitCode.TERMINATED
+    with pytest.raises(Stopped) as stopped, asked.listen(tmp_path / "stop"):
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.stopping()
+        raise Stopped.after(1, 2)
+    assert stopped.value.exit_code == ExitCode.TERMINATED and Stopped.exit_code == ExitCode.INTERRUPTED
     done = subprocess.run([sys.executable, "-c", ASKED_TWICE, str(tmp_path / "stop")], capture_output=True, timeout=60)
     assert done.returncode == -signal.SIGTERM and done.stdout == b""
 

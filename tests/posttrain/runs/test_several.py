@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from tests.posttrain.runs.test_work import begun
 
 from gpuherd.engines.process_tree import identify
 from gpuherd.errors import ExitCode, JobCannotFit, UsageError
+from gpuherd.posttrain.engine.curves import FILE, read_curves
 from gpuherd.posttrain.runs.experiment import RoundsExperiment
 from gpuherd.posttrain.runs.folder import RoundsDirectory
 from gpuherd.posttrain.runs.options import RoundsOptions
@@ -189,36 +191,47 @@ def test_two_processes_learn_what_one_does(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("number", "save_every"), [(signal.SIGKILL, 2), (signal.SIGTERM, 10_000)])
 def test_killed_and_resumed_it_is_the_same_to_the_bit(
-    make_settings: MakeSettings, models: dict[str, Any], tmp_path: Path
+    make_settings: MakeSettings, models: dict[str, Any], tmp_path: Path, number: signal.Signals, save_every: int
 ) -> None:
-    """The launcher is killed: its processes end with it, and the next attempt resumes from their checkpoint."""
+    """The launcher is killed: its processes end with it, and the next attempt resumes from their checkpoint. Asked to
+    stop, they end behind a checkpoint of their own."""
     job = "GRPO_sums_tiny_r0_train"
     settings = make_settings(
         models=models,
-        algos={"GRPO": {**ALGORITHMS["GRPO"], "epochs": 12, "save_every": 2, "gpus": 2}},
+        algos={"GRPO": {**ALGORITHMS["GRPO"], "epochs": 12, "save_every": save_every, "gpus": 2}},
         rounds_of_training=1,
     )
     quiet, _ = begun(settings, tmp_path / "quiet")
     assert "Processes: 2" in ended(quiet, job)
     killed, _ = begun(settings, tmp_path / "killed")
-    checkpoints = killed.model("GRPO", "sums", "tiny", 0) / "checkpoints"
+    model = killed.model("GRPO", "sums", "tiny", 0)
+    begins = model / (FILE if number == signal.SIGTERM else "checkpoints")
     process = subprocess.Popen(words(killed, job), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 600
     try:
-        while not (checkpoints.is_dir() and any(checkpoints.iterdir())):
+        while not (begins.is_dir() and any(begins.iterdir())) and not (begins.is_file() and begins.stat().st_size):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         ranks = [identify(pid) for pid in children(process.pid)]
+        process.send_signal(number)
+        code = process.wait(timeout=300)
     finally:
         process.kill()
         process.wait()
     assert len(ranks) == 2
-    assert not killed.policy(checkpoints.parent).exists(), "killed too late: give it more epochs"
+    assert not killed.policy(model).exists(), "killed too late: give it more epochs"
+    if number == signal.SIGTERM:
+        assert code == ExitCode.TERMINATED and any((model / "checkpoints").iterdir())
+        steps = [line["step"] for line in read_curves(model)]
     while any(each is not None and each.is_alive() for each in ranks):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     ended(killed, job)
+    if number == signal.SIGTERM:  # the first line behind it is of the step behind its last
+        lines = read_curves(model)
+        assert 0 < len(steps) < len(lines) and [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     one, two = weights(quiet, "GRPO"), weights(killed, "GRPO")
     assert [name for name in one if one[name].tobytes() != two[name].tobytes()] == []
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.checkpoints import DIGESTS
 from gpuherd.posttrain.engine.fit import TrainPlan, model_folder, save_every_for, steps_for
-from gpuherd.posttrain.engine.options import Lora, Optimised, StepOptions, Watching
+from gpuherd.posttrain.engine.options import Lora, Optimised, StepOptions, Watching, hooks_of
 from gpuherd.posttrain.types import Comparison, Policy, Row, Training
 
 if TYPE_CHECKING:
@@ -70,8 +70,6 @@ def identity_of(work: Training, options: FittingOptions, algorithm: str, data: s
 def plan_of(work: Training, options: FittingOptions, *, algorithm: str, rows: int, data: str) -> TrainPlan:
     """The training of ``work`` on so many rows; ``data``: their digest."""
     total = steps_for(rows, options.epochs, options.batch_size, options.max_steps)
-    hooks: Watching | None = work.extra.get("hooks")
-    watching = Watching(save_every_for(total, options.save_every)) if hooks is None else Watching(**hooks.named())
     return TrainPlan(
         folder=work.folder,
         stage=f"{algorithm} training",
@@ -83,7 +81,7 @@ def plan_of(work: Training, options: FittingOptions, *, algorithm: str, rows: in
         device=work.device,
         seed=work.seed,
         num_workers=options.num_workers,
-        watching=watching,
+        watching=hooks_of(work, Watching(save_every_for(total, options.save_every))),
         identity=identity_of(work, options, algorithm, data),
     )
 

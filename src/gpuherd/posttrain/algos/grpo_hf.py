@@ -24,6 +24,7 @@ from gpuherd.posttrain.algos.from_rows import FittingOptions, identity_of, polic
 from gpuherd.posttrain.algos.grpo import GRPO, GRPOOptions
 from gpuherd.posttrain.algos.registry import register
 from gpuherd.posttrain.engine.fit import digest, is_finished, model_folder, refuse_another, save_every_for, steps_for
+from gpuherd.posttrain.engine.options import hooks_of
 from gpuherd.posttrain.policy_gradient import algorithm
 from gpuherd.posttrain.policy_gradient.algorithm import Hooks, Roll
 from gpuherd.posttrain.preference.proxy import ProxyOptions, compared_by_people, load_proxy, train_proxy
@@ -138,7 +139,7 @@ class GRPOFromHumanFeedback(Algorithm):
         options = self.options
         steps = steps_for(len(work.problems), options.epochs, options.batch_size, options.max_steps)
         every = save_every_for(steps, options.save_every)
-        hooks: Hooks = work.extra.get("hooks") or Hooks(save_every=every)
+        hooks = hooks_of(work, Hooks())
         GRPO(
             GRPOOptions(
                 lr=options.lr,

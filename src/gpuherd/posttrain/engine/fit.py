@@ -246,7 +246,7 @@ def _train(plan: TrainPlan, rows: Sequence[RowT], setup: TrainSetup[RowT, ItemT]
             if world.is_main:
                 progress.report(step, last, plan.stage)
             stopping = watching.stopping is not None and world.any(watching.stopping())
-            if step < last and (stopping or step % watching.save_every == 0):
+            if step < last and (stopping or watching.saves(step)):
                 checkpoints.save(step, trainee, {})
             if step < last and stopping:
                 raise Stopped.after(step, last)

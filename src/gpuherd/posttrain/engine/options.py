@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from gpuherd.errors import ExitCode, GpuherdError, UsageError
+
+if TYPE_CHECKING:
+    from gpuherd.posttrain.types import Training
 
 
 class Optimizer(StrEnum):
@@ -205,19 +208,22 @@ def _check(name: str, value: float, right: bool, wanted: str) -> None:
         raise UsageError(f"{name}={value}; it is {wanted}")
 
 
+SAVE_EVERY = 10  # steps between checkpoints, where nothing else is set
+
+
 @dataclass(frozen=True, slots=True)
 class Watching:
     """Nothing of it changes what is learnt.
 
     Attributes:
-        save_every: steps between checkpoints.
+        save_every: steps between checkpoints; None: the algorithm's own number.
         keep: so many of the newest checkpoints are kept.
         log_every: steps between lines of the curves; the last step and those with figures of a check have one always.
         report_to, run_name, project: where curves go besides their file, and what they are called there.
         stopping: asked after each step; where it says so in any process, a checkpoint is saved and Stopped raised.
     """
 
-    save_every: int = 10
+    save_every: int | None = None
     keep: int = 2
     log_every: int = 1
     report_to: tuple[str, ...] = ()
@@ -225,9 +231,19 @@ class Watching:
     project: str | None = None
     stopping: Callable[[], bool] | None = None
 
-    def named(self) -> dict[str, Any]:
-        """These fields by name, without what a subclass adds."""
-        return {each.name: getattr(self, each.name) for each in fields(Watching)}
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is due after so many steps."""
+        return step % (self.save_every or SAVE_EVERY) == 0
+
+
+WatchingT = TypeVar("WatchingT", bound=Watching)
+
+
+def hooks_of(work: Training, default: WatchingT) -> WatchingT:
+    """The hooks of a training's caller (``Training.extra["hooks"]``), or the default; its ``save_every`` counts where
+    they name none."""
+    hooks: WatchingT = work.extra.get("hooks") or default
+    return replace(hooks, save_every=hooks.save_every or default.save_every)
 
 
 def learning_rate(options: OptimiserOptions, step: int, total_steps: int) -> float:

@@ -20,7 +20,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import GpuherdError, UsageError
 from gpuherd.lm.guidance.guide import FILE, Head, read_form
 from gpuherd.posttrain.engine.checkpoints import DIGESTS, differing
-from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Stopped, Watching
+from gpuherd.posttrain.engine.options import OptimiserOptions, StepOptions, Stopped, Watching, hooks_of
 from gpuherd.posttrain.guidance.checking import validate
 from gpuherd.posttrain.guidance.data import Data, Example, digest
 from gpuherd.posttrain.guidance.losses import Objective, batches_of
@@ -190,7 +190,7 @@ def _fit(data: Data, work: Training, options: ValueOptions) -> None:
             total_steps=len(plan.batches),
             amp_dtype=work.precision.amp_dtype,
         )
-        watched = watching(work, options.save_every)
+        watched = hooks_of(work, Watching(options.save_every))
         checkpoints = Checkpoints(work.folder / "checkpoints", world, identity=plan.identity(), keep=watched.keep)
         if checkpoints.restore(trainee) is not None:
             logger.info("going on behind step %d of %d", trainee.steps_done, len(plan.batches))
@@ -225,7 +225,7 @@ def _train(plan: TrainPlan, trainee: Trainee, checkpoints: Checkpoints, curves: 
             curves.log(step, figures)
         progress.report(step, last, "training the classifier")
         stopping = watched.stopping is not None and trainee.world.any(watched.stopping())
-        if step < last and (stopping or step % watched.save_every == 0):
+        if step < last and (stopping or watched.saves(step)):
             checkpoints.save(step, trainee, {})
         if step < last and stopping:
             raise Stopped.after(step, last)
@@ -349,9 +349,3 @@ def _packed(
         batch.append(place)
         held = sequences
     return [*batches, tuple(batch)] if batch else batches
-
-
-def watching(work: Training, save_every: int) -> Watching:
-    """The caller's hooks (``Training.extra["hooks"]``); without any, a checkpoint every ``save_every`` steps."""
-    hooks: Watching | None = work.extra.get("hooks")
-    return Watching(save_every) if hooks is None else Watching(**hooks.named())

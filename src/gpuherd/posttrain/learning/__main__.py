@@ -5,14 +5,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
-from gpuherd.posttrain.engine.world import leave
 from gpuherd.posttrain.learning.worker import main
+from gpuherd.posttrain.runs.launch import run_process
 
 if __name__ == "__main__":
-    code = main()
-    if "RANK" in os.environ:
-        leave(code)
-    sys.exit(code)
+    run_process(main)

@@ -22,6 +22,7 @@ from gpuherd.posttrain.learning.config import EnvBlock, TrainConfig
 from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.learning.options import model_of, precision_of, problems_wanted, sampling_of
 from gpuherd.posttrain.types import Collecting, Comparison, Policy, Problem, Rollout, Row, Split, Task
+from gpuherd.runs.files import write_file
 
 if TYPE_CHECKING:
     from gpuherd.posttrain.engine.world import World
@@ -236,8 +237,7 @@ def answered(
     if kept is None:
         kept = _rolled(config, environments, world, device)
         if world.is_main:
-            lines = [json.dumps(each.to_dict()) for each in kept]
-            folder.write(folder.rows, "".join(f"{line}\n" for line in lines))
+            write_file(folder.rows, "".join(f"{json.dumps(each.to_dict())}\n" for each in kept).encode())
     return list(kept) if config.training.algorithm == "sft" else compared(kept)
 
 

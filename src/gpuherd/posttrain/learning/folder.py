@@ -8,44 +8,39 @@ from pathlib import Path
 from typing import Any, Self
 
 from gpuherd import __version__
-from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, UsageError, printable
 from gpuherd.jobs.run_dir import safe_name
+from gpuherd.posttrain.config.yaml_strict import read_yaml
 from gpuherd.posttrain.learning.config import TrainConfig
 from gpuherd.posttrain.learning.config_file import as_yaml, read_config
 from gpuherd.posttrain.rewards.function import digest_of
+from gpuherd.posttrain.runs.folder import BadRun, OutputDirectory
+from gpuherd.runs.files import write_file
 from gpuherd.runs.records import jsonable
 
-KIND = "train"  # in run.json as "kind"
-FORMAT = 1
 
-
-class TrainDirectory:
+class TrainDirectory(OutputDirectory):
     """Paths of one training.
 
     Attributes:
         model: the trained model, as transformers saves it, or an adapter.
         checkpoints: of the training, removed when the model is there.
         config: the configuration as it was resolved.
-        run_json: what was asked, for those who read runs.
-        run_log: what happened, over all starts.
         rows: what was collected before the training began (dpo and sft without a data_file).
         stop: is there when the training is asked to stop.
-        lock: held by the training at work.
-        done: written last; holds the summary.
+        train_lock: held by the training at work.
     """
 
+    kind = "train"
+
     def __init__(self, root: str | Path):
-        self.root = Path(root).absolute()
+        super().__init__(root)
         self.model = self.root / "model"
         self.checkpoints = self.root / "checkpoints"
         self.config = self.root / "config.yaml"
-        self.run_json = self.root / "run.json"
-        self.run_log = self.root / "run.log"
         self.rows = self.root / "rows.jsonl"
         self.stop = self.root / "stop"
-        self.lock = self.root / "train.lock"
-        self.done = self.root / "done.json"
+        self.train_lock = self.root / "train.lock"
 
     @classmethod
     def of(cls, config: TrainConfig, output: str | None = None) -> Self:
@@ -53,19 +48,12 @@ class TrainDirectory:
         it leads nowhere else)."""
         return cls(output or config.output_dir or Path("outputs") / safe_name(config.experiment_name))
 
-    def create(self) -> None:
-        """Makes the folder. Raises CannotWrite."""
+    def create_root(self) -> None:
+        """Makes the folder, without those of a queue. Raises CannotWrite."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
         except OSError as problem:
             raise CannotWrite(f"can't make {self.root}: {problem.strerror}; choose another folder") from None
-
-    def write(self, path: Path, text: str) -> None:
-        """Writes a file of this folder, whole or not at all. Raises CannotWrite."""
-        try:
-            atomic_write(path, text.encode())
-        except OSError as problem:
-            raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
 
     def summary(self) -> Mapping[str, Any] | None:
         """What done.json holds; None where the training has not ended. Raises UsageError for one that is none."""
@@ -78,6 +66,13 @@ class TrainDirectory:
         if not isinstance(told, dict):
             raise UsageError(f"{self.done} is no summary; remove it to train again")
         return told
+
+    def shown_settings(self, record: Mapping[str, Any]) -> Any:  # noqa: ARG002 - a training's are its configuration
+        """See ``OutputDirectory``."""
+        try:
+            return read_yaml(self.config)
+        except (UsageError, OSError):
+            return {}
 
 
 # Keys that say where and how it runs, and change no result; the rest is the training's own.
@@ -118,11 +113,10 @@ def prepare(folder: TrainDirectory, config: TrainConfig, *, resume: bool, simula
     """
     look_over(folder, config, resume=resume)
     if not folder.config.exists():
-        folder.create()
-        about: dict[str, object] = {"format": FORMAT, "kind": KIND, "gpuherd_version": __version__}
-        about |= {"name": config.experiment_name, "simulated": simulate, "rewards": _rewards(config)}
-        folder.write(folder.run_json, json.dumps(about, indent=2) + "\n")
-    folder.write(folder.config, as_yaml(config))
+        folder.create_root()
+        about = {"gpuherd_version": __version__, "name": config.experiment_name, "simulated": simulate}
+        folder.write_record({**about, "rewards": _rewards(config)})
+    write_file(folder.config, as_yaml(config).encode())
 
 
 # What a start leaves that was killed before it wrote config.yaml; the second line is the queue's of a cluster's engine.
@@ -147,8 +141,8 @@ def refuse_another(folder: TrainDirectory, config: TrainConfig) -> None:
 def _refuse_other_rewards(folder: TrainDirectory, config: TrainConfig) -> None:
     """Raises UsageError where a reward function has changed since the training began."""
     try:
-        begun = json.loads(folder.run_json.read_text(encoding="utf-8"))["rewards"]
-    except (OSError, ValueError, TypeError, KeyError):  # of a training that an earlier version began
+        begun = folder.record()["rewards"]
+    except (BadRun, KeyError):  # of a training that an earlier version began
         return
     for where, digest in _rewards(config).items():
         if begun.get(where, digest) != digest:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -113,51 +114,68 @@ def problems_wanted(config: TrainConfig) -> int | None:
     return told.max_problems
 
 
+# Options of algorithms, and the keys of the file that hold them. Those of an algorithm's own block (``ppo:``) that have
+# the option's name are not listed: they are options as they are.
+_EVERY = {
+    "lr": "training.learning_rate",
+    "scheduler": "training.lr_scheduler",
+    "weight_decay": "training.weight_decay",
+    "grad_clip": "training.max_grad_norm",
+    "warmup_steps": "training.warmup_steps",
+    "optimizer": "training.optimizer",
+    "eps": "training.adam_epsilon",
+}
+_FROM_ROWS = {
+    "batch_size": "training.batch_size",
+    "epochs": "training.num_epochs",
+    "max_steps": "training.num_iterations",
+}
+_KEYS: Mapping[str, Mapping[str, str]] = {
+    "ppo": _EVERY,
+    "grpo": {**_EVERY, "samples_per_prompt": "grpo.group_size"},
+    "dpo": {**_EVERY, **_FROM_ROWS, "samples_per_example": "dpo.samples_per_prompt"},
+    "sft": {**_EVERY, **_FROM_ROWS},
+}
+_OWN = ("lr", "scheduler", "max_steps")  # null: the algorithm's own
+_LORA = {
+    "r": "model.lora_r",
+    "alpha": "model.lora_alpha",
+    "dropout": "model.lora_dropout",
+    "target_modules": "model.lora_target_modules",
+}
+
+
 def options_of(config: TrainConfig, problems: int) -> dict[str, Any]:
     """The algorithm's options, by their names in its ``Options``.
 
     Args:
         problems: of the training split, for the passes that the iterations of ppo and grpo take.
     """
-    kind = config.training.algorithm
-    if kind == "ppo":
-        return {**_common(config), **_sampled(config, problems, 1), **_ppo(config)}
-    if kind == "grpo":
-        return {**_common(config), **_sampled(config, problems, config.grpo.group_size), **_grpo(config)}
-    rows = {"batch_size": config.training.batch_size, "epochs": config.training.num_epochs}
-    if config.training.num_iterations is not None:
-        rows["max_steps"] = config.training.num_iterations
-    return {**_common(config), **rows, **(_dpo(config) if kind == "dpo" else _sft(config))}
+    told, kind = config.training, config.training.algorithm
+    block, known = getattr(config, kind), {each.name for each in fields(algorithm_class(kind.upper()).Options)}
+    options = {each.name: getattr(block, each.name) for each in fields(block) if each.name in known}
+    options |= _values(config, _KEYS[kind])
+    options = {name: value for name, value in options.items() if value is not None or name not in _OWN}
+    options["betas"] = (told.adam_beta1, told.adam_beta2)
+    if config.model.use_lora:
+        options["lora"] = _values(config, _LORA)
+    if kind == "grpo" and not config.grpo.normalize_rewards:
+        options["reward_normalization"] = "none"
+    if kind == "sft":
+        options |= {"source": "answers" if told.data_file is not None else "samples", "samples_per_example": 1}
+    if kind in ("ppo", "grpo"):
+        options |= _sampled(config, problems, options.get("samples_per_prompt", 1))
+    return options
+
+
+def _values(config: TrainConfig, keys: Mapping[str, str]) -> dict[str, Any]:
+    return {name: attrgetter(key)(config) for name, key in keys.items()}
 
 
 def algorithm_options(config: TrainConfig, problems: int) -> Any:
     """The options of the algorithm's own kind. Raises UsageError."""
     name = config.training.algorithm.upper()
     return read(algorithm_class(name).Options, options_of(config, problems), name)
-
-
-def _common(config: TrainConfig) -> dict[str, Any]:
-    told, model = config.training, config.model
-    options: dict[str, Any] = {
-        "weight_decay": told.weight_decay,
-        "grad_clip": told.max_grad_norm,
-        "warmup_steps": told.warmup_steps,
-        "optimizer": told.optimizer,
-        "betas": (told.adam_beta1, told.adam_beta2),
-        "eps": told.adam_epsilon,
-    }
-    if told.learning_rate is not None:
-        options["lr"] = told.learning_rate
-    if told.lr_scheduler is not None:
-        options["scheduler"] = told.lr_scheduler
-    if model.use_lora:
-        options["lora"] = {
-            "r": model.lora_r,
-            "alpha": model.lora_alpha,
-            "dropout": model.lora_dropout,
-            "target_modules": None if model.lora_target_modules is None else list(model.lora_target_modules),
-        }
-    return options
 
 
 def _sampled(config: TrainConfig, problems: int, samples: int) -> dict[str, Any]:
@@ -178,61 +196,6 @@ def _sampled(config: TrainConfig, problems: int, samples: int) -> dict[str, Any]
         "minibatch_size": rows_of_a_step(config),
         "online": True,
     }
-
-
-def _ppo(config: TrainConfig) -> dict[str, Any]:
-    told = config.ppo
-    return {
-        "clip_range": told.clip_range,
-        "clip_range_vf": told.clip_range_vf,
-        "gamma": told.gamma,
-        "gae_lambda": told.gae_lambda,
-        "num_ppo_epochs": told.num_ppo_epochs,
-        "value_loss_coef": told.value_loss_coef,
-        "entropy_coef": told.entropy_coef,
-        "target_kl": told.target_kl,
-        "normalize_advantages": told.normalize_advantages,
-        "kl_coef": told.kl_coef,
-    }
-
-
-def _grpo(config: TrainConfig) -> dict[str, Any]:
-    told = config.grpo
-    return {
-        "reward_normalization": told.reward_normalization if told.normalize_rewards else "none",
-        "clip_range": told.clip_range,
-        "kl_coef": told.kl_coef,
-    }
-
-
-def _dpo(config: TrainConfig) -> dict[str, Any]:
-    told = config.dpo
-    return {
-        "beta": told.beta,
-        "reference_free": told.reference_free,
-        "label_smoothing": told.label_smoothing,
-        "loss_type": told.loss_type,
-        "rpo_weight": told.rpo_weight,
-        "samples_per_example": told.samples_per_prompt,
-    }
-
-
-def _sft(config: TrainConfig) -> dict[str, Any]:
-    told = config.sft
-    return {
-        "source": "answers" if config.training.data_file is not None else "samples",
-        "samples_per_example": 1,
-        "mode": told.mode,
-        "bc_weight": told.bc_weight,
-        "world_model_weight": told.world_model_weight,
-        "filter_low_reward": told.filter_low_reward,
-        "min_reward_threshold": told.min_reward_threshold,
-        "packing": told.packing,
-    }
-
-
-_QUIET = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-_LONGEST_GRACE_S = 3600
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ from gpuherd.jobs.monitor.display import display
 from gpuherd.jobs.options import DispatchOptions
 from gpuherd.jobs.records import Outcome
 from gpuherd.jobs.run import run_jobs
-from gpuherd.jobs.run_dir import RunDirectory
 from gpuherd.jobs.settings import NO_SETTINGS, Settings
 from gpuherd.lm.backend import beyond_rounding
 from gpuherd.models.place.gpus import GpuSpec
@@ -183,8 +182,8 @@ class TrainRun:
         first = config.distributed.node_rank == 0  # the folder is the first machine's business
         if first:
             look_over(folder, config, resume=self.options.resume)
-            folder.create()
-            DispatcherLock(folder.lock).close()  # raises QueueBusy before GPUs are waited for
+            folder.create_root()
+            DispatcherLock(folder.train_lock).close()  # raises QueueBusy before GPUs are waited for
         taken = Taken() if waiter is None else waiter.take()
         if first:
             simulated = self.simulate and not processes.on_cpu
@@ -241,17 +240,16 @@ class TrainRun:
             memory_mb=options.host_mem,
             time_s=options.time_limit,
         )
-        return place_inside(lambda: [wanted], options.dispatch, RunDirectory(folder.root)) is not None
+        return place_inside(lambda: [wanted], options.dispatch, folder) is not None
 
     def _refuse_other_engine(self, folder: TrainDirectory) -> None:
         """Raises UsageError where the training is in the hands of another engine than is asked for now."""
-        run = RunDirectory(folder.root)
-        if run.queue.exists():
+        if folder.queue.exists():
             from gpuherd.jobs.queue.store import Queue
             from gpuherd.jobs.remote.dispatcher import refuse_other_engine
 
-            with Queue(run.queue) as queue:
-                refuse_other_engine(queue, run, self.options.dispatch)
+            with Queue(folder.queue) as queue:
+                refuse_other_engine(queue, folder, self.options.dispatch)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -459,9 +457,8 @@ def train_there(
 
     Raises what ``run_jobs`` raises.
     """
-    run = RunDirectory(folder.root)
     with display(console) as shown:
-        outcome = run_jobs([job], options, run, before=begin, display=shown)
+        outcome = run_jobs([job], options, folder, before=begin, display=shown)
     for failure in outcome.failures:
         console.print(printable(f"failed: {failure.sentence}"), markup=False, highlight=False, soft_wrap=True)
     return outcome

@@ -6,22 +6,19 @@ Data, algorithm, evaluation and summary are the same in each process. What runs 
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
 from gpuherd.errors import GpuherdError, UsageError, printable
 from gpuherd.jobs.lock import DispatcherLock
-from gpuherd.options import Parser
+from gpuherd.options import option
 from gpuherd.posttrain.algos.registry import algorithm_class
 from gpuherd.posttrain.engine.checkpoints import seed_all
 from gpuherd.posttrain.engine.curves import amend, memory_summary, of_world, read_curves
@@ -37,11 +34,11 @@ from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.rollout.lengths import UNKNOWN, Lengths, lengths_of
 from gpuherd.posttrain.runs.launch import StopRequest
 from gpuherd.posttrain.types import Policy, Problem, Row, Split, Training
-from gpuherd.runs.console import configure_console, logged_to
-from gpuherd.runs.worker import exit_code_of
+from gpuherd.runs.console import logged_to
+from gpuherd.runs.files import write_values
+from gpuherd.runs.worker import run_worker
 
 if TYPE_CHECKING:
-    from gpuherd.posttrain.engine.world import World
     from gpuherd.posttrain.envs.interface import Environments
 
 
@@ -53,43 +50,37 @@ One process of a training; gpuherd train starts it. By hand, over four GPUs:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What a process of a training is told."""
+
+    config: str | None = option(None, help="the configuration (default: that of the output folder)", metavar="FILE")
+    output: str | None = option(None, help="the output folder (default: output_dir)", metavar="DIR")
+    device: str | None = option(
+        None, choices=("cpu", "cuda"), help="where to train (default: on GPUs, where there are some)"
+    )
+    resume: bool = option(False, help="go on with the training that lies there")
+    overrides: tuple[str, ...] = ()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains. Returns the exit code; what went wrong is on standard error."""
-    parser = Parser(prog=f"python -m {MODULE}", description=DESCRIPTION)
-    parser.intermixed = True
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="what to set in the configuration")
-    parser.add_argument("--config", metavar="FILE", help="the configuration (default: that of the output folder)")
-    parser.add_argument("--output", metavar="DIR", help="the output folder (default: output_dir)")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), help="where to train (default: on GPUs, where there are some)"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on with the training that lies there")
-    args, unknown = parser.parse_known_args(argv)
-    parser.reject_unknown(unknown)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return run_worker(MODULE, DESCRIPTION, JobOptions, work, argv, overrides="what to set in the configuration")
+
+
+def work(told: JobOptions, _words: Sequence[str]) -> None:
+    """Joins the others, and trains. Raises what is wrong, and ``Stopped``."""
+    if told.config is None and told.output is None:
+        raise UsageError("--config FILE is missing (or --output DIR --resume, to go on)")
+    # On another machine than the first the folder may not have been begun yet: the main process's counts for all.
+    config = None
+    if told.config is not None or told.device is None:
+        config = read_config(told.config or TrainDirectory(str(told.output)).config, told.overrides)
     asked = StopRequest()
-
-    def start() -> None:
-        configure_console()
-        if args.config is None and args.output is None:
-            raise UsageError("--config FILE is missing (or --output DIR --resume, to go on)")
-        # On another machine than the first the folder may not have been begun yet: the main process tells all.
-        config = None
-        if args.config is not None or args.device is None:
-            config = read_config(args.config or TrainDirectory(args.output).config, args.overrides)
-        _run(config, args, asked)
-
-    return exit_code_of(start, interrupted=lambda: asked.code)
-
-
-def _run(config: TrainConfig | None, args: argparse.Namespace, asked: StopRequest) -> None:
-    """Joins the others, and trains. ``config``: where it is known before; the main process's counts for all."""
-    from gpuherd.posttrain.engine.world import World
-
-    device = args.device if args.device is not None or config is None or config.device == "auto" else config.device
+    device = told.device if told.device is not None or config is None or config.device == "auto" else config.device
     with ExitStack() as stack:
         world = stack.enter_context(World.from_environment(device))
-        begun = world.broadcast(_begun(config, args, stack, asked) if world.is_main else None)
+        begun = world.broadcast(_begun(config, told, stack, asked) if world.is_main else None)
         if isinstance(begun, GpuherdError):
             if not world.is_main:  # said once is enough
                 raise SystemExit(begun.exit_code)
@@ -100,7 +91,7 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: StopReques
             if world.is_main:
                 print(f"The training in {printable(str(folder.root))} has ended; nothing is left to do")
             return
-        asked.listen(folder.stop)
+        stack.enter_context(asked.listen(folder.stop))
         if world.is_main:
             stack.enter_context(logged_to(folder.run_log, shown=True))
             if asked.alone and (warning := options.cut(config)) is not None:  # gpuherd train has printed it
@@ -116,23 +107,23 @@ def _run(config: TrainConfig | None, args: argparse.Namespace, asked: StopReques
 
 
 def _begun(
-    config: TrainConfig | None, args: argparse.Namespace, stack: ExitStack, asked: StopRequest
+    config: TrainConfig | None, told: JobOptions, stack: ExitStack, asked: StopRequest
 ) -> tuple[TrainConfig, TrainDirectory, Lengths] | GpuherdError:
     """The configuration, the folder locked and prepared, and how long what is learnt from is, where that was not
     read before; or what is wrong, for all to say."""
     lengths = UNKNOWN
     try:
         if config is None:
-            config = read_config(TrainDirectory(args.output).config, args.overrides)
-        folder = TrainDirectory.of(config, args.output)
-        look_over(folder, config, resume=args.resume)
+            config = read_config(TrainDirectory(str(told.output)).config, told.overrides)
+        folder = TrainDirectory.of(config, told.output)
+        look_over(folder, config, resume=told.resume)
         if asked.alone and not folder.done.exists():
             # Else whoever started us has looked.
             lengths = lengths_of(check_data(config), options.model_of(config), chat=config.model.use_chat_template)
-        folder.create()
-        lock = DispatcherLock(folder.lock)
+        folder.create_root()
+        lock = DispatcherLock(folder.train_lock)
         stack.callback(lock.close)
-        prepare(folder, config, resume=args.resume)
+        prepare(folder, config, resume=told.resume)
         if asked.alone:  # else it may be meant for us
             folder.stop.unlink(missing_ok=True)
     except GpuherdError as problem:
@@ -160,9 +151,6 @@ def _train(config: TrainConfig, folder: TrainDirectory, world: World, asked: Sto
         raise
     if world.is_main:
         print(f"Trained: {summary['steps']} steps in {summary['seconds']:.0f} s; {printable(str(folder.model))}")
-
-
-logger = logging.getLogger(__name__)
 
 
 def train(config: TrainConfig, folder: TrainDirectory, world: World, stopping: Callable[[], bool]) -> Mapping[str, Any]:
@@ -308,7 +296,7 @@ def finish(
     if world.is_main:
         for line in memory:
             logger.info("%s", line)
-        folder.write(folder.done, json.dumps(summary, indent=2) + "\n")
+        write_values(folder.done, summary)
         # Not before: what is killed here would train from its beginning again.
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
     world.barrier()

@@ -182,7 +182,7 @@ class Hooks(Watching):
 
     def __post_init__(self) -> None:
         for name in ("save_every", "keep", "log_every"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}; the least is 1")
 
 

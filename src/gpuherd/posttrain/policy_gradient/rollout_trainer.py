@@ -20,7 +20,7 @@ from gpuherd.engines import progress
 from gpuherd.errors import UsageError
 from gpuherd.posttrain.engine.checkpoints import DIGESTS, Checkpoints
 from gpuherd.posttrain.engine.curves import Curves
-from gpuherd.posttrain.engine.options import StepOptions, Stopped
+from gpuherd.posttrain.engine.options import StepOptions, Stopped, hooks_of
 from gpuherd.posttrain.engine.trainee import StepFigures, Trainee
 from gpuherd.posttrain.engine.world import World
 from gpuherd.posttrain.policy_gradient.algorithm import ASKED_AT_ONCE, Hooks, SamplingOptions, plain_roll
@@ -81,7 +81,7 @@ class RolloutTrainer:
         self.work, self.options, self.online = work, options, online
         self.world = World.from_environment(work.device)
         self.device, self.temperature = self.world.device, work.sampling.temperature
-        self._hooks: Hooks = work.extra.get("hooks") or Hooks(save_every=options.save_every)
+        self._hooks = hooks_of(work, Hooks(save_every=options.save_every))
         self._steps: StepOptions = work.steps or StepOptions()
         self._greedy = greedy
         self._collected = [] if online else grouped(_rollouts(work.rows[-1] if work.rows else ()))
@@ -247,7 +247,7 @@ class RolloutTrainer:
         if evaluated or done % self._hooks.log_every == 0 or last:
             self._curves.log(done, told)
         stopping = self._hooks.stopping is not None and self.world.any(self._hooks.stopping())
-        if stopping or done % self._hooks.save_every == 0 or last:
+        if stopping or self._hooks.saves(done) or last:
             self._checkpoints.save(done, self.trainee, keep)
         if stopping and not last:
             raise Stopped.after(done, self.plan.steps)

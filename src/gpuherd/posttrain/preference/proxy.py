@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuherd.errors import UsageError
+from gpuherd.posttrain.engine.options import Watching, hooks_of
 from gpuherd.posttrain.types import Training
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def train_proxy(
         seed=work.seed,
         steps=work.steps,
         use_chat_template=work.sampling.use_chat_template,
+        watching=Watching(stopping=hooks_of(work, Watching()).stopping),
     )
 
 

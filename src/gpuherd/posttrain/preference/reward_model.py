@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ def train_reward_model(
     seed: int = 0,
     steps: StepOptions | None = None,
     use_chat_template: bool = False,
-    report_to: Sequence[str] = (),
+    watching: Watching | None = None,
 ) -> Path:
     """The folder of a reward model (``folder/model``), for ``rewards.reward_model.RewardModel``; ``scores_of_ids`` of
     that takes a rollout's own tokens. Goes on from a checkpoint in ``folder``; does nothing where it is done.
@@ -76,10 +76,12 @@ def train_reward_model(
         base: an id of the Hub or a folder: a causal model, which gets a new head, or a reward model to go on with.
         precision: without a dtype the weights are in float32, whatever the checkpoint's are.
         use_chat_template: prompts are conversations by the template; only said to who scores texts later.
+        watching: how it is logged, kept and stopped; without, or where that names none, ``options.save_every`` counts.
 
     Raises UsageError (no comparisons, or some that are longer than the model's places), and what ``fit`` raises.
     """
     options, precision, steps = options or RewardTraining(), precision or Precision(), steps or StepOptions()
+    watching = watching or Watching()
     if not comparisons:
         raise UsageError("a reward model is learnt from comparisons, and there are none")
     rows = [_row(each) for each in comparisons]
@@ -101,7 +103,7 @@ def train_reward_model(
         device=device,
         seed=seed,
         num_workers=options.num_workers,
-        watching=Watching(save_every_for(total, options.save_every), report_to=tuple(report_to)),
+        watching=replace(watching, save_every=watching.save_every or save_every_for(total, options.save_every)),
         identity={
             "algorithm": STAGE,
             "model": base,

@@ -10,8 +10,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from gpuherd.posttrain.learning.folder import KIND as TRAINING
-from gpuherd.posttrain.runs.folder import KIND as ROUNDS
+from gpuherd.posttrain.learning.folder import TrainDirectory
+from gpuherd.posttrain.runs.folder import OutputDirectory, RoundsDirectory
 
 
 class OutputKind(StrEnum):
@@ -20,11 +20,16 @@ class OutputKind(StrEnum):
     ROUNDS = "gpuherd posttrain"
     TRAINING = "gpuherd train"
 
+    def directory(self, folder: Path) -> OutputDirectory:
+        """The paths in such a folder."""
+        return (RoundsDirectory if self is OutputKind.ROUNDS else TrainDirectory)(folder)
+
 
 def output_kind(folder: Path) -> OutputKind | None:
     """Which kind of output a folder is; None where it is none of ours."""
     kind = json_object(folder / "run.json").get("kind")
-    return {ROUNDS: OutputKind.ROUNDS, TRAINING: OutputKind.TRAINING}.get(kind) if isinstance(kind, str) else None
+    kinds = {RoundsDirectory.kind: OutputKind.ROUNDS, TrainDirectory.kind: OutputKind.TRAINING}
+    return kinds.get(kind) if isinstance(kind, str) else None
 
 
 def json_object(path: Path) -> dict[str, Any]:

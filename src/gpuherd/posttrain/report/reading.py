@@ -15,10 +15,9 @@ from gpuherd.jobs.queue.reader import SIMULATED_GPUS, notes_on_gpus
 from gpuherd.posttrain.engine.curves import FILE, read_curves
 from gpuherd.posttrain.eval.answers import AnsweredProblem, BadAnswers, read_answers
 from gpuherd.posttrain.eval.tables import Found, Gathered, Row, find_results, gathered
-from gpuherd.posttrain.learning.folder import TrainDirectory
 from gpuherd.posttrain.report import OutputKind, json_object, output_kind
 from gpuherd.posttrain.report.jobs import Timeline, read_timeline
-from gpuherd.posttrain.runs.folder import RoundsDirectory
+from gpuherd.posttrain.runs.folder import OutputDirectory
 
 Points = Sequence[tuple[float, float]]  # (step, value), by step
 
@@ -168,22 +167,22 @@ def read_run(folder: Path, on_progress: Callable[[int, int], None] | None = None
         raise UsageError(
             f"{folder} is no run of {OutputKind.ROUNDS.value} and no output of {OutputKind.TRAINING.value}"
         )
-    place = RoundsDirectory(folder)
-    found, damaged = find_results(place.results if kind is OutputKind.ROUNDS else folder)
+    place = kind.directory(folder)
+    found, damaged = find_results(place.results)
     tables = gathered(found, damaged, on_progress)
-    trainings, unread = find_trainings(place.models if kind is OutputKind.ROUNDS else folder)
+    trainings, unread = find_trainings(place.trainings)
     timeline, queue_note = _timeline(place, {row.about.algorithm for row in tables.rows})
     if not tables.rows and not trainings and (timeline is None or not timeline.bars):
         raise UsageError(f"{folder}: nothing is finished there yet, and no training has logged a step")
     record = json_object(place.run_json)
-    done = json_object(TrainDirectory(folder).done) if kind is OutputKind.TRAINING else {}
+    done = json_object(place.done) if kind is OutputKind.TRAINING else {}
     samples, cut = _samples(found, tables)
     seeds = {seed for row in tables.rows for seed in row.seeds}
     own = dict.fromkeys(note for each in found for note in each.evaluation.notes)
     return RunReport(
         title=str(record.get("experiment") or record.get("name") or folder.absolute().name),
         facts=_facts(kind, record, _ended(done), tables, len(trainings), len(seeds), timeline),
-        settings=_settings(kind, folder, record),
+        settings=_settings(place, record, done),
         gathered=tables,
         trainings=trainings,
         timeline=timeline,
@@ -200,7 +199,7 @@ def read_run(folder: Path, on_progress: Callable[[int, int], None] | None = None
     )
 
 
-def _timeline(place: RoundsDirectory, algorithms: set[str]) -> tuple[Timeline | None, list[str]]:
+def _timeline(place: OutputDirectory, algorithms: set[str]) -> tuple[Timeline | None, list[str]]:
     if not place.queue.exists():
         return None, []
     try:
@@ -278,7 +277,7 @@ def _ended(done: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return facts
 
 
-def _gpus(kind: OutputKind, place: RoundsDirectory, record: Mapping[str, Any]) -> list[str]:
+def _gpus(kind: OutputKind, place: OutputDirectory, record: Mapping[str, Any]) -> list[str]:
     if kind is OutputKind.TRAINING and record.get("simulated") is True:
         return [SIMULATED_GPUS]
     return notes_on_gpus(place.queue)
@@ -293,18 +292,11 @@ def _unfinished(kind: OutputKind, done: Mapping[str, Any], timeline: Timeline | 
     return [f"This run was not finished when this page was made: {states}."] if states else []
 
 
-def _settings(kind: OutputKind, folder: Path, record: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _settings(place: OutputDirectory, record: Mapping[str, Any], done: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What was asked for, by dotted keys."""
-    settings: Any = record.get("settings", {})
-    if kind is OutputKind.TRAINING:
-        from gpuherd.posttrain.config.yaml_strict import read_yaml
-
-        place = TrainDirectory(folder)
-        try:
-            settings = read_yaml(place.config)
-        except (UsageError, OSError):
-            settings = {}
-        settings = {**settings, "ended with": json_object(place.done)}
+    settings = place.shown_settings(record)
+    if done:
+        settings = {**settings, "ended with": done}
     command = record.get("command")
     pairs = [("command", " ".join(map(str, command)))] if isinstance(command, list) else []
     pairs += [(key, value) for key, value in _flat(settings, "") if value not in ("", "None")]

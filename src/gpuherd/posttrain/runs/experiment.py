@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from gpuherd.atomic import atomic_write
 from gpuherd.columns import window
 from gpuherd.engines.options import read_block
 from gpuherd.engines.registry import LOCAL
@@ -60,6 +59,7 @@ from gpuherd.posttrain.runs.render import end_lines, headline, notices, plan_tre
 from gpuherd.posttrain.runs.settings import Settings, absolute, settings_of
 from gpuherd.posttrain.runs.work import versions
 from gpuherd.runs.console import logged_to
+from gpuherd.runs.files import write_file
 from gpuherd.runs.stage import StageOutcome, tidy
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class RoundsExperiment:
         if complete:
             values = {"format": FORMAT, "jobs": len(self.plan), "results": json_values(self._gathered())}
             text = json.dumps(values, indent=1, allow_nan=False)
-            atomic_write(self.folder.done, text.encode() + b"\n")
+            write_file(self.folder.done, text.encode() + b"\n")
         return RoundsOutcome(outcome, complete)
 
     def _gpus(self) -> Sequence[Gpu]:

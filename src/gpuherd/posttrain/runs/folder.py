@@ -1,5 +1,6 @@
-"""The folder of a run, ``outputs/<experiment>/<stamp>``: every path in it; ``run.json``; which folder a run resumes;
-and ``policy.json``, by which a round passes its policy to the next.
+"""The folder of a run of rounds, ``outputs/<experiment>/<stamp>``, and what it shares with that of ``gpuherd train``:
+every path in it; ``run.json``; which folder a run resumes; and ``policy.json``, by which a round passes its policy to
+the next.
 """
 
 from __future__ import annotations
@@ -10,44 +11,82 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from gpuherd.atomic import atomic_write
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.jobs.run_dir import RunDirectory, safe_name
 from gpuherd.posttrain.config.typed import read
 from gpuherd.posttrain.runs.plan import Combination, Step, plan_steps
 from gpuherd.posttrain.runs.settings import Settings, is_neutral
 from gpuherd.posttrain.types import Policy
-from gpuherd.runs.files import create_file
+from gpuherd.runs.files import create_file, write_file
 from gpuherd.runs.records import jsonable
 
 FORMAT = 1  # of what lies in the folder; in run.json as "format"
-KIND = "posttrain"  # in run.json as "kind"
 
 
-class RoundsDirectory(RunDirectory):
-    """Paths of one run.
+class OutputDirectory(RunDirectory):
+    """An output folder of ``gpuherd posttrain`` or ``gpuherd train``.
 
     Attributes:
-        run_log: what happened, for people and grep.
+        kind: which of both, in run.json as "kind".
+        run_log: what happened, over all starts, for people and grep.
+        results, trainings: where results of evaluations, and curves of trainings, lie in folders of their own.
+        done: written when all is there; holds the summary.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, root: str | Path):
+        super().__init__(root)
+        self.run_log = self.root / "run.log"
+        self.results = self.trainings = self.root
+        self.done = self.root / "done.json"
+
+    def write_record(self, values: Mapping[str, Any], *, keep: bool = False) -> None:
+        """Writes run.json; with ``keep`` only where there is none yet. Raises CannotWrite."""
+        text = json.dumps({"format": FORMAT, "kind": self.kind, **values}, indent=1).encode() + b"\n"
+        (create_file if keep else write_file)(self.run_json, text)
+
+    def record(self) -> dict[str, Any]:
+        """What run.json holds. Raises BadRun where it is not of this kind."""
+        try:
+            values = json.loads(self.run_json.read_bytes())
+        except OSError as problem:
+            raise BadRun(f"{self.root} is no run of gpuherd {self.kind}: run.json: {problem.strerror}") from None
+        except (ValueError, RecursionError):
+            raise BadRun(f"{self.run_json} is damaged") from None
+        if not isinstance(values, dict) or values.get("kind") != self.kind or not isinstance(values.get("format"), int):
+            raise BadRun(f"{self.root} is no run of gpuherd {self.kind}")
+        if values["format"] > FORMAT:
+            raise BadRun(f"{self.run_json} is of a newer gpuherd (format {values['format']}); update gpuherd")
+        return values
+
+    def shown_settings(self, record: Mapping[str, Any]) -> Any:
+        """What was asked for, for people, as JSON values. ``record``: what run.json holds, as far as it can be read."""
+        return record.get("settings", {})
+
+
+class RoundsDirectory(OutputDirectory):
+    """Paths of a run of rounds.
+
+    Attributes:
         datasets: what was collected: ``<algorithm>/<data set>_<family>_r<round>/<shard>.jsonl``, and ``<shard>.json``
             last, when the shard is done.
         models: what was trained: ``<algorithm>/<data set>_<family>_r<round>/``: ``model``, ``checkpoints``, and
             ``policy.json`` last.
         results: ``<algorithm>/<family>/<data set>/r<round>/result.json``.
         usage: what each job has taken of its GPU.
-        done: written when all is there; holds the summary.
     """
+
+    kind = "posttrain"
 
     def __init__(self, root: str | Path):
         super().__init__(root)
-        self.run_log = self.root / "run.log"
         self.datasets = self.root / "datasets"
-        self.models = self.root / "models"
+        self.models = self.trainings = self.root / "models"
         self.results = self.root / "results"
         self.usage = self.root / "usage"
-        self.done = self.root / "done.json"
 
     def data(self, algorithm: str, dataset: str, family: str, round_number: int) -> Path:
         """The folder of a round's rows."""
@@ -86,7 +125,7 @@ def _combination(dataset: str, family: str) -> str:
 
 
 class BadRun(GpuherdError):
-    """A folder is no run of ``gpuherd posttrain``, or its run.json is damaged or of a newer gpuherd."""
+    """A folder is no run of the command, or its run.json is damaged or of a newer gpuherd."""
 
     exit_code = ExitCode.BAD_INPUT
 
@@ -123,8 +162,6 @@ class RunRecord:
 def begin(folder: RoundsDirectory, record: RunRecord) -> RunRecord:
     """Writes run.json where there is none yet. Returns what is there then. Raises CannotWrite, BadRun."""
     values = {
-        "format": FORMAT,
-        "kind": KIND,
         "experiment": record.settings.experiment.name,
         "identity": record.identity,
         "cwd": record.cwd,
@@ -132,17 +169,13 @@ def begin(folder: RoundsDirectory, record: RunRecord) -> RunRecord:
         "settings": jsonable(record.settings),
         "combinations": jsonable(record.combinations),
     }
-    try:
-        text = json.dumps(values, indent=1, allow_nan=True)
-        create_file(folder.run_json, text.encode() + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write {folder.run_json}: {problem.strerror}") from None
+    folder.write_record(values, keep=True)
     return read_record(folder)
 
 
 def read_record(folder: RoundsDirectory) -> RunRecord:
     """What run.json holds. Raises BadRun."""
-    values = raw_record(folder)
+    values = folder.record()
     try:
         known = {"format", "kind", "experiment", "identity", "cwd", "settings", "combinations"}
         return RunRecord(
@@ -154,21 +187,6 @@ def read_record(folder: RoundsDirectory) -> RunRecord:
         )
     except (KeyError, TypeError, GpuherdError) as problem:
         raise BadRun(f"{folder.run_json} is damaged or of another gpuherd: {problem}") from None
-
-
-def raw_record(folder: RoundsDirectory) -> dict[str, Any]:
-    """run.json as JSON values, where it is one of ours. Raises BadRun."""
-    try:
-        values = json.loads(folder.run_json.read_bytes())
-    except OSError as problem:
-        raise BadRun(f"{folder.root} is no run of gpuherd posttrain: run.json: {problem.strerror}") from None
-    except (ValueError, RecursionError):
-        raise BadRun(f"{folder.run_json} is damaged") from None
-    if not isinstance(values, dict) or values.get("kind") != KIND or not isinstance(values.get("format"), int):
-        raise BadRun(f"{folder.root} is no run of gpuherd posttrain")
-    if values["format"] > FORMAT:
-        raise BadRun(f"{folder.run_json} is of a newer gpuherd (format {values['format']}); update gpuherd")
-    return values
 
 
 def _combinations(values: Sequence[Any]) -> tuple[Combination, ...]:
@@ -186,7 +204,7 @@ def unfinished(settings: Settings) -> RoundsDirectory | None:
         if found.done.exists():
             continue
         with suppress(BadRun):
-            if raw_record(found)["identity"] == settings.identity():
+            if found.record()["identity"] == settings.identity():
                 return found
     return None
 
@@ -253,10 +271,7 @@ class BadPolicy(GpuherdError):
 def write_policy(path: Path, policy: Policy, root: Path) -> None:
     """Writes the policy, whole or not at all. Raises CannotWrite."""
     text = json.dumps({"format": 1, "policy": policy.to_dict(root)}, indent=1)
-    try:
-        atomic_write(path, text.encode() + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
+    write_file(path, text.encode() + b"\n")
 
 
 def read_policy(path: Path, root: Path) -> Policy:

@@ -12,20 +12,25 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from gpuherd.engines.process_tree import ATTEMPT_VARIABLE, identify
-from gpuherd.errors import ExitCode
+from gpuherd.errors import ExitCode, GpuherdError
 from gpuherd.gpus.state import Gpu
 from gpuherd.gpus.visible import environment as visible_environment
 from gpuherd.gpus.visible import without
+from gpuherd.posttrain.engine.world import leave
+from gpuherd.runs.worker import unbuffered
 
 MODULE = "gpuherd.posttrain.runs.launch"
 STARTER = "GPUHERD_TRAIN_STARTER"  # pid of the gpuherd train that waits for us
 ALONE = ("--standalone",)  # one machine: a free port is found
 _QUIET = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-_LONGEST_GRACE_S = 3600
+# The leader of a job says how long a checkpoint may take, and not torchrun: so many seconds are never over.
+_SHUTDOWN = ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
 _PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -48,9 +53,11 @@ def _options(module: str, words: Sequence[str], processes: int, rendezvous: Sequ
 def launch(module: str, words: Sequence[str], processes: int) -> int:
     """Runs a module in so many processes of this machine, and waits for them. Returns their exit code.
 
-    Each of them is to call ``end_with_launcher``.
+    Each of them is to call ``end_with_launcher``. Asked to end, they may take as long for a checkpoint as whoever asked
+    lets them.
     """
     os.environ[STARTER] = str(os.getpid())
+    os.environ.setdefault(*_SHUTDOWN)
     if sys.flags.safe_path:  # python -P, which torchrun doesn't pass on
         os.environ["PYTHONSAFEPATH"] = "1"
     return torchrun(_options(module, words, processes, ALONE))
@@ -66,6 +73,15 @@ def end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
         if str(os.getppid()) != os.environ.get(STARTER):  # it has ended before
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_process(main: Callable[[], int]) -> NoReturn:
+    """Runs the main function of a program that ``command`` or ``launch`` starts, and ends by its exit code."""
+    unbuffered()
+    code = main()
+    if "RANK" in os.environ:
+        leave(code)
+    sys.exit(code)
 
 
 def torchrun(argv: Sequence[str]) -> int:
@@ -94,8 +110,7 @@ def torchrun(argv: Sequence[str]) -> int:
 
 def job_environment() -> dict[str, str]:
     """Variables of a job's processes besides those that the engine sets."""
-    # The leader of the job says how long a checkpoint may take, and not torchrun.
-    return {**_QUIET, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_LONGEST_GRACE_S)}
+    return {**_QUIET, **dict([_SHUTDOWN])}
 
 
 def environment(
@@ -131,8 +146,11 @@ class StopRequest:
         self._signalled = False
         self._file: Path | None = None
 
-    def listen(self, file: Path) -> None:
-        """From now on. A second signal ends the process at once.
+    @contextmanager
+    def listen(self, file: Path | None = None) -> Iterator[None]:
+        """From now on, also when the context has ended. A second signal ends the process at once.
+
+        Within it, an error that says INTERRUPTED (``Stopped``) gets the exit code of the signal that came.
 
         Args:
             file: exists when the training is to end.
@@ -140,6 +158,12 @@ class StopRequest:
         self._file = file
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._take)
+        try:
+            yield
+        except GpuherdError as problem:
+            if problem.exit_code is ExitCode.INTERRUPTED:
+                problem.exit_code = self.code
+            raise
 
     def stopping(self) -> bool:
         """Called after each step."""

@@ -13,7 +13,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuherd import __version__
-from gpuherd.atomic import atomic_write
 from gpuherd.engines import progress
 from gpuherd.errors import CannotWrite, ExitCode, GpuherdError, UsageError
 from gpuherd.posttrain.engine.curves import of_world
 from gpuherd.posttrain.eval.results import REFERENCE, About
+from gpuherd.posttrain.policy_gradient.algorithm import Hooks
 from gpuherd.posttrain.rewards.function import FunctionTask
 from gpuherd.posttrain.runs.folder import FORMAT, RoundsDirectory, RunRecord, read_policy, write_policy
 from gpuherd.posttrain.runs.plan import Phase, Step
@@ -43,6 +43,7 @@ from gpuherd.posttrain.types import (
     Task,
     Training,
 )
+from gpuherd.runs.files import write_file
 from gpuherd.runs.shard_file import Shard, ShardFile, unsealed
 
 if TYPE_CHECKING:
@@ -51,12 +52,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Work:
-    """One step of a run, on a device."""
+    """One step of a run, on a device. ``stopping``: asked after each step of a training; where it says so, that ends by
+    ``Stopped`` behind a checkpoint."""
 
     folder: RoundsDirectory
     record: RunRecord
     step: Step
     device: str
+    stopping: Callable[[], bool] | None = None
 
     @property
     def settings(self) -> Settings:
@@ -215,6 +218,7 @@ def _training(work: Work, world: World) -> Training:
         root=work.folder.root,
         digests=world.broadcast({name: each.sha256 for name, each in models.items()} if world.is_main else {}),
         reward_batch_size=settings.data_collection.reward_batch_size,
+        extra={"hooks": Hooks(stopping=work.stopping)},
     )
 
 
@@ -294,11 +298,8 @@ def step_named(record: RunRecord, name: str) -> Step:
     raise UsageError(f"this run has no job {name!r}")
 
 
-def _write(path: Any, values: Mapping[str, Any]) -> None:
-    try:
-        atomic_write(path, json.dumps({"format": FORMAT, **values}, indent=1).encode() + b"\n")
-    except OSError as problem:
-        raise CannotWrite(f"can't write {path}: {problem.strerror}") from None
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    write_file(path, json.dumps({"format": FORMAT, **values}, indent=1).encode() + b"\n")
 
 
 _KINDS: dict[str, type[Rollout] | type[Comparison]] = {"rollout": Rollout, "comparison": Comparison}

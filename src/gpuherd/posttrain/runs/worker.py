@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuherd.atomic import atomic_write
 from gpuherd.errors import ExitCode, GpuherdError, UsageError, printable
 from gpuherd.gpus.visible import CUDA, described, naming_in, value_in
 from gpuherd.options import option
 from gpuherd.posttrain.engine.curves import measured
-from gpuherd.posttrain.engine.world import leave, place_told
+from gpuherd.posttrain.engine.world import place_told
 from gpuherd.posttrain.runs.folder import RoundsDirectory, read_record
-from gpuherd.posttrain.runs.launch import STARTER, end_with_launcher, launch
+from gpuherd.posttrain.runs.launch import STARTER, StopRequest, end_with_launcher, launch, run_process
 from gpuherd.posttrain.runs.plan import Phase
 from gpuherd.posttrain.runs.work import Work, do, processes_of, step_named
-from gpuherd.runs.worker import run_worker, unbuffered
+from gpuherd.runs.files import write_file
+from gpuherd.runs.worker import run_worker
 
 MODULE = "gpuherd.posttrain.runs.worker"
 DESCRIPTION = """\
@@ -75,7 +74,12 @@ def work(options: JobOptions, words: Sequence[str]) -> None:
         given = value_in(os.environ)
         device = device_here(given, simulate=options.simulate, number=0 if place is None else place.local_rank)
         print(f"Device: {device}")
-        figures = do(Work(folder, record, step, device))
+        if step.phase is Phase.TRAIN:
+            stop = StopRequest()
+            with stop.listen():
+                figures = do(Work(folder, record, step, device, stop.stopping))
+        else:  # ended at any instant, it goes on behind its last whole batch
+            figures = do(Work(folder, record, step, device))
     except UsageError as problem:
         # Of a program's own words an exit code of 2 would speak, and be tried again.
         raise CannotBeDone(str(problem)) from problem
@@ -83,9 +87,8 @@ def work(options: JobOptions, words: Sequence[str]) -> None:
         return
     usage = memory_used(device)
     print(json.dumps({**figures, **usage}))
-    folder.usage.mkdir(exist_ok=True)
     told = {"visible": given, **usage, **{name: figures[name] for name in ("gpus",) if name in figures}}
-    atomic_write(folder.usage_of(options.job), json.dumps(told).encode() + b"\n")
+    write_file(folder.usage_of(options.job), json.dumps(told).encode() + b"\n")
 
 
 def _launched(code: int) -> None:
@@ -126,8 +129,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    unbuffered()
-    code = main()
-    if "RANK" in os.environ:
-        leave(code)
-    sys.exit(code)
+    run_process(main)
