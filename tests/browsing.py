@@ -1,4 +1,8 @@
-"""A page that is open in a real browser: one window for the tests of a module, which each open their page in it."""
+"""A page that is open in a real browser: one window for the tests of a module, which each open their page in it.
+
+A test takes a second or two of a core. The ways through each page are in ``make test``; what is odd in a run, or the
+same at a further width, is slow.
+"""
 
 from __future__ import annotations
 

@@ -175,6 +175,7 @@ def test_hostile_names_are_shown_as_they_are(
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_long_names_do_not_widen_the_page(
     browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
@@ -253,6 +254,7 @@ def test_every_shown_digit_is_right(browser: Window, run_folder: Path, add_model
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_a_view_that_is_ready_late_does_not_replace_a_later_one(
     browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
@@ -272,6 +274,7 @@ def test_a_view_that_is_ready_late_does_not_replace_a_later_one(
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_an_address_of_no_matrix_shows_the_model(browser: Window, page_file: Path, shown: RunResults) -> None:
     opened = Opened(browser, page_file)
     for where in ("model/0/0.5", "model/0/99", "model/0/x", "model/0/-1"):
@@ -294,6 +297,7 @@ def test_every_relative_can_be_compared_with(browser: Window, small_run: RunResu
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_every_reason_for_leaving_out_is_told(
     browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
@@ -314,6 +318,7 @@ def test_every_reason_for_leaving_out_is_told(
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_layers_are_numbered_also_where_all_numbers_are_odd(
     browser: Window, run_folder: Path, add_model: AddModel, tmp_path: Path
 ) -> None:
@@ -334,6 +339,7 @@ def _last_digit(number: str) -> float:
     return float(10.0 ** (int(exponent or 0) - len(digits.partition(".")[2])))
 
 
+@pytest.mark.slow
 def test_shares_are_whole_only_where_all_or_nothing_is(
     browser: Window, run_folder: Path, small_run: RunResults, tmp_path: Path
 ) -> None:

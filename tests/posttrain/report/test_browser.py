@@ -249,6 +249,7 @@ def test_a_training_alone(browser: Window, tmp_path: Path) -> None:
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_light_and_dark(browser: Window, page: Path) -> None:
     opened = Opened(browser, page, 1280, "dark")
     background = "getComputedStyle(document.body).backgroundColor"

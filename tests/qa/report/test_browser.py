@@ -144,6 +144,7 @@ def test_curves_are_chosen_and_read_off_by_mouse_and_keys(browser: Window, run: 
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_light_and_dark(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
     opened = OpenedRun(browser, run, tmp_path, scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
@@ -293,6 +294,7 @@ def test_what_the_command_writes_is_what_the_browser_shows(browser: Window, tmp_
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_one_class_says_that_there_are_no_curves_and_why(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
     evaluation = made_evaluation(run.scores, [Verdict.CORRECT] * 400, run.judgings)
     opened = OpenedRun(browser, replace(run, evaluation=evaluation), tmp_path)
@@ -302,6 +304,7 @@ def test_one_class_says_that_there_are_no_curves_and_why(browser: Window, run: R
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_one_huge_score_leaves_room_for_the_others(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
     evaluation = run.evaluation
     assert evaluation is not None

@@ -151,6 +151,7 @@ def test_by_keys_alone(browser: Window, run: ReportedRun, tmp_path: Path) -> Non
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_a_held_key_does_not_write_the_address_each_time(browser: Window, run: ReportedRun, tmp_path: Path) -> None:
     opened = OpenedRun(browser, run, tmp_path)
     opened.go("answers/0")
@@ -186,6 +187,7 @@ def test_on_a_narrow_screen_an_answer_is_a_place_to_come_back_from(
     assert opened.fine()
 
 
+@pytest.mark.slow
 def test_a_filter_stays_in_sight_under_a_judge_that_has_no_such_verdict(
     browser: Window, run: ReportedRun, tmp_path: Path
 ) -> None:
