@@ -1,14 +1,23 @@
-"""What the documents say of a GRPO step beside TRL's is what was measured."""
+"""What the documents say of a GRPO step beside TRL's, and of RLCR beside GRPO, is what was measured."""
 
 from __future__ import annotations
 
 import json
 
+import pytest
 from benchmarks.posttrain import _table
 
 
-def test_the_table_is_made_from_the_results() -> None:
-    made = _table.table(json.loads(_table.RESULTS.read_text(encoding="utf-8")))
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("GRPO", ("| 4,096 tokens, without a reference |", "| 45 tokens, with a reference |")),
+        ("calibration", ("| base |", "| GRPO, seed 0 |", "| RLCR, seed 0 |")),
+    ],
+)
+def test_the_table_is_made_from_the_results(name: str, rows: tuple[str, ...]) -> None:
+    made = _table.TABLES[name](json.loads(_table.RESULTS.read_text(encoding="utf-8")))
+    begin, end = _table.marks(name)
     page = _table.PAGE.read_text(encoding="utf-8")
-    assert page.partition(_table.BEGIN)[2].partition(_table.END)[0].strip() == made
-    assert "| 4,096 tokens, without a reference |" in made and "| 45 tokens, with a reference |" in made
+    assert page.partition(begin)[2].partition(end)[0].strip() == made
+    assert all(row in made for row in rows)

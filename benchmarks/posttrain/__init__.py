@@ -1,6 +1,7 @@
-"""What post-training costs: guided decoding over plain decoding, a GRPO step over TRL's, and collection by two workers.
+"""What post-training costs: guided decoding over plain decoding, a GRPO step over TRL's, collection by two workers; and
+what RLCR brings over GRPO.
 
-python -m benchmarks posttrain                      all three
+python -m benchmarks posttrain                      all of them
 python -m benchmarks.posttrain guided collect       some of them, in place of older figures of theirs
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-PARTS = ("guided", "grpo", "collect")
+PARTS = ("guided", "grpo", "collect", "calibration")
 
 
 def run(*, quick: bool) -> dict[str, Any]:

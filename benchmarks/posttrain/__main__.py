@@ -1,4 +1,4 @@
-"""Some parts: printed, put in place of those in ``results/posttrain.json``, and GRPO's table made anew from there.
+"""Some parts: printed, put in place of those in ``results/posttrain.json``, and the documents' tables made of that.
 
 With ``--quick`` they are printed alone.
 """
@@ -12,7 +12,7 @@ import os
 
 from benchmarks.__main__ import FOLDER, machine, versions
 from benchmarks.posttrain import PARTS, figures_of
-from benchmarks.posttrain._table import write_table
+from benchmarks.posttrain._table import write_tables
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.posttrain", description="Parts of the benchmark.")
@@ -30,4 +30,4 @@ if __name__ == "__main__":
             told = json.loads(results.read_text(encoding="utf-8"))
             told["figures"][part] = {**figures, "measured": started}
             results.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-            write_table()
+            write_tables()

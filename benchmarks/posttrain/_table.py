@@ -1,19 +1,18 @@
-"""The table of docs/policy-gradient.md from the results of ``python -m benchmarks.posttrain grpo``."""
+"""The tables of docs/policy-gradient.md from the results of ``python -m benchmarks.posttrain grpo calibration``."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-BEGIN, END = "<!-- benchmark of GRPO: begin -->", "<!-- benchmark of GRPO: end -->"
 ROOT = Path(__file__).parents[2]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "posttrain.json", ROOT / "docs" / "policy-gradient.md"
 Figures = Mapping[str, Any]
 
 
-def table(results: Figures) -> str:
+def grpo_table(results: Figures) -> str:
     """A row for each vocabulary, without a reference and with one; and on what machine they were measured."""
     found = results["figures"]["grpo"]
     lines = ["| CPU seconds a step | ours | TRL 1.16 | ours / TRL |", "|---|---|---|---|"]
@@ -47,8 +46,39 @@ def _when(found: Figures, results: Figures) -> str:
     return f"({told['date'][:10]}, {where}{note}.)"
 
 
-def write_table() -> None:
-    """Puts the table of the results into the page."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    made = table(json.loads(RESULTS.read_text(encoding="utf-8")))
-    PAGE.write_text(f"{before}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+def calibration_table(results: Figures) -> str:
+    """The base, and what each algorithm made of it under each seed; and on what machine they were measured."""
+    found = results["figures"]["calibration"]
+    lines = [
+        "| | accuracy (95 %) | Brier score | of the mean accuracy | ECE | AUROC | CPU seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    rows = {f"{name}, seed {row['seed']}": row for name in ("GRPO", "RLCR") for row in found[name]}
+    for label, row in ({"base": found["base"]} | rows).items():
+        brier, ece, auroc = (_between(row[each]) for each in ("brier", "ece", "auroc"))
+        mean, seconds = f"{row['knows_the_mean']:.3f}", f"{row['cpu_seconds']:.0f}"
+        lines.append(f"| {label} | {_between(row['accuracy'])} | {brier} | {mean} | {ece} | {auroc} | {seconds} |")
+    return "\n".join([*lines, "", _when(found, results)])
+
+
+def _between(figure: Sequence[float | None]) -> str:
+    value, low, high = figure
+    return f"{value:.3f}" if low is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+TABLES: Mapping[str, Callable[[Figures], str]] = {"GRPO": grpo_table, "calibration": calibration_table}
+
+
+def marks(name: str) -> tuple[str, str]:
+    """What stands before and behind a table in the page."""
+    return f"<!-- benchmark of {name}: begin -->", f"<!-- benchmark of {name}: end -->"
+
+
+def write_tables() -> None:
+    """Puts the tables of the results into the page."""
+    page, results = PAGE.read_text(encoding="utf-8"), json.loads(RESULTS.read_text(encoding="utf-8"))
+    for name, table in TABLES.items():
+        begin, end = marks(name)
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{table(results)}\n{end}{rest.partition(end)[2]}"
+    PAGE.write_text(page, encoding="utf-8")

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +176,16 @@ def at_work(root: Path) -> list[int]:
     return found
 
 
-def kill_at(process: subprocess.Popen[str], root: Path, jobs: int, wait_s: float, *, workers: bool) -> None:
-    """Kills the command, and what it has started (else the next start takes that over), once so many jobs have
+def kill_at(
+    process: subprocess.Popen[str],
+    root: Path,
+    jobs: int,
+    wait_s: float,
+    *,
+    workers: bool,
+    dispatcher: bool = True,
+) -> None:
+    """Kills the command, what it has started (else the next start takes that over), or both, once so many jobs have
     succeeded, one is at work, and a moment has gone by."""
     deadline = time.monotonic() + 1200
     while finished(root) < jobs or not at_work(root):
@@ -185,8 +194,9 @@ def kill_at(process: subprocess.Popen[str], root: Path, jobs: int, wait_s: float
         time.sleep(0.1)
     time.sleep(wait_s)
     assert process.poll() is None
-    process.kill()
-    process.communicate(timeout=60)
+    if dispatcher:
+        process.kill()
+        process.communicate(timeout=60)
     for pid in at_work(root) if workers else []:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -208,8 +218,12 @@ def two_by_two(models: tuple[str, str], output: Path) -> list[str]:
 
 
 def made(root: Path) -> dict[str, Any]:
-    """All that a run has made, without times and places."""
+    """All that a run has made, its last table included, without places and what a clock says."""
     from safetensors.numpy import load_file
+
+    from gpuherd.posttrain.eval.summary import json_values
+    from gpuherd.posttrain.eval.tables import gather
+    from gpuherd.posttrain.runs.render import result_lines
 
     found: dict[str, Any] = {}
     for path in sorted(root.rglob("*")):
@@ -220,8 +234,21 @@ def made(root: Path) -> dict[str, Any]:
         elif name.startswith("models/") and path.suffix == ".safetensors":
             found[name] = {key: value.tobytes() for key, value in load_file(path).items()}
         elif path.name == "result.json":
-            found[name] = [point["metrics"] for point in json.loads(path.read_bytes())["points"]]
+            found[name] = unclocked(json.loads(path.read_text().replace(str(root), "")))
+    gathered = gather(root / "results")
+    untimed = tuple(replace(each, tokens_per_second=None, gpu_hours=None) for each in gathered.rows)
+    found["table"] = result_lines(replace(gathered, rows=untimed), None)
+    found["done.json"] = unclocked(json.loads((root / "done.json").read_bytes())["results"])
+    assert found["done.json"] == unclocked(json.loads(json.dumps(json_values(gathered))))
     return found
+
+
+def unclocked(values: Any) -> Any:
+    """JSON values without seconds, and what is computed of them."""
+    if isinstance(values, dict):
+        clock = {"seconds", "tokens_per_second", "gpu_hours"}
+        return {name: unclocked(value) for name, value in values.items() if name not in clock}
+    return [unclocked(each) for each in values] if isinstance(values, list) else values
 
 
 @pytest.mark.slow
@@ -289,6 +316,58 @@ def test_trainings_on_two_gpus_killed_equal_undisturbed(adders: tuple[str, str],
     assert one.keys() == other.keys() and any(name.endswith("result.json") for name in one)
     assert [name for name in one if one[name] != other[name]] == []
     in_order(killed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6000)
+def test_ten_kills_at_random_instants_change_nothing(adders: tuple[str, str], tmp_path: Path) -> None:
+    """3 algorithms x 2 data sets x 2 rounds on eight GPUs, two for each training, evaluations in eight shards, the
+    dispatcher, its workers or both killed ten times, is to the bit the undisturbed run; that one's evaluations are not
+    even divided, and a job each."""
+    machine = SimulatedMachine.create(tmp_path / "machine", "8x80GB", attribute=True).path
+
+    def command(output: str, shards: int) -> list[str]:
+        return words(
+            adders,
+            tmp_path / output,
+            "algos=[QSharp,GRPO,SFT]",
+            "algos.QSharp={epochs:4,batch_size:8,samples_per_example:4,lr:1e-2,gpus:2}",
+            "algos.GRPO={batch_size:8,lr:1e-3,epochs:2,save_every:2,gpus:2}",
+            "algos.SFT={batch_size:4,lr:1e-3,epochs:2,gpus:2}",
+            "datasets.more={task:arithmetic,settings:{digits:1,train:16,test:8,seed:1}}",
+            "generation.batch_size=2",  # a problem a batch, so that there are eight to divide
+            "data_collection.shards=1",
+            f"evaluation.shards={shards}",
+            "evaluation.base=false",
+            "evaluation.etas=[1]",
+            "--max-gpus=8",
+            "--max-concurrent=8",
+            "--retries=9",  # a job may be killed again and again
+            *FAST,
+        )
+
+    told = ended(start(machine, *command("quiet", 1)))
+    assert "GRPO_sums_tiny_r0_train: started on GPU" in told
+    (quiet,) = (tmp_path / "quiet" / "first").iterdir()
+    jobs = 2 * 2 * 3 * 10 + 2 * 2 * 2  # trainings, shards and joins; what QSharp and SFT collect
+    chance, killed = random.Random(0), tmp_path / "killed" / "first"
+    instants = sorted(chance.sample(range(jobs - 20), 10))
+    kinds = [(True, True)] * 4 + [(True, False)] * 3 + [(False, True)] * 3
+    chance.shuffle(kinds)
+    process = start(machine, *command("killed", 8))
+    for instant, (dispatcher, workers) in zip(instants, kinds, strict=True):
+        kill_at(process, killed, instant, chance.uniform(0, 3), dispatcher=dispatcher, workers=workers)
+        if dispatcher:
+            process = start(machine, *command("killed", 8))
+    ended(process)
+    (folder,) = killed.iterdir()
+    one, other = made(quiet), made(folder)
+    assert one.keys() == other.keys()
+    assert [name for name in one if one[name] != other[name]] == []
+    assert sum(name.endswith("result.json") for name in one) == 3 * 2 * 2
+    in_order(folder)
+    with closing(Queue(folder / "queue.sqlite")) as queue:
+        assert len(list(queue.attempts())) > jobs  # some had to be done again
 
 
 def divergences(root: Path, dataset: str) -> list[float]:
